@@ -1,0 +1,69 @@
+"""What data is before it is fed: named columns of equal length, in two splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+
+class Column(Protocol):
+    """One value per sample. A numpy array is a column; so is anything that decodes on demand."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, *shape of one value)."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """The values at an integer array of sample indices, stacked, or at a slice."""
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """Shape and dtype of one value of a column; images are HWC until `hwc2chw` moves the axes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Literal["hwc", "chw"] = "hwc"
+
+
+@dataclass(frozen=True)
+class Split:
+    """The training or evaluation half of a dataset, as read: columns of equal length."""
+
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return min(column.shape[0] for column in self.columns.values())
+
+    def specs(self) -> dict[str, ColumnSpec]:
+        """Shape and dtype of one value, column by column."""
+        return {
+            name: ColumnSpec(tuple(column.shape[1:]), np.dtype(column.dtype).name)
+            for name, column in self.columns.items()
+        }
+
+
+@dataclass(frozen=True)
+class RawData:
+    """What a source reads: both splits and the names of the classes, in label order."""
+
+    train: Split
+    eval: Split
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a dataset before reading it; `image` is its (height, width, channels)."""
+
+    image: tuple[int, int, int]
+    classes: int
+    train_size: int
+    eval_size: int

@@ -1,0 +1,63 @@
+"""What a recipe says of a network: layers, initialisers and the networks made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pipeline.registry import PartOf, Seq, Spec
+
+if TYPE_CHECKING:
+    from flax import linen as nn
+
+
+class InitializerSpec(Spec):
+    """How fresh weights are drawn: the part of kind "initializer"."""
+
+    name: str
+
+    def build(self) -> Any:
+        """A `jax.nn.initializers`-style function (key, shape, dtype) -> array."""
+        raise NotImplementedError
+
+
+Initializer = Annotated[InitializerSpec, PartOf("initializer")]
+
+
+class LayerSpec(Spec):
+    """One layer of a network: the part of kind "layer"."""
+
+    name: str
+    scope: str | None = None
+    """The layer's name in parameter paths; null numbers it by kind (`conv_0`, `conv_1`, ...)."""
+
+
+Layer = Annotated[LayerSpec, PartOf("layer")]
+Layers = Seq[Layer]
+
+
+class InitSpec(Spec):
+    """Which initialiser each kind of weight gets where its layer names none (M-08)."""
+
+    conv: Initializer
+    dense: Initializer
+    bias: Initializer
+
+
+class ModelSpec(Spec):
+    """Base of every network: the part of kind "model" that a recipe names."""
+
+    name: str
+    init: InitSpec
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        """The network as a list of layers that ends in `classes` logits."""
+        raise NotImplementedError
+
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """The flax module, called as `module(images NHWC, train=bool) -> logits (batch, classes)`.
+
+        `dtype` is what activations are computed in; parameters stay float32.
+        """
+        from pipeline.models.network import Network
+
+        return Network(layers=self.layers_for(classes), init=self.init, dtype=dtype)

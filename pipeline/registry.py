@@ -1,0 +1,115 @@
+"""Parts: everything a recipe can name, as kind -> name -> frozen type.
+
+A part is a frozen pydantic class with a literal `name`, registered with `@part(kind)`. Its module
+must import neither jax nor what imports jax: recipes are checked before any of that is loaded.
+A module that holds parts is listed in `PART_MODULES`; a package there stands for all its modules.
+Other distributions add parts through the entry-point group `pipeline.parts`, whose entries name
+modules to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+PART_MODULES = (
+    "pipeline.backends.devices",
+    "pipeline.data.ops",
+    "pipeline.data.sources",
+    "pipeline.models.initializers",
+    "pipeline.models.layers",
+    "pipeline.models.networks",
+    "pipeline.training.losses",
+    "pipeline.training.optimizers",
+    "pipeline.training.schedules",
+)
+ENTRY_POINT_GROUP = "pipeline.parts"
+
+
+T = TypeVar("T")
+Seq = Annotated[tuple[T, ...], Strict(False)]
+"""A YAML list, kept as a tuple; its items are checked strictly."""
+
+FilePath = Annotated[Path, Strict(False)]
+"""A path written as text."""
+
+
+class Spec(BaseModel):
+    """A frozen piece of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )
+
+
+S = TypeVar("S", bound=type[Spec])
+_parts: dict[str, dict[str, type[Spec]]] = {}
+
+
+def part(kind: str) -> Callable[[S], S]:
+    """Register a spec class under `kind` by the default of its literal `name` field.
+
+    Raises ValueError when another class already holds that name.
+    """
+
+    def register(cls: S) -> S:
+        name = cls.model_fields["name"].default
+        holder = _parts.setdefault(kind, {}).setdefault(name, cls)
+        if holder is not cls:
+            raise ValueError(f"{kind} {name!r} is already {holder.__module__}.{holder.__name__}")
+        return cls
+
+    return register
+
+
+@cache
+def _load_all() -> None:
+    for name in PART_MODULES:
+        module = importlib.import_module(name)
+        for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+            importlib.import_module(info.name)
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        entry.load()
+
+
+def parts(kind: str) -> Mapping[str, type[Spec]]:
+    """All parts of a kind by name, built-in and from installed distributions, sorted by name."""
+    _load_all()
+    return MappingProxyType(dict(sorted(_parts.get(kind, {}).items())))
+
+
+class PartOf:
+    """Marks a field that holds one part of a kind: `Annotated[ModelSpec, PartOf("model")]`.
+
+    The recipe writes `{name: relu, ...}`, or just `relu` where every other field has a default.
+    Which parts exist is looked up when the type is first used, so parts may hold parts.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        choices = {name: handler.generate_schema(cls) for name, cls in parts(self.kind).items()}
+        choice = core_schema.tagged_union_schema(choices, discriminator="name")
+        return core_schema.no_info_before_validator_function(_name_alone, choice)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"enum": list(parts(self.kind))}, handler(schema)]}
+
+
+def _name_alone(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value

@@ -1,0 +1,62 @@
+"""What a recipe says of a training step: loss, optimizer, learning-rate schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from pipeline.registry import Seq, Spec
+
+if TYPE_CHECKING:
+    import optax
+
+
+class LossSpec(Spec):
+    """What is minimised: the part of kind "loss"."""
+
+    name: str
+    reduction: Literal["mean", "sum"]
+
+    def build(self) -> Callable[[Any, Any], Any]:
+        """A function (logits (B, C), labels (B,) int or (B, C) float) -> loss per sample (B,)."""
+        raise NotImplementedError
+
+
+class DecayRule(Spec):
+    """Weight decay for the parameters whose path, such as `conv_0/bias`, matches a glob."""
+
+    pattern: str
+    weight_decay: NonNegativeFloat
+
+
+class OptimizerSpec(Spec):
+    """How gradients become updates: the part of kind "optimizer"."""
+
+    name: str
+    lr: PositiveFloat
+    weight_decay: NonNegativeFloat
+    decay_rules: Seq[DecayRule]
+    """The last rule that matches a parameter wins over `weight_decay`."""
+
+    def build(self) -> optax.GradientTransformation:
+        """Gradients -> descent direction, before the learning rate: p <- p - lr * direction.
+
+        The learning rate is not baked in, so that one compiled program serves every value of it.
+        """
+        raise NotImplementedError
+
+
+class ScheduleSpec(Spec):
+    """The learning rate of every update: the part of kind "schedule"."""
+
+    name: str
+    warmup_steps: NonNegativeInt
+    warmup_passes: NonNegativeFloat
+    """Linear warmup, in steps or in passes over the data; at most one of the two is not 0."""
+
+    def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
+        """The learning rate of each of `steps` updates, float32 (L-03)."""
+        raise NotImplementedError
