@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 
 
 class PipelineError(Exception):
@@ -31,3 +33,23 @@ class DataError(PipelineError):
     """Data that is missing, unreadable or not what the recipe says it is."""
 
     exit_status = 2
+
+
+def report_errors(action: Callable[[], int], *, debug: bool) -> int:
+    """Run an action; an error becomes one message on stderr and an exit status."""
+    try:
+        return action()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {_message(error)}", file=sys.stderr)
+        return error.exit_status if isinstance(error, PipelineError) else 1
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, PipelineError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (debug=true shows the traceback)"

@@ -88,6 +88,12 @@ def parts(kind: str) -> Mapping[str, type[Spec]]:
     return MappingProxyType(dict(sorted(_parts.get(kind, {}).items())))
 
 
+def all_parts(name: str) -> list[type[Spec]]:
+    """The parts called `name`, of whatever kind."""
+    _load_all()
+    return [by_name[name] for by_name in _parts.values() if name in by_name]
+
+
 class PartOf:
     """Marks a field that holds one part of a kind: `Annotated[ModelSpec, PartOf("model")]`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import PositiveInt
 
@@ -22,8 +22,10 @@ class Op(Spec):
     name: str
     column: str = "image"
 
-    draws: ClassVar[int] = 0
-    """How many random numbers one sample takes."""
+    @property
+    def draws(self) -> int:
+        """How many random numbers one sample takes."""
+        return 0
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         """What one value becomes. Raises ValueError where the op can't be applied to it."""

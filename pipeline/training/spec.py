@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +13,20 @@ from pipeline.registry import Seq, Spec
 
 if TYPE_CHECKING:
     import optax
+
+
+METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
+    {
+        "accuracy": "max",
+        "top5": "max",
+        "loss": "min",
+        "precision": "max",
+        "recall": "max",
+        "f1": "max",
+    }
+)
+"""Evaluation metrics that a recipe can name, and which way is better; the last three are macro
+averages."""
 
 
 class LossSpec(Spec):
@@ -56,6 +71,15 @@ class ScheduleSpec(Spec):
     warmup_steps: NonNegativeInt
     warmup_passes: NonNegativeFloat
     """Linear warmup, in steps or in passes over the data; at most one of the two is not 0."""
+
+    def warmup(self, steps_per_pass: int) -> int:
+        """The length of warmup in steps. Raises ValueError when it is given in both units."""
+        if self.warmup_steps and self.warmup_passes:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} and warmup_passes = {self.warmup_passes}: "
+                "give at most one"
+            )
+        return self.warmup_steps or round(self.warmup_passes * steps_per_pass)
 
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
         """The learning rate of each of `steps` updates, float32 (L-03)."""

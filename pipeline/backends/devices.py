@@ -1,0 +1,41 @@
+"""Devices that XLA compiles for: parts of kind "device"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import NonNegativeInt
+
+from pipeline.backends.spec import DeviceSpec
+from pipeline.registry import part
+
+if TYPE_CHECKING:
+    from pipeline.backends.base import Backend
+
+
+@part("device")
+class Cpu(DeviceSpec):
+    """The host's processor."""
+
+    name: Literal["cpu"] = "cpu"
+
+    def open(self) -> Backend:
+        """XLA on the host."""
+        from pipeline.backends.xla import XlaBackend, find_device
+
+        return XlaBackend(find_device("cpu", 0))
+
+
+@part("device")
+class Gpu(DeviceSpec):
+    """One NVIDIA GPU."""
+
+    name: Literal["gpu"] = "gpu"
+    index: NonNegativeInt
+    """Which of the visible GPUs."""
+
+    def open(self) -> Backend:
+        """XLA on a GPU. Raises RunError where JAX sees none."""
+        from pipeline.backends.xla import XlaBackend, find_device
+
+        return XlaBackend(find_device("gpu", self.index))

@@ -1,0 +1,20 @@
+"""What a recipe says of a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.registry import Spec
+
+if TYPE_CHECKING:
+    from pipeline.backends.base import Backend
+
+
+class DeviceSpec(Spec):
+    """Base of every device: the part of kind "device" that a recipe names."""
+
+    name: str
+
+    def open(self) -> Backend:
+        """The backend that compiles for this device. Raises RunError where there is none."""
+        raise NotImplementedError

@@ -1,0 +1,262 @@
+"""CPU and GPU through XLA.
+
+One program trains: a loop over the batches of a window with a *dynamic* trip count. Sinks of any
+length, chunks of sinks and single steps are the same machine code, which is what makes losses
+equal bit for bit whatever the sink size, and costs one compilation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+from jax.tree_util import register_dataclass
+
+from pipeline.backends.base import CompileReport, Executable, Mechanism, Program, Watch, Work
+from pipeline.data.feed import Feed, Inputs, batch_at
+from pipeline.errors import RunError
+from pipeline.sink.telemetry import Telemetry
+from pipeline.training.metrics import EvalSums
+from pipeline.training.state import Array, Record, TrainState
+from pipeline.training.step import TrainStep
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Progress:
+    """What the training loop carries: the state, a row per step, and whether all was finite."""
+
+    state: TrainState
+    rows: Array
+    finite: Array
+
+
+def find_device(platform: Literal["cpu", "gpu"], index: int) -> jax.Device:
+    """A device by platform and number. Raises RunError that names the devices there are."""
+    try:
+        return jax.devices(platform)[index]
+    except (RuntimeError, IndexError):
+        there = ", ".join(sorted({f"{d.platform}:{d.id}" for d in jax.devices()}))
+        hint = "; install the `gpu` extra, pip install '.[gpu]'" if platform == "gpu" else ""
+        raise RunError(f"device {platform}:{index}: JAX sees {there} only{hint}") from None
+
+
+class XlaBackend:
+    """One device that XLA compiles for."""
+
+    def __init__(self, device: jax.Device) -> None:
+        self.device = device
+
+    def describe(self) -> Mapping[str, str]:
+        """The device and the versions that decide its numbers."""
+        import jaxlib
+
+        return {
+            "device": f"{self.device.platform}:{self.device.id} {self.device.device_kind}",
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+        }
+
+    def mechanism(
+        self, asked: Literal["auto", "loop", "soft"], *, sink: bool
+    ) -> tuple[Mechanism, str]:
+        """A sink runs as one loop unless asked otherwise."""
+        if not sink:
+            return "none", "sink is false: the host reads every step"
+        if asked == "soft":
+            return "soft", "asked for: one asynchronous dispatch per step, no host read in a sink"
+        return "loop", "one XLA program loops over the steps of a sink, its trip count an argument"
+
+    def compile(self, work: Work, watch: Watch) -> Executable:
+        """Compile initialisation, the training loop and the evaluation loop."""
+        return XlaExecutable(work, self.device, watch)
+
+
+class XlaExecutable:
+    """A run compiled for one device."""
+
+    def __init__(self, work: Work, device: jax.Device, watch: Watch) -> None:
+        self._work, self._device = work, device
+        self._rates = jax.device_put(np.asarray(work.learning_rates, np.float32), device)
+        programs: list[Program] = []
+
+        def compiled(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            with watch(name):
+                program, facts = _compile(name, function, args, options)
+            programs.append(facts)
+            return program
+
+        seed = self._on_device(work.seed)
+        state = self._shapes(jax.eval_shape(work.step.init, seed))
+        count = self._shapes(np.int32(0))
+        sums = self._shapes(jax.eval_shape(work.step.zero_sums))
+        train = work.train.window(0).inputs
+        buffers = jax.eval_shape(_empty_buffers, train)
+        progress = Progress(state, *self._shapes(buffers))
+        self._init = compiled("initialisation", work.step.init, seed)
+        self._train = compiled(
+            "training step",
+            _train_loop(work.step),
+            progress,
+            train,
+            self._rates,
+            count,
+            count,
+            donate_argnums=0,
+        )
+        self._evaluate = compiled(
+            "evaluation",
+            _eval_loop(work.step),
+            state,
+            sums,
+            work.eval.window(0).inputs,
+            count,
+            count,
+            donate_argnums=1,
+        )
+        self.report = CompileReport(tuple(programs))
+        self._buffers = self._on_device(_empty_buffers(train))
+
+    def _on_device(self, tree: Any) -> Any:
+        return jax.device_put(tree, self._device)
+
+    def _shapes(self, tree: Any) -> Any:
+        place = SingleDeviceSharding(self._device)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+    def init(self) -> TrainState:
+        """The state at step 0, drawn from the seed."""
+        return self._init(self._on_device(self._work.seed))
+
+    def put(self, state: TrainState) -> TrainState:
+        """A copy of a state on the device."""
+        return jax.tree.map(lambda x: jax.device_put(np.array(x), self._device), state)
+
+    def run(
+        self, state: TrainState, start: int, stop: int, mechanism: Mechanism
+    ) -> tuple[TrainState, Telemetry]:
+        """Run steps `start + 1 .. stop`, window by window; `soft` dispatches them one by one."""
+        progress = Progress(state, *self._buffers)
+        rows = []
+        for inputs, first, count in _pieces(self._work.train, start, stop):
+            stride = count if mechanism == "loop" else 1
+            for position in range(first, first + count, stride):
+                span = np.int32(position), np.int32(position + stride)
+                progress = self._train(progress, inputs, self._rates, *span)
+            # Copied at once: on the CPU this is a view of a buffer that the next call is given.
+            rows.append(np.asarray(progress.rows)[first : first + count].copy())
+        self._buffers = progress.rows, progress.finite
+        return progress.state, _until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
+
+    def evaluate(self, state: TrainState, batches: int) -> EvalSums:
+        """Sums over the first so many evaluation batches."""
+        sums = self._on_device(self._work.step.zero_sums())
+        for inputs, first, count in _pieces(self._work.eval, 0, batches):
+            span = np.int32(first), np.int32(first + count)
+            sums = self._evaluate(state, sums, inputs, *span)
+        return jax.tree.map(np.asarray, sums)
+
+
+def _empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
+    """A row of telemetry for every step of a window, and "all finite so far"."""
+    rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
+    return rows, jnp.asarray(True)
+
+
+def _until_bad(telemetry: Telemetry) -> Telemetry:
+    """Without the rows after the first step that was not finite: they did not run."""
+    if telemetry.bad_step is None:
+        return telemetry
+    ran = telemetry.bad_step - telemetry.start
+    columns = (getattr(telemetry, name)[:ran] for name in Record._fields)
+    return Telemetry(telemetry.start, *columns)
+
+
+def _pieces(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
+    """Cut steps `start + 1 .. stop` at the ends of windows: inputs, first position, count."""
+    while start < stop:
+        window = feed.window(start)
+        end = min(stop, window.stop)
+        yield window.inputs, start - window.start, end - start
+        start = end
+
+
+def _train_loop(step: TrainStep) -> Callable[..., Progress]:
+    """Steps at positions first .. last - 1 of a window; stops behind a step that is not finite."""
+
+    def loop(
+        progress: Progress, inputs: Inputs, learning_rates: Array, first: Array, last: Array
+    ) -> Progress:
+        def unfinished(carry: tuple[Array, Progress]) -> Array:
+            return (carry[0] < last) & carry[1].finite
+
+        def body(carry: tuple[Array, Progress]) -> tuple[Array, Progress]:
+            position, before = carry
+            state, record = step.step(before.state, batch_at(inputs, position), learning_rates)
+            rows = before.rows.at[position].set(jnp.stack(record))
+            finite = jnp.isfinite(record.loss) & jnp.isfinite(record.grad_norm)
+            return position + 1, Progress(state, rows, finite)
+
+        return jax.lax.while_loop(unfinished, body, (first, progress))[1]
+
+    return loop
+
+
+def _eval_loop(step: TrainStep) -> Callable[..., EvalSums]:
+    def loop(
+        state: TrainState, sums: EvalSums, inputs: Inputs, first: Array, last: Array
+    ) -> EvalSums:
+        def body(position: Array, sums: EvalSums) -> EvalSums:
+            return step.evaluate(state, batch_at(inputs, position), sums)
+
+        return jax.lax.fori_loop(first, last, body, sums)
+
+    return loop
+
+
+def _compile(
+    name: str, function: Callable[..., Any], args: Any, options: Mapping[str, Any]
+) -> tuple[Any, Program]:
+    """Compile ahead of time. Raises RunError with XLA's first line where it refuses."""
+    begun = time.perf_counter()
+    with _cache_events() as events:
+        try:
+            compiled = jax.jit(function, **options).lower(*args).compile()
+        except jax.errors.JaxRuntimeError as error:
+            raise RunError(f"compiling {name}: {str(error).splitlines()[0]}") from error
+    seconds = time.perf_counter() - begun
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    return compiled, Program(
+        name=name,
+        compile_s=seconds,
+        cache=_cache_outcome(events),
+        temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,
+        flops=cost.get("flops") if cost else None,
+    )
+
+
+@contextmanager
+def _cache_events() -> Iterator[list[str]]:
+    events: list[str] = []
+
+    def listen(event: str, **_: object) -> None:
+        events.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield events
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+
+
+def _cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
+    if "/jax/compilation_cache/cache_hits" in events:
+        return "hit"
+    return "miss" if "/jax/compilation_cache/cache_misses" in events else "off"

@@ -1,0 +1,156 @@
+"""Rules that tie several keys of a recipe together. Each yields its problems, dotted key first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pipeline.config.problems import nearest, show
+from pipeline.config.recipe import STAGES, Recipe
+from pipeline.data.columns import ColumnSpec, Facts
+from pipeline.data.order import Batching
+from pipeline.data.transform import column_specs
+from pipeline.sink.schedule import total_steps
+from pipeline.training.spec import METRICS
+
+Check = Callable[[Recipe], Iterator[str]]
+CHECKS: list[Check] = []
+
+
+def conflicts(recipe: Recipe) -> list[str]:
+    """Every problem that the rules find, in the order of the rules."""
+    return [problem for rule in CHECKS for problem in rule(recipe)]
+
+
+def rule(check: Check) -> Check:
+    """Add a rule to those that every recipe is held against."""
+    CHECKS.append(check)
+    return check
+
+
+@rule
+def one_length(recipe: Recipe) -> Iterator[str]:
+    """Exactly one of epochs, passes and steps says how long to train."""
+    train = recipe.train
+    lengths = {"epochs": train.epochs, "passes": train.passes, "steps": train.steps}
+    given = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
+    if len(given) != 1:
+        found = f"given are {', '.join(given)}" if given else "none is given"
+        yield f"train: give exactly one of epochs, passes, steps; {found}"
+
+
+@rule
+def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
+    """S-15: a sink is one pass (-1) or a positive number of batches."""
+    size = recipe.train.sink_size
+    if size == 0 or size < -1:
+        yield f"train.sink_size = {size}: must be -1 (a sink per pass) or positive"
+
+
+@rule
+def stages_in_order(recipe: Recipe) -> Iterator[str]:
+    """Stages run in the order of the house, and each needs those before it."""
+    stages = recipe.stages
+    in_order = tuple(stage for stage in STAGES if stage in stages)
+    if tuple(stages) != in_order:
+        yield f"stages = {show(list(stages))}: must be in the order {', '.join(in_order)}"
+    needs = {"build": "data", "compile": "build", "train": "compile", "eval": "compile"}
+    for stage, needed in {**needs, "checkpoint": "train"}.items():
+        if stage in stages and needed not in stages:
+            yield f"stages = {show(list(stages))}: {stage} needs {needed}"
+
+
+@rule
+def something_to_evaluate(recipe: Recipe) -> Iterator[str]:
+    """Evaluating without training needs weights from somewhere."""
+    evaluates_only = "eval" in recipe.stages and "train" not in recipe.stages
+    if evaluates_only and recipe.checkpoint.restore is None:
+        yield "checkpoint.restore: missing; stages have eval without train, so name a checkpoint"
+
+
+@rule
+def one_origin(recipe: Recipe) -> Iterator[str]:
+    """A run continues another or starts from a checkpoint's weights, not both."""
+    if recipe.train.resume is not None and recipe.checkpoint.restore is not None:
+        yield (
+            f"train.resume = {recipe.train.resume}: conflicts with checkpoint.restore = "
+            f"{recipe.checkpoint.restore}; resume continues a run, restore starts a new one"
+        )
+
+
+@rule
+def metrics_exist(recipe: Recipe) -> Iterator[str]:
+    """Metrics that decide something are known, and measured during training."""
+    wanted = {
+        "checkpoint.best": recipe.checkpoint.best,
+        "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
+    }
+    measured = recipe.eval.every_steps or recipe.eval.every_passes
+    for key, metric in wanted.items():
+        if metric is not None and metric not in METRICS:
+            yield (
+                f"{key} = {metric}: there is no such metric{nearest(metric, METRICS)} "
+                f"There is {', '.join(METRICS)}"
+            )
+        elif metric is not None and not measured:
+            yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"
+
+
+@rule
+def ops_fit(recipe: Recipe) -> Iterator[str]:
+    """Map ops can be applied to the images there are, and leave equal shapes in both splits."""
+    facts = recipe.dataset.facts()
+    if facts is None:
+        return
+    images = []
+    for key, split in (("train", recipe.dataset.train), ("eval", recipe.dataset.eval)):
+        try:
+            images.append(column_specs(split.ops, _raw_columns(facts))["image"])
+        except ValueError as error:
+            yield f"dataset.{key}.{error}"
+    if len(images) == 2 and images[0].shape != images[1].shape:
+        yield (
+            f"dataset.eval.ops: leave images of shape {images[1].shape}, "
+            f"dataset.train.ops of {images[0].shape}; a network takes one shape"
+        )
+
+
+def _raw_columns(facts: Facts) -> dict[str, ColumnSpec]:
+    return {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
+
+
+@rule
+def batch_fits(recipe: Recipe) -> Iterator[str]:
+    """A pass has at least one batch."""
+    facts = recipe.dataset.facts()
+    size = recipe.train.batch_size
+    if facts is not None and recipe.dataset.train.drop_remainder and size > facts.train_size:
+        yield (
+            f"train.batch_size = {size}: must not be above the {facts.train_size} training "
+            "samples; a smaller batch, or dataset.train.drop_remainder=false"
+        )
+
+
+@rule
+def warmup_fits(recipe: Recipe) -> Iterator[str]:
+    """Warmup ends before training does."""
+    facts, schedule = recipe.dataset.facts(), recipe.train.schedule
+    if facts is None or list(one_length(recipe)) or list(batch_fits(recipe)):
+        return
+    per_pass = batching(recipe, facts.train_size).steps_per_pass
+    total = total_steps(recipe.train, per_pass)
+    try:
+        warmup = schedule.warmup(per_pass)
+    except ValueError as error:
+        yield f"train.schedule: {error}"
+        return
+    if warmup >= total:
+        yield (
+            f"train.schedule: warmup of {warmup} steps must be shorter than the {total} steps "
+            "of training"
+        )
+
+
+def batching(recipe: Recipe, samples: int) -> Batching:
+    """How the training split of that many samples is cut into batches."""
+    split = recipe.dataset.train
+    return Batching(samples, recipe.train.batch_size, split.drop_remainder, split.repeat)

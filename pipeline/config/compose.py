@@ -1,0 +1,202 @@
+"""From recipe files and overrides to a checked `Recipe`. Hydra composes, `check` decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from pipeline.config.checks import conflicts
+from pipeline.config.files import CONF, find_recipes
+from pipeline.config.problems import describe, nearest
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+
+DEFAULT_RECIPE = "lenet5_digits"
+LENGTHS = ("train.epochs", "train.passes", "train.steps")
+
+_UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
+_KNOWN_KEY = re.compile(r"An item is already at '([^']+)'")
+
+
+def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
+    """Compose a recipe by name or YAML file, with overrides as on the command line.
+
+    Raises RecipeError with every problem found.
+    """
+    return diagnose([f"+recipe={name}", *overrides])
+
+
+def with_recipe(overrides: Sequence[str]) -> list[str]:
+    """The overrides with a recipe named, the default one if none was; files become names.
+
+    `+recipe=some/path.yaml` registers that file. Recipes must be known to Hydra before it starts,
+    hence `register_recipes` here.
+    """
+    register_recipes(find_recipes(Path.cwd()))
+    named = [_register_path(override) for override in overrides]
+    if any(key_of(override) == "recipe" for override in named):
+        return named
+    return [f"+recipe={DEFAULT_RECIPE}", *named]
+
+
+def register_recipes(files: Mapping[str, Path]) -> None:
+    """Make each file an option of Hydra's group `recipe`, named after itself."""
+    for name, file in files.items():
+        try:
+            node = OmegaConf.load(file)
+        except Exception as error:  # yaml has no common base for what a malformed file can raise
+            raise RecipeError([f"{file}: not readable as YAML: {error}"]) from error
+        if not isinstance(node, DictConfig):
+            raise RecipeError([f"{file}: must hold keys and values, not {type(node).__name__}"])
+        tree = {"name": name, **OmegaConf.to_container(node, resolve=False)}  # type: ignore[dict-item]
+        ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
+
+
+def _register_path(override: str) -> str:
+    key, _, value = override.partition("=")
+    if key.lstrip("+") != "recipe" or not value.endswith((".yaml", ".yml")):
+        return override
+    file = Path(value)
+    if not file.is_file():
+        raise RecipeError([f"recipe = {value}: there is no such file"])
+    register_recipes({file.stem: file})
+    return f"+recipe={file.stem}"
+
+
+def key_of(override: str) -> str:
+    """The key or group that an override speaks of: `train.steps` for `++train.steps=3`."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def value_of(overrides: Iterable[str], key: str) -> str | None:
+    """The text that the last override of a key gives it; None where there is no such override."""
+    values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
+    return values[-1] if values else None
+
+
+def swept_keys(overrides: Iterable[str]) -> list[str]:
+    """The keys that a sweep varies."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [item.key_or_group for item in parsed if item.is_sweep_override()]
+
+
+def check(config: DictConfig, overrides: Iterable[str]) -> Recipe:
+    """Turn a composed config into a Recipe. Raises RecipeError with every problem found."""
+    try:
+        tree = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise RecipeError([f"{error.full_key}: {error}".splitlines()[0]]) from error
+    assert isinstance(tree, dict)
+    tree.pop("hydra", None)
+    return check_tree(_with_one_length(tree, overrides))
+
+
+def check_tree(tree: dict[str, Any]) -> Recipe:
+    """Turn plain data into a Recipe. Raises RecipeError with every problem found."""
+    try:
+        recipe = Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(describe(error, tree)) from error
+    problems = conflicts(recipe)
+    if problems:
+        raise RecipeError(problems)
+    return recipe
+
+
+def _with_one_length(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A length given on the command line replaces the recipe's, in whatever unit that was."""
+    given = {key_of(override) for override in overrides} & set(LENGTHS)
+    if not given or not isinstance(tree.get("train"), dict):
+        return tree
+    dropped = {key.removeprefix("train."): None for key in LENGTHS if key not in given}
+    return {**tree, "train": {**tree["train"], **dropped}}
+
+
+def diagnose(overrides: Sequence[str]) -> Recipe:
+    """Compose and check, going on after each problem, so that all are reported at once."""
+    problems: list[str] = []
+    remaining = with_recipe(overrides)
+    while True:
+        try:
+            recipe = check(_compose(remaining), remaining)
+        except RecipeError as error:
+            raise RecipeError([*problems, *error.problems]) from error
+        except HydraException as error:
+            problem, rest = _explain(error, remaining)
+            problems += [problem] if problem else []
+            if rest == remaining:
+                raise RecipeError(problems) from error
+            remaining = with_recipe(rest)
+        else:
+            break
+    if problems:
+        raise RecipeError(problems)
+    return recipe
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), job_name="pipeline", version_base="1.3"):
+        return compose("config", overrides)
+
+
+def _explain(error: HydraException, overrides: list[str]) -> tuple[str | None, list[str]]:
+    """What an error of Hydra's means, and the overrides to go on with: the same if none are."""
+    message = "\n".join(str(link) for link in _chain(error))
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        options = sorted(error.options or ())
+        listed = f" There is {', '.join(options)}" if options else ""
+        problem = f"{group} = {option}: there is no such {group}{nearest(option, options)}{listed}"
+        return problem, [item for item in overrides if key_of(item) != group]
+    if unknown := _UNKNOWN_KEY.search(message):
+        return None, _rewritten(overrides, unknown[1], "+")
+    if known := _KNOWN_KEY.search(message):
+        problem = f"+{known[1]}: the key is there already; leave out the +"
+        return problem, _rewritten(overrides, known[1], "")
+    culprits = [item for item in overrides if item in message or key_of(item) in message]
+    problem = f"{culprits[0] if culprits else 'overrides'}: {message.splitlines()[0]}"
+    return problem, [item for item in overrides if item not in culprits[:1]]
+
+
+def _rewritten(overrides: Iterable[str], key: str, prefix: str) -> list[str]:
+    return [f"{prefix}{item.lstrip('+')}" if key_of(item) == key else item for item in overrides]
+
+
+def _chain(error: BaseException | None) -> Iterable[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
+    """The jobs to check before a sweep: each alternative once, the others at their first value.
+
+    What is no sweep (or no override at all) stays as it is.
+    """
+    choices = [_alternatives(override) for override in overrides]
+    jobs = [[options[0] for options in choices]]
+    for position, options in enumerate(choices):
+        jobs += [[*jobs[0][:position], option, *jobs[0][position + 1 :]] for option in options[1:]]
+    return jobs
+
+
+def _alternatives(override: str) -> list[str]:
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return [override]
+    if not parsed.is_discrete_sweep():
+        return [override]
+    return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]

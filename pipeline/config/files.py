@@ -1,0 +1,42 @@
+"""Where conf/ and the recipes lie, in a checkout and in an installed wheel, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def _shipped(folder: str) -> Path:
+    inside_wheel = _PACKAGE / folder
+    return inside_wheel if inside_wheel.is_dir() else _PACKAGE.parent / folder
+
+
+CONF = _shipped("conf")
+RECIPES = _shipped("recipes")
+
+
+def find_recipes(working_folder: Path) -> Mapping[str, Path]:
+    """Recipe name -> file: the shipped ones, then `recipes/*.yaml` of the working folder."""
+    folders = (RECIPES, working_folder / "recipes")
+    return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
+
+
+def find_groups() -> Mapping[str, Mapping[str, Path]]:
+    """Group -> option -> file for everything under conf/."""
+    groups: dict[str, dict[str, Path]] = {}
+    for file in sorted(CONF.glob("*/*.yaml")):
+        groups.setdefault(file.parent.name, {})[file.stem] = file
+    return groups
+
+
+def description(file: Path) -> str:
+    """The first comment line of a YAML file that is not an instruction to a program."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.lstrip("# ").strip()
+        if text and not text.startswith(("@package", "yaml-language-server", "python -m")):
+            return text
+    return ""

@@ -1,0 +1,41 @@
+"""What `--help` says: commands, groups with their options, recipes, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.config.files import description, find_groups, find_recipes
+
+HEAD = """\
+Train what a YAML recipe describes.
+
+  python -m pipeline                                    the default recipe, lenet5_digits
+  python -m pipeline +recipe=NAME KEY=VALUE ...         a recipe, with keys overridden
+  python -m pipeline +recipe=path/to/mine.yaml          a recipe of your own
+  python -m pipeline -m +recipe=NAME KEY=A,B GROUP=C,D  a sweep: every combination
+  python -m pipeline --cfg job +recipe=NAME             show the resolved recipe
+  python -m pipeline schema                             JSON schema of recipes, for editors
+  python -m pipeline --hydra-help                       flags of Hydra's own
+
+Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong.
+"""
+
+
+def guide() -> str:
+    """The text of `--help`; reads file headers only, composes nothing."""
+    parts = [HEAD, "Recipes (+recipe=NAME)", *_lines(find_recipes(Path.cwd())), ""]
+    for group, options in find_groups().items():
+        parts += [f"Group {group} ({group}=NAME)", *_lines(options), ""]
+    parts.append("Keys: see --cfg job; the ones typed most are train.batch_size, train.epochs |")
+    parts.append("train.passes | train.steps, train.sink, train.sink_size, train.optimizer.lr,")
+    parts.append(
+        "train.precision, train.resume, stages, seed, dataset.root, checkpoint.every_steps,"
+    )
+    parts.append("checkpoint.keep, checkpoint.restore, debug.")
+    return "\n".join(parts)
+
+
+def _lines(files: Mapping[str, Path]) -> list[str]:
+    width = max(map(len, files), default=0)
+    return [f"  {name:<{width}}  {description(file)}" for name, file in files.items()]

@@ -1,0 +1,128 @@
+"""Problems of a recipe in words: dotted key, the value, what would be right, the nearest name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from pipeline.registry import all_parts
+
+Location = tuple[int | str, ...]
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "dict_type": "a section of keys",
+    "model_type": "a section of keys",
+    "model_attributes_type": "a section of keys",
+    "path_type": "a path",
+}
+
+
+def describe(error: ValidationError, tree: Mapping[str, Any]) -> list[str]:
+    """Every problem that pydantic found in `tree`, one line each."""
+    return [_describe_one(details, tree) for details in error.errors(include_url=False)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean x?` for the known name most like `name`, or nothing."""
+    matches = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def show(value: Any) -> str:
+    """A value as it would be typed, shortened."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
+    where, tags = _locate(details["loc"], tree)
+    key, value, context = dotted(where), details["input"], details.get("ctx", {})
+    match details["type"]:
+        case "extra_forbidden":
+            known = _keys_beside(where, tags, tree)
+            parent = where[:-1]
+            guess = nearest(str(where[-1]), known)
+            if guess:
+                full = dotted((*parent, guess.removeprefix("; did you mean ").removesuffix("?")))
+                guess = f"; did you mean {full}?"
+            return f"{key} = {show(value)}: there is no such key{guess}"
+        case "missing":
+            return f"{key}: missing; it needs a value"
+        case "union_tag_invalid":
+            names = [name.strip("' ") for name in context["expected_tags"].split(",")]
+            tag = str(context["tag"])
+            return (
+                f"{key}.name = {tag}: there is no such {_noun(where)}{nearest(tag, names)}"
+                f" There is {', '.join(names)}".replace("  ", " ")
+            )
+        case "union_tag_not_found":
+            return f"{key} = {show(value)}: must be a section with a `name`"
+        case "literal_error":
+            return f"{key} = {show(value)}: must be {context['expected']}"
+        case "value_error":
+            return f"{key}: {context['error']}" if key else str(context["error"])
+        case kind:
+            expected = _EXPECTED.get(kind)
+            message = f"must be {expected}" if expected else _sentence(details["msg"])
+            return f"{key} = {show(value)}: {message}"
+
+
+def _sentence(message: str) -> str:
+    return message.replace("Input should", "must").replace("must be a valid", "must be a")
+
+
+def _noun(where: Location) -> str:
+    """What the part at a location is called: `model`, or `op` for an entry of `ops`."""
+    names = [str(step) for step in where if isinstance(step, str)]
+    return names[-1].removesuffix("s") if names else "part"
+
+
+def dotted(where: Sequence[int | str]) -> str:
+    """("dataset", "ops", 0, "size") as `dataset.ops.0.size`, as Hydra writes it."""
+    return ".".join(map(str, where))
+
+
+def _locate(loc: Location, tree: Mapping[str, Any]) -> tuple[Location, tuple[str, ...]]:
+    """Split a pydantic location into the path in the recipe and the part names it passed."""
+    where: list[int | str] = []
+    tags: list[str] = []
+    node: Any = tree
+    for position, step in enumerate(loc):
+        last = position == len(loc) - 1
+        if isinstance(node, str) or (
+            isinstance(node, Mapping) and node.get("name") == step and step not in node and not last
+        ):
+            tags.append(str(step))
+            continue
+        where.append(step)
+        inside = isinstance(node, Mapping) and step in node
+        indexed = isinstance(node, list) and isinstance(step, int) and step < len(node)
+        node = node[step] if inside or indexed else None
+    return tuple(where), tuple(tags)
+
+
+def _keys_beside(where: Location, tags: Sequence[str], tree: Mapping[str, Any]) -> set[str]:
+    """The keys that would be right where an unknown one stands."""
+    node: Any = tree
+    for step in where[:-1]:
+        node = node[step]
+    known = set(node) - {where[-1]} if isinstance(node, Mapping) else set()
+    if tags:
+        known |= {field for cls in all_parts(tags[-1]) for field in cls.model_fields}
+    return {str(key) for key in known}

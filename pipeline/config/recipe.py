@@ -1,0 +1,113 @@
+"""The recipe as frozen types: what `python -m pipeline` checks before anything else happens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from pipeline.backends.spec import DeviceSpec
+from pipeline.data.spec import DatasetSpec
+from pipeline.models.spec import ModelSpec
+from pipeline.registry import FilePath, PartOf, Seq, Spec
+from pipeline.training.clipping import ClipSpec
+from pipeline.training.spec import LossSpec, OptimizerSpec, ScheduleSpec
+
+Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
+STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
+
+
+class TrainSpec(Spec):
+    """What a step is made of, how many there are and how they sink."""
+
+    batch_size: PositiveInt
+    epochs: PositiveInt | None
+    """MindSpore's epochs: sinks when `sink_size` > 0, else passes over the data (S-04..S-07)."""
+    passes: PositiveInt | None
+    steps: PositiveInt | None
+    sink: bool
+    sink_size: int
+    """-1: a sink per pass; N > 0: N batches, continuing where the last sink stopped."""
+    mechanism: Literal["auto", "loop", "soft"]
+    """How a sink runs: one XLA loop, or asynchronous dispatches of single steps."""
+    dispatch_seconds: PositiveFloat
+    """A sink is dispatched in chunks of about this long, so that a signal is answered in time."""
+    feed: Literal["auto", "resident", "stream"]
+    precision: Literal["O0", "bf16"]
+    """O0: float32 throughout; bf16: activations in bfloat16, parameters and loss in float32."""
+    loss_scale: PositiveFloat
+    resume: str | None
+    """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
+    loss: Annotated[LossSpec, PartOf("loss")]
+    optimizer: Annotated[OptimizerSpec, PartOf("optimizer")]
+    schedule: Annotated[ScheduleSpec, PartOf("schedule")]
+    clip: ClipSpec
+
+
+class CheckpointSpec(Spec):
+    """When checkpoints are written, which are kept, and where to restore from."""
+
+    every_steps: PositiveInt | None
+    every_passes: PositiveInt | None
+    every_seconds: PositiveFloat | None
+    keep: PositiveInt
+    """How many of the newest to keep, besides the best."""
+    best: str | None
+    """Also keep the checkpoint with the best value of this metric; null keeps the newest only."""
+    restore: FilePath | None
+    """A run directory, its checkpoints folder or one checkpoint: start from these weights."""
+
+
+class EvalSpec(Spec):
+    """When to evaluate during training; the eval stage at the end is not affected."""
+
+    every_steps: PositiveInt | None
+    every_passes: PositiveInt | None
+
+
+class EarlyStopSpec(Spec):
+    """Stop when a metric has not improved for `patience` evaluations."""
+
+    metric: str | None
+    """null: never stop early."""
+    patience: PositiveInt
+    min_delta: NonNegativeFloat
+
+
+class MonitorSpec(Spec):
+    """What is shown and written while training."""
+
+    loss_every: NonNegativeInt
+    """The loss line at every sink (or step, without sinks); N: not more often than every N steps;
+    0: never (C-02)."""
+    tensorboard: bool
+    sample_images: NonNegativeInt
+    """How many augmented training images to write to TensorBoard."""
+    early_stop: EarlyStopSpec
+
+
+class CacheSpec(Spec):
+    """Where downloads and compiled programs are kept between runs."""
+
+    root: FilePath | None
+    """null: `$XDG_CACHE_HOME/pipeline`, else `~/.cache/pipeline`."""
+    compiled: bool
+    """Keep compiled programs."""
+
+
+class Recipe(Spec):
+    """One run, completely described."""
+
+    name: str
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    stages: Annotated[Seq[Stage], Field(min_length=1)]
+    debug: bool
+    """Show tracebacks."""
+    dataset: Annotated[DatasetSpec, PartOf("dataset")]
+    model: Annotated[ModelSpec, PartOf("model")]
+    device: Annotated[DeviceSpec, PartOf("device")]
+    train: TrainSpec
+    checkpoint: CheckpointSpec
+    eval: EvalSpec
+    monitor: MonitorSpec
+    cache: CacheSpec

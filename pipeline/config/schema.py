@@ -1,0 +1,45 @@
+"""The JSON schema that editors complete recipe files from: `python -m pipeline schema`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.config.recipe import Recipe
+
+DEFAULTS = {
+    "type": "array",
+    "description": "Groups to take options from, as in `- override /model: resnet50`",
+    "items": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+}
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The schema of recipe files and of the files under conf/.
+
+    They hold a part of a recipe each: conf/ fills in the rest, so no key is required and a part
+    may leave out its name. Whether a recipe is complete is checked when it has been composed.
+    """
+    schema = _partial(Recipe.model_json_schema())
+    schema["properties"] = {
+        "defaults": DEFAULTS,
+        "hydra": {"type": "object"},
+        **schema["properties"],
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "Recipe",
+    }
+
+
+def _partial(node: Any) -> Any:
+    """The schema without `required`, and with unions that a section without a name can satisfy."""
+    if isinstance(node, list):
+        return [_partial(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: _partial(value) for key, value in node.items() if key != "required"}
+    if "oneOf" in kept and "discriminator" in kept:
+        kept["anyOf"] = kept.pop("oneOf")
+        del kept["discriminator"]
+    return kept

@@ -1,0 +1,233 @@
+"""Downloads: from several mirrors, resumed where cut, checked, and safe between processes."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import re
+import ssl
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    UnknownHandler,
+)
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from pipeline.errors import DataError
+
+STALL_S = 30.0
+"""How long a mirror may send nothing, while connecting or in between, before the next is tried."""
+ROUNDS = 5
+"""How often all mirrors are gone through, as long as each round brings the file further."""
+_CHUNK_BYTES = 1 << 20
+_RANGE_NOT_SATISFIABLE = 416
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as published: every mirror has it under this name."""
+
+    name: str
+    md5: str
+    size_bytes: int | None = None
+
+
+def fetch_all(
+    dataset: str,
+    files: Sequence[RemoteFile],
+    mirrors: Sequence[str],
+    directory: Path,
+    stall_s: float = STALL_S,
+) -> None:
+    """Bring all `files` of `dataset` into `directory`.
+
+    Raises DataError that also says how to go on without the download.
+    """
+    try:
+        for file in files:
+            fetch(file, mirrors, directory, stall_s)
+    except DataError as error:
+        names = ", ".join(file.name for file in files)
+        raise DataError(
+            f"{dataset}: {error}\n"
+            f"Put {names} into {directory}, or name the folder that has them: dataset.root=DIR. "
+            f"Without the data, its synthetic twin has the same sizes: "
+            f"dataset.name=synthetic +dataset.like={dataset}"
+        ) from error
+
+
+def fetch(
+    file: RemoteFile, mirrors: Sequence[str], directory: Path, stall_s: float = STALL_S
+) -> Path:
+    """The path of `file` in `directory`, downloaded from the first mirror that delivers it.
+
+    `mirrors` are base addresses, http or https. What a cut download left is continued, by the next
+    mirror or the next call. Of several processes one downloads and the others wait for it.
+
+    Raises DataError with each mirror's reason when none of them delivers.
+    """
+    for mirror in mirrors:
+        if not mirror.lower().startswith(("http://", "https://")):
+            raise DataError(f"{mirror}: a mirror must be an http:// or https:// address")
+    path = directory / file.name
+    with exclusive(directory):
+        if not path.exists():
+            _download(file, mirrors, path, stall_s)
+    return path
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold `directory`, made where missing, against all other holders; waits for its turn.
+
+    Raises DataError when it can't be made or written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("wb")
+    except OSError as error:
+        raise DataError(
+            f"{directory}: can't be written ({error.strerror}); "
+            "another cache folder is named with cache.root=DIR"
+        ) from error
+    with lock:
+        # Some network file systems have no locks; checksums and atomic renames have to do there.
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _download(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: float) -> None:
+    if not mirrors:
+        raise DataError(f"{file.name} could not be downloaded: dataset.mirrors is empty")
+    part = path.with_name(f"{path.name}.part")
+    for _ in range(ROUNDS):
+        size_before = _size(part)
+        reasons = []
+        for mirror in mirrors:
+            url = f"{mirror.rstrip('/')}/{file.name}"
+            log.info("downloading %s", url)
+            try:
+                _complete(part, file, url, stall_s)
+            except (OSError, HTTPException, ValueError) as error:
+                reasons.append(f"{url}: {_reason(error, stall_s)}")
+            else:
+                part.replace(path)
+                log.info("downloaded %s", path)
+                return
+        if _size(part) <= size_before:
+            break
+    raise DataError("\n  ".join([f"{file.name} could not be downloaded:", *reasons]))
+
+
+def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+    """Make `part` the whole file from one mirror, or raise what is wrong with that mirror."""
+    resumed = part.exists()
+    _append(part, file, url, stall_s)
+    with part.open("rb") as content:
+        md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if md5 == file.md5:
+        return
+    part.unlink()
+    if not resumed:
+        raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
+    # The wrong bytes may be those that were there before.
+    _complete(part, file, url, stall_s)
+
+
+def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+    """Download what follows the bytes that `part` has, or all where the server can't do that."""
+    have = _size(part)
+    headers = {"User-Agent": "recipe-pipeline"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = _opener().open(Request(url, headers=headers), timeout=stall_s)
+    except HTTPError as error:
+        error.close()
+        if have and error.code == _RANGE_NOT_SATISFIABLE:
+            return
+        raise
+    with response:
+        start = _start(response)
+        if start not in (0, have):
+            raise ValueError(f"sent bytes from {start:,} where {have:,} was asked for")
+        total = _total(response, start, file.size_bytes)
+        with part.open("ab" if start else "wb") as target:
+            for chunk in _chunks(response, file.name, start, total):
+                target.write(chunk)
+
+
+def _start(response: HTTPResponse) -> int:
+    """The offset in the file of the body's first byte."""
+    given = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return int(given[1]) if given else 0
+
+
+def _total(response: HTTPResponse, start: int, published: int | None) -> int | None:
+    """The size of the whole file, as far as it is known."""
+    length = response.headers.get("Content-Length")
+    offered = start + int(length) if length else published
+    if published not in (None, offered):
+        raise ValueError(f"offers {offered:,} bytes instead of {published:,}")
+    return offered
+
+
+def _chunks(response: HTTPResponse, name: str, done: int, total: int | None) -> Iterator[bytes]:
+    """The body as it arrives, up to `total` and no further, under a progress bar on a terminal."""
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(name, total=total, completed=done)
+        while total is None or done < total:
+            chunk = response.read1(_CHUNK_BYTES)
+            if not chunk:
+                break
+            done += len(chunk)
+            progress.update(task, completed=done)
+            yield chunk
+    if total is not None and done < total:
+        raise ConnectionError(f"closed after {done:,} of {total:,} bytes")
+
+
+def _opener() -> OpenerDirector:
+    """Speaks http and https only, also after a redirect, and verifies certificates."""
+    opener = OpenerDirector()
+    for handler in (
+        ProxyHandler(),
+        HTTPHandler(),
+        HTTPSHandler(context=ssl.create_default_context()),
+        HTTPRedirectHandler(),
+        HTTPErrorProcessor(),
+        HTTPDefaultErrorHandler(),
+        UnknownHandler(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reason(error: Exception, stall_s: float) -> str:
+    cause = error.reason if type(error) is URLError else error
+    if isinstance(cause, TimeoutError):
+        return f"sent nothing for {stall_s:g} s"
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,1 @@
+"""The map ops that a recipe can list under `dataset.train.ops` and `dataset.eval.ops`."""

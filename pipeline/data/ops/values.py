@@ -1,0 +1,111 @@
+"""Map ops that change what the numbers are: scale, dtype, encoding, axis order (D-05, D-06)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.image import image_shape
+from pipeline.data.spec import Op
+from pipeline.registry import Seq, part
+
+
+@part("op")
+class Rescale(Op):
+    """value * factor + shift, in float32 (D-05)."""
+
+    name: Literal["rescale"] = "rescale"
+    factor: float
+    shift: float
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        return replace(value, dtype="float32")
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        return values.astype(np.float32) * self.factor + self.shift
+
+
+@part("op")
+class Normalize(Op):
+    """(image - mean) / std in float32, with one mean and std for each channel (D-05)."""
+
+    name: Literal["normalize"] = "normalize"
+    mean: Seq[float]
+    std: Seq[PositiveFloat]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(self.mean) != len(self.std):
+            raise ValueError(
+                f"mean has {len(self.mean)} values and std has {len(self.std)}; "
+                "give one of each per channel"
+            )
+        return self
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        *_, channels = image_shape(value)
+        if len(self.mean) != channels:
+            raise ValueError(
+                f"mean and std have {len(self.mean)} values for images of {channels} channels; "
+                "give one per channel"
+            )
+        return replace(value, dtype="float32")
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        # XLA turns division by a constant into this product; written out, numpy gives the same.
+        return (values.astype(np.float32) - mean) * (1 / std)
+
+
+@part("op")
+class Hwc2Chw(Op):
+    """Move the channels of an image first, the layout of MindSpore networks (D-16)."""
+
+    name: Literal["hwc2chw"] = "hwc2chw"
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        height, width, channels = image_shape(value)
+        return replace(value, shape=(channels, height, width), layout="chw")
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        return xp.moveaxis(values, -1, 1)
+
+
+@part("op")
+class TypeCast(Op):
+    """Convert to another dtype, of those that numpy and JAX share at 32 bits."""
+
+    name: Literal["type_cast"] = "type_cast"
+    column: str = "label"
+    dtype: Literal[
+        "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32"
+    ]
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        return replace(value, dtype=self.dtype)
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        return values.astype(self.dtype)
+
+
+@part("op")
+class OneHot(Op):
+    """An integer label as float32 (..., classes); one outside 0..classes - 1 becomes all zeros."""
+
+    name: Literal["one_hot"] = "one_hot"
+    column: str = "label"
+    classes: PositiveInt
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        if not np.issubdtype(np.dtype(value.dtype), np.integer):
+            raise ValueError(
+                f"takes integer labels, not {value.dtype}; list a type_cast to int32 before it"
+            )
+        return replace(value, shape=(*value.shape, self.classes), dtype="float32")
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        return (values[..., None] == np.arange(self.classes)).astype(np.float32)

@@ -1,0 +1,116 @@
+"""Which sample stands where: shuffling, batching and repeating, as pure functions (D-08..D-11).
+
+A pass is the whole dataset, repeated `repeat` times; each repetition is shuffled afresh and is what
+randomness is keyed by. Any step is reached without walking there, so a resumed run reads on exactly
+where it stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+
+@lru_cache(maxsize=2)
+def pass_order(
+    seed: int, pass_: int, samples: int, shuffle: bool, buffer_size: int | None
+) -> np.ndarray:
+    """The sample at each position of a pass: a read-only permutation, int32 (samples,).
+
+    A shuffle draws every sample from a buffer that is filled with the first `buffer_size` samples
+    and refilled with the next in line (D-08); null or a buffer as large as the dataset shuffles it
+    whole. Only raw Philox words are used, the one stream that numpy keeps stable (NEP 19).
+    """
+    if shuffle:
+        words = np.random.Philox(key=np.array([seed, pass_], np.uint64)).random_raw(samples)
+        order = _windowed_shuffle(words, min(buffer_size or samples, samples))
+    else:
+        order = np.arange(samples, dtype=np.int32)
+    order.setflags(write=False)
+    return order
+
+
+def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
+    """Draw from a buffer of `window` samples, one random 64-bit word a position.
+
+    The bias of the modulo is below window / 2**64.
+    """
+    refills = words.size - window
+    buffer = np.arange(window).tolist()
+    drawn = []
+    slots = (words[:refills] % window).tolist()
+    for slot, newcomer in zip(slots, range(window, words.size), strict=True):
+        drawn.append(buffer[slot])
+        buffer[slot] = newcomer
+    drained = np.array(buffer)[np.argsort(words[refills:], kind="stable")]
+    return np.concatenate([drawn, drained]).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How many batches a pass has. Raises ValueError where it would have none (S-15)."""
+
+    samples: int
+    batch_size: int
+    drop_remainder: bool
+    repeat: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError("there are no samples to make batches of")
+        if self.batches_per_repetition == 0:
+            raise ValueError(
+                f"a batch of {self.batch_size} can't be filled from {self.samples} samples, and "
+                f"drop_remainder drops what is not full; the batch size can be {self.samples} at "
+                "most"
+            )
+
+    @property
+    def batches_per_repetition(self) -> int:
+        """Batches in one reading of the dataset (D-09)."""
+        full, rest = divmod(self.samples, self.batch_size)
+        return full + (rest > 0 and not self.drop_remainder)
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Batches in a pass, which reads the dataset `repeat` times (D-10, D-11)."""
+        return self.batches_per_repetition * self.repeat
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Which samples make up consecutive batches."""
+
+    indices: np.ndarray
+    """int32 (count, batch); a short batch is filled up with its first sample."""
+    passes: np.ndarray
+    """int32 (count,): pass * repeat + repetition, the `pass_` that random draws are keyed by."""
+    counts: np.ndarray
+    """int32 (count,): how many samples of each batch are real."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Batching):
+    """The endless order of a split: which samples each step is made of."""
+
+    seed: int
+    shuffle: bool
+    buffer_size: int | None
+
+    def batches(self, first_step: int, count: int) -> Batches:
+        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        steps = np.arange(first_step, first_step + count)
+        passes, batch = np.divmod(steps, self.batches_per_repetition)
+        positions = batch[:, None] * self.batch_size + np.arange(self.batch_size)
+        real = positions < self.samples
+        positions = np.where(real, positions, positions[:, :1])
+        indices = np.empty(positions.shape, np.int32)
+        for pass_ in np.unique(passes):
+            rows = passes == pass_
+            indices[rows] = self._pass_order(int(pass_))[positions[rows]]
+        return Batches(indices, passes.astype(np.int32), real.sum(axis=1, dtype=np.int32))
+
+    def _pass_order(self, pass_: int) -> np.ndarray:
+        return pass_order(self.seed, pass_, self.samples, self.shuffle, self.buffer_size)

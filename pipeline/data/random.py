@@ -1,0 +1,73 @@
+"""Counter-based randomness: a draw is a pure function of what it is drawn for, not of history.
+
+Everything works on uint32 arrays of either numpy or jax.numpy and gives the same bits in both, so a
+batch is augmented alike on the host, inside the compiled step, and after a resume at any step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Words = tuple[Any, Any]
+"""64 bits as two broadcastable uint32 arrays of at least one dimension, or numpy uint32 scalars."""
+
+MAX_SEED = 2**63 - 1
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+
+# jax.random folds small numbers into a key with this same cipher; counters up here stay clear of
+# them, so a crop is never drawn from the bits that also drew a weight or a dropout mask.
+_OPS_STREAM = 1 << 31
+
+
+def seed_words(seed: int) -> np.ndarray:
+    """A seed as uint32 (low, high), the form in which compiled programs take it.
+
+    Raises ValueError for a seed outside 0..2**63 - 1.
+    """
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"a seed is a whole number from 0 to {MAX_SEED}, not {seed}")
+    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+
+
+def threefry_2x32(key: Words, counter: Words) -> Words:
+    """Threefry-2x32 with 20 rounds (Salmon et al., SC'11): a bijection of counters for each key.
+
+    The four words broadcast against each other, and both results have the common shape.
+    """
+    subkeys = (*key, key[0] ^ key[1] ^ _PARITY)
+    left, right = counter[0] + subkeys[0], counter[1] + subkeys[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            left = left + right
+            right = left ^ (right << rotation | right >> (32 - rotation))
+        left = left + subkeys[(group + 1) % 3]
+        right = right + subkeys[(group + 2) % 3] + np.uint32(group + 1)
+    return left, right
+
+
+def uniforms(xp: Any, seed: Any, pass_: Any, sample: Any, op: int, draws: int) -> Any:
+    """Uniform float32 in [0, 1), multiples of 2**-24, of shape (batch, draws).
+
+    `seed` holds the uint32 words of `seed_words`, `sample` the sample indices (batch,), `pass_` the
+    pass of each sample (batch,) or of all; `op` is the position of the op among the map ops. Seed,
+    pass and op make the key and sample and draw the counter, so no two draws share their bits, and
+    a draw does not depend on how many follow it.
+    """
+    sample = xp.asarray(sample).astype(np.uint32)[:, None]
+    if draws == 0:
+        return xp.zeros((sample.shape[0], 0), np.float32)
+    pass_ = xp.asarray(pass_).astype(np.uint32).reshape(-1, 1)
+    key = threefry_2x32((seed[:1], seed[1:]), (pass_, np.uint32(_OPS_STREAM + op)))
+    pair = np.arange((draws + 1) // 2, dtype=np.uint32)
+    words = xp.stack(threefry_2x32(key, (sample, pair)), axis=-1)
+    bits = words.reshape(sample.shape[0], 2 * pair.size)[:, :draws]
+    return (bits >> 8).astype(np.float32) * np.float32(2**-24)
+
+
+def integers(xp: Any, uniforms: Any, bound: int) -> Any:
+    """Uniforms of 24 bits as int32 in 0..bound - 1; up to 2**24 rounding never reaches `bound`."""
+    return xp.floor(uniforms * bound).astype(np.int32)

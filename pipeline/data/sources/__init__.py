@@ -1,0 +1,1 @@
+"""Where data comes from: one module per family of sources, each a part of kind "dataset"."""

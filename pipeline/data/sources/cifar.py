@@ -1,0 +1,246 @@
+"""CIFAR-10 and CIFAR-100 in their binary form: records of label bytes and 3x32x32 pixels (D-02)."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+import lzma
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, ClassVar, Literal
+
+import numpy as np
+
+from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.download import RemoteFile, exclusive, fetch_all
+from pipeline.data.spec import DatasetSpec
+from pipeline.errors import DataError
+from pipeline.registry import part
+
+_SIDE = 32
+_CHANNELS = 3
+_IMAGE_BYTES = _CHANNELS * _SIDE * _SIDE
+_OPENERS: Mapping[str, Callable[..., Any]] = {
+    ".tar.gz": gzip.open,
+    ".tgz": gzip.open,
+    ".tar.xz": lzma.open,
+    ".tar": open,
+}
+_CHUNK_BYTES = 1 << 20
+_CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100_CLASSES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
+otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
+road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Release:
+    """How one CIFAR is laid out: file name -> records for each split, and what a record is."""
+
+    stem: str
+    """The archive's name without suffix."""
+    folder: str
+    """The folder in the archive."""
+    train: Mapping[str, int]
+    eval: Mapping[str, int]
+    label_bytes: int
+    """The last of them is the label."""
+    classes: int
+
+    @property
+    def file_bytes(self) -> dict[str, int]:
+        """The size that each file must have."""
+        record_bytes = self.label_bytes + _IMAGE_BYTES
+        return {name: n * record_bytes for name, n in {**self.train, **self.eval}.items()}
+
+
+class CifarDataset(DatasetSpec):
+    """Colour images of 32x32, as a folder of .bin files or the archive that they come in."""
+
+    release: ClassVar[Release]
+    archive: ClassVar[RemoteFile]
+    class_names: ClassVar[tuple[str, ...]]
+
+    def facts(self) -> Facts:
+        """Sizes that the files must have."""
+        return Facts(
+            image=(_SIDE, _SIDE, _CHANNELS),
+            classes=self.release.classes,
+            train_size=sum(self.release.train.values()),
+            eval_size=sum(self.release.eval.values()),
+        )
+
+    def read(self, cache: Path) -> RawData:
+        """Images uint8 (n, 32, 32, 3), labels int32 (n,)."""
+        downloads = cache / self.name
+        found = find_release(self.root or downloads, self.release)
+        if found is None and self.root is None:
+            fetch_all(self.name, [self.archive], self.mirrors, downloads)
+            found = downloads / self.archive.name
+        if found is None:
+            raise DataError(_what_is_missing(self.root or downloads, self.release))
+        folder = unpack(found, self.release, downloads) if found.is_file() else found
+        return RawData(
+            train=read_split(folder, self.release.train, self.release),
+            eval=read_split(folder, self.release.eval, self.release),
+            classes=self.class_names,
+        )
+
+
+@part("dataset")
+class Cifar10(CifarDataset):
+    """Ten kinds of animals and vehicles, of A. Krizhevsky, V. Nair and G. Hinton."""
+
+    name: Literal["cifar10"] = "cifar10"
+    release = Release(
+        stem="cifar-10-binary",
+        folder="cifar-10-batches-bin",
+        train={f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
+        eval={"test_batch.bin": 10_000},
+        label_bytes=1,
+        classes=10,
+    )
+    archive = RemoteFile("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
+    class_names = tuple(_CIFAR10_CLASSES.split())
+
+
+@part("dataset")
+class Cifar100(CifarDataset):
+    """A hundred classes; each record also has one of 20 coarse classes, which is not read."""
+
+    name: Literal["cifar100"] = "cifar100"
+    release = Release(
+        stem="cifar-100-binary",
+        folder="cifar-100-binary",
+        train={"train.bin": 50_000},
+        eval={"test.bin": 10_000},
+        label_bytes=2,
+        classes=100,
+    )
+    archive = RemoteFile("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8")
+    class_names = tuple(_CIFAR100_CLASSES.split())
+
+
+def find_release(root: Path, release: Release) -> Path | None:
+    """What `root` stands for: the folder with the .bin files, an archive of them, or None."""
+    if root.is_file():
+        return root
+    for folder in (root, root / release.folder):
+        if all((folder / name).is_file() for name in release.file_bytes):
+            return folder
+    archives = (root / f"{release.stem}{suffix}" for suffix in _OPENERS)
+    return next((archive for archive in archives if archive.is_file()), None)
+
+
+def unpack(archive: Path, release: Release, cache: Path) -> Path:
+    """The folder below `cache` with the archive's .bin files, unpacked unless it was before.
+
+    The folder is named after the archive's content, so a changed archive is unpacked anew. Raises
+    DataError that names the archive.
+    """
+    with archive.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    folder = cache / f"{release.folder}-{digest[:16]}"
+    with exclusive(cache):
+        if not folder.is_dir():
+            log.info("unpacking %s to %s", archive, folder)
+            _unpack(archive, release.file_bytes, folder)
+    return folder
+
+
+def _unpack(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
+    scratch = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir()
+        _copy_members(archive, file_bytes, scratch)
+        scratch.rename(folder)
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error, ValueError) as error:
+        raise DataError(f"{archive}: can't be unpacked into {folder}: {error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _copy_members(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
+    """Copy the files wanted to paths of ours; the paths that the archive names are not used."""
+    missing = set(file_bytes)
+    with _opener(archive)(archive, "rb") as stream:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            for member in tar:
+                name = PurePosixPath(member.name).name
+                content = tar.extractfile(member) if member.isfile() else None
+                if content is not None and name in missing:
+                    missing.remove(name)
+                    _copy(content, member.size, folder / name, file_bytes[name])
+        # The checksum of what was decompressed stands at the very end.
+        while stream.read(_CHUNK_BYTES):
+            pass
+    if missing:
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+
+
+def _copy(content: IO[bytes], size_bytes: int, path: Path, right_bytes: int) -> None:
+    if size_bytes != right_bytes:
+        raise ValueError(f"{path.name} has {size_bytes:,} bytes instead of {right_bytes:,}")
+    with path.open("wb") as target:
+        shutil.copyfileobj(content, target, _CHUNK_BYTES)
+
+
+def _opener(archive: Path) -> Callable[..., Any]:
+    for suffix, opener in _OPENERS.items():
+        if archive.name.endswith(suffix):
+            return opener
+    raise ValueError(f"it must be one of {', '.join(_OPENERS)}")
+
+
+def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Split:
+    """The records of the files, one after the other. Raises DataError that names the file."""
+    parts = [read_records(folder / name, count, release) for name, count in files.items()]
+    images, labels = zip(*parts, strict=True)
+    return Split({"image": np.concatenate(images), "label": np.concatenate(labels)})
+
+
+def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 (count, 32, 32, 3) and labels int32 (count,) of one .bin file.
+
+    A record is the label bytes, then the red, green and blue plane, each row by row.
+    """
+    record_bytes = release.label_bytes + _IMAGE_BYTES
+    size_bytes = path.stat().st_size
+    if size_bytes != count * record_bytes:
+        raise DataError(
+            f"{path}: has {size_bytes:,} bytes instead of {count * record_bytes:,} "
+            f"({count:,} records of {record_bytes:,} bytes)"
+        )
+    records = np.fromfile(path, np.uint8).reshape(count, record_bytes)
+    labels = records[:, release.label_bytes - 1].astype(np.int32)
+    if labels.max() >= release.classes:
+        record, last = int(labels.argmax()), release.classes - 1
+        raise DataError(f"{path}: label {labels[record]} of record {record:,} must be 0 to {last}")
+    planes = records[:, release.label_bytes :].reshape(count, _CHANNELS, _SIDE, _SIDE)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
+
+
+def _what_is_missing(root: Path, release: Release) -> str:
+    inner = root / release.folder
+    folder = inner if inner.is_dir() else root
+    missing = [name for name in release.file_bytes if not (folder / name).is_file()]
+    return (
+        f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder that holds them, "
+        f"the folder above {release.folder}, the archive {release.stem}.tar.gz or .tar.xz, its "
+        "folder, or null to download it"
+    )

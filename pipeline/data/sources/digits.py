@@ -1,0 +1,48 @@
+"""UCI optical digits: real data that ships with the package, so that a first run needs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import field_validator
+
+from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.spec import DatasetSpec
+from pipeline.registry import part
+
+_ARRAYS = Path(__file__).with_name("digits.npz")
+
+
+@part("dataset")
+class Digits(DatasetSpec):
+    """1,797 handwritten digits of 8x8 values from 0 to 16; every fifth one is for evaluation.
+
+    Source and licence are in `digits.txt` beside the data.
+    """
+
+    name: Literal["digits"] = "digits"
+
+    @field_validator("root")
+    @classmethod
+    def _ships_with_the_package(cls, root: Path | None) -> Path | None:
+        if root is not None:
+            raise ValueError(f"{root}: must be null; the digits are shipped with this package")
+        return root
+
+    def facts(self) -> Facts:
+        """Sizes of the shipped file, split."""
+        return Facts(image=(8, 8, 1), classes=10, train_size=1_438, eval_size=359)
+
+    def read(self, cache: Path) -> RawData:
+        """Images uint8 (n, 8, 8, 1), labels int32 (n,)."""
+        with np.load(_ARRAYS, allow_pickle=False) as arrays:
+            images = arrays["image"][..., np.newaxis]
+            labels = arrays["label"].astype(np.int32)
+        held_out = np.arange(len(labels)) % 5 == 4
+        return RawData(
+            train=Split({"image": images[~held_out], "label": labels[~held_out]}),
+            eval=Split({"image": images[held_out], "label": labels[held_out]}),
+            classes=tuple("0123456789"),
+        )

@@ -1,0 +1,143 @@
+"""MNIST and its drop-in relatives: four IDX files of 28x28 grey images and their labels (D-03)."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.download import RemoteFile, fetch_all
+from pipeline.data.spec import DatasetSpec
+from pipeline.errors import DataError
+from pipeline.registry import part
+
+_UINT8 = 0x08
+_SIDE = 28
+
+
+class IdxDataset(DatasetSpec):
+    """Four IDX files, gzipped or not: 60,000 + 10,000 grey images of 28x28 in ten classes."""
+
+    files: ClassVar[tuple[RemoteFile, ...]]
+    class_names: ClassVar[tuple[str, ...]]
+
+    def facts(self) -> Facts:
+        """Sizes that the files must have."""
+        return Facts(image=(_SIDE, _SIDE, 1), classes=10, train_size=60_000, eval_size=10_000)
+
+    def read(self, cache: Path) -> RawData:
+        """Images uint8 (n, 28, 28, 1), labels int32 (n,)."""
+        folder = self.root or cache / self.name
+        missing = [file for file in self.files if not find_idx(folder, file.name).is_file()]
+        if self.root is None:
+            fetch_all(self.name, missing, self.mirrors, folder)
+        elif missing:
+            names = ", ".join(file.name for file in missing)
+            raise DataError(
+                f"{folder} lacks {names} (with or without .gz); dataset.root must be the folder "
+                f"that holds the files of {self.name}, or null to download them"
+            )
+        sizes = self.facts()
+        return RawData(
+            train=read_split(folder, "train", sizes.train_size),
+            eval=read_split(folder, "t10k", sizes.eval_size),
+            classes=self.class_names,
+        )
+
+
+@part("dataset")
+class Mnist(IdxDataset):
+    """Handwritten digits of Y. LeCun, C. Cortes and C. Burges."""
+
+    name: Literal["mnist"] = "mnist"
+    files = (
+        RemoteFile("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+        RemoteFile("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+        RemoteFile("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+        RemoteFile("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    )
+    class_names = tuple("0123456789")
+
+
+@part("dataset")
+class FashionMnist(IdxDataset):
+    """Zalando's articles of clothing, as large and as grey as MNIST."""
+
+    name: Literal["fashion_mnist"] = "fashion_mnist"
+    files = (
+        RemoteFile("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        RemoteFile("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+        RemoteFile("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+        RemoteFile("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    )
+    class_names = (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    )
+
+
+def find_idx(folder: Path, name: str) -> Path:
+    """Where `folder` has, or would have, the file of this name: unpacked if that exists, or .gz."""
+    unpacked = folder / name.removesuffix(".gz")
+    return unpacked if unpacked.is_file() else folder / f"{unpacked.name}.gz"
+
+
+def read_split(folder: Path, prefix: str, count: int) -> Split:
+    """The split whose two files in `folder` begin with `prefix`: `count` images and labels.
+
+    Raises DataError that names the file.
+    """
+    images = read_idx(find_idx(folder, f"{prefix}-images-idx3-ubyte"), (count, _SIDE, _SIDE))
+    path = find_idx(folder, f"{prefix}-labels-idx1-ubyte")
+    labels = read_idx(path, (count,))
+    if labels.max() > 9:
+        sample = int(labels.argmax())
+        raise DataError(f"{path}: label {labels[sample]} of sample {sample:,} must be 0 to 9")
+    return Split({"image": images[..., np.newaxis], "label": labels.astype(np.int32)})
+
+
+def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """The uint8 values of an IDX file, gzipped or not, that must have exactly this shape.
+
+    The format is two zero bytes, a type, the number of dimensions, each dimension as a big-endian
+    uint32, then the values. Raises DataError that names the file.
+    """
+    header = struct.Struct(f">HBB{len(shape)}I")
+    values_bytes = math.prod(shape)
+    # One byte more than there should be tells a longer file, and bounds what is decompressed.
+    content = _read(path, header.size + values_bytes + 1)
+    if len(content) < header.size:
+        raise DataError(f"{path}: {len(content)} bytes are too short for an IDX header")
+    zero, dtype, dimensions, *found = header.unpack_from(content)
+    if (zero, dtype, dimensions) != (0, _UINT8, len(shape)):
+        right = struct.pack(">HBB", 0, _UINT8, len(shape)).hex()
+        raise DataError(f"{path}: opens with {content[:4].hex()}; IDX values as these have {right}")
+    if tuple(found) != shape:
+        raise DataError(f"{path}: has shape {tuple(found)} instead of {shape}")
+    if len(content) - header.size != values_bytes:
+        what = "fewer" if len(content) - header.size < values_bytes else "more"
+        raise DataError(f"{path}: has {what} bytes than the {values_bytes:,} values it announces")
+    return np.frombuffer(content, np.uint8, offset=header.size).reshape(shape)
+
+
+def _read(path: Path, at_most_bytes: int) -> bytes:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            return file.read(at_most_bytes)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: can't be read: {error}") from error

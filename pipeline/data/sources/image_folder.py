@@ -1,0 +1,166 @@
+"""A user's own image files, one folder per class, decoded when they are asked for (D-14)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from PIL import Image
+from pydantic import Field, PositiveInt, field_validator
+
+from pipeline.data.columns import RawData, Split
+from pipeline.data.spec import DatasetSpec
+from pipeline.errors import DataError
+from pipeline.registry import FilePath, Seq, part
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
+EVAL_FOLDERS = ("eval", "val", "test")
+_FORMATS = ("PNG", "JPEG", "BMP")
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+_THREADS = min(8, os.cpu_count() or 1)
+
+ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
+
+
+@part("dataset")
+class ImageFolder(DatasetSpec):
+    """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
+
+    PNG, JPEG and BMP are read, as RGB. Classes are the folders' names in alphabetical order.
+    """
+
+    name: Literal["image_folder"] = "image_folder"
+    root: FilePath
+    """The folder that holds train and eval."""
+    image_size: ImageSize | None
+    """[height, width] to resize to on decoding; null: all images must have one size."""
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _is_given(cls, root: Any) -> Any:
+        if root is None:
+            raise ValueError("missing; it must be a folder with train/<class>/ and eval/<class>/")
+        return root
+
+    def read(self, cache: Path) -> RawData:
+        """Images uint8 (n, H, W, 3), decoded on demand; labels int32 (n,)."""
+        train_folder, eval_folder = find_splits(self.root)
+        classes = class_names(train_folder)
+        if class_names(eval_folder) != classes:
+            odd = sorted(set(classes) ^ set(class_names(eval_folder)))
+            raise DataError(
+                f"{train_folder} and {eval_folder} must have the same class folders; "
+                f"only one of them has {', '.join(odd)}"
+            )
+        files = [list_images(folder, classes) for folder in (train_folder, eval_folder)]
+        size = self.image_size or common_size([path for paths, _ in files for path in paths])
+        train, evaluation = (
+            Split({"image": ImageFiles(paths, (size[0], size[1])), "label": labels})
+            for paths, labels in files
+        )
+        return RawData(train=train, eval=evaluation, classes=classes)
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """A column of image files, decoded to RGB of one size whenever they are indexed."""
+
+    paths: Sequence[str]
+    size: tuple[int, int]
+    """(height, width)"""
+
+    dtype = np.dtype(np.uint8)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(files, height, width, 3)."""
+        return (len(self.paths), *self.size, 3)
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """The images at an integer array of indices or a slice, uint8 (n, height, width, 3)."""
+        chosen = np.arange(len(self.paths))[indices]
+        images = np.empty((len(chosen), *self.shape[1:]), np.uint8)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            decoded = pool.map(lambda index: decode(self.paths[index], self.size), chosen)
+            for position, image in enumerate(decoded):
+                images[position] = image
+        return images
+
+
+def find_splits(root: Path) -> tuple[Path, Path]:
+    """The training and the evaluation folder of `root`. Raises DataError where one is missing."""
+    train = root / "train"
+    candidates = [root / name for name in EVAL_FOLDERS]
+    evaluation = next((folder for folder in candidates if folder.is_dir()), None)
+    if not train.is_dir() or evaluation is None:
+        raise DataError(f"{root}: must have the folders train and one of {', '.join(EVAL_FOLDERS)}")
+    return train, evaluation
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The names of the folders in `folder`, sorted; hidden ones don't count."""
+    with os.scandir(folder) as entries:
+        names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+    if not names:
+        raise DataError(f"{folder}: must have one folder per class; it has none")
+    return tuple(sorted(names))
+
+
+def list_images(folder: Path, classes: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The image files of each class in `folder`, sorted by name, and their labels, int32."""
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        with os.scandir(folder / name) as entries:
+            found = sorted(entry.path for entry in entries if _is_image(entry.name))
+        if not found:
+            raise DataError(f"{folder / name}: holds no image ({', '.join(SUFFIXES)})")
+        paths += found
+        labels += [label] * len(found)
+    return paths, np.array(labels, np.int32)
+
+
+def common_size(paths: Sequence[str]) -> tuple[int, int]:
+    """(height, width) of all images. Raises DataError that names one which differs."""
+    sizes = [_read_size(path) for path in paths]
+    for path, size in zip(paths, sizes, strict=True):
+        if size != sizes[0]:
+            raise DataError(
+                f"{path}: is {size[0]}x{size[1]} where {paths[0]} is {sizes[0][0]}x{sizes[0][1]}; "
+                "give dataset.image_size=[H,W] to resize all"
+            )
+    return sizes[0]
+
+
+def decode(path: str, size: tuple[int, int]) -> np.ndarray:
+    """An image as RGB, resized bilinearly where its size differs: uint8 (height, width, 3)."""
+    height, width = size
+    with _opened(path) as image:
+        rgb = image.convert("RGB")
+    if rgb.size != (width, height):
+        rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(rgb)
+
+
+def _read_size(path: str) -> tuple[int, int]:
+    with _opened(path) as image:
+        return image.height, image.width
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path, formats=_FORMATS) as image:
+            yield image
+    except _UNREADABLE as error:
+        raise DataError(f"{path}: can't be read as an image: {error}") from error
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")

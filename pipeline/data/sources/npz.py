@@ -1,0 +1,105 @@
+"""A user's own arrays in one .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import PositiveInt, field_validator
+
+from pipeline.data.columns import RawData, Split
+from pipeline.data.spec import DatasetSpec
+from pipeline.errors import DataError
+from pipeline.registry import FilePath, part
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@part("dataset")
+class NumpyArchive(DatasetSpec):
+    """Images uint8 or float32, (n, H, W) or (n, H, W, C); labels whole numbers, (n,) or (n, 1)."""
+
+    name: Literal["numpy"] = "numpy"
+    root: FilePath
+    """The .npz file."""
+    classes: PositiveInt | None
+    """null: one more than the largest label."""
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _is_given(cls, root: Any) -> Any:
+        if root is None:
+            raise ValueError(f"missing; it must be an .npz file with {', '.join(ARRAYS)}")
+        return root
+
+    def read(self, cache: Path) -> RawData:
+        """Images uint8 or float32 (n, H, W, C), labels int32 (n,)."""
+        try:
+            return split_arrays(load_arrays(self.root), self.classes)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{self.root}: {error}") from error
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The four arrays of an .npz file. Raises ValueError that says which can't be had."""
+    if not zipfile.is_zipfile(path):
+        raise ValueError("must be an .npz file" if path.is_file() else "there is no such file")
+    arrays = {}
+    with np.load(path, allow_pickle=False) as archive:
+        missing = [name for name in ARRAYS if name not in archive]
+        if missing:
+            found = ", ".join(archive) or "nothing"
+            raise ValueError(f"lacks {', '.join(missing)}; it has {found}")
+        for name in ARRAYS:
+            try:
+                arrays[name] = archive[name]
+            except ValueError as error:
+                raise ValueError(f"{name} can't be read: {error}") from error
+    return arrays
+
+
+def split_arrays(arrays: Mapping[str, np.ndarray], classes: int | None) -> RawData:
+    """Both splits, checked. Raises ValueError that names the array and what would be right."""
+    images = {name: _as_images(name, arrays[name]) for name in ("x_train", "x_test")}
+    labels = {name: _as_labels(name, arrays[name]) for name in ("y_train", "y_test")}
+    kinds = {name: f"{value.shape[1:]} {value.dtype}" for name, value in images.items()}
+    if len(set(kinds.values())) > 1:
+        raise ValueError(f"x_train and x_test must have images of one shape and dtype, not {kinds}")
+    for split in ("train", "test"):
+        samples, answers = len(images[f"x_{split}"]), len(labels[f"y_{split}"])
+        if samples != answers:
+            raise ValueError(f"x_{split} has {samples:,} images, y_{split} {answers:,} labels")
+    classes = classes or 1 + max(int(values.max()) for values in labels.values())
+    for name, values in labels.items():
+        if values.min() < 0 or values.max() >= classes:
+            raise ValueError(
+                f"{name} has labels from {values.min()} to {values.max()}; "
+                f"they must be 0 to {classes - 1}"
+            )
+    return RawData(
+        train=Split({"image": images["x_train"], "label": labels["y_train"].astype(np.int32)}),
+        eval=Split({"image": images["x_test"], "label": labels["y_test"].astype(np.int32)}),
+        classes=tuple(str(label) for label in range(classes)),
+    )
+
+
+def _as_images(name: str, values: np.ndarray) -> np.ndarray:
+    if values.dtype not in (np.uint8, np.float32):
+        raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
+    if values.ndim not in (3, 4) or 0 in values.shape:
+        raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} has values that are not finite")
+    return values if values.ndim == 4 else values[..., np.newaxis]
+
+
+def _as_labels(name: str, values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"{name} is {values.dtype}; labels must be whole numbers")
+    if values.shape not in ((values.size,), (values.size, 1)):
+        raise ValueError(f"{name} has shape {values.shape}; labels must be (n,)")
+    return values.reshape(-1)

@@ -1,0 +1,45 @@
+"""Running a list of map ops: each op's output is the input of the next on its column (D-04)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.random import uniforms
+from pipeline.data.spec import Op
+
+
+def column_specs(ops: Sequence[Op], specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
+    """What the columns are after all ops.
+
+    Raises ValueError that opens with the op's position and name, such as `ops.2 (normalize): `.
+    """
+    result = dict(specs)
+    for position, op in enumerate(ops):
+        try:
+            result[op.column] = op.output(_column(result, op.column))
+        except ValueError as error:
+            raise ValueError(f"ops.{position} ({op.name}): {error}") from error
+    return result
+
+
+def _column(specs: Mapping[str, ColumnSpec], name: str) -> ColumnSpec:
+    if name not in specs:
+        raise ValueError(f"there is no column {name!r}; the columns are {', '.join(sorted(specs))}")
+    return specs[name]
+
+
+def apply_ops(
+    xp: Any, ops: Sequence[Op], columns: Mapping[str, Any], seed: Any, pass_: Any, sample: Any
+) -> dict[str, Any]:
+    """Map columns of shape (batch, *shape) through ops that `column_specs` has accepted.
+
+    `xp` is numpy or jax.numpy. `seed` are the words of `seed_words`, `sample` the sample indices
+    (batch,) and `pass_` their pass, (batch,) or a scalar: all that the random ops draw from.
+    """
+    result = dict(columns)
+    for position, op in enumerate(ops):
+        drawn = uniforms(xp, seed, pass_, sample, position, op.draws)
+        result[op.column] = op(xp, result[op.column], drawn)
+    return result

@@ -1,0 +1,92 @@
+"""From command-line arguments to one run or a sweep of runs, through Hydra."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from pipeline import run_directory, sweep
+from pipeline.config.compose import (
+    check,
+    diagnose,
+    expand_sweeps,
+    swept_keys,
+    value_of,
+    with_recipe,
+)
+from pipeline.config.files import CONF
+from pipeline.errors import RecipeError
+
+
+def launch(args: Sequence[str]) -> int:
+    """Run what the arguments describe and return the exit status.
+
+    Raises RecipeError with every problem when the recipe can't be composed.
+    """
+    parsed = get_args_parser().parse_args(list(args))
+    flags = [arg for arg in args if arg not in parsed.overrides]
+    if parsed.cfg and not parsed.resolve:
+        flags.append("--resolve")
+    overrides = with_recipe(parsed.overrides)
+    return _sweep(flags, overrides) if parsed.multirun else _single(flags, overrides)
+
+
+def _single(flags: Sequence[str], overrides: Sequence[str]) -> int:
+    """Run once the recipe that Hydra composes, outside its hands: it prints what it catches."""
+    composed: list[tuple[DictConfig, HydraConf]] = []
+    _hydra(flags, overrides, lambda config: composed.append((config, HydraConfig.get())))
+    if not composed:
+        return 0
+    config, hydra_config = composed[0]
+    recipe = check(config, hydra_config.overrides.task)
+    from pipeline.run import run
+
+    asked = hydra_config.run.dir
+    summary = run(recipe, None if asked == "." else Path(asked))
+    return 0 if summary.status == "done" else 1
+
+
+class _Job:
+    """What Hydra calls for every job of a sweep; a class, so that launchers can pickle it."""
+
+    def __init__(self, swept: Sequence[str]) -> None:
+        self._swept = swept
+
+    def __call__(self, config: DictConfig) -> None:
+        sweep.run_job(config, self._swept)
+
+
+def _sweep(flags: Sequence[str], overrides: Sequence[str]) -> int:
+    given = value_of(overrides, "hydra.sweep.dir")
+    name = f"sweep_{value_of(overrides, 'recipe')}"
+    sweep_dir = Path(given) if given else run_directory.create(name)
+    try:
+        _hydra(flags, [*overrides, f"hydra.sweep.dir={sweep_dir}"], _Job(swept_keys(overrides)))
+    except RecipeError:
+        if given is None:
+            sweep_dir.rmdir()
+        raise
+    return sweep.conclude(sweep_dir)
+
+
+def _hydra(flags: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction) -> None:
+    """Have Hydra compose and call; what it can't compose is diagnosed in full."""
+    # Hydra reports errors itself and exits, unless this is set: then it raises.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv = ["pipeline", *flags, *overrides]
+    try:
+        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)()
+    except HydraException as error:
+        for job in expand_sweeps(overrides):
+            diagnose(job)
+        raise RecipeError([str(error).splitlines()[0]]) from error
+

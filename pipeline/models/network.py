@@ -1,0 +1,280 @@
+"""From layers to computation: the flax module that walks a list of layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import singledispatch
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array, lax
+
+from pipeline.models import layers
+from pipeline.models.convolution import Pair, conv2d
+from pipeline.models.pooling import Pads, avg_pool, max_pool
+from pipeline.models.spec import InitSpec, LayerSpec
+
+ACTIVATIONS = {
+    layers.Relu: jax.nn.relu,
+    layers.Relu6: jax.nn.relu6,
+    layers.Gelu: jax.nn.gelu,
+    layers.Tanh: jnp.tanh,
+    layers.Sigmoid: jax.nn.sigmoid,
+    layers.Swish: jax.nn.swish,
+}
+
+
+class Network(nn.Module):
+    """A list of layers, from images to logits.
+
+    Parameters and batch statistics are float32, in the collections `params` and `batch_stats`;
+    dropout draws from the stream `dropout`.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    initializers: InitSpec
+    dtype: str
+    """What activations are computed in."""
+
+    @nn.compact
+    def __call__(self, images: Array, train: bool) -> Array:
+        """Logits (batch, classes), float32, of images (batch, height, width, channels).
+
+        Raises ValueError that names the layer and the shape where one does not fit the next.
+        """
+        site = Site((), self.initializers, self.dtype, train)
+        logits = _walk(self.layers, images.astype(self.dtype), site)
+        if logits.ndim != 2:
+            raise ValueError(
+                f"the network ends in shape {logits.shape}, not (batch, classes); "
+                "end it in global_avg_pool or flatten, and dense"
+            )
+        return logits.astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a layer stands in the network, and what it is computed with."""
+
+    path: tuple[str, ...]
+    initializers: InitSpec
+    dtype: str
+    train: bool
+
+    @property
+    def name(self) -> str:
+        """The layer's own name among its siblings."""
+        return self.path[-1]
+
+    def inside(self, name: str) -> Site:
+        """The site of the child called `name`."""
+        return dataclasses.replace(self, path=(*self.path, name))
+
+    def __str__(self) -> str:
+        return "/".join(self.path)
+
+
+@singledispatch
+def forward(layer: LayerSpec, x: Array, site: Site) -> Array:
+    """What a layer makes of x, called inside the flax module that it is part of.
+
+    A distribution that adds a layer registers its computation: `@forward.register`.
+    """
+    raise TypeError(
+        f"{site}: nothing computes layer {layer.name}; "
+        "register a function with pipeline.models.network.forward.register"
+    )
+
+
+def _walk(stack: tuple[LayerSpec, ...], x: Array, site: Site) -> Array:
+    for name, layer in zip(layers.scope_names(stack), stack, strict=True):
+        x = forward(layer, x, site.inside(name))
+    return x
+
+
+class _Sequence(nn.Module):
+    body: tuple[LayerSpec, ...]
+    site: Site
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        return _walk(self.body, x, self.site)
+
+
+@forward.register
+def _sequence(layer: layers.Sequence, x: Array, site: Site) -> Array:
+    return _Sequence(layer.body * layer.repeat, site, name=site.name)(x)
+
+
+class _Residual(nn.Module):
+    layer: layers.Residual
+    site: Site
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        body = _walk(self.layer.body, x, self.site)
+        inside = self.site.inside("shortcut")
+        shortcut = _Sequence(self.layer.shortcut, inside, name=inside.name)(x)
+        if body.shape != shortcut.shape:
+            raise ValueError(
+                f"{self.site}: the body gives shape {body.shape} and the shortcut "
+                f"{shortcut.shape}; they are added, so both must be the same"
+            )
+        return body + shortcut
+
+
+@forward.register
+def _residual(layer: layers.Residual, x: Array, site: Site) -> Array:
+    return _Residual(layer, site, name=site.name)(x)
+
+
+class _Conv(nn.Module):
+    layer: layers.Conv
+    site: Site
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        layer, init, dtype = self.layer, self.site.initializers, self.site.dtype
+        size, strides, dilation = _pair(layer.kernel), _pair(layer.stride), _pair(layer.dilation)
+        window = ((size[0] - 1) * dilation[0] + 1, (size[1] - 1) * dilation[1] + 1)
+        pads = _pads(x, window, strides, layer.padding, self.site)
+        if x.shape[-1] % layer.groups:
+            raise ValueError(
+                f"{self.site}: groups {layer.groups} does not divide the {x.shape[-1]} channels "
+                f"of shape {x.shape}"
+            )
+        shape = (*size, x.shape[-1] // layer.groups, layer.features)
+        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
+        y = conv2d(
+            x,
+            kernel.astype(dtype),
+            strides=strides,
+            padding=pads,
+            dilation=dilation,
+            groups=layer.groups,
+        )
+        if layer.bias:
+            bias_init = (layer.bias_init or init.bias).build()
+            y += self.param("bias", bias_init, (layer.features,), jnp.float32).astype(dtype)
+        return y
+
+
+@forward.register
+def _conv(layer: layers.Conv, x: Array, site: Site) -> Array:
+    return _Conv(layer, site, name=site.name)(x)
+
+
+@forward.register
+def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
+    if x.ndim != 2:
+        raise ValueError(
+            f"{site}: dense reads (batch, features), and shape {x.shape} reaches it; "
+            "put flatten or global_avg_pool before it"
+        )
+    return nn.Dense(
+        layer.features,
+        use_bias=layer.bias,
+        dtype=site.dtype,
+        kernel_init=(layer.kernel_init or site.initializers.dense).build(),
+        bias_init=(layer.bias_init or site.initializers.bias).build(),
+        name=site.name,
+    )(x)
+
+
+@forward.register
+def _batch_norm(layer: layers.BatchNorm, x: Array, site: Site) -> Array:
+    return nn.BatchNorm(
+        use_running_average=not site.train,
+        momentum=layer.momentum,
+        epsilon=layer.epsilon,
+        dtype=site.dtype,
+        scale_init=nn.initializers.constant(layer.scale_init),
+        name=site.name,
+    )(x)
+
+
+@forward.register
+def _layer_norm(layer: layers.LayerNorm, x: Array, site: Site) -> Array:
+    return nn.LayerNorm(layer.epsilon, dtype=site.dtype, name=site.name)(x)
+
+
+@forward.register
+def _group_norm(layer: layers.GroupNorm, x: Array, site: Site) -> Array:
+    if x.shape[-1] % layer.groups:
+        raise ValueError(
+            f"{site}: groups {layer.groups} does not divide the {x.shape[-1]} channels of shape "
+            f"{x.shape}"
+        )
+    return nn.GroupNorm(
+        layer.groups, epsilon=layer.epsilon, dtype=site.dtype, name=site.name
+    )(x)
+
+
+@forward.register
+def _dropout(layer: layers.Dropout, x: Array, site: Site) -> Array:
+    return nn.Dropout(layer.rate, deterministic=not site.train, name=site.name)(x)
+
+
+@forward.register(layers.Relu)
+@forward.register(layers.Relu6)
+@forward.register(layers.Gelu)
+@forward.register(layers.Tanh)
+@forward.register(layers.Sigmoid)
+@forward.register(layers.Swish)
+def _activation(layer: LayerSpec, x: Array, site: Site) -> Array:
+    with jax.named_scope(site.name):
+        return ACTIVATIONS[type(layer)](x)
+
+
+@forward.register(layers.MaxPool)
+@forward.register(layers.AvgPool)
+def _pool(layer: layers.Pool, x: Array, site: Site) -> Array:
+    window = _pair(layer.kernel)
+    strides = window if layer.stride is None else _pair(layer.stride)
+    pads = _pads(x, window, strides, layer.padding, site)
+    pool = max_pool if isinstance(layer, layers.MaxPool) else avg_pool
+    with jax.named_scope(site.name):
+        return pool(x, window, strides, pads)
+
+
+@forward.register
+def _global_avg_pool(layer: layers.GlobalAvgPool, x: Array, site: Site) -> Array:
+    del layer
+    _require_images(x, site)
+    with jax.named_scope(site.name):
+        return x.mean((1, 2))
+
+
+@forward.register
+def _flatten(layer: layers.Flatten, x: Array, site: Site) -> Array:
+    return x.reshape(x.shape[0], -1)
+
+
+def _pair(size: layers.Size) -> Pair:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _pads(x: Array, window: Pair, strides: Pair, padding: layers.Padding, site: Site) -> Pads:
+    """The zeros around height and width; ValueError where no window fits into them."""
+    _require_images(x, site)
+    sizes = x.shape[1:3]
+    if isinstance(padding, str):
+        pads = tuple(lax.padtype_to_pads(sizes, window, strides, padding.upper()))
+    else:
+        pads = ((padding, padding),) * 2 if isinstance(padding, int) else padding
+    if any(n + sum(pad) < w for n, pad, w in zip(sizes, pads, window, strict=True)):
+        raise ValueError(
+            f"{site}: its window of {window[0]}x{window[1]} does not fit into shape {x.shape}; "
+            "the images are too small for this network, or earlier layers shrink them too much"
+        )
+    return pads
+
+
+def _require_images(x: Array, site: Site) -> None:
+    if x.ndim != 4:
+        raise ValueError(
+            f"{site}: shape {x.shape} reaches it where images (batch, height, width, channels) "
+            "must"
+        )

@@ -1,0 +1,148 @@
+"""What watches a run: told of every step, every end of a sink and every evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipeline.observe.reporter import Bar, Reporter
+from pipeline.sink.schedule import Course
+from pipeline.sink.telemetry import Telemetry
+from pipeline.training.spec import METRICS
+
+
+@dataclass(frozen=True)
+class SinkReport:
+    """A sink (or, without sinks, a step) that ended at boundary `step`."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics as `summarize` names them, and int (C, C) samples by true and predicted class."""
+
+    metrics: Mapping[str, Any]
+    confusion: np.ndarray
+
+    def scalars(self) -> dict[str, float]:
+        """The metrics that a recipe can name; precision, recall and F1 as macro averages."""
+        values = {name: self.metrics[name] for name in METRICS}
+        return {k: v["macro"] if isinstance(v, Mapping) else v for k, v in values.items()}
+
+    def __str__(self) -> str:
+        scalars = self.scalars()
+        shown = ", ".join(f"{name} {scalars[name]:.4f}" for name in ("accuracy", "top5", "loss"))
+        return f"{shown} over {self.metrics['count']:,} samples"
+
+
+class Monitor(Protocol):
+    """Watches without being able to change the run (C-01)."""
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Steps were done, in so many seconds; a sink may come in several such chunks."""
+
+    def on_sink(self, report: SinkReport) -> None:
+        """A sink ended."""
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """An evaluation was done after `step` steps."""
+
+    def close(self) -> None:
+        """The run ended; write what is left."""
+
+
+class Quiet:
+    """A monitor that overrides what it cares for."""
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Nothing."""
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Nothing."""
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class LossMonitor(Quiet):
+    """The documents' line (C-02): `epoch: 1 step: 195, loss is 1.9601055`.
+
+    Printed at the end of a sink, whose number is the epoch (S-05), and not more often than every
+    `every` steps; 0 never prints.
+    """
+
+    def __init__(self, reporter: Reporter, course: Course, every: int) -> None:
+        self._reporter, self._course, self._every = reporter, course, every
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Print the loss of the sink's last step under its true step number."""
+        before = report.step - report.steps
+        if self._every and report.step // self._every > before // self._every:
+            place = self._course.place(report.step)
+            self._reporter.say(
+                f"epoch: {place.sink} step: {place.sink_step}, loss is {report.loss}"
+            )
+
+
+class TimeMonitor(Quiet):
+    """The documents' line (C-03), and beside it where the run stands and how fast it goes."""
+
+    def __init__(self, reporter: Reporter, course: Course, batch_size: int) -> None:
+        self._reporter, self._course, self._batch_size = reporter, course, batch_size
+        self._seconds, self._steps = 0.0, 0
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Print the time of a sink; without sinks, of a pass."""
+        self._seconds += report.seconds
+        self._steps += report.steps
+        course = self._course
+        sinkless_inside_pass = course.sink_steps is None and report.step % course.steps_per_pass
+        if sinkless_inside_pass and report.step != course.total:
+            return
+        place = course.place(report.step)
+        epoch_ms, step_ms = 1000 * self._seconds, 1000 * self._seconds / self._steps
+        sink = f"sink {place.sink}/{course.sinks}, " if course.sink_steps else ""
+        self._reporter.say(
+            f"epoch time: {epoch_ms:5.3f} ms, per step time: {step_ms:5.3f} ms | {sink}"
+            f"step {report.step}/{course.total}, pass {place.pass_} | "
+            f"{self._batch_size * self._steps / self._seconds:,.0f} images/s, "
+            f"lr {report.learning_rate:.6g}"
+        )
+        self._seconds, self._steps = 0.0, 0
+
+
+class EvalMonitor(Quiet):
+    """A line for every evaluation during training."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Print accuracy and loss."""
+        self._reporter.stage("eval", f"step {step}: {evaluation}")
+
+
+class ProgressMonitor(Quiet):
+    """The progress bar, on a terminal."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Move the bar on."""
+        self._bar.advance_to(telemetry.start + len(telemetry), float(telemetry.loss[-1]))
+
+    def close(self) -> None:
+        """Take it away."""
+        self._bar.close()

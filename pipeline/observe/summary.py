@@ -1,0 +1,61 @@
+"""summary.json: what became of a run, for other programs to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+Status = Literal["done", "stopped", "failed"]
+
+
+@dataclass
+class Summary:
+    """The fields of summary.json; filled in as the stages go by.
+
+    `steps`, `passes` and `sinks` count what was trained in all, resumed parts included. Times are
+    of this process alone. `modelled` is empty on devices that are not emulated.
+    """
+
+    recipe: str
+    device: str
+    seed: int
+    stages: tuple[str, ...]
+    run_dir: str | None
+    status: Status = "done"
+    reason: str | None = None
+    steps: int = 0
+    passes: float = 0.0
+    sinks: int = 0
+    sink: dict[str, Any] = field(default_factory=dict)
+    parameters: int | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    time: dict[str, float | None] = field(default_factory=dict)
+    modelled: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    resumed_from: dict[str, Any] | None = None
+
+    def write(self, run_dir: Path) -> None:
+        """Replace the file as a whole, so that a reader never sees half of it."""
+        target = run_dir / "summary.json"
+        draft = target.with_suffix(".json.part")
+        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        os.replace(draft, target)
+
+
+def versions(backend: Mapping[str, str]) -> dict[str, str]:
+    """What may change a run's numbers besides its recipe."""
+    ours = {name: _version(name) for name in ("recipe-pipeline", "flax", "optax", "numpy")}
+    return {"python": platform.python_version(), **ours, **backend}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

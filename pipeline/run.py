@@ -1,0 +1,189 @@
+"""A run: the six stages in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import run_directory
+from pipeline.backends.base import Backend, Executable
+from pipeline.config.recipe import Recipe
+from pipeline.observe.observers import Observers, open_observers
+from pipeline.observe.reporter import Reporter
+from pipeline.observe.summary import Summary, versions
+from pipeline.stages.build import Built, build
+from pipeline.stages.checkpoint import Checkpoints, restore_state, restore_weights
+from pipeline.stages.compile import compile_run
+from pipeline.stages.data import Dataset, load_data, sample_images
+from pipeline.stages.evaluate import evaluate
+from pipeline.stages.train import History, Training, train
+from pipeline.training.state import TrainState
+
+
+def run(
+    recipe: Recipe, run_dir: Path | None = None, changed: Mapping[str, Any] | None = None
+) -> Summary:
+    """Carry out the stages that a recipe names, and say what became of it.
+
+    Writes into the run that is resumed, else `run_dir`, else a new directory under `outputs/`.
+    `changed` are the keys that set this run apart from others of a sweep. Raises PipelineError
+    when the run can't be done; summary.json says so too.
+    """
+    resumed = run_directory.to_resume(recipe)
+    run_dir = resumed or run_dir or run_directory.create(recipe.name)
+    run_directory.write_recipe(run_dir, recipe)
+    with Reporter(run_dir) as reporter, _summary(recipe, run_dir) as summary:
+        reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
+        if recipe.train.resume == "auto" and resumed is None:
+            reporter.stage("resume", "no unfinished run of this recipe; starting a new one")
+        _run_stages(Job(recipe, run_dir, resumed is not None, reporter, summary, changed or {}))
+        reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
+    return summary
+
+
+@contextmanager
+def _summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
+    """The summary of a run, written whatever happens to it."""
+    summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
+    begun = time.perf_counter()
+    try:
+        yield summary
+    except BaseException as error:
+        summary.status, summary.reason = "failed", str(error) or type(error).__name__
+        raise
+    finally:
+        summary.time["total_s"] = time.perf_counter() - begun
+        summary.write(run_dir)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one run is about, beside what its stages make."""
+
+    recipe: Recipe
+    run_dir: Path
+    resuming: bool
+    reporter: Reporter
+    summary: Summary
+    changed: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the first three stages made."""
+
+    backend: Backend
+    dataset: Dataset
+    built: Built
+    executable: Executable
+
+
+def _run_stages(job: Job) -> None:
+    """The stages as plain calls. `stages` may end early, or leave out training."""
+    recipe, reporter, summary = job.recipe, job.reporter, job.summary
+    backend = recipe.device.open()
+    summary.versions = versions(backend.describe())
+
+    dataset = load_data(recipe, reporter)
+    if "build" not in recipe.stages:
+        return
+    built = build(recipe, dataset, reporter)
+    summary.parameters = built.parameters
+    if "compile" not in recipe.stages:
+        return
+    executable = compile_run(recipe, dataset, built, backend, reporter)
+    summary.time["compile_s"] = executable.report.compile_s
+    if {"train", "eval"} & set(recipe.stages):
+        _use(job, Prepared(backend, dataset, built, executable))
+
+
+def _use(job: Job, made: Prepared) -> None:
+    """Train, checkpoint, evaluate: the stages that a compiled run is for."""
+    recipe = job.recipe
+    state, host = _starting_point(job, made.executable)
+    history = History(int(state.step))
+    course, reporter = made.built.course, job.reporter
+    with open_observers(recipe, job.run_dir, course, history.step, reporter) as observers:
+        if "train" in recipe.stages:
+            observers.show_samples(sample_images(recipe, made.dataset))
+            state, history = _train(job, made, observers, state, host)
+        if "eval" in recipe.stages and history.status == "done":
+            _evaluate(job, made, observers, state, history)
+
+
+def _starting_point(job: Job, executable: Executable) -> tuple[TrainState, Mapping[str, Any]]:
+    """Fresh weights, those of `checkpoint.restore`, or everything a killed run had saved."""
+    state, source = executable.init(), job.recipe.checkpoint.restore
+    host: Mapping[str, Any] = {}
+    if source is not None:
+        state, step = restore_weights(source, state)
+        job.reporter.stage("restore", f"weights of step {step} from {source}")
+    elif job.resuming:
+        found = restore_state(job.run_dir, state)
+        state, host = found or (state, host)
+        step = int(state.step)
+        job.summary.resumed_from = {"run": str(job.run_dir), "step": step}
+        job.reporter.stage("resume", f"{job.run_dir} from step {step}")
+    return executable.put(state), host
+
+
+def _train(
+    job: Job,
+    made: Prepared,
+    observers: Observers,
+    state: TrainState,
+    host: Mapping[str, Any],
+) -> tuple[TrainState, History]:
+    """Train, saving at every event that the recipe names, and at the end."""
+    recipe, course = job.recipe, made.built.course
+    mechanism, why = made.backend.mechanism(recipe.train.mechanism, sink=recipe.train.sink)
+    job.summary.sink = {"size": course.sink_steps, "mechanism": mechanism, "why": why}
+    if not recipe.train.sink and recipe.train.sink_size != -1:
+        job.reporter.warn(f"train.sink_size = {recipe.train.sink_size}: ignored, sink is false")
+    with ExitStack() as stack:
+        checkpoints = None
+        if "checkpoint" in recipe.stages:
+            checkpoints = stack.enter_context(Checkpoints(job.run_dir, recipe.checkpoint))
+        training = Training(
+            recipe,
+            course,
+            made.executable,
+            mechanism,
+            observers.monitors,
+            lambda state: evaluate(made.executable, state, made.dataset),
+            checkpoints,
+        )
+        state, history = train(training, state, host)
+    _take_note(job.summary, history, training)
+    return state, history
+
+
+def _take_note(summary: Summary, history: History, training: Training) -> None:
+    """What training leaves in the summary."""
+    step_ms, batch_size = history.step_ms, training.recipe.train.batch_size
+    summary.status, summary.reason = history.status, history.reason
+    summary.steps = history.step
+    summary.passes = history.step / training.course.steps_per_pass
+    summary.sinks = training.course.place(max(1, history.step)).sink
+    summary.metrics["train_loss"] = history.loss
+    summary.time |= {
+        "train_s": history.train_s,
+        "step_ms": step_ms,
+        "images_per_s": 1000 * batch_size / step_ms if step_ms else None,
+    }
+
+
+def _evaluate(
+    job: Job, made: Prepared, observers: Observers, state: TrainState, history: History
+) -> None:
+    """Evaluate the final state, unless training has just done so."""
+    evaluation = history.evaluated.get(history.step)
+    if evaluation is None:
+        evaluation = evaluate(made.executable, state, made.dataset)
+        observers.on_eval(history.step, evaluation)
+    job.summary.metrics |= evaluation.metrics
+    observers.add_hparams(job.changed, evaluation)

@@ -1,0 +1,138 @@
+"""Run directories: made so that no two runs share one, found again to resume.
+
+outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
+                                 checkpoints/  tensorboard/
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.problems import dotted, show
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError, RunError
+
+OUTPUTS = Path("outputs")
+RECIPE, SUMMARY = "recipe.yaml", "summary.json"
+
+FREE_TO_CHANGE = (
+    ("train", "epochs"),
+    ("train", "passes"),
+    ("train", "steps"),
+    ("train", "sink"),
+    ("train", "sink_size"),
+    ("train", "mechanism"),
+    ("train", "dispatch_seconds"),
+    ("train", "feed"),
+    ("train", "resume"),
+    ("dataset", "root"),
+    ("dataset", "mirrors"),
+    ("stages",),
+    ("debug",),
+    ("checkpoint",),
+    ("eval",),
+    ("monitor",),
+    ("cache",),
+)
+"""What a resumed run may have other than the run it continues: nothing that decides its losses,
+but its length (the learning-rate schedule stretches with it)."""
+
+
+def create(name: str, outputs: Path = OUTPUTS) -> Path:
+    """A new directory for a run of the named recipe. Raises RunError where none can be made."""
+    day, clock = time.strftime("%Y-%m-%d"), time.strftime("%H-%M-%S")
+    return make_unique(outputs / day / f"{clock}_{name}")
+
+
+def make_unique(wanted: Path) -> Path:
+    """Make a directory that did not exist before, `wanted` or `wanted_1`, `wanted_2`, ...
+
+    `mkdir` either makes the directory or fails, so two processes never get the same one.
+    """
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1000):
+            path = wanted if attempt == 0 else wanted.with_name(f"{wanted.name}_{attempt}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+    except OSError as error:
+        raise RunError(f"{wanted}: can't make the run directory: {error.strerror}") from error
+    raise RunError(f"{wanted}: a thousand directories of that name are there already")
+
+
+def write_recipe(run_dir: Path, recipe: Recipe) -> None:
+    """Keep the resolved recipe beside what it made."""
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    (run_dir / RECIPE).write_text(text, encoding="utf-8")
+
+
+def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
+    """The run directory that `train.resume` means; None when `auto` finds no unfinished run.
+
+    Raises RecipeError when the named directory is no run, or one of a recipe that would have
+    had other losses.
+    """
+    wanted = recipe.train.resume
+    if wanted is None:
+        return None
+    if wanted != "auto":
+        differences = list(_differences(recipe, _read_recipe(Path(wanted), wanted)))
+        if differences:
+            raise RecipeError(differences)
+        return Path(wanted)
+    runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=lambda file: file.stat().st_mtime_ns)
+    for file in reversed(runs):
+        same = not list(_differences(recipe, _read_recipe(file.parent, "auto")))
+        if same and read_status(file.parent) != "done":
+            return file.parent
+    return None
+
+
+def read_status(run_dir: Path) -> str | None:
+    """The status in a run's summary; None for a run that was killed before it wrote one."""
+    try:
+        return json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _read_recipe(run_dir: Path, wanted: str) -> Mapping[str, Any]:
+    try:
+        tree = yaml.safe_load((run_dir / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        reason = f"no run directory, {RECIPE} can't be read from it"
+        raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def _differences(recipe: Recipe, before: Mapping[str, Any]) -> Iterator[str]:
+    """The keys that decide a run's losses and are not as they were."""
+    now = dict(_leaves(recipe.model_dump(mode="json")))
+    then = dict(_leaves(before))
+    for where in dict.fromkeys((*now, *then)):
+        free = any(where[: len(prefix)] == prefix for prefix in FREE_TO_CHANGE)
+        if not free and now.get(where) != then.get(where):
+            yield (
+                f"{dotted(where)} = {show(now.get(where))}: was {show(then.get(where))} in the run "
+                f"to resume; keep it, or start a new run with checkpoint.restore"
+            )
+
+
+def _leaves(tree: Any, where: tuple[int | str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, (*where, key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _leaves(value, (*where, index))
+    else:
+        yield where, tree

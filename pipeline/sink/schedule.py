@@ -1,0 +1,113 @@
+"""What a sink means: where every step stands, and where a sink is cut for an event.
+
+Counted from 1 are passes over the data, sinks (MindSpore's epochs, S-05) and steps; a *boundary*
+is the number of steps done. Everything here is known before the run starts, so an event happens
+at its exact step whatever the sink size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.config.recipe import TrainSpec
+
+
+class Event(Enum):
+    """What can happen between two steps."""
+
+    SINK_END = "sink end"
+    PASS_END = "pass end"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps `start + 1 .. stop` run without the host in between; then the events happen."""
+
+    start: int
+    stop: int
+    events: frozenset[Event]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step stands. `sink_step` is MindSpore's `(cur_step - 1) % batch_num + 1` (C-02)."""
+
+    step: int
+    sink: int
+    sink_step: int
+    pass_: int
+    pass_step: int
+
+
+@dataclass(frozen=True)
+class Course:
+    """The whole run in steps; `sink_steps` is the sink's length, or None when the host sees all."""
+
+    total: int
+    steps_per_pass: int
+    sink_steps: int | None
+
+    def place(self, step: int) -> Place:
+        """Where step `step`, counted from 1, stands; without sinks, a sink is a pass (S-07)."""
+        sink, sink_step = divmod(step - 1, self.sink_steps or self.steps_per_pass)
+        pass_, pass_step = divmod(step - 1, self.steps_per_pass)
+        return Place(step, sink + 1, sink_step + 1, pass_ + 1, pass_step + 1)
+
+    @property
+    def sinks(self) -> int:
+        """How many sinks the run has, a shorter last one included."""
+        return -(-self.total // (self.sink_steps or self.steps_per_pass))
+
+    def segments(self, first: int, every: Mapping[Event, tuple[int, ...]]) -> Iterator[Segment]:
+        """Cut the steps after boundary `first` at each event.
+
+        `every` gives the periods in steps at which an event is due; ends of sinks and passes and
+        the stop at the end are added here. Without sinks every step is a segment of its own.
+        """
+        periods = {
+            **every,
+            Event.SINK_END: (self.sink_steps or 1,),
+            Event.PASS_END: (self.steps_per_pass,),
+            Event.STOP: (self.total,),
+        }
+        start = first
+        while start < self.total:
+            stop = min(_next_multiple(start, n) for due in periods.values() for n in due)
+            stop = min(stop, self.total)
+            events = {event for event, due in periods.items() if any(stop % n == 0 for n in due)}
+            if stop == self.total:
+                events |= {Event.SINK_END, Event.STOP}
+            yield Segment(start, stop, frozenset(events))
+            start = stop
+
+
+def _next_multiple(boundary: int, period: int) -> int:
+    return (boundary // period + 1) * period
+
+
+def course(train: TrainSpec, steps_per_pass: int) -> Course:
+    """The course of a run over a dataset of so many steps a pass."""
+    size = steps_per_pass if train.sink_size == -1 else train.sink_size
+    return Course(total_steps(train, steps_per_pass), steps_per_pass, size if train.sink else None)
+
+
+def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
+    """The length of a run in steps; an epoch is a sink when `sink_size` > 0, else a pass (S-06).
+
+    With `sink: false` the sink size is ignored, so an epoch is a pass then too (S-07).
+    """
+    if train.steps is not None:
+        return train.steps
+    if train.passes is not None:
+        return train.passes * steps_per_pass
+    if train.epochs is None:
+        raise ValueError("one of epochs, passes and steps must be given")
+    counted_in_sinks = train.sink and train.sink_size > 0
+    return train.epochs * (train.sink_size if counted_in_sinks else steps_per_pass)

@@ -1,0 +1,104 @@
+"""Build: network, loss, optimizer and schedule become the pure functions of a training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from pipeline.config.recipe import Recipe
+from pipeline.data.random import seed_words
+from pipeline.errors import RecipeError
+from pipeline.observe.reporter import Reporter
+from pipeline.sink.schedule import Course, course
+from pipeline.stages.data import Dataset
+from pipeline.training.state import TrainState
+from pipeline.training.step import StepParts, TrainStep, make_train_step
+
+COMPUTE_DTYPES = {"O0": "float32", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A training step, the course it will run, and what it will be given."""
+
+    step: TrainStep
+    course: Course
+    learning_rates: np.ndarray
+    seed: np.ndarray
+    state: TrainState
+    """Shapes and dtypes only."""
+    parameters: int
+    parameter_bytes: int
+
+
+def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
+    """Build from shapes alone; no weight is made. Raises RecipeError where parts don't fit."""
+    run = course(recipe.train, dataset.train_order.steps_per_pass)
+    step = make_train_step(_parts(recipe, dataset))
+    seed = seed_words(recipe.seed)
+    try:
+        state = jax.eval_shape(step.init, seed)
+    except ValueError as error:
+        raise RecipeError([f"model {recipe.model.name}: {error}"]) from error
+    _refuse_padding_into_statistics(recipe, dataset, state)
+    leaves = jax.tree.leaves(state.params)
+    built = Built(
+        step=step,
+        course=run,
+        learning_rates=_learning_rates(recipe, run),
+        seed=seed,
+        state=state,
+        parameters=sum(leaf.size for leaf in leaves),
+        parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+    )
+    reporter.stage("build", _line(recipe, built))
+    return built
+
+
+def _parts(recipe: Recipe, dataset: Dataset) -> StepParts:
+    train, classes = recipe.train, len(dataset.classes)
+    return StepParts(
+        network=recipe.model.build(classes, COMPUTE_DTYPES[train.precision]),
+        image=dataset.image,
+        classes=classes,
+        train_ops=recipe.dataset.train.ops,
+        eval_ops=recipe.dataset.eval.ops,
+        loss=train.loss.build(),
+        reduction=train.loss.reduction,
+        optimizer=optax.chain(train.clip.build(), train.optimizer.build()),
+        loss_scale=train.loss_scale,
+    )
+
+
+def _learning_rates(recipe: Recipe, run: Course) -> np.ndarray:
+    try:
+        return recipe.train.schedule.table(recipe.train.optimizer.lr, run.total, run.steps_per_pass)
+    except ValueError as error:
+        raise RecipeError([f"train.schedule: {error}"]) from error
+
+
+def _refuse_padding_into_statistics(recipe: Recipe, dataset: Dataset, state: Any) -> None:
+    """Padding is masked out of the loss, but batch statistics would see it."""
+    short = len(dataset.train) % recipe.train.batch_size
+    if state.batch_stats and short and not recipe.dataset.train.drop_remainder:
+        raise RecipeError(
+            [
+                f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
+                f"{recipe.train.batch_size} samples and its padding would enter the batch "
+                f"statistics of {recipe.model.name}; must be true for this network"
+            ]
+        )
+
+
+def _line(recipe: Recipe, built: Built) -> str:
+    run = built.course
+    sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
+    return (
+        f"{recipe.model.name}: {built.parameters:,} parameters, "
+        f"{built.parameter_bytes / 1e6:,.1f} MB; {run.total:,} steps, {sink}, "
+        f"{run.total / run.steps_per_pass:,.2f} passes"
+    )

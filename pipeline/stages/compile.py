@@ -1,0 +1,64 @@
+"""Compile: put the data where the device can reach it and turn the step into programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from pipeline.backends.base import Backend, Executable, Program, Work
+from pipeline.cache import cache_root
+from pipeline.config.recipe import Recipe
+from pipeline.data.feed import make_feed
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.build import Built
+from pipeline.stages.data import Dataset
+
+
+def compile_run(
+    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
+) -> Executable:
+    """Compile everything a run needs. Raises RunError when the device can't take it."""
+    _keep_programs(recipe)
+    train = make_feed(dataset.train, dataset.train_order, backend.device, recipe.train.feed)
+    work = Work(
+        step=built.step,
+        train=train,
+        eval=make_feed(dataset.eval, dataset.eval_order, backend.device, recipe.train.feed),
+        learning_rates=built.learning_rates,
+        seed=built.seed,
+    )
+
+    @contextmanager
+    def watch(name: str) -> Iterator[None]:
+        with reporter.clock(f"compiling {name} of {recipe.model.name}"):
+            yield
+
+    executable = backend.compile(work, watch)
+    for program in executable.report.programs:
+        reporter.stage("compile", _line(program))
+    reporter.stage(
+        "compile",
+        f"{executable.report.compile_s:.1f} s in all for {backend.describe()['device']}; "
+        f"{train.kind} training data, {train.device_bytes / 1e6:,.1f} MB on the device",
+    )
+    return executable
+
+
+def _line(program: Program) -> str:
+    flops = f", {program.flops / 1e9:,.3f} GFLOP" if program.flops else ""
+    return (
+        f"{program.name}: {program.compile_s:.1f} s, cache {program.cache}, "
+        f"{program.temporary_bytes / 1e6:,.1f} MB of temporaries{flops}"
+    )
+
+
+def _keep_programs(recipe: Recipe) -> None:
+    """Switch XLA's persistent cache on, also when JAX has compiled something before."""
+    folder = cache_root(recipe.cache) / "xla" if recipe.cache.compiled else None
+    jax.config.update("jax_compilation_cache_dir", str(folder) if folder else None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()

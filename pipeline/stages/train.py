@@ -1,0 +1,261 @@
+"""Train: run the course segment by segment, and let things happen at exactly their steps.
+
+The order at a boundary is fixed: telemetry to the monitors, then evaluation, then the checkpoint
+(which holds what the evaluation decided), then stopping.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.backends.base import Executable, Mechanism
+from pipeline.config.recipe import EarlyStopSpec, Recipe
+from pipeline.errors import RunError
+from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
+from pipeline.sink.schedule import Course, Event, Segment
+from pipeline.sink.telemetry import Telemetry
+from pipeline.stages.checkpoint import Checkpoints
+from pipeline.training.spec import METRICS
+from pipeline.training.state import TrainState
+
+
+@dataclass
+class History:
+    """What became of a run."""
+
+    step: int
+    status: Literal["done", "stopped"] = "done"
+    reason: str | None = None
+    loss: float | None = None
+    train_s: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
+    """Seconds per step of every dispatch but the first."""
+    evaluated: dict[int, Evaluation] = field(default_factory=dict)
+    """The last evaluation by its step."""
+
+    @property
+    def step_ms(self) -> float | None:
+        """The median time of a step."""
+        return 1000 * statistics.median(self.step_seconds) if self.step_seconds else None
+
+
+@dataclass
+class EarlyStop:
+    """Has a metric stopped getting better? The only monitor that decides something."""
+
+    spec: EarlyStopSpec
+    best: float | None = None
+    waited: int = 0
+
+    def stops(self, evaluation: Evaluation) -> bool:
+        """Take note of an evaluation; true when patience has run out."""
+        if self.spec.metric is None:
+            return False
+        value = evaluation.scalars()[self.spec.metric]
+        sign = 1 if METRICS[self.spec.metric] == "max" else -1
+        if self.best is None or sign * (value - self.best) > self.spec.min_delta:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        return self.waited >= self.spec.patience
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it."""
+        return {"best": self.best, "waited": self.waited}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training is done with; `evaluate` and `checkpoints` are None where it does without."""
+
+    recipe: Recipe
+    course: Course
+    executable: Executable
+    mechanism: Mechanism
+    monitors: Sequence[Monitor]
+    evaluate: Callable[[TrainState], Evaluation]
+    checkpoints: Checkpoints | None
+
+
+def train(
+    training: Training, state: TrainState, host: Mapping[str, Any]
+) -> tuple[TrainState, History]:
+    """Train from the state's step to the end; `host` is what a checkpoint kept of the host.
+
+    The state that is returned has been saved. Raises RunError naming the step when a loss or
+    gradient is not finite; the state before that step has been saved then.
+    """
+    first = int(state.step)
+    history = History(first)
+    early = EarlyStop(training.recipe.monitor.early_stop, **host.get("early_stop", {}))
+    sink = _SinkClock()
+    saved_at = time.monotonic()
+    with _signals() as signals:
+        for segment in training.course.segments(first, _periods(training)):
+            while history.step < segment.stop:
+                state, telemetry, seconds = _dispatch(training, state, segment.stop, history)
+                sink.add(telemetry, seconds)
+                _check_finite(training, state, telemetry, early)
+                if signals or _due(training, saved_at):
+                    _save(training, history.step, state, early, None)
+                    saved_at = time.monotonic()
+                if signals:
+                    history.status, history.reason = "stopped", f"{signals[0]} received"
+                    return state, history
+            if Event.SINK_END in segment.events:
+                _report_sink(training, sink.report(history.step))
+            if _at_boundary(training, segment, state, early, history):
+                history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
+                break
+    _save(training, history.step, state, early, None)
+    return state, history
+
+
+def _periods(training: Training) -> dict[Event, tuple[int, ...]]:
+    """How often, in steps, evaluations and checkpoints are due."""
+    recipe, per_pass = training.recipe, training.course.steps_per_pass
+    evals = _in_steps(recipe.eval.every_steps, recipe.eval.every_passes, per_pass)
+    saves = _in_steps(recipe.checkpoint.every_steps, recipe.checkpoint.every_passes, per_pass)
+    if recipe.checkpoint.best is not None:
+        saves += evals
+    return {Event.EVALUATE: evals, Event.CHECKPOINT: saves if training.checkpoints else ()}
+
+
+def _in_steps(steps: int | None, passes: int | None, per_pass: int) -> tuple[int, ...]:
+    return tuple(n for n in (steps, passes and passes * per_pass) if n)
+
+
+def _dispatch(
+    training: Training, state: TrainState, until: int, history: History
+) -> tuple[TrainState, Telemetry, float]:
+    """Run towards boundary `until`, so far that a signal is still answered in time."""
+    start = history.step
+    stop = min(until, start + _affordable(training, history))
+    begun = time.perf_counter()
+    state, telemetry = training.executable.run(state, start, stop, training.mechanism)
+    seconds = time.perf_counter() - begun
+    if history.train_s:
+        history.step_seconds.append(seconds / len(telemetry))
+    history.train_s += seconds
+    history.step, history.loss = stop, float(telemetry.loss[-1])
+    for monitor in training.monitors:
+        monitor.on_steps(telemetry, seconds)
+    return state, telemetry, seconds
+
+
+def _affordable(training: Training, history: History) -> int:
+    """How many steps fit into a dispatch; the first one is a single step, to find out."""
+    if not history.train_s:
+        return 1
+    step_s = history.step_seconds[-1] if history.step_seconds else history.train_s
+    return max(1, int(training.recipe.train.dispatch_seconds / max(step_s, 1e-9)))
+
+
+def _at_boundary(
+    training: Training,
+    segment: Segment,
+    state: TrainState,
+    early: EarlyStop,
+    history: History,
+) -> bool:
+    """Evaluate and save where due; true when training should stop early."""
+    metrics, stops = None, False
+    if Event.EVALUATE in segment.events:
+        evaluation = training.evaluate(state)
+        metrics = evaluation.scalars()
+        history.evaluated = {segment.stop: evaluation}
+        stops = early.stops(evaluation)
+        for monitor in training.monitors:
+            monitor.on_eval(segment.stop, evaluation)
+    if Event.CHECKPOINT in segment.events:
+        _save(training, segment.stop, state, early, metrics)
+    return stops
+
+
+def _due(training: Training, saved_at: float) -> bool:
+    period_s = training.recipe.checkpoint.every_seconds
+    return period_s is not None and time.monotonic() - saved_at >= period_s
+
+
+def _save(
+    training: Training,
+    step: int,
+    state: TrainState,
+    early: EarlyStop,
+    metrics: Mapping[str, float] | None,
+) -> None:
+    if training.checkpoints is not None:
+        training.checkpoints.save(step, state, {"early_stop": early.state()}, metrics)
+
+
+def _check_finite(
+    training: Training, state: TrainState, telemetry: Telemetry, early: EarlyStop
+) -> None:
+    bad = telemetry.bad_step
+    if bad is None:
+        return
+    place = training.course.place(bad)
+    _save(training, bad - 1, state, early, None)
+    kept = f"; the state of step {bad - 1} is saved" if training.checkpoints else ""
+    raise RunError(
+        f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
+        f"Step {bad} of {training.course.total}: loss is {telemetry.loss[-1]}, "
+        f"gradient norm is {telemetry.grad_norm[-1]}{kept}"
+    )
+
+
+def _report_sink(training: Training, report: SinkReport) -> None:
+    for monitor in training.monitors:
+        monitor.on_sink(report)
+
+
+class _SinkClock:
+    """Adds up the chunks of the sink that is under way."""
+
+    def __init__(self) -> None:
+        self._seconds, self._steps = 0.0, 0
+        self._last: Telemetry | None = None
+
+    def add(self, telemetry: Telemetry, seconds: float) -> None:
+        self._seconds += seconds
+        self._steps += len(telemetry)
+        self._last = telemetry
+
+    def report(self, step: int) -> SinkReport:
+        """The sink that ends at boundary `step`, and a fresh start for the next."""
+        assert self._last is not None
+        report = SinkReport(
+            step, self._last.loss[-1], self._last.learning_rate[-1], self._seconds, self._steps
+        )
+        self._seconds, self._steps = 0.0, 0
+        return report
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """The names of the signals that asked to stop; the handler does nothing but take note.
+
+    Outside the main thread, where Python delivers none, the list stays empty.
+    """
+    received: list[str] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(signal.Signals(number).name)
+
+    previous = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, note)
+    except ValueError:
+        pass
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,130 @@
+"""Sweeps: many jobs of one command, each with its own status, and a table of them all.
+
+A job never raises, whatever becomes of it, so Hydra goes on with the next; it says what became of
+it in its own summary.json. The table is made anew from the summaries after every job, by whichever
+process ran it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.config.compose import check, value_of
+from pipeline.errors import PipelineError, report_errors
+
+OVERRIDES, SUMMARY, TABLE = "overrides.yaml", "summary.json", "sweep.csv"
+
+
+def run_job(config: DictConfig, swept: Sequence[str]) -> None:
+    """Run one job of a sweep in the directory that Hydra made for it."""
+    hydra_config = HydraConfig.get()
+    overrides = list(hydra_config.overrides.task)
+    sweep_dir = Path(hydra_config.sweep.dir)
+    job_dir = sweep_dir / str(hydra_config.sweep.subdir)
+    changed = {key: yaml.safe_load(value_of(overrides, key) or "null") for key in swept}
+    write_overrides(job_dir, changed)
+    shown = ", ".join(f"{key}={value}" for key, value in changed.items())
+    print(f"\njob {hydra_config.job.num:<6} {shown}", flush=True)
+    report_errors(
+        lambda: _run_checked(config, overrides, job_dir, changed), debug=bool(config.get("debug"))
+    )
+    write_table(sweep_dir)
+
+
+def _run_checked(
+    config: DictConfig, overrides: list[str], job_dir: Path, changed: Mapping[str, Any]
+) -> int:
+    """Run a job. A recipe that is wrong never gets as far as writing a summary: done here."""
+    from pipeline.run import run
+
+    try:
+        summary = run(check(config, overrides), job_dir, changed)
+    except PipelineError as error:
+        if not (job_dir / SUMMARY).exists():
+            failure = {"status": "failed", "reason": str(error), "exit_status": error.exit_status}
+            (job_dir / SUMMARY).write_text(json.dumps(failure) + "\n", encoding="utf-8")
+        raise
+    if summary.status == "stopped":
+        raise KeyboardInterrupt
+    return 0
+
+
+def conclude(sweep_dir: Path) -> int:
+    """Show the table; 0 when every job is done, 2 when a recipe was wrong, else 1."""
+    rows = read_jobs(sweep_dir)
+    _show(rows, sweep_dir / TABLE)
+    failed = [row for row in rows if row["status"] != "done"]
+    return max((row["exit_status"] or 1 for row in failed), default=0)
+
+
+def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
+    """Keep what sets a job apart."""
+    text = yaml.safe_dump(dict(changed), sort_keys=False)
+    (job_dir / OVERRIDES).write_text(text, encoding="utf-8")
+
+
+def read_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
+    """One row per job, in order: what was changed, what became of it."""
+    folders = (file.parent for file in sweep_dir.glob(f"*/{OVERRIDES}"))
+    return [_row(folder) for folder in sorted(folders, key=lambda f: (len(f.name), f.name))]
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    changed = yaml.safe_load((folder / OVERRIDES).read_text(encoding="utf-8"))
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        summary = {"status": "running"}
+    metrics, times = summary.get("metrics", {}), summary.get("time", {})
+    return {
+        "job": folder.name,
+        **changed,
+        "status": summary["status"],
+        "accuracy": metrics.get("accuracy"),
+        "loss": metrics.get("loss"),
+        "steps": summary.get("steps"),
+        "step_ms": times.get("step_ms"),
+        "train_s": times.get("train_s"),
+        "exit_status": summary.get("exit_status"),
+        "reason": summary.get("reason"),
+    }
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def write_table(sweep_dir: Path) -> None:
+    """Rewrite `sweep.csv` as a whole."""
+    rows = read_jobs(sweep_dir)
+    draft = sweep_dir / f"{TABLE}.{os.getpid()}.part"
+    with draft.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, _columns(rows))
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(draft, sweep_dir / TABLE)
+
+
+def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    columns = [name for name in _columns(rows) if any(row.get(name) is not None for row in rows)]
+    table = Table(*columns, title=str(file))
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value).splitlines()[0]

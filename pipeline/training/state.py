@@ -1,0 +1,54 @@
+"""What a training step reads and writes: the state, a batch, and the record of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import register_dataclass
+
+Array = jax.Array
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that training changes; what a checkpoint holds.
+
+    `step` (int32 scalar) counts updates. Random draws are keyed by (seed, step), so the state of
+    the random generator is the seed and this counter. `loss_scale` is a float32 scalar.
+    """
+
+    step: Array
+    params: Any
+    batch_stats: Any
+    opt_state: Any
+    loss_scale: Array
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Batch:
+    """One batch as it was read, before map ops.
+
+    `columns` hold arrays (batch, ...). `seed` is uint32 (2,), `pass_` an int32 scalar and `sample`
+    int32 (batch,): what augmentation is keyed by. The first `count` samples are real, the others
+    pad a short last batch.
+    """
+
+    columns: Mapping[str, Array]
+    seed: Array
+    pass_: Array
+    sample: Array
+    count: Array
+
+
+class Record(NamedTuple):
+    """What is kept of every step, float32 scalars; the columns of the telemetry buffer."""
+
+    loss: Array
+    learning_rate: Array
+    grad_norm: Array
+    loss_scale: Array

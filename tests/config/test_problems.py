@@ -1,0 +1,139 @@
+"""Every problem of a recipe, in one message: dotted key, value, what would be right."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.checks import CHECKS
+from pipeline.errors import RecipeError
+
+
+def problems(*overrides: str, recipe: str = "lenet5_mnist") -> list[str]:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, overrides)
+    return list(caught.value.problems)
+
+
+CASES = {
+    "unknown key, added": (
+        ["+train.sink_sise=5"],
+        "train.sink_sise = 5: there is no such key; did you mean train.sink_size?",
+    ),
+    "unknown key, overridden": (
+        ["train.sink_sise=5"],
+        "train.sink_sise = 5: there is no such key; did you mean train.sink_size?",
+    ),
+    "unknown key of an op": (
+        ["dataset.train.ops=[{name: rescale, factr: 2.0, factor: 1.0, shift: 0.0}]"],
+        "dataset.train.ops.0.factr = 2.0: there is no such key; "
+        "did you mean dataset.train.ops.0.factor?",
+    ),
+    "unknown name": (
+        ["model.name=lenet6"],
+        "model.name = lenet6: there is no such model; did you mean lenet5? "
+        "There is layers, lenet5, mlp, resnet",
+    ),
+    "unknown op": (
+        ["dataset.eval.ops=[resise]"],
+        "dataset.eval.ops.0.name = resise: there is no such op; did you mean resize?",
+    ),
+    "unknown group option": (
+        ["model=lenet6"],
+        "model = lenet6: there is no such model; did you mean lenet5?",
+    ),
+    "wrong type": (["train.sink_size=banana"], "train.sink_size = banana: must be a whole number"),
+    "number as text": (["train.batch_size='32'"], "train.batch_size = 32: must be a whole number"),
+    "fraction": (["train.batch_size=32.5"], "train.batch_size = 32.5: must be a whole number"),
+    "not finite": (["train.optimizer.lr=inf"], "train.optimizer.lr = inf: must be a finite number"),
+    "negative": (["train.batch_size=-4"], "train.batch_size = -4: must be greater than 0"),
+    "not a switch": (["train.sink=1"], "train.sink = 1: must be true or false"),
+    "literal": (["train.feed=magic"], "train.feed = magic: must be 'auto', 'resident' or 'stream'"),
+    "missing": (["dataset.train.ops=[{name: rescale}]"], "dataset.train.ops.0.factor: missing"),
+    "plus on a known key": (["+seed=3"], "+seed: the key is there already; leave out the +"),
+    "two lengths": (
+        ["train.epochs=2", "train.steps=5"],
+        "train: give exactly one of epochs, passes, steps; given are epochs = 2, steps = 5",
+    ),
+    "no length": (
+        ["train.epochs=null"],
+        "train: give exactly one of epochs, passes, steps; none is given",
+    ),
+    "sink of nothing": (
+        ["train.sink_size=0"],
+        "train.sink_size = 0: must be -1 (a sink per pass) or positive",
+    ),
+    "stages out of order": (["stages=[build,data]"], "must be in the order data, build"),
+    "stage without its ground": (["stages=[data,train]"], "train needs compile"),
+    "evaluation of nothing": (
+        ["stages=[data,build,compile,eval]"],
+        "checkpoint.restore: missing; stages have eval without train, so name a checkpoint",
+    ),
+    "two origins": (
+        ["train.resume=auto", "checkpoint.restore=x"],
+        "train.resume = auto: conflicts with checkpoint.restore = x",
+    ),
+    "unknown metric": (
+        ["checkpoint.best=acuracy"],
+        "checkpoint.best = acuracy: there is no such metric; did you mean accuracy?",
+    ),
+    "metric never measured": (
+        ["monitor.early_stop.metric=loss"],
+        "monitor.early_stop.metric = loss: needs eval.every_steps or eval.every_passes",
+    ),
+    "crop larger than the image": (
+        ["dataset.train.ops=[{name: random_crop, size: [40, 40]}]"],
+        "dataset.train.ops.0 (random_crop): ",
+    ),
+    "splits of two shapes": (
+        ["dataset.eval.ops=[]"],
+        "dataset.eval.ops: leave images of shape (28, 28, 1), dataset.train.ops of (32, 32, 1)",
+    ),
+    "batch larger than the data": (
+        ["train.batch_size=60001"],
+        "train.batch_size = 60001: must not be above the 60000 training samples",
+    ),
+    "warmup longer than training": (
+        ["train.schedule.warmup_steps=10000"],
+        "train.schedule: warmup of 10000 steps must be shorter than the 10000 steps",
+    ),
+    "warmup in two units": (
+        ["train.schedule.warmup_steps=3", "train.schedule.warmup_passes=1.0"],
+        "train.schedule: warmup_steps = 3 and warmup_passes = 1.0: give at most one",
+    ),
+    "unreadable interpolation": (["seed=${nowhere}"], "seed: Interpolation key 'nowhere'"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), CASES.values(), ids=CASES.keys())
+def test_problem_is_one_clear_line(overrides: list[str], message: str) -> None:
+    found = problems(*overrides)
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_all_problems_come_at_once() -> None:
+    found = problems(
+        "+train.sink_sise=5", "model.name=lenet6", "train.batch_siz=3", "loss=cros_entropy"
+    )
+    assert len(found) == 4
+    assert sorted(problem.split(" ")[0] for problem in found) == [
+        "loss",
+        "model.name",
+        "train.batch_siz",
+        "train.sink_sise",
+    ]
+
+
+def test_rules_report_together() -> None:
+    found = problems("train.sink_size=0", "train.batch_size=70000", "checkpoint.best=loss")
+    assert len(found) == 3
+
+
+def test_every_rule_has_a_case() -> None:
+    assert len(CHECKS) == 9
+
+
+def test_unknown_recipe_is_named_with_the_ones_there_are() -> None:
+    (found,) = problems(recipe="lenet5_mnits")
+    assert "recipe = lenet5_mnits: there is no such recipe; did you mean lenet5_mnist?" in found

@@ -1,0 +1,70 @@
+"""What the tests share: tiny recipes, the command line in a folder of its own, real data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+
+ROOT = Path(__file__).parents[1]
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+TINY = [
+    "dataset.name=synthetic",
+    "+dataset.like=digits",
+    "+dataset.train_size=96",
+    "+dataset.eval_size=40",
+    "train.batch_size=16",
+    "monitor.tensorboard=false",
+    "monitor.sample_images=0",
+]
+"""LeNet-5 on a few made-up digits: 6 steps a pass, an evaluation of 3 batches."""
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of compiled programs for the whole session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def tiny(cache: Path) -> Callable[..., Recipe]:
+    """Compose the tiny recipe with further overrides."""
+
+    def compose(*overrides: str) -> Recipe:
+        return load_recipe("lenet5_digits", [*TINY, f"cache.root={cache}", *overrides])
+
+    return compose
+
+
+@pytest.fixture
+def command(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `python -m pipeline` with the shared cache, in the test's own folder."""
+
+    def run(arguments: Sequence[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+        return subprocess.run(
+            [sys.executable, "-m", "pipeline", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real MNIST and CIFAR-10."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("real MNIST and CIFAR-10 are not at ../shared/data")
+    return SHARED_DATA

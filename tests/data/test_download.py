@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import multiprocessing
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline.data.download import RemoteFile, exclusive, fetch, fetch_all
+from pipeline.errors import DataError
+
+CONTENT = bytes(index * index % 251 for index in range(10_240))
+FILE = RemoteFile("data.bin", hashlib.md5(CONTENT).hexdigest())
+CUT_BYTES = 4_096
+STALL_S = 0.25
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT; the first folder of an address says in which way it goes wrong."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[tuple[str, str | None]] = []
+        self.closing = threading.Event()
+
+    def mirror(self, kind: str, scheme: str = "http") -> str:
+        return f"{scheme}://127.0.0.1:{self.server_port}/{kind}"
+
+    def handle_error(self, *_: object) -> None:
+        """A client that gave up is no news here."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        kind = self.path.split("/")[1]
+        self.server.seen.append((kind, self.headers.get("Range")))
+        getattr(self, f"send_{kind}")()
+
+    def start(self) -> int:
+        return int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+
+    def reply(self, start: int, body: bytes, length: int | None) -> None:
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def send_good(self) -> None:
+        if self.start() >= len(CONTENT):
+            self.send_error(416)
+        else:
+            rest = CONTENT[self.start() :]
+            self.reply(self.start(), rest, len(rest))
+
+    def send_late(self) -> None:
+        time.sleep(0.2)
+        self.send_good()
+
+    def send_unmeasured(self) -> None:
+        self.reply(0, CONTENT, None)
+
+    def send_rangeless(self) -> None:
+        self.reply(0, CONTENT, len(CONTENT))
+
+    def send_cut(self) -> None:
+        rest = CONTENT[self.start() :]
+        self.reply(self.start(), rest[:CUT_BYTES], len(rest))
+
+    def send_cut_rangeless(self) -> None:
+        self.reply(0, CONTENT[:CUT_BYTES], len(CONTENT))
+
+    def send_wrong(self) -> None:
+        self.reply(0, CONTENT[::-1], len(CONTENT))
+
+    def send_shifted(self) -> None:
+        self.reply(5, CONTENT[5:], len(CONTENT) - 5)
+
+    def send_stalling(self) -> None:
+        self.reply(0, CONTENT[:100], len(CONTENT))
+        self.server.closing.wait(10)
+
+    def send_silent(self) -> None:
+        self.server.closing.wait(10)
+
+    def send_elsewhere(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", self.server.mirror("good/data.bin"))
+        self.end_headers()
+
+    def send_ftp(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "ftp://127.0.0.1/data.bin")
+        self.end_headers()
+
+    def send_missing(self) -> None:
+        self.send_error(404)
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(Server()) as running:
+        yield running
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def part_of(folder: Path, content: bytes) -> Path:
+    part = folder / f"{FILE.name}.part"
+    part.write_bytes(content)
+    return part
+
+
+def closed_mirror() -> str:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("kind", ["good", "good/", "unmeasured", "rangeless", "elsewhere"])
+def test_fetch_brings_the_file(server: Server, tmp_path: Path, kind: str) -> None:
+    path = fetch(FILE, [server.mirror(kind)], tmp_path / "made" / "here")
+
+    assert path == tmp_path / "made" / "here" / "data.bin"
+    assert path.read_bytes() == CONTENT
+    assert not path.with_name("data.bin.part").exists()
+
+
+def test_fetch_leaves_a_file_that_is_there(server: Server, tmp_path: Path) -> None:
+    (tmp_path / FILE.name).write_bytes(b"mine")
+
+    assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == b"mine"
+    assert server.seen == []
+
+
+def test_fetch_continues_a_part(server: Server, tmp_path: Path) -> None:
+    part_of(tmp_path, CONTENT[:1_000])
+
+    assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == CONTENT
+    assert server.seen == [("good", "bytes=1000-")]
+
+
+def test_fetch_starts_again_where_the_server_ignores_ranges(server: Server, tmp_path: Path) -> None:
+    part_of(tmp_path, CONTENT[:1_000])
+
+    assert fetch(FILE, [server.mirror("rangeless")], tmp_path).read_bytes() == CONTENT
+    assert server.seen == [("rangeless", "bytes=1000-")]
+
+
+def test_next_mirror_continues_what_was_cut(server: Server, tmp_path: Path) -> None:
+    mirrors = [server.mirror("cut"), server.mirror("good")]
+
+    assert fetch(FILE, mirrors, tmp_path).read_bytes() == CONTENT
+    assert server.seen == [("cut", None), ("good", f"bytes={CUT_BYTES}-")]
+
+
+def test_cut_mirror_is_asked_again_while_it_brings_more(server: Server, tmp_path: Path) -> None:
+    assert fetch(FILE, [server.mirror("cut")], tmp_path).read_bytes() == CONTENT
+    assert [range_ for _, range_ in server.seen] == [None, "bytes=4096-", "bytes=8192-"]
+
+
+def test_cut_mirror_is_given_up_when_it_brings_no_more(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cut_rangeless/data.bin: closed after 4,096 of 10,240"):
+        fetch(FILE, [server.mirror("cut_rangeless")], tmp_path)
+
+    assert len(server.seen) == 2
+
+
+def test_next_mirror_is_tried_after_a_wrong_checksum(server: Server, tmp_path: Path) -> None:
+    mirrors = [server.mirror("wrong"), server.mirror("good")]
+
+    assert fetch(FILE, mirrors, tmp_path).read_bytes() == CONTENT
+    assert server.seen == [("wrong", None), ("good", None)]
+
+
+def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    wrong = hashlib.md5(CONTENT[::-1]).hexdigest()
+
+    with pytest.raises(DataError, match=f"wrong checksum: md5 {wrong} instead of {FILE.md5}"):
+        fetch(FILE, [server.mirror("wrong")], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("left", [b"\xff" * 1_000, b"\xff" * 20_000])
+def test_part_with_wrong_bytes_is_dropped(server: Server, tmp_path: Path, left: bytes) -> None:
+    part_of(tmp_path, left)
+
+    assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == CONTENT
+    assert server.seen == [("good", f"bytes={len(left)}-"), ("good", None)]
+
+
+def test_part_that_is_complete_is_taken(server: Server, tmp_path: Path) -> None:
+    part_of(tmp_path, CONTENT)
+
+    assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == CONTENT
+    assert server.seen == [("good", f"bytes={len(CONTENT)}-")]
+
+
+def test_bytes_from_elsewhere_in_the_file_are_refused(server: Server, tmp_path: Path) -> None:
+    part = part_of(tmp_path, CONTENT[:1_000])
+
+    with pytest.raises(DataError, match="sent bytes from 5 where 1,000 was asked for"):
+        fetch(FILE, [server.mirror("shifted")], tmp_path)
+    assert part.read_bytes() == CONTENT[:1_000]
+
+
+@pytest.mark.parametrize("kind", ["stalling", "silent"])
+def test_mirror_that_stalls_makes_way(server: Server, tmp_path: Path, kind: str) -> None:
+    mirrors = [server.mirror(kind), server.mirror("good")]
+    began = time.monotonic()
+
+    assert fetch(FILE, mirrors, tmp_path, stall_s=STALL_S).read_bytes() == CONTENT
+    assert time.monotonic() - began < 5
+
+
+def test_each_mirror_gives_its_reason(server: Server, tmp_path: Path) -> None:
+    mirrors = [server.mirror(kind) for kind in ("missing", "silent", "ftp")] + [closed_mirror()]
+
+    with pytest.raises(DataError) as caught:
+        fetch(FILE, mirrors, tmp_path, stall_s=STALL_S)
+
+    head, *reasons = str(caught.value).splitlines()
+    assert head == "data.bin could not be downloaded:"
+    assert reasons[0] == f"  {mirrors[0]}/data.bin: HTTP Error 404: Not Found"
+    assert reasons[1] == f"  {mirrors[1]}/data.bin: sent nothing for 0.25 s"
+    assert "unknown url type: ftp" in reasons[2]
+    assert "Connection refused" in reasons[3]
+
+
+def test_another_size_than_published_is_refused(server: Server, tmp_path: Path) -> None:
+    file = RemoteFile(FILE.name, FILE.md5, size_bytes=5)
+
+    with pytest.raises(DataError, match="offers 10,240 bytes instead of 5"):
+        fetch(file, [server.mirror("good")], tmp_path)
+
+
+@pytest.mark.parametrize("mirror", ["ftp://host/folder", "file:///etc", "/etc", "httpx://host"])
+def test_mirrors_of_other_schemes_are_refused(tmp_path: Path, mirror: str) -> None:
+    with pytest.raises(DataError, match=f"{mirror}: a mirror must be an http:// or https://"):
+        fetch(FILE, [mirror], tmp_path)
+
+
+def test_fetch_without_mirrors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.bin could not be .* dataset.mirrors is empty"):
+        fetch(FILE, [], tmp_path)
+
+
+def test_failed_download_says_how_to_go_on(server: Server, tmp_path: Path) -> None:
+    files = [FILE, RemoteFile("labels.bin", "0")]
+    mirrors = [server.mirror("good"), closed_mirror()]
+
+    with pytest.raises(DataError) as caught:
+        fetch_all("mnist", files, mirrors, tmp_path)
+
+    message = str(caught.value)
+    assert message.startswith("mnist: labels.bin could not be downloaded:")
+    assert f"{mirrors[0]}/labels.bin: wrong checksum" in message
+    assert f"{mirrors[1]}/labels.bin: " in message
+    assert f"Put data.bin, labels.bin into {tmp_path}" in message
+    assert "dataset.root=DIR" in message
+    assert "dataset.name=synthetic +dataset.like=mnist" in message
+
+
+def test_fetch_all_brings_every_file(server: Server, tmp_path: Path) -> None:
+    files = [FILE, RemoteFile("copy.bin", FILE.md5, len(CONTENT))]
+
+    fetch_all("mnist", files, [server.mirror("good")], tmp_path)
+
+    assert [(tmp_path / file.name).read_bytes() == CONTENT for file in files] == [True, True]
+
+
+def fetch_in_process(mirror: str, folder: Path) -> None:
+    fetch(FILE, [mirror], folder)
+
+
+def test_parallel_processes_download_once(server: Server, tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    arguments = (server.mirror("late"), tmp_path)
+    processes = [spawn.Process(target=fetch_in_process, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert (tmp_path / FILE.name).read_bytes() == CONTENT
+    assert server.seen == [("late", None)]
+
+
+def test_file_system_without_locks_does(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == CONTENT
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "cache"
+
+    message = rf"{folder}: can't be written .*cache.root=DIR"
+    with pytest.raises(DataError, match=message), exclusive(folder):
+        pass
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal, True), (io.StringIO, False)])
+def test_progress_shows_on_a_terminal_only(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: Callable[[], io.StringIO],
+    shown: bool,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+
+    fetch(FILE, [server.mirror("good")], tmp_path)
+
+    assert (FILE.name in sys.stderr.getvalue()) is shown
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_unknown_certificates_are_refused(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    request = ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048"]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*request, *names, *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = Server()
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+
+    with serving(server), pytest.raises(DataError, match="CERTIFICATE_VERIFY_FAILED"):
+        fetch(FILE, [server.mirror("good", "https")], tmp_path)
+    assert server.seen == []

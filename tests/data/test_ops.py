@@ -1,0 +1,393 @@
+"""Map ops against plain loops and hand-worked numbers, on the host and compiled (D-05)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from pydantic import ValidationError
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.geometry import (
+    CenterCrop,
+    Cutout,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    Resize,
+)
+from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
+from pipeline.registry import parts
+
+RNG = np.random.default_rng(0)
+BYTES = RNG.integers(0, 256, (16, 7, 9, 3), dtype=np.uint8)
+FLOATS = RNG.standard_normal((16, 7, 9, 3), dtype=np.float32)
+LABELS = RNG.integers(0, 10, 16).astype(np.int32)
+IMAGE = ColumnSpec((7, 9, 3), "uint8")
+LABEL = ColumnSpec((), "int32")
+CIFAR = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}  # D-06
+
+IMAGE_OPS = [
+    Resize(size=(5, 20)),
+    Resize(size=(5, 20), interpolation="nearest"),
+    RandomCrop(size=(6, 9), padding=(1, 2, 3, 4)),
+    CenterCrop(size=(4, 4)),
+    RandomHorizontalFlip(),
+    Pad(padding=(1, 2, 3, 4), fill=3),
+    Cutout(size=3, holes=2),
+    Rescale(factor=1 / 255, shift=-0.5),
+    Normalize(**CIFAR),
+    Hwc2Chw(),
+    TypeCast(column="image", dtype="float32"),
+]
+images = arrays(
+    np.uint8, st.tuples(st.just(2), st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
+)
+units = arrays(np.float32, (2, 2), elements=st.floats(0, 1, exclude_max=True, width=32))
+
+
+def uniforms_for(op, batch=16):
+    return np.random.default_rng(1).random((batch, op.draws), dtype=np.float32)
+
+
+def on_host(op, values, uniforms=None):
+    return op(np, values, uniforms_for(op, len(values)) if uniforms is None else uniforms)
+
+
+def spec_of(values):
+    return ColumnSpec(values.shape[1:], values.dtype.name)
+
+
+def op_id(op):
+    return "-".join([op.name, getattr(op, "interpolation", "")]).rstrip("-")
+
+
+@pytest.mark.parametrize("values", [BYTES, FLOATS], ids=["uint8", "float32"])
+@pytest.mark.parametrize("op", IMAGE_OPS, ids=op_id)
+def test_host_and_compiled_device_agree(op, values):
+    uniforms = uniforms_for(op)
+    host = op(np, values, uniforms)
+    device = jax.jit(lambda *arrays: op(jnp, *arrays))(values, uniforms)
+    assert device.dtype == host.dtype
+    contracted = op.name in ("rescale", "resize") and host.dtype == np.float32
+    tolerance = 1e-6 if contracted else 0  # XLA may fuse a multiply and an add into one rounding
+    np.testing.assert_allclose(device, host, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("values", [BYTES, FLOATS], ids=["uint8", "float32"])
+@pytest.mark.parametrize("op", IMAGE_OPS, ids=op_id)
+def test_output_tells_shape_and_dtype(op, values):
+    told, got = op.output(spec_of(values)), on_host(op, values)
+    assert (told.shape, told.dtype) == (got.shape[1:], got.dtype.name)
+
+
+def test_every_op_is_registered():
+    assert set(parts("op")) == {
+        "center_crop",
+        "cutout",
+        "hwc2chw",
+        "normalize",
+        "one_hot",
+        "pad",
+        "random_crop",
+        "random_horizontal_flip",
+        "rescale",
+        "resize",
+        "type_cast",
+    }
+
+
+SPATIAL = [op for op in IMAGE_OPS if op.name not in ("rescale", "type_cast")]
+
+
+@pytest.mark.parametrize("op", SPATIAL, ids=op_id)
+def test_an_image_op_refuses_what_is_not_an_image(op):
+    with pytest.raises(ValueError, match=r"\(height, width, channels\), not values of shape \(\)"):
+        op.output(LABEL)
+
+
+@pytest.mark.parametrize("op", SPATIAL, ids=op_id)
+def test_an_image_op_refuses_channels_first(op):
+    with pytest.raises(ValueError, match=r"not the \(3, 7, 9\) .* list it before hwc2chw"):
+        op.output(Hwc2Chw().output(IMAGE))
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong"),
+    [
+        (Resize, {"size": [32]}),
+        (Resize, {"size": [0, 32]}),
+        (Resize, {"size": ["32", 32]}),
+        (Resize, {"size": [32, 32], "interpolation": "cubic"}),
+        (Pad, {"padding": [1, 1]}),
+        (Pad, {"padding": [-1, 0, 0, 0]}),
+        (RandomHorizontalFlip, {"prob": 1.5}),
+        (Cutout, {"size": 8, "holes": 0}),
+        (Normalize, {"mean": [0.0], "std": [0.0]}),
+        (TypeCast, {"dtype": "int64"}),
+        (OneHot, {"classes": 0}),
+    ],
+)
+def test_a_wrong_field_is_refused(op, wrong):
+    with pytest.raises(ValidationError, match=next(reversed(wrong))):
+        op.model_validate(wrong)
+
+
+def test_an_op_reads_as_a_recipe_writes_it():
+    op = RandomCrop.model_validate(
+        {"name": "random_crop", "size": [32, 32], "padding": [4, 4, 4, 4]}
+    )
+    assert op == RandomCrop(size=(32, 32), padding=(4, 4, 4, 4))
+    assert op.output(ColumnSpec((32, 32, 3), "uint8")).shape == (32, 32, 3)
+
+
+def bilinear(image, size):
+    """Bilinear interpolation as its definition has it: a hat function over every source pixel."""
+    height, width, _ = image.shape
+    result = np.zeros((*size, image.shape[2]))
+    for y in range(size[0]):
+        for x in range(size[1]):
+            row = min(max((y + 0.5) * height / size[0] - 0.5, 0), height - 1)
+            column = min(max((x + 0.5) * width / size[1] - 0.5, 0), width - 1)
+            for i in range(height):
+                for j in range(width):
+                    weight = max(0, 1 - abs(row - i)) * max(0, 1 - abs(column - j))
+                    result[y, x] += weight * image[i, j]
+    return result
+
+
+SIZES = [(3, 4), (14, 18), (5, 20), (1, 1), (7, 2)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_linear_resize_of_floats_is_bilinear(size):
+    expected = [bilinear(image.astype(np.float64), size) for image in FLOATS[:2]]
+    np.testing.assert_allclose(on_host(Resize(size=size), FLOATS[:2]), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_linear_resize_of_bytes_is_bilinear_to_within_a_level(size):
+    expected = np.array([bilinear(image, size) for image in BYTES[:2]])
+    error = on_host(Resize(size=size), BYTES[:2]) - expected
+    assert abs(error).max() < 0.63  # half a level of rounding, an eighth from 11-bit weights
+    assert abs(error).mean() < 0.3
+
+
+def test_linear_resize_has_half_pixel_centres_and_clamps_the_edges():
+    row = np.array([0, 100], np.uint8).reshape(1, 1, 2, 1)
+    assert on_host(Resize(size=(1, 4)), row).ravel().tolist() == [0, 25, 75, 100]
+    assert on_host(Resize(size=(1, 1)), row).ravel().tolist() == [50]
+
+
+def test_nearest_resize_takes_the_pixel_at_the_floor():
+    row = np.array([10, 20, 30, 40, 50], np.uint8).reshape(1, 1, 5, 1)
+    wide, narrow = (Resize(size=(1, n), interpolation="nearest") for n in (10, 2))
+    assert on_host(wide, row).ravel().tolist() == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
+    assert on_host(narrow, row).ravel().tolist() == [10, 30]
+
+
+@given(values=images, interpolation=st.sampled_from(["linear", "nearest"]))
+def test_resize_to_the_same_size_changes_nothing(values, interpolation):
+    op = Resize(size=values.shape[1:3], interpolation=interpolation)
+    np.testing.assert_array_equal(on_host(op, values), values)
+    floats = values.astype(np.float32) / 7
+    np.testing.assert_array_equal(on_host(op, floats), floats)
+
+
+@given(level=st.integers(0, 255), height=st.integers(1, 300), width=st.integers(1, 300))
+def test_resize_keeps_an_even_image_even(level, height, width):
+    values = np.full((1, 3, 5, 1), level, np.uint8)
+    assert (on_host(Resize(size=(height, width)), values) == level).all()
+
+
+def test_resize_keeps_half_precision():
+    assert on_host(Resize(size=(4, 4)), FLOATS.astype(np.float16)).dtype == np.float16
+
+
+def test_resize_refuses_integers_other_than_bytes():
+    with pytest.raises(ValueError, match="takes uint8, float16 or float32 images, not int32"):
+        Resize(size=(4, 4)).output(ColumnSpec((7, 9, 3), "int32"))
+
+
+def test_random_crop_cuts_each_padded_image_where_its_uniforms_say():
+    op = RandomCrop(size=(6, 5), padding=(1, 2, 3, 4))
+    uniforms = uniforms_for(op)
+    result = on_host(op, BYTES, uniforms)
+    for image, (v, h), got in zip(BYTES, uniforms, result, strict=True):
+        padded = np.zeros((10, 16, 3), np.uint8)
+        padded[1:8, 3:12] = image
+        top, left = int(v * 5), int(h * 12)  # 10 - 6 + 1 and 16 - 5 + 1 places
+        np.testing.assert_array_equal(got, padded[top : top + 6, left : left + 5])
+
+
+def test_random_crop_reaches_every_place():
+    op = RandomCrop(size=(2, 2), padding=(1, 0, 0, 1))
+    values = np.arange(1, 10, dtype=np.uint8).reshape(1, 3, 3, 1).repeat(400, axis=0)
+    corners = {tuple(crop.ravel()) for crop in on_host(op, values)}
+    padded = np.pad(values[0, :, :, 0], ((1, 0), (0, 1)))
+    assert corners == {
+        tuple(padded[y : y + 2, x : x + 2].ravel()) for y in range(3) for x in range(3)
+    }
+
+
+@given(values=images, uniforms=units)
+def test_random_crop_of_the_full_size_without_padding_changes_nothing(values, uniforms):
+    op = RandomCrop(size=values.shape[1:3])
+    np.testing.assert_array_equal(on_host(op, values, uniforms), values)
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        (RandomCrop(size=(8, 9)), "8x9 from 7x9"),
+        (RandomCrop(size=(9, 12), padding=(1, 1, 1, 1)), "9x12 from 9x11"),
+        (CenterCrop(size=(7, 10)), "7x10 from 7x9"),
+    ],
+)
+def test_a_crop_larger_than_the_image_is_refused(op, sizes):
+    with pytest.raises(ValueError, match=f"can't crop {sizes}, padding included"):
+        op.output(IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "columns"), [((7, 9), (0, 7), (0, 9)), ((4, 4), (1, 5), (2, 6))]
+)
+def test_center_crop_keeps_the_middle(size, rows, columns):
+    expected = BYTES[:, slice(*rows), slice(*columns)]
+    np.testing.assert_array_equal(on_host(CenterCrop(size=size), BYTES), expected)
+
+
+def test_pad_surrounds_with_the_fill():
+    values = np.array([[[[1], [2]]]], np.uint8)
+    result = on_host(Pad(padding=(1, 0, 0, 2), fill=9), values)
+    assert result[0, :, :, 0].tolist() == [[9, 9, 9, 9], [1, 2, 9, 9]]
+
+
+@given(
+    values=images, padding=st.tuples(*[st.integers(0, 3)] * 4), fill=st.sampled_from([0, 7, 255])
+)
+def test_cropping_the_padding_away_gives_the_image_back(values, padding, fill):
+    padded = on_host(Pad(padding=padding, fill=fill), values)
+    top, _, left, _ = padding
+    _, height, width, _ = values.shape
+    np.testing.assert_array_equal(padded[:, top : top + height, left : left + width], values)
+    assert padded.sum() == values.sum() + fill * (padded.size - values.size)
+
+
+@pytest.mark.parametrize("fill", [-1, 256, 0.5])
+def test_a_fill_that_is_no_byte_is_refused(fill):
+    with pytest.raises(ValueError, match=rf"uint8 images with {float(fill)}; .* from 0 to 255"):
+        Pad(padding=(1, 1, 1, 1), fill=fill).output(IMAGE)
+
+
+def test_float_images_take_any_fill():
+    op = Pad(padding=(1, 0, 0, 0), fill=-0.5)
+    assert op.output(spec_of(FLOATS)).shape == (8, 9, 3)
+    assert (on_host(op, FLOATS)[:, 0] == -0.5).all()
+
+
+@given(values=images, uniforms=units, prob=st.floats(0, 1))
+def test_flipping_twice_with_the_same_uniforms_changes_nothing(values, uniforms, prob):
+    op = RandomHorizontalFlip(prob=prob)
+    once = on_host(op, values, uniforms)
+    np.testing.assert_array_equal(on_host(op, once, uniforms), values)
+
+
+def test_flip_mirrors_the_images_whose_uniform_is_below_prob():
+    uniforms = np.array([[0.0], [0.29], [0.31], [0.99]], np.float32)
+    result = on_host(RandomHorizontalFlip(prob=0.3), BYTES[:4], uniforms)
+    mirrored = np.array([[list(reversed(row)) for row in image] for image in BYTES[:2]])
+    np.testing.assert_array_equal(result, np.concatenate([mirrored, BYTES[2:4]]))
+
+
+@pytest.mark.parametrize("prob", [0.0, 1.0])
+def test_flip_is_sure_at_the_ends_of_prob(prob):
+    extremes = np.array([[0.0], [1 - 2**-24]], np.float32)
+    expected = BYTES[:2, :, ::-1] if prob else BYTES[:2]
+    result = on_host(RandomHorizontalFlip(prob=prob), BYTES[:2], extremes)
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("holes", [1, 3])
+def test_cutout_blanks_squares_around_their_centres_clipped_at_the_edges(size, holes):
+    op = Cutout(size=size, holes=holes)
+    uniforms = uniforms_for(op)
+    expected = FLOATS.copy()
+    for image, drawn in zip(expected, uniforms, strict=True):
+        for v, h in zip(drawn[:holes], drawn[holes:], strict=True):
+            top, left = int(v * 7) - size // 2, int(h * 9) - size // 2
+            image[max(top, 0) : top + size, max(left, 0) : left + size] = 0
+    np.testing.assert_array_equal(on_host(op, FLOATS, uniforms), expected)
+
+
+def test_a_hole_larger_than_the_image_is_refused():
+    with pytest.raises(ValueError, match="a hole of 8x8 is larger than the image of 7x9"):
+        Cutout(size=8).output(IMAGE)
+
+
+def test_rescale_multiplies_then_adds():
+    result = on_host(Rescale(factor=0.5, shift=-1), np.array([[0, 1, 255]], np.uint8))
+    assert result.dtype == np.float32
+    assert result.tolist() == [[-1, -0.5, 126.5]]
+
+
+def test_two_rescales_are_the_normalisation_of_mnist():
+    pixels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)  # D-06
+    scaled = on_host(Rescale(factor=1 / 255, shift=0), pixels)
+    twice = on_host(Rescale(factor=1 / 0.3081, shift=-0.1307 / 0.3081), scaled)
+    once = on_host(Normalize(mean=(0.1307,), std=(0.3081,)), scaled)
+    np.testing.assert_allclose(twice, once, atol=1e-6)
+
+
+def test_normalize_works_channel_by_channel():
+    result = on_host(Normalize(**CIFAR), FLOATS)
+    for channel, (mean, std) in enumerate(zip(*CIFAR.values(), strict=True)):
+        expected = (FLOATS[..., channel].astype(np.float64) - mean) / std
+        np.testing.assert_allclose(result[..., channel], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_normalize_refuses_another_number_of_channels():
+    with pytest.raises(ValueError, match="have 1 values for images of 3 channels"):
+        Normalize(mean=(0.5,), std=(0.5,)).output(IMAGE)
+
+
+def test_normalize_refuses_mean_and_std_of_different_length():
+    with pytest.raises(ValidationError, match="mean has 3 values and std has 1"):
+        Normalize(mean=(0.5, 0.5, 0.5), std=(0.5,))
+
+
+def test_hwc2chw_moves_the_channels_first():
+    told, result = Hwc2Chw().output(IMAGE), on_host(Hwc2Chw(), BYTES)
+    assert (told.shape, told.layout) == ((3, 7, 9), "chw")
+    for channel in range(3):
+        np.testing.assert_array_equal(result[:, channel], BYTES[..., channel])
+
+
+def test_type_cast_takes_the_label_unless_told_otherwise():
+    assert TypeCast(dtype="int32").column == "label"
+    assert TypeCast(dtype="int32").output(ColumnSpec((), "uint8")) == LABEL
+    assert on_host(TypeCast(dtype="int32"), LABELS.astype(np.uint8)).dtype == np.int32
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_one_hot_has_a_single_one_at_the_label(xp, dtype):
+    op = OneHot(classes=10)
+    result = op(xp, xp.asarray(LABELS.astype(dtype)), None)
+    np.testing.assert_array_equal(result, np.eye(10, dtype=np.float32)[LABELS])
+    assert result.dtype == np.float32
+    assert op.column == "label"
+    assert op.output(LABEL) == ColumnSpec((10,), "float32")
+
+
+def test_one_hot_of_a_label_out_of_range_is_all_zeros():
+    assert not on_host(OneHot(classes=4), np.array([-1, 4])).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_one_hot_refuses_labels_that_are_no_integers(dtype):
+    with pytest.raises(ValueError, match=f"takes integer labels, not {dtype}"):
+        OneHot(classes=10).output(ColumnSpec((), dtype))

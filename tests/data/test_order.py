@@ -1,0 +1,197 @@
+"""The sample order against a loop that lists whole passes, and the laws of a shuffle."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.data.order import Batching, Order, pass_order
+
+SEEDS = st.integers(0, 2**63 - 1)
+PASSES = st.integers(0, 2**31 - 1)
+
+
+@given(seed=SEEDS, pass_=PASSES, samples=st.integers(1, 60), window=st.integers(1, 80) | st.none())
+def test_a_shuffled_pass_is_a_permutation_that_keeps_to_its_window(seed, pass_, samples, window):
+    order = pass_order(seed, pass_, samples, True, window)
+    assert order.dtype == np.int32
+    assert sorted(order) == list(range(samples))
+    latest = np.arange(samples) + (window or samples) - 1  # D-08: what has entered the buffer
+    assert (order <= latest).all()
+
+
+@given(seed=SEEDS, pass_=PASSES)
+def test_without_shuffle_the_order_is_that_of_the_files(seed, pass_):
+    np.testing.assert_array_equal(pass_order(seed, pass_, 9, False, 4), range(9))
+
+
+def test_a_window_of_one_moves_nothing():
+    np.testing.assert_array_equal(pass_order(3, 0, 20, True, 1), range(20))
+
+
+@pytest.mark.parametrize("window", [20, 21, 10**6])
+def test_a_window_of_the_whole_dataset_is_a_full_shuffle(window):
+    np.testing.assert_array_equal(
+        pass_order(3, 0, 20, True, window), pass_order(3, 0, 20, True, None)
+    )
+
+
+@pytest.mark.parametrize("window", [None, 10])
+def test_passes_and_seeds_differ_and_repeat_exactly(window):
+    orders = {
+        (seed, pass_): pass_order(seed, pass_, 100, True, window).tobytes()
+        for seed in (0, 1, 2**62)
+        for pass_ in range(4)
+    }
+    assert len(set(orders.values())) == 12
+    pass_order.cache_clear()
+    for (seed, pass_), order in orders.items():
+        assert pass_order(seed, pass_, 100, True, window).tobytes() == order
+
+
+def test_orders_of_a_seed_never_change_between_versions():
+    assert pass_order(42, 3, 10, True, None).tolist() == [1, 6, 3, 4, 5, 9, 2, 8, 0, 7]
+    assert pass_order(42, 3, 10, True, 4).tolist() == [3, 1, 0, 5, 7, 2, 6, 4, 9, 8]
+
+
+@pytest.mark.parametrize(
+    ("samples", "window", "possible"),
+    [
+        (3, None, {"012", "021", "102", "120", "201", "210"}),
+        (3, 2, {"012", "021", "102", "120"}),
+        (4, 2, {"0123", "0132", "0213", "0231", "1023", "1032", "1203", "1230"}),
+    ],
+)
+def test_every_order_that_a_window_allows_is_equally_likely(samples, window, possible):
+    draws = 400 * len(possible)
+    seen = Counter(
+        "".join(map(str, pass_order(1, pass_, samples, True, window))) for pass_ in range(draws)
+    )
+    assert set(seen) == possible
+    assert all(abs(count - 400) < 80 for count in seen.values())  # 4 standard deviations
+
+
+def test_an_order_that_others_share_can_not_be_written_to():
+    with pytest.raises(ValueError, match="read-only"):
+        pass_order(0, 0, 5, True, None)[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "drop_remainder", "repeat", "steps"),
+    [
+        (60_000, 32, True, 1, 1875),
+        (60_000, 64, False, 1, 938),
+        (60_000, 64, True, 1, 937),
+        (50_000, 256, True, 1, 195),
+        (50_000, 256, True, 3, 585),
+        (7, 7, True, 1, 1),
+        (7, 100, False, 2, 2),
+    ],
+)
+def test_steps_per_pass_count_batches_then_repeat_them(
+    samples, batch_size, drop_remainder, repeat, steps
+):
+    assert Batching(samples, batch_size, drop_remainder, repeat).steps_per_pass == steps  # D-09..11
+
+
+def test_the_last_batch_of_60000_by_64_holds_32_samples():
+    batches = make_order(samples=60_000, batch_size=64, drop_remainder=False).batches(936, 3)
+    assert batches.counts.tolist() == [64, 32, 64]  # D-09
+
+
+def test_a_batch_that_can_never_be_full_is_refused():
+    with pytest.raises(ValueError, match=r"batch of 65 .* 64 samples, .* can be 64 at most"):
+        Batching(64, 65, drop_remainder=True, repeat=1)
+
+
+@pytest.mark.parametrize("drop_remainder", [True, False])
+def test_no_samples_are_refused(drop_remainder):
+    with pytest.raises(ValueError, match="there are no samples"):
+        make_order(samples=0, drop_remainder=drop_remainder)
+
+
+def make_order(
+    samples=10,
+    batch_size=4,
+    shuffle=False,
+    buffer_size=None,
+    drop_remainder=True,
+    repeat=1,
+    seed=0,
+):
+    return Order(
+        seed=seed,
+        samples=samples,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        buffer_size=buffer_size,
+        drop_remainder=drop_remainder,
+        repeat=repeat,
+    )
+
+
+def listed(order, passes):
+    """The batches of the first passes as (pass for draws, indices, count), by plain loops."""
+    for number in range(passes * order.repeat):
+        left = pass_order(
+            order.seed, number, order.samples, order.shuffle, order.buffer_size
+        ).tolist()
+        while left:
+            batch, left = left[: order.batch_size], left[order.batch_size :]
+            missing = order.batch_size - len(batch)
+            if missing == 0 or not order.drop_remainder:
+                yield number, batch + batch[:1] * missing, len(batch)
+
+
+@given(
+    order=st.builds(
+        make_order,
+        samples=st.integers(6, 30),
+        batch_size=st.integers(1, 6),
+        shuffle=st.booleans(),
+        buffer_size=st.none() | st.integers(1, 40),
+        drop_remainder=st.booleans(),
+        repeat=st.integers(1, 3),
+        seed=SEEDS,
+    ),
+    data=st.data(),
+)
+def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(order, data):
+    whole = list(listed(order, passes=3))
+    assert len(whole) == 3 * order.steps_per_pass
+    first = data.draw(st.integers(0, len(whole)))
+    count = data.draw(st.integers(0, len(whole) - first))
+    batches = order.batches(first, count)
+    expected = whole[first : first + count]
+    assert batches.passes.tolist() == [number for number, _, _ in expected]
+    assert batches.indices.tolist() == [indices for _, indices, _ in expected]
+    assert batches.counts.tolist() == [real for _, _, real in expected]
+    assert batches.indices.shape == (count, order.batch_size)
+    assert {batches.indices.dtype, batches.passes.dtype, batches.counts.dtype} == {
+        np.dtype(np.int32)
+    }
+
+
+def test_a_batch_larger_than_the_dataset_is_filled_up_with_its_first_sample():
+    batches = make_order(samples=3, batch_size=5, drop_remainder=False).batches(0, 2)
+    assert batches.indices.tolist() == [[0, 1, 2, 0, 0]] * 2
+    assert batches.counts.tolist() == [3, 3]
+
+
+def test_repetitions_within_a_pass_are_shuffled_apart():
+    order = make_order(samples=40, batch_size=40, shuffle=True, repeat=2)
+    batches = order.batches(0, 4)
+    assert batches.passes.tolist() == [0, 1, 2, 3]
+    assert len({row.tobytes() for row in batches.indices}) == 4
+
+
+def test_a_far_step_costs_no_more_than_a_near_one():
+    order = make_order(samples=60_000, batch_size=32, shuffle=True)
+    pass_order.cache_clear()
+    batches = order.batches(1875 * 1_000_000 + 5, 1)
+    assert pass_order.cache_info().misses == 1
+    assert batches.passes.tolist() == [1_000_000]
+    expected = pass_order(0, 1_000_000, 60_000, True, None)[5 * 32 : 6 * 32]
+    np.testing.assert_array_equal(batches.indices[0], expected)

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import ValidationError
+
+from pipeline.data.columns import RawData
+from pipeline.data.sources.image_folder import ImageFolder, decode
+from pipeline.errors import DataError
+from tests.data.section import section
+
+
+def picture(seed: int, height: int = 6, width: int = 5) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def save(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def write_tree(root: Path, evaluation: str = "eval") -> Path:
+    save(root / "train" / "owl" / "b.png", picture(1))
+    save(root / "train" / "owl" / "a.PNG", picture(0))
+    save(root / "train" / "ant" / "c.bmp", picture(2))
+    save(root / evaluation / "ant" / "d.png", picture(3))
+    save(root / evaluation / "owl" / "e.png", picture(4))
+    return root
+
+
+def read(root: Path, image_size: list[int] | None = None) -> RawData:
+    return ImageFolder(**section(root=root, image_size=image_size)).read(root / "cache")
+
+
+@pytest.mark.parametrize("evaluation", ["eval", "val", "test"])
+def test_folders_become_classes(tmp_path: Path, evaluation: str) -> None:
+    data = read(write_tree(tmp_path, evaluation))
+
+    assert data.classes == ("ant", "owl")
+    assert data.train.columns["label"][:].tolist() == [0, 1, 1]
+    assert data.eval.columns["label"][:].tolist() == [0, 1]
+    assert data.train.columns["label"].dtype == np.int32
+    assert data.train.columns["image"].shape == (3, 6, 5, 3)
+    assert data.train.columns["image"].dtype == np.uint8
+    expected = np.stack([picture(seed) for seed in (2, 0, 1)])
+    np.testing.assert_array_equal(data.train.columns["image"][:], expected)
+
+
+def test_eval_comes_before_val_and_test(tmp_path: Path) -> None:
+    write_tree(tmp_path, "test")
+    shutil.copytree(tmp_path / "test", tmp_path / "val")
+    save(tmp_path / "val" / "owl" / "more.png", picture(9))
+
+    assert len(read(tmp_path).eval) == 3
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        slice(1, 3),
+        slice(None, None, -1),
+        slice(0, 0),
+        np.array([2, 0, 2]),
+        np.array([], np.int64),
+        np.array([-1, 1]),
+    ],
+)
+def test_column_is_indexed_like_an_array(tmp_path: Path, indices: slice | np.ndarray) -> None:
+    column = read(write_tree(tmp_path)).train.columns["image"]
+
+    stacked = np.stack([picture(seed) for seed in (2, 0, 1)])
+    np.testing.assert_array_equal(column[indices], stacked[indices])
+    assert column[indices].dtype == np.uint8
+
+
+def test_index_out_of_range_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IndexError, match="index 3 is out of bounds"):
+        read(write_tree(tmp_path)).train.columns["image"][np.array([3])]
+
+
+def test_column_travels_to_another_process(tmp_path: Path) -> None:
+    column = read(write_tree(tmp_path)).train.columns["image"]
+
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(column))[:], column[:])
+
+
+def test_images_are_decoded_when_asked_for(tmp_path: Path) -> None:
+    column = read(write_tree(tmp_path)).train.columns["image"]
+    save(tmp_path / "train" / "ant" / "c.bmp", picture(7))
+    (tmp_path / "train" / "owl" / "b.png").unlink()
+
+    np.testing.assert_array_equal(column[:1], picture(7)[np.newaxis])
+    with pytest.raises(DataError, match=r"owl/b.png: can't be read as an image: .*No such file"):
+        column[:]
+
+
+def test_every_kind_of_pixel_becomes_rgb(tmp_path: Path) -> None:
+    colour = np.full((4, 4, 3), (200, 30, 90), np.uint8)
+    grey = np.full((4, 4), 77, np.uint8)
+    alpha = np.dstack([colour, np.full((4, 4), 128, np.uint8)])
+    save(tmp_path / "grey.png", grey)
+    save(tmp_path / "alpha.png", alpha)
+    Image.fromarray(colour).quantize(4).save(tmp_path / "palette.png")
+
+    np.testing.assert_array_equal(
+        decode(str(tmp_path / "grey.png"), (4, 4)), grey[..., None] + 0 * colour
+    )
+    np.testing.assert_array_equal(decode(str(tmp_path / "alpha.png"), (4, 4)), colour)
+    np.testing.assert_array_equal(decode(str(tmp_path / "palette.png"), (4, 4)), colour)
+
+
+def test_jpeg_is_decoded(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 255, 16 * 16).reshape(16, 16)
+    save(tmp_path / "ramp.jpeg", np.dstack([ramp] * 3).astype(np.uint8))
+
+    decoded = decode(str(tmp_path / "ramp.jpeg"), (16, 16))
+
+    assert np.abs(decoded - ramp[:, :, np.newaxis]).max() < 8
+
+
+def test_image_size_resizes_bilinearly(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    save(tmp_path / "train" / "owl" / "wide.png", np.full((3, 9, 3), 50, np.uint8))
+    # Halving pixels 0 and 100: Pillow's triangle, twice as wide, weighs them 3:1 at the edges.
+    save(
+        tmp_path / "train" / "owl" / "z.png",
+        np.repeat([[[0] * 3, [100] * 3]], 2, 0).astype(np.uint8),
+    )
+
+    column = read(tmp_path, image_size=[4, 4]).train.columns["image"]
+
+    assert column.shape == (5, 4, 4, 3)
+    assert (column[3:4] == 50).all()
+    np.testing.assert_array_equal(column[4:][0, 0, :, 0], [0, 25, 75, 100])
+
+
+def test_image_of_another_size_is_named(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    save(tmp_path / "eval" / "owl" / "odd.png", picture(5, height=7, width=2))
+
+    message = r"eval/owl/odd.png: is 7x2 where .*ant/c.bmp is 6x5; give dataset.image_size=\[H,W\]"
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+
+
+def test_unreadable_image_is_named(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    (tmp_path / "train" / "ant" / "x.jpg").write_bytes(b"not an image")
+
+    with pytest.raises(DataError, match=r"ant/x.jpg: can't be read as an image: cannot identify"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp"])
+@settings(max_examples=30, deadline=None)
+@given(cut=st.integers(0, 10_000), place=st.integers(0, 10_000), flip=st.integers(0, 255))
+def test_damaged_image_is_decoded_or_named(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, cut: int, place: int, flip: int
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / f"image{suffix}"
+    save(path, picture(0, 24, 24))
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= flip
+    path.write_bytes(content[: len(content) - cut % len(content)])
+
+    try:
+        outcome = str(decode(str(path), (24, 24)).shape)
+    except DataError as error:
+        outcome = str(error)
+    assert outcome.startswith(("(24, 24, 3)", f"{path}: can't be read as an image"))
+
+
+def test_image_of_another_format_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(picture(0)).save(tmp_path / "x.gif")
+    (tmp_path / "x.gif").rename(tmp_path / "x.png")
+
+    with pytest.raises(DataError, match=r"x.png: can't be read as an image: cannot identify"):
+        decode(str(tmp_path / "x.png"), (6, 5))
+
+
+def test_other_and_hidden_files_do_not_count(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    (tmp_path / "train" / "owl" / "notes.txt").touch()
+    (tmp_path / "train" / "owl" / "._a.png").touch()
+    (tmp_path / "train" / ".cache").mkdir()
+    (tmp_path / "train" / "readme.md").touch()
+
+    assert len(read(tmp_path).train) == 3
+
+
+def test_splits_with_other_classes_are_refused(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    save(tmp_path / "eval" / "bee" / "f.png", picture(5))
+
+    with pytest.raises(DataError, match=r"the same class folders; only one of .* has bee"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["train", "eval"])
+def test_missing_split_is_refused(tmp_path: Path, folder: str) -> None:
+    shutil.rmtree(write_tree(tmp_path) / folder)
+
+    with pytest.raises(DataError, match="must have the folders train and one of eval, val, test"):
+        read(tmp_path)
+
+
+def test_split_without_classes_is_refused(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+
+    with pytest.raises(DataError, match="train: must have one folder per class; it has none"):
+        read(tmp_path)
+
+
+def test_class_without_images_is_refused(tmp_path: Path) -> None:
+    (write_tree(tmp_path) / "train" / "ant" / "c.bmp").unlink()
+
+    with pytest.raises(DataError, match=r"train/ant: holds no image \(.png, .jpg, .jpeg, .bmp\)"):
+        read(tmp_path)
+
+
+def test_root_is_required() -> None:
+    with pytest.raises(ValidationError, match="missing; it must be a folder with train/<class>/"):
+        ImageFolder(**section(root=None, image_size=None))
+
+
+@pytest.mark.parametrize("size", [[4], [4, 4, 3], [0, 4]])
+def test_image_size_is_height_and_width(tmp_path: Path, size: list[int]) -> None:
+    with pytest.raises(ValidationError, match="image_size"):
+        ImageFolder(**section(root=tmp_path, image_size=size))

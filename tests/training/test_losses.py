@@ -1,0 +1,157 @@
+"""Losses against float64 loops and hand-worked numbers (L-01, L-02)."""
+
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from pydantic import ValidationError
+
+from pipeline.training.losses import L1, CrossEntropy, Mse
+
+CONF = Path(__file__).parents[2] / "conf" / "loss"
+EIGHTHS = jnp.log(jnp.array([[1.0, 2.0, 5.0]]))  # softmax 1/8, 2/8, 5/8
+
+
+def cross_entropy(smoothing=0.0, convention="mindspore"):
+    return CrossEntropy(
+        reduction="mean", smoothing=smoothing, smoothing_convention=convention
+    ).build()
+
+
+def reference_cross_entropy(logits, label, smoothing, convention):
+    """One sample, in float64."""
+    classes = len(logits)
+    log_total = max(logits) + math.log(sum(math.exp(x - max(logits)) for x in logits))
+    total = 0.0
+    for index, logit in enumerate(logits):
+        if convention == "mindspore":
+            target = 1 - smoothing if index == label else smoothing / (classes - 1)
+        else:
+            target = (1 - smoothing) * (index == label) + smoothing / classes
+        total += target * (log_total - logit)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"), [("cross_entropy", CrossEntropy), ("l1", L1), ("mse", Mse)]
+)
+def test_conf_gives_every_key_of_the_spec(name, spec):
+    written = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    assert spec.model_validate(written).model_dump() == written
+    assert (CONF / f"{name}.yaml").read_text().startswith("# @package train.loss\n")
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "convention", "expected"),
+    [
+        (0.0, "mindspore", 0.4700036),
+        (0.0, "uniform", 0.4700036),
+        (0.1, "mindspore", 0.5962901),  # 0.9 ln(8/5) + 0.05 ln 8 + 0.05 ln 4
+        (0.1, "uniform", 0.5541946),  # 0.28/0.3 ln(8/5) + 0.01/0.3 ln 8 + 0.01/0.3 ln 4
+    ],
+)
+def test_cross_entropy_gives_hand_worked_numbers(smoothing, convention, expected):
+    losses = cross_entropy(smoothing, convention)(EIGHTHS, jnp.array([2]))
+    np.testing.assert_allclose(losses, [expected], rtol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4), min_size=3, max_size=3
+    ),
+    st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    st.floats(0, 0.9),
+    st.sampled_from(["mindspore", "uniform"]),
+)
+def test_cross_entropy_matches_float64_loops(logits, labels, smoothing, convention):
+    losses = cross_entropy(smoothing, convention)(jnp.array(logits), jnp.array(labels))
+    expected = [
+        reference_cross_entropy(row, label, smoothing, convention)
+        for row, label in zip(logits, labels, strict=True)
+    ]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("convention", "off"), [("mindspore", 0.2 / 3), ("uniform", 0.2 / 4)])
+def test_smoothed_targets_follow_their_convention(convention, off):
+    """The gradient is softmax - target, and the softmax of equal logits is 1/4."""
+    loss = cross_entropy(0.2, convention)
+    gradient = jax.grad(lambda logits: loss(logits, jnp.array([1])).sum())(jnp.zeros((1, 4)))
+    np.testing.assert_allclose(0.25 - gradient, [[off, 1 - 3 * off, off, off]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("convention", ["mindspore", "uniform"])
+def test_one_hot_labels_count_as_their_class(smoothing, convention):
+    loss = cross_entropy(smoothing, convention)
+    logits = jnp.array([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]])
+    np.testing.assert_array_equal(
+        loss(logits, jnp.array([2, 0])), loss(logits, jnp.array([[0.0, 0, 1], [1, 0, 0]]))
+    )
+
+
+def test_soft_labels_weigh_the_classes():
+    losses = cross_entropy()(EIGHTHS, jnp.array([[0.0, 0.5, 0.5]]))
+    np.testing.assert_allclose(losses, [(math.log(4) + math.log(1.6)) / 2], rtol=1e-6)
+
+
+def test_cross_entropy_of_large_logits_is_finite():
+    losses = cross_entropy()(jnp.array([[1e4, 0.0]]), jnp.array([1]))
+    np.testing.assert_array_equal(losses, [1e4])
+
+
+@pytest.mark.parametrize("spec", [L1(reduction="mean"), Mse(reduction="sum")])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_losses_are_float32_per_sample_whatever_the_logits(spec, dtype):
+    logits = jnp.ones((5, 3), dtype)
+    for loss in (spec.build(), cross_entropy()):
+        losses = loss(logits, jnp.zeros(5, jnp.int32))
+        assert losses.shape == (5,)
+        assert losses.dtype == jnp.float32
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    """Log of 300 equal terms: bfloat16 sums stall at 256."""
+    losses = cross_entropy()(jnp.zeros((1, 300), jnp.bfloat16), jnp.array([0]))
+    np.testing.assert_allclose(losses, [math.log(300)], rtol=1e-6)
+
+
+def test_byte_labels_reach_beyond_the_classes_a_byte_counts():
+    logits = jnp.zeros((1, 300)).at[0, 40].set(5.0)
+    np.testing.assert_array_equal(
+        cross_entropy()(logits, jnp.array([40], jnp.uint8)),
+        cross_entropy()(logits, jnp.array([40])),
+    )
+
+
+def test_l1_and_mse_give_hand_worked_numbers():
+    outputs = jnp.array([[1.0, -1.0, 0.5, 0.0]])
+    np.testing.assert_allclose(L1(reduction="mean").build()(outputs, jnp.array([0])), [1.5 / 4])
+    np.testing.assert_allclose(Mse(reduction="mean").build()(outputs, jnp.array([0])), [1.25 / 4])
+    targets = jnp.array([[3.0, 0.0, 0.5, -1.0]])
+    np.testing.assert_allclose(L1(reduction="mean").build()(outputs, targets), [4 / 4])
+    np.testing.assert_allclose(Mse(reduction="mean").build()(outputs, targets), [6 / 4])
+
+
+@pytest.mark.parametrize("labels", [np.zeros(3, np.int32), np.zeros((2, 3), np.int32)])
+@pytest.mark.parametrize("loss", [cross_entropy(), L1(reduction="mean").build()])
+def test_labels_that_do_not_fit_are_refused(labels, loss):
+    with pytest.raises(ValueError, match=r"do not fit logits of shape \(2, 3\); give integers of"):
+        loss(jnp.zeros((2, 3)), jnp.asarray(labels))
+
+
+def test_mindspore_smoothing_of_one_class_is_refused():
+    with pytest.raises(ValueError, match=r"label smoothing 0\.1 needs 2 classes or more: 1"):
+        cross_entropy(0.1)(jnp.zeros((2, 1)), jnp.zeros(2, jnp.int32))
+
+
+def test_smoothing_everything_away_is_refused():
+    with pytest.raises(ValidationError, match="smoothing"):
+        cross_entropy(1.0)

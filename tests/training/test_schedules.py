@@ -1,0 +1,234 @@
+"""Learning-rate tables against closed forms, optax and the documents' numbers (L-04, L-05)."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from pydantic import ValidationError
+
+from pipeline.training.schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    LinearCosine,
+    Piecewise,
+    Polynomial,
+    WarmupDecay,
+)
+
+CONF = Path(__file__).parents[2] / "conf" / "schedule"
+SPECS = (Constant, Piecewise, Exponential, Polynomial, Cosine, LinearCosine)
+NO_WARMUP = {"warmup_steps": 0, "warmup_passes": 0.0}
+LR, SPAN, PER_PASS = 0.1, 2000, 40
+FLOAT32 = 3e-7
+
+PIECEWISE = {"milestones": (100, 1500), "factors": (0.3, 0.01)}
+EXPONENTIAL = {"decay_rate": 0.94, "decay_steps": 150, "decay_passes": 0.0, "staircase": False}
+
+DECAYS = {
+    "constant": (Constant, {}, lambda _: 1.0),
+    "piecewise": (
+        Piecewise,
+        PIECEWISE,
+        lambda t: 1.0 if t < 100 else 0.3 if t < 1500 else 0.01,
+    ),
+    "exponential": (Exponential, EXPONENTIAL, lambda t: 0.94 ** (t / 150)),
+    "exponential in passes": (
+        Exponential,
+        EXPONENTIAL | {"decay_steps": 0, "decay_passes": 2.5},
+        lambda t: 0.94 ** (t / 100),
+    ),
+    "staircase": (
+        Exponential,
+        EXPONENTIAL | {"staircase": True},
+        lambda t: 0.94 ** math.floor(t / 150),
+    ),
+    "polynomial": (
+        Polynomial,
+        {"end_factor": 0.02, "power": 2.0},
+        lambda t: 0.98 * (1 - t / SPAN) ** 2 + 0.02,
+    ),
+    "cosine": (Cosine, {"end_factor": 0.0}, lambda t: (1 + math.cos(math.pi * t / SPAN)) / 2),
+    "cosine to a floor": (
+        Cosine,
+        {"end_factor": 0.25},
+        lambda t: 0.25 + 0.75 * (1 + math.cos(math.pi * t / SPAN)) / 2,
+    ),
+}
+
+OPTAX = {
+    "constant": optax.constant_schedule(LR),
+    "piecewise": optax.piecewise_constant_schedule(LR, {100: 0.3, 1500: 0.01 / 0.3}),
+    "exponential": optax.exponential_decay(LR, 150, 0.94),
+    "staircase": optax.exponential_decay(LR, 150, 0.94, staircase=True),
+    "polynomial": optax.polynomial_schedule(LR, LR * 0.02, 2, SPAN),
+    "cosine": optax.cosine_decay_schedule(LR, SPAN),
+    "cosine to a floor": optax.cosine_decay_schedule(LR, SPAN, alpha=0.25),
+}
+
+
+def written(name):
+    return OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_conf_gives_every_key_of_the_spec(spec):
+    name = spec.model_fields["name"].default
+    assert written(name).keys() == spec.model_fields.keys()
+    assert (CONF / f"{name}.yaml").read_text().startswith("# @package train.schedule\n")
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec is not Piecewise])
+def test_conf_defaults_are_valid(spec):
+    values = written(spec.model_fields["name"].default)
+    assert spec.model_validate(values).model_dump() == values
+
+
+@pytest.mark.parametrize("name", DECAYS)
+@pytest.mark.parametrize("warmup", [0, 30])
+def test_tables_match_closed_forms_to_float32(name, warmup):
+    spec, fields, factor = DECAYS[name]
+    schedule = spec(**fields, warmup_steps=warmup, warmup_passes=0.0)
+    table = schedule.table(LR, SPAN + warmup, PER_PASS)
+    ramp = [LR * (i + 1) / warmup for i in range(warmup)]
+    assert table.dtype == np.float32
+    assert table.shape == (SPAN + warmup,)
+    np.testing.assert_allclose(table, [*ramp, *(LR * factor(t) for t in range(SPAN))], rtol=FLOAT32)
+
+
+@pytest.mark.parametrize("name", OPTAX)
+def test_tables_match_optax_to_a_millionth_of_the_rate(name):
+    spec, fields, _ = DECAYS[name]
+    table = spec(**fields, **NO_WARMUP).table(LR, SPAN, PER_PASS)
+    expected = np.broadcast_to(OPTAX[name](np.arange(SPAN)), SPAN)
+    np.testing.assert_allclose(table, expected, atol=1e-6 * LR)
+
+
+def linear_cosine(warmup_passes):
+    return LinearCosine(warmup_steps=0, warmup_passes=warmup_passes)
+
+
+def test_linear_cosine_gives_the_documents_numbers():
+    table = linear_cosine(5.0).table(0.1, 90 * 195, 195)
+    assert table[974] == np.float32(0.1)
+    np.testing.assert_allclose(table[975], 0.0992485, rtol=1e-6)
+    np.testing.assert_allclose(table[-1], 1.00034e-6, rtol=1e-5)
+    np.testing.assert_allclose(linear_cosine(0.0).table(0.1, 1000, 195)[0], 0.100001, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(2000, 0), (2000, 1), (2000, 120), (2000, 1999)])
+def test_linear_cosine_matches_a_loop_of_the_formula(steps, warmup):
+    expected = []
+    for i in range(steps):
+        if i < warmup:
+            expected.append(0.1 * (i + 1) / warmup)
+            continue
+        linear = (steps - i) / (steps - warmup)
+        cosine = 0.5 * (1 + math.cos(math.pi * 2 * 0.47 * i / (steps - warmup)))
+        expected.append(0.1 * (linear * cosine + 0.00001))
+    schedule = LinearCosine(warmup_steps=warmup, warmup_passes=0.0)
+    np.testing.assert_allclose(schedule.table(0.1, steps, 195), expected, rtol=FLOAT32)
+
+
+def test_linear_cosine_rises_again_after_a_long_warmup_only():
+    def rises(warmup):
+        table = LinearCosine(warmup_steps=warmup, warmup_passes=0.0).table(0.1, 1000, 100)
+        return bool((np.diff(table[warmup:]) > 0).any())
+
+    assert [rises(warmup) for warmup in (0, 50, 500)] == [False, False, True]
+
+
+@given(
+    st.sampled_from(sorted(DECAYS)),
+    st.integers(0, 60),
+    st.integers(1, 60),
+    st.floats(1e-5, 10, allow_subnormal=False),
+)
+def test_decay_starts_afresh_after_warmup(name, warmup, span, lr):
+    spec, fields, _ = DECAYS[name]
+    warmed = spec(**fields, warmup_steps=warmup, warmup_passes=0.0).table(lr, warmup + span, 40)
+    cold = spec(**fields, **NO_WARMUP).table(lr, span, 40)
+    np.testing.assert_array_equal(warmed[warmup:], cold)
+    assert (np.diff(warmed[:warmup]) > 0).all()
+    if warmup:
+        assert warmed[warmup - 1] == np.float32(lr)
+
+
+@pytest.mark.parametrize(("passes", "steps"), [(2.0, 20), (0.29, 3), (0.04, 0)])
+def test_warmup_in_passes_is_rounded_to_steps(passes, steps):
+    in_passes = Constant(warmup_steps=0, warmup_passes=passes).table(LR, 50, 10)
+    in_steps = Constant(warmup_steps=steps, warmup_passes=0.0).table(LR, 50, 10)
+    np.testing.assert_array_equal(in_passes, in_steps)
+
+
+def test_decay_passes_shorter_than_a_step_take_one_step():
+    schedule = Exponential(
+        **NO_WARMUP, decay_rate=0.5, decay_steps=0, decay_passes=0.01, staircase=True
+    )
+    np.testing.assert_allclose(schedule.table(1.0, 4, 10), [1, 0.5, 0.25, 0.125])
+
+
+@pytest.mark.parametrize("name", DECAYS)
+@pytest.mark.parametrize("steps", [0, 49, 50])
+def test_warmup_that_fills_the_training_is_refused(name, steps):
+    spec, fields, _ = DECAYS[name]
+    schedule = spec(**fields, warmup_steps=50, warmup_passes=0.0)
+    with pytest.raises(ValueError, match=f"50 steps leaves nothing of a training of {steps} steps"):
+        schedule.table(LR, steps, 10)
+
+
+def test_linear_cosine_of_warmup_alone_is_refused():
+    with pytest.raises(ValueError, match="975 steps leaves nothing of a training of 975 steps"):
+        linear_cosine(5.0).table(0.1, 975, 195)
+
+
+def test_warmup_in_both_units_is_refused():
+    schedule = Constant(warmup_steps=5, warmup_passes=1.0)
+    with pytest.raises(ValueError, match=r"warmup_steps = 5 and warmup_passes = 1\.0"):
+        schedule.table(LR, 50, 10)
+
+
+@pytest.mark.parametrize(
+    ("milestones", "factors", "words"),
+    [
+        ((), (), "0 milestones and 0 factors are given; give one milestone or more"),
+        ((10, 20), (0.1,), "2 milestones and 1 factors are given"),
+        ((20, 10), (0.1, 0.01), r"must rise from each to the next: \(20, 10\)"),
+        ((10, 10), (0.1, 0.01), "must rise"),
+        ((0,), (0.1,), "greater than 0"),
+        ((10,), (0.0,), "greater than 0"),
+    ],
+)
+def test_milestones_that_make_no_schedule_are_refused(milestones, factors, words):
+    with pytest.raises(ValidationError, match=words):
+        Piecewise(**NO_WARMUP, milestones=milestones, factors=factors)
+
+
+@pytest.mark.parametrize(("steps", "passes"), [(0, 0.0), (10, 1.0)])
+def test_exponential_needs_exactly_one_decay_length(steps, passes):
+    with pytest.raises(ValidationError, match="exactly one of them must be above 0"):
+        Exponential(**NO_WARMUP, **EXPONENTIAL | {"decay_steps": steps, "decay_passes": passes})
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields"),
+    [
+        (Exponential, EXPONENTIAL | {"decay_rate": 0.0}),
+        (Polynomial, {"end_factor": 1.5, "power": 1.0}),
+        (Polynomial, {"end_factor": 0.0, "power": 0.0}),
+        (Cosine, {"end_factor": -0.1}),
+    ],
+)
+def test_values_out_of_range_are_refused(spec, fields):
+    with pytest.raises(ValidationError, match=r"greater than|less than"):
+        spec(**NO_WARMUP, **fields)
+
+
+def test_a_schedule_says_how_it_decays():
+    with pytest.raises(NotImplementedError):
+        WarmupDecay(name="bare", **NO_WARMUP).table(LR, 10, 10)
