@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def _sweep(flags: Sequence[str], overrides: Sequence[str]) -> int:
         _hydra(flags, [*overrides, f"hydra.sweep.dir={sweep_dir}"], _Job(swept_keys(overrides)))
     except RecipeError:
         if given is None:
-            sweep_dir.rmdir()
+            shutil.rmtree(sweep_dir)
         raise
     return sweep.conclude(sweep_dir)
 
@@ -89,4 +90,3 @@ def _hydra(flags: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunct
         for job in expand_sweeps(overrides):
             diagnose(job)
         raise RecipeError([str(error).splitlines()[0]]) from error
-

@@ -18,7 +18,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -40,8 +47,8 @@ T = TypeVar("T")
 Seq = Annotated[tuple[T, ...], Strict(False)]
 """A YAML list, kept as a tuple; its items are checked strictly."""
 
-FilePath = Annotated[Path, Strict(False)]
-"""A path written as text."""
+FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
+"""A path written as text; `~` is the home folder."""
 
 
 class Spec(BaseModel):
@@ -52,17 +59,17 @@ class Spec(BaseModel):
     )
 
 
-S = TypeVar("S", bound=type[Spec])
+S = TypeVar("S", bound=Spec)
 _parts: dict[str, dict[str, type[Spec]]] = {}
 
 
-def part(kind: str) -> Callable[[S], S]:
+def part(kind: str) -> Callable[[type[S]], type[S]]:
     """Register a spec class under `kind` by the default of its literal `name` field.
 
     Raises ValueError when another class already holds that name.
     """
 
-    def register(cls: S) -> S:
+    def register(cls: type[S]) -> type[S]:
         name = cls.model_fields["name"].default
         holder = _parts.setdefault(kind, {}).setdefault(name, cls)
         if holder is not cls:

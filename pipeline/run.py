@@ -35,6 +35,7 @@ def run(
     """
     resumed = run_directory.to_resume(recipe)
     run_dir = resumed or run_dir or run_directory.create(recipe.name)
+    run_dir.mkdir(parents=True, exist_ok=True)
     run_directory.write_recipe(run_dir, recipe)
     with Reporter(run_dir) as reporter, _summary(recipe, run_dir) as summary:
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")

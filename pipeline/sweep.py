@@ -117,7 +117,8 @@ def write_table(sweep_dir: Path) -> None:
 
 
 def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    columns = [name for name in _columns(rows) if any(row.get(name) is not None for row in rows)]
+    filled = {name for row in rows for name, value in row.items() if value is not None}
+    columns = [name for name in _columns(rows) if name in filled]
     table = Table(*columns, title=str(file))
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
@@ -127,4 +128,5 @@ def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).splitlines()[0]
+    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

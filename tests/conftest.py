@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,14 +35,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def compose_tiny(cache: Path, *overrides: str) -> Recipe:
+    """The tiny recipe with further overrides; programs are kept in `cache`."""
+    return load_recipe("lenet5_digits", [*TINY, f"cache.root={cache}", *overrides])
+
+
 @pytest.fixture
 def tiny(cache: Path) -> Callable[..., Recipe]:
     """Compose the tiny recipe with further overrides."""
-
-    def compose(*overrides: str) -> Recipe:
-        return load_recipe("lenet5_digits", [*TINY, f"cache.root={cache}", *overrides])
-
-    return compose
+    return partial(compose_tiny, cache)
 
 
 @pytest.fixture

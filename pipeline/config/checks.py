@@ -16,9 +16,13 @@ Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = []
 
 
-def conflicts(recipe: Recipe) -> list[str]:
-    """Every problem that the rules find, in the order of the rules."""
-    return [problem for rule in CHECKS for problem in rule(recipe)]
+def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
+    """Every problem that the rules find, in the order of the rules.
+
+    A run whose length was replaced on the command line may be cut short within its warmup.
+    """
+    rules = [check for check in CHECKS if not (length_replaced and check is warmup_fits)]
+    return [problem for check in rules for problem in check(recipe)]
 
 
 def rule(check: Check) -> Check:
@@ -131,18 +135,24 @@ def batch_fits(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def one_warmup(recipe: Recipe) -> Iterator[str]:
+    """Warmup is given in steps or in passes."""
+    try:
+        recipe.train.schedule.warmup(1)
+    except ValueError as error:
+        yield f"train.schedule: {error}"
+
+
+@rule
 def warmup_fits(recipe: Recipe) -> Iterator[str]:
     """Warmup ends before training does."""
-    facts, schedule = recipe.dataset.facts(), recipe.train.schedule
-    if facts is None or list(one_length(recipe)) or list(batch_fits(recipe)):
+    facts = recipe.dataset.facts()
+    before = (one_length, one_warmup, batch_fits)
+    if facts is None or any(list(check(recipe)) for check in before):
         return
     per_pass = batching(recipe, facts.train_size).steps_per_pass
     total = total_steps(recipe.train, per_pass)
-    try:
-        warmup = schedule.warmup(per_pass)
-    except ValueError as error:
-        yield f"train.schedule: {error}"
-        return
+    warmup = recipe.train.schedule.warmup(per_pass)
     if warmup >= total:
         yield (
             f"train.schedule: warmup of {warmup} steps must be shorter than the {total} steps "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -38,40 +38,45 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
 
 def with_recipe(overrides: Sequence[str]) -> list[str]:
-    """The overrides with a recipe named, the default one if none was; files become names.
+    """The overrides with a recipe named, the default one if none was; a file becomes a name.
 
-    `+recipe=some/path.yaml` registers that file. Recipes must be known to Hydra before it starts,
-    hence `register_recipes` here.
+    Hydra must know a recipe before it composes, so all that can be found are made known to it
+    here. Raises RecipeError when the one that is named can't be read.
     """
-    register_recipes(find_recipes(Path.cwd()))
-    named = [_register_path(override) for override in overrides]
-    if any(key_of(override) == "recipe" for override in named):
-        return named
-    return [f"+recipe={DEFAULT_RECIPE}", *named]
-
-
-def register_recipes(files: Mapping[str, Path]) -> None:
-    """Make each file an option of Hydra's group `recipe`, named after itself."""
+    files = dict(find_recipes(Path.cwd()))
+    named = list(overrides)
+    asked = value_of(named, "recipe")
+    if asked is None:
+        asked, named = DEFAULT_RECIPE, [f"+recipe={DEFAULT_RECIPE}", *named]
+    elif asked.endswith((".yaml", ".yml")):
+        file = Path(asked)
+        files[file.stem] = file
+        named = [f"+recipe={file.stem}" if key_of(o) == "recipe" else o for o in named]
+        asked = file.stem
     for name, file in files.items():
         try:
-            node = OmegaConf.load(file)
-        except Exception as error:  # yaml has no common base for what a malformed file can raise
-            raise RecipeError([f"{file}: not readable as YAML: {error}"]) from error
-        if not isinstance(node, DictConfig):
-            raise RecipeError([f"{file}: must hold keys and values, not {type(node).__name__}"])
-        tree = {"name": name, **OmegaConf.to_container(node, resolve=False)}  # type: ignore[dict-item]
-        ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
+            _make_known(name, file)
+        except RecipeError:
+            if name == asked:
+                raise
+    return named
 
 
-def _register_path(override: str) -> str:
-    key, _, value = override.partition("=")
-    if key.lstrip("+") != "recipe" or not value.endswith((".yaml", ".yml")):
-        return override
-    file = Path(value)
-    if not file.is_file():
-        raise RecipeError([f"recipe = {value}: there is no such file"])
-    register_recipes({file.stem: file})
-    return f"+recipe={file.stem}"
+def _make_known(name: str, file: Path) -> None:
+    """Make a file an option of Hydra's group `recipe`."""
+    try:
+        node = OmegaConf.load(file)
+    except FileNotFoundError:
+        raise RecipeError([f"recipe = {file}: there is no such file"]) from None
+    except Exception as error:  # yaml has no common base for what a malformed file can raise
+        raise RecipeError([f"{file}: not readable as YAML: {error}"]) from error
+    if not isinstance(node, DictConfig):
+        raise RecipeError([f"{file}: must hold keys and values, not {type(node).__name__}"])
+    tree = {"name": name, **cast(dict[str, Any], OmegaConf.to_container(node))}
+    if "hydra" in tree or "hydra/" in str(tree.get("defaults")):
+        # Hydra's own section can name code to run; a recipe is data.
+        raise RecipeError([f"{file}: hydra: not for recipes; give it on the command line"])
+    ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
 
 
 def key_of(override: str) -> str:
@@ -97,27 +102,26 @@ def check(config: DictConfig, overrides: Iterable[str]) -> Recipe:
         tree = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise RecipeError([f"{error.full_key}: {error}".splitlines()[0]]) from error
-    assert isinstance(tree, dict)
-    tree.pop("hydra", None)
-    return check_tree(_with_one_length(tree, overrides))
+    plain = {key: value for key, value in cast(dict[str, Any], tree).items() if key != "hydra"}
+    given = {key_of(override) for override in overrides} & set(LENGTHS)
+    return check_tree(_with_length(plain, given) if given else plain, length_replaced=bool(given))
 
 
-def check_tree(tree: dict[str, Any]) -> Recipe:
+def check_tree(tree: dict[str, Any], *, length_replaced: bool = False) -> Recipe:
     """Turn plain data into a Recipe. Raises RecipeError with every problem found."""
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(describe(error, tree)) from error
-    problems = conflicts(recipe)
+    problems = conflicts(recipe, length_replaced=length_replaced)
     if problems:
         raise RecipeError(problems)
     return recipe
 
 
-def _with_one_length(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
     """A length given on the command line replaces the recipe's, in whatever unit that was."""
-    given = {key_of(override) for override in overrides} & set(LENGTHS)
-    if not given or not isinstance(tree.get("train"), dict):
+    if not isinstance(tree.get("train"), dict):
         return tree
     dropped = {key.removeprefix("train."): None for key in LENGTHS if key not in given}
     return {**tree, "train": {**tree["train"], **dropped}}

@@ -99,21 +99,24 @@ def dotted(where: Sequence[int | str]) -> str:
 
 
 def _locate(loc: Location, tree: Mapping[str, Any]) -> tuple[Location, tuple[str, ...]]:
-    """Split a pydantic location into the path in the recipe and the part names it passed."""
+    """Split a pydantic location into the path in the recipe and the part names it passed.
+
+    Pydantic puts a part's name between the key that holds the part and the part's own keys.
+    """
     where: list[int | str] = []
     tags: list[str] = []
     node: Any = tree
-    for position, step in enumerate(loc):
-        last = position == len(loc) - 1
-        if isinstance(node, str) or (
-            isinstance(node, Mapping) and node.get("name") == step and step not in node and not last
-        ):
+    is_part = False
+    for step in loc:
+        if is_part and step == (node if isinstance(node, str) else node.get("name")):
             tags.append(str(step))
+            is_part = False
             continue
         where.append(step)
         inside = isinstance(node, Mapping) and step in node
         indexed = isinstance(node, list) and isinstance(step, int) and step < len(node)
         node = node[step] if inside or indexed else None
+        is_part = isinstance(node, str) or (isinstance(node, Mapping) and "name" in node)
     return tuple(where), tuple(tags)
 
 

@@ -59,7 +59,11 @@ class CheckpointSpec(Spec):
 
 
 class EvalSpec(Spec):
-    """When to evaluate during training; the eval stage at the end is not affected."""
+    """What evaluations look at, and when they are made during training; one follows training."""
+
+    samples: PositiveInt | Literal["all", "trained"]
+    """How many samples, evenly spread over the split. `trained`: no more than training sees, so
+    that a trial of a few steps of a large network is over in a moment."""
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 from pipeline.registry import FilePath, PartOf, Seq, Spec
@@ -64,7 +64,7 @@ class DatasetSpec(Spec):
     name: str
     root: FilePath | None
     """A local folder or archive; null reads the cache and downloads what it lacks."""
-    mirrors: Seq[str]
+    mirrors: Seq[Annotated[str, Field(pattern=r"^https?://")]]
     """Base addresses to try in order when something must be downloaded."""
     train: TrainSplitSpec
     eval: EvalSplitSpec

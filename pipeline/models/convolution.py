@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 Pair = tuple[int, int]
 
@@ -138,7 +139,11 @@ def _gradients(
     window: _Window, images: Array, kernel: Array, cotangent: Array
 ) -> tuple[Array, Array]:
     by_kernel = _pointwise_kernel_gradient if window.is_pointwise else _kernel_gradient
-    return _images_gradient(window, kernel, cotangent), by_kernel(window, images, cotangent)
+    # In a call of its own, because else XLA fuses all that made the images, up to a whole stage of
+    # residual blocks, into their transpose, and computes it again one strided element at a time.
+    with set_xla_metadata(inlineable="false"):
+        kernel_gradient = jax.jit(by_kernel, static_argnums=0)(window, images, cotangent)
+    return _images_gradient(window, kernel, cotangent), kernel_gradient
 
 
 def _derived_gradients(

@@ -6,14 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Strict,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict, model_validator
 
 from pipeline.models.spec import Initializer, Layers, LayerSpec
 from pipeline.registry import part
@@ -96,43 +89,47 @@ class GroupNorm(LayerSpec):
     epsilon: PositiveFloat = 1e-5
 
 
+class Activation(LayerSpec):
+    """Base of the layers that map each value on its own."""
+
+
 @part("layer")
-class Relu(LayerSpec):
+class Relu(Activation):
     """max(x, 0)."""
 
     name: Literal["relu"] = "relu"
 
 
 @part("layer")
-class Relu6(LayerSpec):
+class Relu6(Activation):
     """min(max(x, 0), 6)."""
 
     name: Literal["relu6"] = "relu6"
 
 
 @part("layer")
-class Gelu(LayerSpec):
+class Gelu(Activation):
     """Gaussian error linear unit, in the tanh form with 0.044715 (G-03)."""
 
     name: Literal["gelu"] = "gelu"
 
 
 @part("layer")
-class Tanh(LayerSpec):
+class Tanh(Activation):
     """Hyperbolic tangent."""
 
     name: Literal["tanh"] = "tanh"
 
 
 @part("layer")
-class Sigmoid(LayerSpec):
+class Sigmoid(Activation):
     """1 / (1 + exp(-x))."""
 
     name: Literal["sigmoid"] = "sigmoid"
 
 
 @part("layer")
-class Swish(LayerSpec):
+class Swish(Activation):
     """x * sigmoid(x)."""
 
     name: Literal["swish"] = "swish"

@@ -13,16 +13,16 @@ from jax import Array, lax
 
 from pipeline.models import layers
 from pipeline.models.convolution import Pair, conv2d
-from pipeline.models.pooling import Pads, avg_pool, max_pool
+from pipeline.models.pooling import max_pool
 from pipeline.models.spec import InitSpec, LayerSpec
 
-ACTIVATIONS = {
-    layers.Relu: jax.nn.relu,
-    layers.Relu6: jax.nn.relu6,
-    layers.Gelu: jax.nn.gelu,
-    layers.Tanh: jnp.tanh,
-    layers.Sigmoid: jax.nn.sigmoid,
-    layers.Swish: jax.nn.swish,
+_ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "gelu": jax.nn.gelu,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "swish": jax.nn.swish,
 }
 
 
@@ -140,12 +140,9 @@ class _Conv(nn.Module):
         size, strides, dilation = _pair(layer.kernel), _pair(layer.stride), _pair(layer.dilation)
         window = ((size[0] - 1) * dilation[0] + 1, (size[1] - 1) * dilation[1] + 1)
         pads = _pads(x, window, strides, layer.padding, self.site)
-        if x.shape[-1] % layer.groups:
-            raise ValueError(
-                f"{self.site}: groups {layer.groups} does not divide the {x.shape[-1]} channels "
-                f"of shape {x.shape}"
-            )
-        shape = (*size, x.shape[-1] // layer.groups, layer.features)
+        _require_groups(x, layer.groups, self.site)
+        features = _features(layer, self.site)
+        shape = (*size, x.shape[-1] // layer.groups, features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
         y = conv2d(
             x,
@@ -157,7 +154,7 @@ class _Conv(nn.Module):
         )
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()
-            y += self.param("bias", bias_init, (layer.features,), jnp.float32).astype(dtype)
+            y += self.param("bias", bias_init, (features,), jnp.float32).astype(dtype)
         return y
 
 
@@ -170,11 +167,11 @@ def _conv(layer: layers.Conv, x: Array, site: Site) -> Array:
 def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
     if x.ndim != 2:
         raise ValueError(
-            f"{site}: dense reads (batch, features), and shape {x.shape} reaches it; "
+            f"{site}: reads (batch, features), and shape {x.shape} reaches it; "
             "put flatten or global_avg_pool before it"
         )
     return nn.Dense(
-        layer.features,
+        _features(layer, site),
         use_bias=layer.bias,
         dtype=site.dtype,
         kernel_init=(layer.kernel_init or site.initializers.dense).build(),
@@ -202,14 +199,8 @@ def _layer_norm(layer: layers.LayerNorm, x: Array, site: Site) -> Array:
 
 @forward.register
 def _group_norm(layer: layers.GroupNorm, x: Array, site: Site) -> Array:
-    if x.shape[-1] % layer.groups:
-        raise ValueError(
-            f"{site}: groups {layer.groups} does not divide the {x.shape[-1]} channels of shape "
-            f"{x.shape}"
-        )
-    return nn.GroupNorm(
-        layer.groups, epsilon=layer.epsilon, dtype=site.dtype, name=site.name
-    )(x)
+    _require_groups(x, layer.groups, site)
+    return nn.GroupNorm(layer.groups, epsilon=layer.epsilon, dtype=site.dtype, name=site.name)(x)
 
 
 @forward.register
@@ -217,31 +208,29 @@ def _dropout(layer: layers.Dropout, x: Array, site: Site) -> Array:
     return nn.Dropout(layer.rate, deterministic=not site.train, name=site.name)(x)
 
 
-@forward.register(layers.Relu)
-@forward.register(layers.Relu6)
-@forward.register(layers.Gelu)
-@forward.register(layers.Tanh)
-@forward.register(layers.Sigmoid)
-@forward.register(layers.Swish)
-def _activation(layer: LayerSpec, x: Array, site: Site) -> Array:
+@forward.register
+def _activation(layer: layers.Activation, x: Array, site: Site) -> Array:
     with jax.named_scope(site.name):
-        return ACTIVATIONS[type(layer)](x)
+        return _ACTIVATIONS[layer.name](x)
 
 
-@forward.register(layers.MaxPool)
-@forward.register(layers.AvgPool)
-def _pool(layer: layers.Pool, x: Array, site: Site) -> Array:
-    window = _pair(layer.kernel)
-    strides = window if layer.stride is None else _pair(layer.stride)
-    pads = _pads(x, window, strides, layer.padding, site)
-    pool = max_pool if isinstance(layer, layers.MaxPool) else avg_pool
+@forward.register
+def _max_pool(layer: layers.MaxPool, x: Array, site: Site) -> Array:
+    window, strides, pads = _pooling(layer, x, site)
     with jax.named_scope(site.name):
-        return pool(x, window, strides, pads)
+        return max_pool(x, window, strides, pads)
+
+
+@forward.register
+def _avg_pool(layer: layers.AvgPool, x: Array, site: Site) -> Array:
+    window, strides, pads = _pooling(layer, x, site)
+    with jax.named_scope(site.name):
+        mean = nn.avg_pool(x, window, strides, pads, count_include_pad=False)
+        return mean.astype(x.dtype)
 
 
 @forward.register
 def _global_avg_pool(layer: layers.GlobalAvgPool, x: Array, site: Site) -> Array:
-    del layer
     _require_images(x, site)
     with jax.named_scope(site.name):
         return x.mean((1, 2))
@@ -256,25 +245,51 @@ def _pair(size: layers.Size) -> Pair:
     return (size, size) if isinstance(size, int) else size
 
 
-def _pads(x: Array, window: Pair, strides: Pair, padding: layers.Padding, site: Site) -> Pads:
-    """The zeros around height and width; ValueError where no window fits into them."""
+def _pooling(layer: layers.Pool, x: Array, site: Site) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
+    """Window, strides and pads."""
+    window = _pair(layer.kernel)
+    strides = window if layer.stride is None else _pair(layer.stride)
+    return window, strides, _pads(x, window, strides, layer.padding, site)
+
+
+def _features(layer: layers.Conv | layers.Dense, site: Site) -> int:
+    if isinstance(layer.features, str):
+        raise ValueError(
+            f"{site}: features {layer.features} stands for a number only in the model `layers`; "
+            "a network in Python puts the number of classes there itself"
+        )
+    return layer.features
+
+
+def _pads(
+    x: Array, window: Pair, strides: Pair, padding: layers.Padding, site: Site
+) -> tuple[Pair, Pair]:
+    """What is put (before, after) height and width; ValueError where no window fits into that."""
     _require_images(x, site)
     sizes = x.shape[1:3]
     if isinstance(padding, str):
-        pads = tuple(lax.padtype_to_pads(sizes, window, strides, padding.upper()))
+        rows, columns = lax.padtype_to_pads(sizes, window, strides, padding.upper())
+    elif isinstance(padding, int):
+        rows = columns = (padding, padding)
     else:
-        pads = ((padding, padding),) * 2 if isinstance(padding, int) else padding
-    if any(n + sum(pad) < w for n, pad, w in zip(sizes, pads, window, strict=True)):
+        rows, columns = padding
+    if sizes[0] + sum(rows) < window[0] or sizes[1] + sum(columns) < window[1]:
         raise ValueError(
-            f"{site}: its window of {window[0]}x{window[1]} does not fit into shape {x.shape}; "
-            "the images are too small for this network, or earlier layers shrink them too much"
+            f"{site}: a window of {window[0]}x{window[1]} does not fit into shape {x.shape}; the "
+            "images are too small for this network, or the layers before shrink them too much"
         )
-    return pads
+    return rows, columns
 
 
 def _require_images(x: Array, site: Site) -> None:
     if x.ndim != 4:
         raise ValueError(
-            f"{site}: shape {x.shape} reaches it where images (batch, height, width, channels) "
-            "must"
+            f"{site}: reads images (batch, height, width, channels), and shape {x.shape} reaches it"
+        )
+
+
+def _require_groups(x: Array, groups: int, site: Site) -> None:
+    if x.shape[-1] % groups:
+        raise ValueError(
+            f"{site}: groups {groups} does not divide the {x.shape[-1]} channels of shape {x.shape}"
         )

@@ -60,4 +60,4 @@ class ModelSpec(Spec):
         """
         from pipeline.models.network import Network
 
-        return Network(layers=self.layers_for(classes), init=self.init, dtype=dtype)
+        return Network(self.layers_for(classes), initializers=self.init, dtype=dtype)

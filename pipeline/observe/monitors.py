@@ -90,9 +90,9 @@ class LossMonitor(Quiet):
         before = report.step - report.steps
         if self._every and report.step // self._every > before // self._every:
             place = self._course.place(report.step)
-            self._reporter.say(
-                f"epoch: {place.sink} step: {place.sink_step}, loss is {report.loss}"
-            )
+            # As float32 in its fewest digits: formatted, it would be a double's.
+            loss = str(np.float32(report.loss))
+            self._reporter.say(f"epoch: {place.sink} step: {place.sink_step}, loss is {loss}")
 
 
 class TimeMonitor(Quiet):

@@ -27,7 +27,10 @@ class TensorBoard(Quiet):
 
     def __init__(self, folder: Path, first: int, batch_size: int) -> None:
         purge = first + 1 if first else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge, max_queue=10_000)
+        # The suffix keeps a run resumed within the second from overwriting the file before.
+        self._writer = SummaryWriter(
+            str(folder), purge_step=purge, max_queue=10_000, filename_suffix=f".{first}"
+        )
         self._batch_size = batch_size
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:

@@ -34,6 +34,8 @@ class Checkpoints:
         self._best = spec.best
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(_kept(spec)),
+            # The policy decides; this only has the metrics written, for a resumed run to compare.
+            best_fn=(lambda metrics: metrics[spec.best]) if spec.best else None,
             cleanup_tmp_directories=True,
         )
         self._manager = ocp.CheckpointManager((run_dir / FOLDER).absolute(), options=options)
@@ -60,7 +62,7 @@ class Checkpoints:
         )
         try:
             self._manager.save(step, args=args, metrics=dict(metrics) if metrics else None)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # tensorstore makes a ValueError of a full disk
             raise RunError(f"{self._manager.directory}: can't save step {step}: {error}") from error
 
     def __enter__(self) -> Self:
@@ -69,11 +71,9 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         """Wait until all is on disk. Raises RunError when it can't be."""
         try:
-            self._manager.wait_until_finished()
-        except OSError as error:
-            raise RunError(f"{self._manager.directory}: can't save: {error}") from error
-        finally:
             self._manager.close()
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self._manager.directory}: can't save: {error}") from error
 
 
 def restore_state(run_dir: Path, like: TrainState) -> tuple[TrainState, Mapping[str, Any]] | None:

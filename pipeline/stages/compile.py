@@ -31,6 +31,9 @@ def compile_run(
         seed=built.seed,
     )
 
+    device = backend.describe()["device"]
+    reporter.stage("compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}")
+
     @contextmanager
     def watch(name: str) -> Iterator[None]:
         with reporter.clock(f"compiling {name} of {recipe.model.name}"):
@@ -41,8 +44,8 @@ def compile_run(
         reporter.stage("compile", _line(program))
     reporter.stage(
         "compile",
-        f"{executable.report.compile_s:.1f} s in all for {backend.describe()['device']}; "
-        f"{train.kind} training data, {train.device_bytes / 1e6:,.1f} MB on the device",
+        f"{executable.report.compile_s:.1f} s in all; training data {train.kind}, "
+        f"{train.device_bytes / 1e6:,.1f} MB on the device",
     )
     return executable
 

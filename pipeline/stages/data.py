@@ -12,9 +12,11 @@ from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.feed import split_bytes
 from pipeline.data.order import Order
 from pipeline.data.random import seed_words
+from pipeline.data.spec import Ops
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
+from pipeline.sink.schedule import total_steps
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,25 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     """
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = recipe.dataset.read(cache_root(recipe.cache))
+    image = _image(recipe, raw)
+    order = _train_order(recipe, len(raw.train))
+    evaluated = _evaluated(recipe, raw.eval, order)
     dataset = Dataset(
-        raw.train,
-        raw.eval,
-        raw.classes,
-        _image(recipe, raw),
-        _train_order(recipe, len(raw.train)),
-        _eval_order(recipe, len(raw.eval)),
+        raw.train, evaluated, raw.classes, image, order, _eval_order(recipe, len(evaluated))
     )
     reporter.stage("data", _line(recipe, raw, dataset))
     return dataset
+
+
+def _evaluated(recipe: Recipe, split: Split, order: Order) -> Split:
+    """The part of the evaluation split that `eval.samples` asks for."""
+    wanted = recipe.eval.samples
+    if wanted == "trained" and "train" in recipe.stages:
+        wanted = total_steps(recipe.train, order.steps_per_pass) * order.batch_size
+    if isinstance(wanted, str) or wanted >= len(split):
+        return split
+    rows = np.arange(wanted) * len(split) // wanted
+    return Split({name: column[rows] for name, column in split.columns.items()})
 
 
 def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
@@ -60,13 +71,10 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
 
 
 def _image(recipe: Recipe, raw: RawData) -> ColumnSpec:
-    splits = {"train": (raw.train, recipe.dataset.train), "eval": (raw.eval, recipe.dataset.eval)}
-    images = {}
-    for key, (split, spec) in splits.items():
-        try:
-            images[key] = column_specs(spec.ops, split.specs())["image"]
-        except ValueError as error:
-            raise RecipeError([f"dataset.{key}.{error}"]) from error
+    images = {
+        "train": _mapped(raw.train, recipe.dataset.train.ops, "train"),
+        "eval": _mapped(raw.eval, recipe.dataset.eval.ops, "eval"),
+    }
     if images["train"] != images["eval"]:
         raise RecipeError(
             [
@@ -75,6 +83,13 @@ def _image(recipe: Recipe, raw: RawData) -> ColumnSpec:
             ]
         )
     return images["train"]
+
+
+def _mapped(split: Split, ops: Ops, key: str) -> ColumnSpec:
+    try:
+        return column_specs(ops, split.specs())["image"]
+    except ValueError as error:
+        raise RecipeError([f"dataset.{key}.{error}"]) from error
 
 
 def _train_order(recipe: Recipe, samples: int) -> Order:
@@ -106,10 +121,11 @@ def _eval_order(recipe: Recipe, samples: int) -> Order:
 
 
 def _line(recipe: Recipe, raw: RawData, dataset: Dataset) -> str:
-    height_width = "x".join(map(str, raw.train.specs()["image"].shape))
+    shape = "x".join(map(str, raw.train.specs()["image"].shape))
     size_mb = (split_bytes(raw.train) + split_bytes(raw.eval)) / 1e6
+    part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "
     return (
-        f"{recipe.dataset.name}: {len(raw.train):,} training and {len(raw.eval):,} evaluation "
-        f"images {height_width}, {len(raw.classes)} classes, {size_mb:,.1f} MB; "
+        f"{recipe.dataset.name}: {len(raw.train):,} training and {part}{len(raw.eval):,} "
+        f"evaluation images {shape}, {len(raw.classes)} classes, {size_mb:,.1f} MB; "
         f"{dataset.train_order.steps_per_pass:,} steps a pass"
     )

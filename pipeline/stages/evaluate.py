@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pipeline.backends.base import Executable
 from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation
@@ -19,4 +21,4 @@ def evaluate(executable: Executable, state: TrainState, dataset: Dataset) -> Eva
     metrics = summarize(sums, dataset.classes)
     if metrics["count"] != len(dataset.eval):
         raise RunError(f"evaluated {metrics['count']} samples of {len(dataset.eval)}")
-    return Evaluation(metrics, sums.confusion)
+    return Evaluation(metrics, np.asarray(sums.confusion))

@@ -205,8 +205,8 @@ def _check_finite(
     kept = f"; the state of step {bad - 1} is saved" if training.checkpoints else ""
     raise RunError(
         f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
-        f"Step {bad} of {training.course.total}: loss is {telemetry.loss[-1]}, "
-        f"gradient norm is {telemetry.grad_norm[-1]}{kept}"
+        f"Step {bad} of {training.course.total}: loss is {telemetry.loss[-1]!s}, "
+        f"gradient norm is {telemetry.grad_norm[-1]!s}{kept}"
     )
 
 

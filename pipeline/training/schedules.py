@@ -56,17 +56,15 @@ class WarmupDecay(ScheduleSpec):
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
         """The learning rate of each of `steps` updates, float32.
 
-        Raises ValueError unless the warmup is shorter than the training and given in one unit.
+        A training that ends within the warmup, as one cut short for a trial does, has the first
+        part of the ramp. Raises ValueError when the warmup is given in two units.
         """
         warmup = self.warmup(steps_per_pass)
-        if warmup >= steps:
-            raise ValueError(
-                f"a warmup of {warmup} steps leaves nothing of a training of {steps} steps; "
-                "make it shorter than the training"
-            )
-        ramp = np.arange(1, warmup + 1) / warmup
-        decay = self.decay(DecaySpan(warmup, steps, steps_per_pass))
-        return (lr * np.concatenate([ramp, decay])).astype(np.float32)
+        ramp = np.arange(1, warmup + 1) / max(warmup, 1)
+        if warmup < steps:
+            decay = self.decay(DecaySpan(warmup, steps, steps_per_pass))
+            ramp = np.concatenate([ramp, decay])
+        return (lr * ramp[:steps]).astype(np.float32)
 
 
 @part("schedule")

@@ -120,7 +120,7 @@ def _update(
     scaled, (loss, batch_stats) = jax.grad(scaled_loss, has_aux=True)(state.params)
     gradients = jax.tree.map(lambda g: g / state.loss_scale, scaled)
     rate = learning_rates[jnp.minimum(state.step, learning_rates.shape[0] - 1)]
-    record = Record(loss, rate, optax.global_norm(gradients), state.loss_scale)
+    record = Record(loss, rate, optax.tree.norm(gradients), state.loss_scale)
     return _advance(parts, state, gradients, batch_stats, record), record
 
 
@@ -142,8 +142,7 @@ def _advance(
 
 def _evaluate(parts: StepParts, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
     images, labels = _mapped(parts.eval_ops, parts.image, batch)
-    logits = parts.network.apply(
-        {"params": state.params, "batch_stats": state.batch_stats}, images, train=False
-    )
+    weights = {"params": state.params, "batch_stats": state.batch_stats}
+    logits: Any = parts.network.apply(weights, images, train=False)
     mask = jnp.arange(images.shape[0]) < batch.count
     return add_batch(sums, logits, labels, parts.loss(logits, labels), mask)

@@ -49,7 +49,10 @@ CASES = {
     "negative": (["train.batch_size=-4"], "train.batch_size = -4: must be greater than 0"),
     "not a switch": (["train.sink=1"], "train.sink = 1: must be true or false"),
     "literal": (["train.feed=magic"], "train.feed = magic: must be 'auto', 'resident' or 'stream'"),
-    "missing": (["dataset.train.ops=[{name: rescale}]"], "dataset.train.ops.0.factor: missing"),
+    "missing": (
+        ["dataset.train.ops=[{name: rescale, shift: 0.0}]"],
+        "dataset.train.ops.0.factor: missing",
+    ),
     "plus on a known key": (["+seed=3"], "+seed: the key is there already; leave out the +"),
     "two lengths": (
         ["train.epochs=2", "train.steps=5"],
@@ -131,7 +134,14 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) == 9
+    assert len(CHECKS) == 10
+
+
+def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:
+    recipe = load_recipe("resnet50_cifar10", ["train.steps=3"])
+    table = recipe.train.schedule.table(0.1, 3, 1562)
+    assert (recipe.train.epochs, recipe.train.steps) == (None, 3)
+    assert table.tolist() == pytest.approx([0.1 / 7810, 0.2 / 7810, 0.3 / 7810])
 
 
 def test_unknown_recipe_is_named_with_the_ones_there_are() -> None:

@@ -110,17 +110,24 @@ def test_every_kind_of_pixel_becomes_rgb(tmp_path: Path) -> None:
     Image.fromarray(colour).quantize(4).save(tmp_path / "palette.png")
 
     np.testing.assert_array_equal(
-        decode(str(tmp_path / "grey.png"), (4, 4)), grey[..., None] + 0 * colour
+        decode(str(tmp_path / "grey.png"), 4, 4), grey[..., None] + 0 * colour
     )
-    np.testing.assert_array_equal(decode(str(tmp_path / "alpha.png"), (4, 4)), colour)
-    np.testing.assert_array_equal(decode(str(tmp_path / "palette.png"), (4, 4)), colour)
+    np.testing.assert_array_equal(decode(str(tmp_path / "alpha.png"), 4, 4), colour)
+    np.testing.assert_array_equal(decode(str(tmp_path / "palette.png"), 4, 4), colour)
+
+
+def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "deep.png", np.full((4, 4), 40_000, np.uint16))
+
+    with pytest.raises(DataError, match=r"deep.png: .* its pixels are I;16, not 8 bits"):
+        decode(str(tmp_path / "deep.png"), 4, 4)
 
 
 def test_jpeg_is_decoded(tmp_path: Path) -> None:
     ramp = np.linspace(0, 255, 16 * 16).reshape(16, 16)
     save(tmp_path / "ramp.jpeg", np.dstack([ramp] * 3).astype(np.uint8))
 
-    decoded = decode(str(tmp_path / "ramp.jpeg"), (16, 16))
+    decoded = decode(str(tmp_path / "ramp.jpeg"), 16, 16)
 
     assert np.abs(decoded - ramp[:, :, np.newaxis]).max() < 8
 
@@ -171,7 +178,7 @@ def test_damaged_image_is_decoded_or_named(
     path.write_bytes(content[: len(content) - cut % len(content)])
 
     try:
-        outcome = str(decode(str(path), (24, 24)).shape)
+        outcome = str(decode(str(path), 24, 24).shape)
     except DataError as error:
         outcome = str(error)
     assert outcome.startswith(("(24, 24, 3)", f"{path}: can't be read as an image"))
@@ -182,7 +189,7 @@ def test_image_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.gif").rename(tmp_path / "x.png")
 
     with pytest.raises(DataError, match=r"x.png: can't be read as an image: cannot identify"):
-        decode(str(tmp_path / "x.png"), (6, 5))
+        decode(str(tmp_path / "x.png"), 6, 5)
 
 
 def test_other_and_hidden_files_do_not_count(tmp_path: Path) -> None:

@@ -152,8 +152,11 @@ def unpack(archive: Path, release: Release, cache: Path) -> Path:
     The folder is named after the archive's content, so a changed archive is unpacked anew. Raises
     DataError that names the archive.
     """
-    with archive.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    try:
+        with archive.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{archive}: can't be read: {error.strerror}") from error
     folder = cache / f"{release.folder}-{digest[:16]}"
     with exclusive(cache):
         if not folder.is_dir():
@@ -220,13 +223,18 @@ def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, 
     A record is the label bytes, then the red, green and blue plane, each row by row.
     """
     record_bytes = release.label_bytes + _IMAGE_BYTES
-    size_bytes = path.stat().st_size
-    if size_bytes != count * record_bytes:
+    right_bytes = count * record_bytes
+    try:
+        size_bytes = path.stat().st_size
+        content = np.fromfile(path, np.uint8, right_bytes)
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from error
+    if size_bytes != right_bytes:
         raise DataError(
-            f"{path}: has {size_bytes:,} bytes instead of {count * record_bytes:,} "
+            f"{path}: has {size_bytes:,} bytes instead of {right_bytes:,} "
             f"({count:,} records of {record_bytes:,} bytes)"
         )
-    records = np.fromfile(path, np.uint8).reshape(count, record_bytes)
+    records = content.reshape(count, record_bytes)
     labels = records[:, release.label_bytes - 1].astype(np.int32)
     if labels.max() >= release.classes:
         record, last = int(labels.argmax()), release.classes - 1

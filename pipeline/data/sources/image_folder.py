@@ -58,13 +58,14 @@ class ImageFolder(DatasetSpec):
                 f"{train_folder} and {eval_folder} must have the same class folders; "
                 f"only one of them has {', '.join(odd)}"
             )
-        files = [list_images(folder, classes) for folder in (train_folder, eval_folder)]
-        size = self.image_size or common_size([path for paths, _ in files for path in paths])
-        train, evaluation = (
-            Split({"image": ImageFiles(paths, (size[0], size[1])), "label": labels})
-            for paths, labels in files
+        train_paths, train_labels = list_images(train_folder, classes)
+        eval_paths, eval_labels = list_images(eval_folder, classes)
+        height, width = self.image_size or common_size([*train_paths, *eval_paths])
+        return RawData(
+            train=Split({"image": ImageFiles(train_paths, height, width), "label": train_labels}),
+            eval=Split({"image": ImageFiles(eval_paths, height, width), "label": eval_labels}),
+            classes=classes,
         )
-        return RawData(train=train, eval=evaluation, classes=classes)
 
 
 @dataclass(frozen=True)
@@ -72,25 +73,28 @@ class ImageFiles:
     """A column of image files, decoded to RGB of one size whenever they are indexed."""
 
     paths: Sequence[str]
-    size: tuple[int, int]
-    """(height, width)"""
+    height: int
+    width: int
 
     dtype = np.dtype(np.uint8)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(files, height, width, 3)."""
-        return (len(self.paths), *self.size, 3)
+        return (len(self.paths), self.height, self.width, 3)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The images at an integer array of indices or a slice, uint8 (n, height, width, 3)."""
         chosen = np.arange(len(self.paths))[indices]
         images = np.empty((len(chosen), *self.shape[1:]), np.uint8)
         with ThreadPoolExecutor(_THREADS) as pool:
-            decoded = pool.map(lambda index: decode(self.paths[index], self.size), chosen)
+            decoded = pool.map(self._decode, chosen)
             for position, image in enumerate(decoded):
                 images[position] = image
         return images
+
+    def _decode(self, index: int) -> np.ndarray:
+        return decode(self.paths[index], self.height, self.width)
 
 
 def find_splits(root: Path) -> tuple[Path, Path]:
@@ -138,10 +142,12 @@ def common_size(paths: Sequence[str]) -> tuple[int, int]:
     return sizes[0]
 
 
-def decode(path: str, size: tuple[int, int]) -> np.ndarray:
+def decode(path: str, height: int, width: int) -> np.ndarray:
     """An image as RGB, resized bilinearly where its size differs: uint8 (height, width, 3)."""
-    height, width = size
     with _opened(path) as image:
+        if image.mode.startswith(("I", "F")):
+            # Pillow would cut off what is above 255.
+            raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
         rgb = image.convert("RGB")
     if rgb.size != (width, height):
         rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)

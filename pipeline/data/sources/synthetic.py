@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,7 @@ from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.spec import DatasetSpec
 from pipeline.registry import part, parts
 
-_SEED = 20_200_328
+_PATTERN_SEED, _TRAIN_SEED, _EVAL_SEED = 0, 1, 2
 _PATTERN_CELLS = 4
 _UNREAD = {
     "root": None,
@@ -47,16 +48,12 @@ class Synthetic(DatasetSpec):
     @field_validator("like")
     @classmethod
     def _has_known_sizes(cls, like: str) -> str:
-        if _facts_of(like) is None:
-            known = ", ".join(name for name in parts("dataset") if _facts_of(name))
-            raise ValueError(f"{like}: must be a source whose sizes are known: {known}")
+        facts_of(like)
         return like
 
     def facts(self) -> Facts:
         """The twin's sizes, or those given."""
-        twin = _facts_of(self.like)
-        if twin is None:
-            raise ValueError(f"{self.like}: its sizes are not known")
+        twin = facts_of(self.like)
         return replace(
             twin,
             train_size=self.train_size or twin.train_size,
@@ -68,8 +65,8 @@ class Synthetic(DatasetSpec):
         sizes = self.facts()
         patterns = draw_patterns(sizes.classes, sizes.image)
         return RawData(
-            train=draw_split(patterns, sizes.train_size, seed=_SEED + 1),
-            eval=draw_split(patterns, sizes.eval_size, seed=_SEED + 2),
+            train=draw_split(patterns, sizes.train_size, _TRAIN_SEED),
+            eval=draw_split(patterns, sizes.eval_size, _EVAL_SEED),
             classes=tuple(str(label) for label in range(sizes.classes)),
         )
 
@@ -78,7 +75,7 @@ def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
     """One image of 4x4 random flat cells per class, uint8 (classes, H, W, C), values 0 to 127."""
     height, width, channels = image
     shape = (classes, _PATTERN_CELLS, _PATTERN_CELLS, channels)
-    cells = np.random.default_rng(_SEED).integers(0, 128, shape, np.uint8)
+    cells = np.random.default_rng(_PATTERN_SEED).integers(0, 128, shape, np.uint8)
     rows = np.arange(height) * _PATTERN_CELLS // height
     columns = np.arange(width) * _PATTERN_CELLS // width
     return cells[:, rows[:, np.newaxis], columns]
@@ -90,18 +87,26 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
     labels = (rng.permutation(size) % len(patterns)).astype(np.int32)
     shape = (size, *patterns.shape[1:])
     # Eight pixels per draw: ten times as fast as drawing bytes.
-    words = rng.integers(0, 2**64, -(-int(np.prod(shape)) // 8), np.uint64)
-    images = words.view(np.uint8)[: np.prod(shape)].reshape(shape)
+    words = rng.integers(0, 2**64, math.ceil(math.prod(shape) / 8), np.uint64)
+    images = words.view(np.uint8)[: math.prod(shape)].reshape(shape)
     images >>= 1
     images += patterns[labels]
     return Split({"image": images, "label": labels})
 
 
-def _facts_of(name: str) -> Facts | None:
-    """The sizes of a source, None where there is no such source or only its files tell."""
-    source = parts("dataset").get(name)
+def facts_of(source: str) -> Facts:
+    """The sizes of a source by name. Raises ValueError where only its files tell them."""
+    facts = _known_facts(source)
+    if facts is None:
+        known = ", ".join(name for name in parts("dataset") if _known_facts(name))
+        raise ValueError(f"{source}: must be a source whose sizes are known: {known}")
+    return facts
+
+
+def _known_facts(source: str) -> Facts | None:
+    cls = parts("dataset").get(source)
     try:
-        unread = source.model_validate(_UNREAD) if source else None
-    except ValidationError:
+        unread = cls.model_validate(_UNREAD) if cls else None
+    except ValidationError:  # it can't do without a root, or has sizes of its own to be given
         return None
     return unread.facts() if isinstance(unread, DatasetSpec) else None

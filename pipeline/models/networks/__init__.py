@@ -1,0 +1,1 @@
+"""The networks that a recipe can name."""

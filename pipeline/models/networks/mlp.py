@@ -1,0 +1,23 @@
+"""The multilayer perceptron."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from pipeline.models.layers import Dense, Flatten, Relu
+from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.registry import Seq, part
+
+
+@part("model")
+class MLP(ModelSpec):
+    """Dense layers of `hidden` features with ReLU between, on flattened images (M-04)."""
+
+    name: Literal["mlp"] = "mlp"
+    hidden: Seq[PositiveInt]
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        hidden = (layer for features in self.hidden for layer in (Dense(features=features), Relu()))
+        return (Flatten(), *hidden, Dense(features=classes))

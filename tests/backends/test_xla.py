@@ -1,0 +1,343 @@
+"""One program for every sink: the speed may change, the numbers may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.backends.base import Executable, Mechanism, Work
+from pipeline.backends.xla import XlaBackend, find_device
+from pipeline.config.recipe import Recipe
+from pipeline.data import feed as feeds
+from pipeline.data.columns import Split
+from pipeline.data.feed import make_feed
+from pipeline.data.order import Order
+from pipeline.data.random import seed_words
+from pipeline.data.sources.synthetic import Synthetic
+from pipeline.errors import RunError
+from pipeline.run import run
+from pipeline.training.metrics import EvalSums, zero_sums
+from pipeline.training.state import Batch, Record, TrainState
+from pipeline.training.step import TrainStep
+from tests import outcome
+from tests.conftest import compose_tiny
+
+AUGMENTED = [
+    "dataset.train.ops=[{name: random_crop, size: [8, 8], padding: [1, 1, 1, 1]},"
+    "{name: random_horizontal_flip, prob: 0.5},"
+    "{name: resize, size: [32, 32], interpolation: linear},"
+    "{name: rescale, factor: 0.004, shift: 0.0}]",
+    "train.steps=45",
+    "checkpoint.keep=20",
+]
+EVENTS = ["eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2"]
+
+Compose = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """45 steps that the host saw one by one, with evaluations and checkpoints between."""
+    run_dir = tmp_path_factory.mktemp("reference")
+    run(compose_tiny(cache, *AUGMENTED, *EVENTS, "train.sink=false"), run_dir)
+    return run_dir
+
+
+VARIANTS = {
+    "sink of 1": ["train.sink_size=1"],
+    "sink of 7": ["train.sink_size=7"],
+    "sink of 20": ["train.sink_size=20"],
+    "sink of a pass": ["train.sink_size=-1"],
+    "sink of more than there are": ["train.sink_size=1000"],
+    "soft": ["train.sink_size=20", "train.mechanism=soft"],
+    "a dispatch for every step": ["train.sink_size=20", "train.dispatch_seconds=1e-6"],
+}
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS.keys())
+def test_sinks_change_the_speed_and_nothing_else(
+    overrides: list[str], reference: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """S-02..S-08: losses, weights, evaluations and checkpoints, bit for bit."""
+    run(tiny(*AUGMENTED, *EVENTS, *overrides), tmp_path)
+    assert len(outcome.metrics(reference)) == 45
+    assert outcome.checkpoints(reference) == [12, 24, 36, 45]
+    outcome.assert_same_run(reference, tmp_path)
+
+
+def test_streaming_and_windows_that_end_inside_a_sink_change_nothing(
+    reference: Path, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    run(tiny(*AUGMENTED, *EVENTS, "train.sink_size=20", "train.feed=stream"), tmp_path)
+    outcome.assert_same_run(reference, tmp_path)
+
+
+def test_events_change_nothing_but_what_is_written(
+    reference: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """An evaluation or a checkpoint in a sink leaves no trace in the steps around it."""
+    run(tiny(*AUGMENTED, "train.sink_size=20"), tmp_path)
+    assert outcome.metrics(tmp_path) == outcome.metrics(reference)
+    assert outcome.checkpoints(tmp_path) == [45]
+    outcome.assert_equal_arrays(outcome.arrays(tmp_path), outcome.arrays(reference))
+
+
+def test_another_seed_is_another_run(reference: Path, tiny: Compose, tmp_path: Path) -> None:
+    """What the tests above compare does depend on what goes in."""
+    run(tiny(*AUGMENTED, "train.sink_size=20", "seed=2"), tmp_path)
+    first, other = outcome.metrics(reference), outcome.metrics(tmp_path)
+    assert all(one["loss"] != two["loss"] for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("overrides", [["train.sink=false"], ["train.sink_size=20"]])
+def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
+    overrides: list[str], tiny: Compose, tmp_path: Path
+) -> None:
+    """C-02, in the documents' words; but every step of a sink is tested, not only the last."""
+    steps = ["train.steps=45", *overrides]
+    with pytest.raises(RunError) as caught:
+        run(tiny("train.optimizer.lr=1e30", *steps), tmp_path / "run")
+    lines = outcome.read_lines(tmp_path / "run" / "metrics.jsonl")
+    bad = len(lines)
+    assert 1 < bad < 20
+    assert None in (lines[-1]["loss"], lines[-1]["grad_norm"])
+    assert None not in [line[name] for line in lines[:-1] for name in ("loss", "grad_norm")]
+    place = (bad - 1) // 6 + 1, (bad - 1) % 6 + 1
+    epoch, step = place if "train.sink=false" in overrides else (1, bad)
+    message = f"epoch: {epoch} step: {step}. Invalid loss, terminating training. Step {bad} of 45: "
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).endswith(f"; the state of step {bad - 1} is saved")
+    assert caught.value.exit_status == 1
+    assert max(outcome.checkpoints(tmp_path / "run")) == bad - 1
+
+    run(tiny("train.optimizer.lr=1e30", f"train.steps={bad - 1}"), tmp_path / "clean")
+    saved, clean = (outcome.arrays(tmp_path / name, bad - 1) for name in ("run", "clean"))
+    outcome.assert_equal_arrays(saved, clean)
+
+
+@pytest.mark.parametrize("mechanism", ["loop", "soft"])
+def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
+    mechanism: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny("train.steps=12", "train.sink_size=12", f"train.mechanism={mechanism}")
+    order = Order(
+        seed=recipe.seed,
+        samples=96,
+        batch_size=16,
+        shuffle=True,
+        buffer_size=None,
+        drop_remainder=True,
+        repeat=1,
+    )
+    victim = order.batches(4, 1).indices[0, 3]
+    read = Synthetic.read
+
+    def read_with_a_hole(self: Synthetic, cache: Path) -> Any:
+        raw = read(self, cache)
+        images = np.asarray(raw.train.columns["image"], np.float32)
+        images[victim, 2, 2] = np.nan
+        evaluation = np.asarray(raw.eval.columns["image"], np.float32)
+        return replace(
+            raw,
+            train=Split({**raw.train.columns, "image": images}),
+            eval=Split({**raw.eval.columns, "image": evaluation}),
+        )
+
+    monkeypatch.setattr(Synthetic, "read", read_with_a_hole)
+    with pytest.raises(RunError, match=r"epoch: 1 step: 5\..* Step 5 of 12: loss is nan"):
+        run(recipe, tmp_path)
+    assert [line["loss"] is None for line in outcome.metrics(tmp_path)] == 4 * [False] + [True]
+    assert outcome.checkpoints(tmp_path) == [4]
+
+
+def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    stages = "stages=[data,build,compile,train]"
+    with pytest.raises(RunError) as caught:
+        run(tiny("train.optimizer.lr=1e30", "train.steps=20", stages), tmp_path)
+    assert "Invalid loss" in str(caught.value)
+    assert "saved" not in str(caught.value)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        run(tiny("train.optimizer.lr=1e30", "train.steps=45"), tmp_path)
+    summary = outcome.read_summary(tmp_path)
+    assert (summary["status"], summary["reason"]) == ("failed", str(caught.value))
+    assert summary["steps"] == max(outcome.checkpoints(tmp_path)) > 0
+
+
+@pytest.mark.skipif(
+    any(device.platform == "gpu" for device in jax.devices()), reason="this machine has a GPU"
+)
+def test_a_missing_gpu_is_named_with_what_there_is(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        run(tiny("device=gpu", "train.steps=1"), tmp_path)
+    assert str(caught.value) == (
+        "device gpu:0: JAX sees cpu:0 only; install the `gpu` extra, pip install '.[gpu]'"
+    )
+
+
+def test_a_device_number_that_is_not_there_is_refused() -> None:
+    with pytest.raises(RunError, match=r"^device cpu:99: JAX sees cpu:0 only$"):
+        find_device("cpu", 99)
+
+
+def test_the_mechanism_is_told_with_its_reason() -> None:
+    backend = XlaBackend(find_device("cpu", 0))
+    assert backend.mechanism("auto", sink=True)[0] == "loop"
+    assert backend.mechanism("loop", sink=True)[0] == "loop"
+    assert backend.mechanism("soft", sink=True) == (
+        "soft",
+        "asked for: one asynchronous dispatch per step, no host read in a sink",
+    )
+    assert backend.mechanism("soft", sink=False) == (
+        "none",
+        "sink is false: the host reads every step",
+    )
+
+
+LABELS = np.arange(1, 11, dtype=np.int32)
+
+
+def counting_step(bad: int = -1) -> TrainStep:
+    """A step without a network: its loss is the label of the batch, its state their sum."""
+
+    def init(seed: jax.Array) -> TrainState:
+        total = seed.astype(jnp.float32).sum()
+        return TrainState(jnp.int32(0), {"total": total}, {}, (), jnp.float32(1))
+
+    def step(state: TrainState, batch: Batch, rates: jax.Array) -> tuple[TrainState, Record]:
+        label = batch.columns["label"][0].astype(jnp.float32)
+        loss = jnp.where(label == bad, jnp.nan, label)
+        record = Record(loss, rates[state.step], 2 * label, state.loss_scale)
+        params = {"total": state.params["total"] + label}
+        after = replace(state, step=state.step + 1, params=params)
+        kept = jax.tree.map(lambda new, old: jnp.where(label == bad, old, new), after, state)
+        return kept, record
+
+    def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
+        labels = sums.loss_sum + state.params["total"] * batch.columns["label"][0]
+        return replace(sums, loss_sum=labels, count=sums.count + batch.count)
+
+    return TrainStep(init, step, evaluate, lambda: zero_sums(2))
+
+
+def compile_counting(step: TrainStep) -> Executable:
+    """Compiled for windows of 4 steps over the labels 1 to 10, again and again."""
+    device = find_device("cpu", 0)
+    order = Order(
+        seed=3,
+        samples=len(LABELS),
+        batch_size=1,
+        shuffle=False,
+        buffer_size=None,
+        drop_remainder=True,
+        repeat=1,
+    )
+    feed = make_feed(Split({"label": LABELS}), order, device, "resident")
+    rates = np.arange(100, dtype=np.float32) / 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feeds, "WINDOW_STEPS", 4)
+        return XlaBackend(device).compile(Work(step, feed, feed, rates, seed_words(3)), watch)
+
+
+@contextmanager
+def watch(name: str) -> Iterator[None]:
+    """The clock of a user who does not look."""
+    yield
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Executable:
+    return compile_counting(counting_step())
+
+
+@pytest.fixture
+def counting(compiled: Executable, monkeypatch: pytest.MonkeyPatch) -> Executable:
+    """Nothing of one run is left in the next, so one compilation serves all tests."""
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    return compiled
+
+
+@pytest.mark.parametrize("mechanism", ["loop", "soft", "none"])
+@pytest.mark.parametrize("stops", [(25,), (1, 2, 25), (3, 4, 5, 8, 12, 25)])
+def test_every_step_is_run_once_and_told_of(
+    mechanism: Mechanism, stops: tuple[int, ...], counting: Executable
+) -> None:
+    state, told = counting.init(), []
+    start = 0
+    for stop in stops:
+        state, telemetry = counting.run(state, start, stop, mechanism)
+        assert (telemetry.start, len(telemetry)) == (start, stop - start)
+        told.append(telemetry)
+        start = stop
+    losses = np.concatenate([telemetry.loss for telemetry in told])
+    rates = np.concatenate([telemetry.learning_rate for telemetry in told])
+    assert losses.tolist() == [1 + step % 10 for step in range(25)]
+    assert rates.tolist() == [step / 4 for step in range(25)]
+    assert (int(state.step), float(state.params["total"])) == (25, 3 + 2 * 55 + 15)
+
+
+@pytest.mark.parametrize(("bad", "mechanism"), [(1, "loop"), (4, "loop"), (7, "loop"), (7, "soft")])
+def test_nothing_runs_behind_a_step_that_is_not_finite(
+    bad: int, mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    executable = compile_counting(counting_step(bad))
+    state, telemetry = executable.run(executable.init(), 0, 10, mechanism)
+    assert (len(telemetry), telemetry.bad_step) == (bad, bad)
+    assert telemetry.loss[:-1].tolist() == list(range(1, bad))
+    assert (int(state.step), float(state.params["total"])) == (bad - 1, 3 + sum(range(1, bad)))
+
+
+def test_telemetry_is_a_copy_that_later_steps_leave_alone(counting: Executable) -> None:
+    state, first = counting.run(counting.init(), 0, 3, "loop")
+    counting.run(state, 3, 6, "loop")
+    assert first.loss.tolist() == [1, 2, 3]
+
+
+def test_a_state_can_be_put_on_the_device_again_and_again(counting: Executable) -> None:
+    """`run` consumes the state it is given; what was saved of it stays good."""
+    saved = jax.tree.map(np.array, counting.init())
+    for _ in range(2):
+        state, _ = counting.run(counting.put(saved), 0, 3, "loop")
+        assert float(state.params["total"]) == 3 + 6
+    assert float(saved.params["total"]) == 3
+
+
+@pytest.mark.parametrize("batches", [1, 4, 10])
+def test_evaluation_adds_up_so_many_batches_and_leaves_the_state(
+    batches: int, counting: Executable
+) -> None:
+    state = counting.init()
+    for _ in range(2):
+        sums = counting.evaluate(state, batches)
+        assert (int(sums.count), float(sums.loss_sum)) == (batches, 3 * LABELS[:batches].sum())
+
+
+def test_the_report_names_every_program(counting: Executable) -> None:
+    report = counting.report
+    names = [program.name for program in report.programs]
+    assert names == ["initialisation", "training step", "evaluation"]
+    assert report.compile_s == sum(program.compile_s for program in report.programs) > 0
+    assert all(program.temporary_bytes >= 0 for program in report.programs)
+
+
+def test_what_xla_refuses_is_named() -> None:
+    def unknown(seed: jax.Array) -> TrainState:
+        return jax.ffi.ffi_call("no_such_kernel", jax.ShapeDtypeStruct((), jnp.float32))()
+
+    with pytest.raises(RunError, match=r"^compiling initialisation: .*no_such_kernel"):
+        compile_counting(replace(counting_step(), init=unknown))

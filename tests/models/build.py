@@ -1,0 +1,57 @@
+"""Networks to test with: from conf/model, or from a few layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from omegaconf import OmegaConf
+
+from pipeline.config.files import CONF
+from pipeline.models.network import Network
+from pipeline.models.spec import InitSpec, LayerSpec, ModelSpec
+from pipeline.registry import parts
+
+INIT = {"conv": "he_normal", "dense": "he_uniform", "bias": {"name": "normal", "sigma": 0.5}}
+
+Variables = dict[str, Any]
+
+
+def conf_model(name: str, **changes: Any) -> ModelSpec:
+    """The network of conf/model/<name>.yaml with some keys changed."""
+    tree = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    assert isinstance(tree, dict)
+    return parts("model")[str(tree["name"])].model_validate({**tree, **changes})
+
+
+def network(*layers: LayerSpec, dtype: str = "float32") -> Network:
+    """A network of these layers."""
+    return Network(layers, InitSpec.model_validate(INIT), dtype)
+
+
+def shapes(module: Network, image: Sequence[int]) -> Variables:
+    """Shapes and dtypes of the variables for images (height, width, channels); makes no weight."""
+    return jax.eval_shape(
+        lambda key, images: module.init(key, images, train=False),
+        jax.random.key(0),
+        jax.ShapeDtypeStruct((1, *image), jnp.float32),
+    )
+
+
+def parameters(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters by path, such as `conv_0/kernel`."""
+    return flatten_dict(variables["params"], sep="/")
+
+
+def count(variables: Mapping[str, Any]) -> int:
+    """How many parameters there are."""
+    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    """Standard normal float32."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipeline.observe.monitors import (
+    EvalMonitor,
+    Evaluation,
+    LossMonitor,
+    ProgressMonitor,
+    Quiet,
+    SinkReport,
+    TimeMonitor,
+)
+from pipeline.observe.reporter import Reporter
+from pipeline.sink.schedule import Course
+from pipeline.sink.telemetry import Telemetry
+
+
+def averages(macro: float) -> dict[str, object]:
+    return {"macro": macro, "micro": 0.75, "per_class": {"cat": 1.0, "dog": 2 * macro - 1.0}}
+
+
+EVALUATION = Evaluation(
+    {
+        "accuracy": 0.75,
+        "top5": 1.0,
+        "loss": 0.5,
+        "count": 10_000,
+        "precision": averages(0.625),
+        "recall": averages(0.875),
+        "f1": averages(0.7),
+    },
+    np.array([[3, 1], [0, 0]]),
+)
+
+
+class Page:
+    """A console without a terminal, and what was written to it."""
+
+    def __init__(self) -> None:
+        self._file = io.StringIO()
+        self.reporter = Reporter(console=Console(file=self._file))
+
+    @property
+    def lines(self) -> list[str]:
+        return self._file.getvalue().splitlines()
+
+
+def ended(step: int, loss: float = 1.0, *, steps: int = 1, seconds: float = 1.0) -> SinkReport:
+    """A report with the loss as it comes from telemetry: float32."""
+    return SinkReport(step, np.float32(loss), np.float32(0.1), seconds, steps)
+
+
+def test_loss_line_is_the_documents() -> None:
+    """C-02, S-16: five passes of 195 steps as sinks."""
+    page = Page()
+    monitor = LossMonitor(page.reporter, Course(975, 195, 195), every=1)
+    losses = [1.9601055, 1.8555021, 1.6707983, 1.8162166, 1.393667]
+    for sink, loss in enumerate(losses, start=1):
+        monitor.on_sink(ended(195 * sink, loss, steps=195))
+    assert page.lines == [
+        "epoch: 1 step: 195, loss is 1.9601055",
+        "epoch: 2 step: 195, loss is 1.8555021",
+        "epoch: 3 step: 195, loss is 1.6707983",
+        "epoch: 4 step: 195, loss is 1.8162166",
+        "epoch: 5 step: 195, loss is 1.393667",
+    ]
+
+
+def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
+    """S-05, S-16: sinks of 1000 over 1875 batches a pass print step 1000, not pass offsets."""
+    page = Page()
+    monitor = LossMonitor(page.reporter, Course(10_000, 1875, 1000), every=1)
+    monitor.on_sink(ended(1000, 0.5399815, steps=1000))
+    monitor.on_sink(ended(2000, 0.110185064, steps=1000))
+    assert page.lines == [
+        "epoch: 1 step: 1000, loss is 0.5399815",
+        "epoch: 2 step: 1000, loss is 0.110185064",
+    ]
+
+
+def test_loss_line_without_sinks_comes_at_every_step() -> None:
+    """S-07: the epoch is a pass then."""
+    page = Page()
+    monitor = LossMonitor(page.reporter, Course(4, 3, None), every=1)
+    for step in range(1, 5):
+        monitor.on_sink(ended(step, 0.5))
+    assert [line.partition(",")[0] for line in page.lines] == [
+        "epoch: 1 step: 1",
+        "epoch: 1 step: 2",
+        "epoch: 1 step: 3",
+        "epoch: 2 step: 1",
+    ]
+
+
+def test_loss_every_thins_out_the_lines() -> None:
+    page = Page()
+    monitor = LossMonitor(page.reporter, Course(10, 100, None), every=4)
+    for step in range(1, 11):
+        monitor.on_sink(ended(step))
+    assert [line.partition(",")[0] for line in page.lines] == [
+        "epoch: 1 step: 4",
+        "epoch: 1 step: 8",
+    ]
+
+
+def test_loss_every_prints_at_the_end_of_the_sink_that_reaches_it() -> None:
+    page = Page()
+    monitor = LossMonitor(page.reporter, Course(30, 100, 10), every=15)
+    for step in (10, 20, 30):
+        monitor.on_sink(ended(step, steps=10))
+    assert [line.partition(" step")[0] for line in page.lines] == ["epoch: 2", "epoch: 3"]
+
+
+def test_loss_every_zero_never_prints() -> None:
+    page = Page()
+    monitor = LossMonitor(page.reporter, Course(10, 10, 5), every=0)
+    monitor.on_sink(ended(5, steps=5))
+    monitor.on_sink(ended(10, steps=5))
+    assert page.lines == []
+
+
+def test_time_line_is_the_documents_with_place_and_speed_beside_it() -> None:
+    """C-03, and passes, sinks and steps as three words."""
+    page = Page()
+    monitor = TimeMonitor(page.reporter, Course(3000, 1875, 1000), batch_size=32)
+    monitor.on_sink(ended(2000, steps=1000, seconds=3.5))
+    assert page.lines == [
+        "epoch time: 3500.000 ms, per step time: 3.500 ms | sink 2/3, step 2000/3000, pass 2 | "
+        "9,143 images/s, lr 0.1"
+    ]
+
+
+def test_time_line_without_sinks_comes_at_the_end_of_a_pass() -> None:
+    page = Page()
+    monitor = TimeMonitor(page.reporter, Course(4, 3, None), batch_size=10)
+    for step in range(1, 5):
+        monitor.on_sink(ended(step, seconds=0.5))
+    per_step = "per step time: 500.000 ms"
+    assert page.lines == [
+        f"epoch time: 1500.000 ms, {per_step} | step 3/4, pass 1 | 20 images/s, lr 0.1",
+        f"epoch time: 500.000 ms, {per_step} | step 4/4, pass 2 | 20 images/s, lr 0.1",
+    ]
+
+
+def test_evaluation_line() -> None:
+    page = Page()
+    EvalMonitor(page.reporter).on_eval(195, EVALUATION)
+    assert page.lines == [
+        "eval       step 195: accuracy 0.7500, top5 1.0000, loss 0.5000 over 10,000 samples"
+    ]
+
+
+def test_scalars_are_the_metrics_that_a_recipe_can_name() -> None:
+    assert EVALUATION.scalars() == {
+        "accuracy": 0.75,
+        "top5": 1.0,
+        "loss": 0.5,
+        "precision": 0.625,
+        "recall": 0.875,
+        "f1": 0.7,
+    }
+
+
+def test_progress_goes_on_with_every_chunk_and_ends_with_the_run() -> None:
+    class Bar:
+        calls: list[object] = []  # noqa: RUF012
+
+        def advance_to(self, step: int, loss: float) -> None:
+            self.calls.append((step, loss))
+
+        def close(self) -> None:
+            self.calls.append("closed")
+
+    monitor = ProgressMonitor(Bar())  # type: ignore[arg-type]
+    monitor.on_steps(Telemetry.from_rows(10, np.array([[2, 0, 0, 1], [1, 0, 0, 1]])), 0.1)
+    monitor.close()
+    assert Bar.calls == [(12, 1.0), "closed"]
+
+
+@pytest.mark.parametrize("event", ["on_steps", "on_sink", "on_eval", "close"])
+def test_a_quiet_monitor_watches_without_a_word(event: str) -> None:
+    """C-01: a monitor overrides what it cares for."""
+    arguments = {"on_steps": (None, 0.0), "on_sink": (None,), "on_eval": (1, None), "close": ()}
+    assert getattr(Quiet(), event)(*arguments[event]) is None

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipeline.observe.reporter import Reporter
+
+
+def screen() -> tuple[Console, io.StringIO]:
+    """A terminal, and everything that was sent to it."""
+    file = io.StringIO()
+    return Console(file=file, force_terminal=True, width=100, markup=False, highlight=False), file
+
+
+def test_lines_go_out_as_they_are_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reporter = Reporter()
+    long = "[bold] 123 " + 40 * "a long line that must not be wrapped "
+    reporter.say(long)
+    reporter.stage("build", "lenet5")
+    reporter.warn("mind the gap")
+    assert capsys.readouterr().out.splitlines() == [
+        long,
+        "build      lenet5",
+        "warning    mind the gap",
+    ]
+
+
+def test_lines_go_to_the_log_with_the_time(tmp_path: Path) -> None:
+    with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
+        reporter.say("one")
+        assert (tmp_path / "run.log").read_text().endswith("one\n")
+        reporter.stage("data", "two")
+    first, second = (tmp_path / "run.log").read_text().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d one", first)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d data       two", second)
+
+
+def test_a_resumed_run_goes_on_in_the_same_log(tmp_path: Path) -> None:
+    for text in ("before", "after"):
+        with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
+            reporter.say(text)
+    log = (tmp_path / "run.log").read_text().splitlines()
+    assert [line.split(" ")[1] for line in log] == ["before", "after"]
+
+
+def test_a_closed_log_takes_no_more(tmp_path: Path) -> None:
+    with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
+        pass
+    reporter.say("too late")
+    assert (tmp_path / "run.log").read_text() == ""
+
+
+def test_there_are_no_bars_or_clocks_without_a_terminal() -> None:
+    file = io.StringIO()
+    reporter = Reporter(console=Console(file=file))
+    assert reporter.bar(10, 0) is None
+    with reporter.clock("compiling"):
+        pass
+    assert file.getvalue() == ""
+
+
+def test_a_terminal_shows_lines_as_they_are() -> None:
+    console, file = screen()
+    Reporter(console=console).say("dataset.train.ops[0] is [bold]")
+    assert file.getvalue() == "dataset.train.ops[0] is [bold]\n"
+
+
+def test_a_terminal_shows_a_clock_while_it_lasts() -> None:
+    console, file = screen()
+    with Reporter(console=console).clock("compiling evaluation of lenet5"):
+        pass
+    assert "compiling evaluation of lenet5" in file.getvalue()
+    assert "0:00:00" in file.getvalue()
+
+
+def test_a_terminal_shows_a_bar_over_steps() -> None:
+    console, file = screen()
+    bar = Reporter(console=console).bar(total=1_000, done=300)
+    assert bar is not None
+    bar.advance_to(400, 1.25)
+    bar.close()
+    assert "300/1000" in file.getvalue()
+    assert "400/1000" in file.getvalue()
+    assert "loss 1.2500" in file.getvalue()
+
+
+def test_lines_stay_above_the_bar() -> None:
+    console, file = screen()
+    reporter = Reporter(console=console)
+    bar = reporter.bar(total=10, done=0)
+    assert bar is not None
+    reporter.say("epoch: 1 step: 5, loss is 1.5")
+    bar.close()
+    assert "epoch: 1 step: 5, loss is 1.5\n" in file.getvalue()

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.recipe import CheckpointSpec, Recipe
+from pipeline.errors import DataError, RunError
+from pipeline.run import run
+from pipeline.stages.checkpoint import Checkpoints, restore_state, restore_weights
+from pipeline.training.state import TrainState
+from tests import outcome
+from tests.conftest import compose_tiny
+
+Compose = Callable[..., Recipe]
+
+COURSE = ["train.sink_size=7", "eval.every_steps=10", "checkpoint.every_steps=5"]
+EVAL_ONLY = "stages=[data,build,compile,eval]"
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """30 steps in one go, every checkpoint kept."""
+    run_dir = tmp_path_factory.mktemp("unbroken")
+    run(compose_tiny(cache, *COURSE, "train.steps=30", "checkpoint.keep=99"), run_dir)
+    return run_dir
+
+
+@pytest.mark.parametrize("step", [3, 7, 10, 18])
+def test_a_resumed_run_equals_one_that_was_never_broken(
+    step: int, unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """K-05: inside a sink and a pass, at the end of a sink, at an evaluation; bit for bit."""
+    run(tiny(*COURSE, f"train.steps={step}"), tmp_path)
+    summary = run(tiny(*COURSE, "train.steps=30", f"train.resume={tmp_path}"))
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        before = [line for line in lines(unbroken, name) if f'"step": {step},' not in line]
+        after = [line for line in lines(tmp_path, name) if f'"step": {step},' not in line]
+        assert after == before
+    assert outcome.metrics(tmp_path) == outcome.metrics(unbroken)
+    outcome.assert_equal_arrays(outcome.arrays(tmp_path, 30), outcome.arrays(unbroken, 30))
+    assert (summary.status, summary.steps, summary.passes, summary.sinks) == ("done", 30, 5.0, 5)
+    assert summary.resumed_from == {"run": str(tmp_path), "step": step}
+
+
+def lines(run_dir: Path, name: str) -> list[str]:
+    return (run_dir / name).read_text().splitlines()
+
+
+def test_what_a_killed_run_did_behind_its_last_checkpoint_is_done_again(
+    unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """Killed at step 18, while the checkpoint of step 15 was the last complete one."""
+    run(tiny(*COURSE, "train.steps=18"), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "18")
+    (tmp_path / "summary.json").unlink()
+    with (tmp_path / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 19, "pass"')
+    summary = run(tiny(*COURSE, "train.steps=30", f"train.resume={tmp_path}"))
+    assert summary.resumed_from == {"run": str(tmp_path), "step": 15}
+    assert outcome.metrics(tmp_path) == outcome.metrics(unbroken)
+    outcome.assert_equal_arrays(outcome.arrays(tmp_path, 30), outcome.arrays(unbroken, 30))
+
+
+def test_a_run_that_had_saved_nothing_starts_over(
+    unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    run(tiny(*COURSE, "train.steps=3"), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    summary = run(tiny(*COURSE, "train.steps=30", f"train.resume={tmp_path}"))
+    assert summary.resumed_from == {"run": str(tmp_path), "step": 0}
+    assert outcome.metrics(tmp_path) == outcome.metrics(unbroken)
+
+
+def test_the_sink_size_may_change_on_resuming(
+    unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    run(tiny(*COURSE, "train.steps=10"), tmp_path)
+    sink = ["eval.every_steps=10", "checkpoint.every_steps=5", "train.sink=false"]
+    run(tiny(*sink, "train.steps=30", f"train.resume={tmp_path}"))
+    assert outcome.metrics(tmp_path) == outcome.metrics(unbroken)
+
+
+def test_the_newest_are_kept(tiny: Compose, tmp_path: Path) -> None:
+    """K-01."""
+    run(tiny("train.steps=20", "checkpoint.every_steps=4", "checkpoint.keep=2"), tmp_path)
+    assert outcome.checkpoints(tmp_path) == [16, 20]
+
+
+@pytest.mark.parametrize(("metric", "best"), [("loss", min), ("accuracy", max)])
+def test_the_best_is_kept_besides_the_newest(
+    metric: str, best: Callable[..., float], tmp_path: Path
+) -> None:
+    """E-02; saved by hand, so that the best is neither the first nor the last."""
+    values = {1: 0.5, 2: 0.25, 3: 0.75, 4: 0.5, 5: 0.4}
+    with Checkpoints(tmp_path, kept(1, metric)) as checkpoints:
+        for step, value in values.items():
+            checkpoints.save(step, state_of(step), {}, {metric: value})
+        assert checkpoints.latest == 5
+    wanted = next(step for step in values if values[step] == best(values.values()))
+    assert outcome.checkpoints(tmp_path) == [wanted, 5]
+
+
+def test_the_best_outlives_checkpoints_without_metrics(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, kept(2, "loss")) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
+        for step in (2, 3, 4):
+            checkpoints.save(step, state_of(step), {}, None)
+    assert outcome.checkpoints(tmp_path) == [1, 3, 4]
+
+
+def test_the_best_is_remembered_across_a_resume(tmp_path: Path) -> None:
+    for first, value in ((1, 0.25), (3, 0.5)):
+        with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
+            checkpoints.save(first, state_of(first), {}, {"loss": value})
+            checkpoints.save(first + 1, state_of(first + 1), {}, {"loss": 0.75})
+    assert outcome.checkpoints(tmp_path) == [1, 4]
+
+
+def kept(newest: int, best: str | None) -> CheckpointSpec:
+    return CheckpointSpec(
+        every_steps=None,
+        every_passes=None,
+        every_seconds=None,
+        keep=newest,
+        best=best,
+        restore=None,
+    )
+
+
+def state_of(step: int, **params: np.ndarray) -> TrainState:
+    weights = params or {"kernel": np.full((2, 3), step, np.float32)}
+    return TrainState(
+        np.int32(step), {"dense": weights}, {"mean": np.ones(2, np.float32)}, (), np.float32(8)
+    )
+
+
+def test_a_step_is_saved_once(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(1, state_of(1), {"round": 1}, None)
+        checkpoints.save(1, state_of(9), {"round": 2}, None)
+    assert outcome.arrays(tmp_path)["step"] == 1
+
+
+def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
+    """K-02: the arrays with their dtypes, and what the host knows."""
+    state, host = state_of(7), {"early_stop": {"best": 0.5, "waited": 1}}
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(7, state, host, None)
+    restored, restored_host = restore_state(tmp_path, state_of(0)) or (None, None)
+    assert restored_host == host
+    assert restored is not None
+    assert int(restored.step) == 7
+    assert restored.step.dtype == np.int32
+    assert restored.loss_scale == 8.0
+    assert np.array_equal(restored.params["dense"]["kernel"], state.params["dense"]["kernel"])
+    assert restored.params["dense"]["kernel"].dtype == np.float32
+
+
+def test_what_is_saved_is_the_state_at_that_moment(tmp_path: Path) -> None:
+    """The device is given the buffers again while they are still being written."""
+    state = state_of(1)
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(1, state, {}, None)
+        state.params["dense"]["kernel"][:] = -1
+    assert outcome.arrays(tmp_path)["params/dense/kernel"].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_a_checkpoint_that_is_not_complete_does_not_count(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, None)
+    (tmp_path / "checkpoints" / "2").mkdir()
+    (tmp_path / "checkpoints" / "3.orbax-checkpoint-tmp").mkdir()
+    restored, _ = restore_state(tmp_path, state_of(0)) or (None, None)
+    assert restored is not None
+    assert int(restored.step) == 1
+
+
+def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
+    assert restore_state(tmp_path, state_of(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "step"), [("", 30), ("checkpoints", 30), ("checkpoints/30", 30), ("checkpoints/10", 10)]
+)
+def test_evaluating_a_checkpoint_gives_the_runs_own_metrics(
+    where: str, step: int, unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """E-04: by its run, by the folder of checkpoints, by itself."""
+    restore = f"checkpoint.restore={unbroken / where}"
+    summary = run(tiny(EVAL_ONLY, "train.steps=1", restore), tmp_path)
+    (own,) = [e for e in outcome.read_lines(unbroken / "evals.jsonl") if e["step"] == step]
+    assert summary.metrics == {name: own[name] for name in own if name != "step"}
+    assert summary.status == "done"
+    assert f"restore    weights of step {step} from {unbroken / where}" in run_log(tmp_path)
+
+
+def run_log(run_dir: Path) -> list[str]:
+    """Without the time of day."""
+    return [line.partition(" ")[2] for line in (run_dir / "run.log").read_text().splitlines()]
+
+
+def test_restored_weights_start_a_new_run(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
+    """K-05, transfer: weights only; the steps, the momentum and the data start anew."""
+    stages = "stages=[data,build,compile,train,checkpoint]"
+    restore = f"checkpoint.restore={unbroken}"
+    run(tiny(stages, "train.steps=2", restore, "train.optimizer.lr=1e-30"), tmp_path)
+    assert [line["step"] for line in outcome.metrics(tmp_path)] == [1, 2]
+    started, finished = outcome.arrays(unbroken, 30), outcome.arrays(tmp_path, 2)
+    weights = [path for path in started if path.startswith("params/")]
+    assert len(weights) == 8
+    assert all(np.array_equal(started[path], finished[path]) for path in weights)
+    assert finished["step"] == 2
+
+
+def test_restore_takes_parameters_and_statistics_only(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(4, state_of(4), {}, None)
+    fresh = state_of(0)
+    restored, step = restore_weights(tmp_path, fresh)
+    assert (step, int(restored.step), restored.loss_scale) == (4, 0, fresh.loss_scale)
+    assert (restored.params["dense"]["kernel"] == 4).all()
+
+
+def test_a_checkpoint_of_another_network_is_told_apart(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(4, state_of(4), {}, None)
+    other = state_of(0, kernel=np.zeros((2, 4)), bias=np.zeros(4))
+    with pytest.raises(DataError) as caught:
+        restore_weights(tmp_path, other)
+    assert str(caught.value) == (
+        f"{tmp_path / 'checkpoints' / '4'}: of another recipe: params/dense/bias is missing; "
+        "params/dense/kernel has shape (2, 3), this network needs (2, 4)"
+    )
+
+
+def test_only_the_first_differences_are_listed(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(4, state_of(4), {}, None)
+    other = state_of(0, **{f"layer_{n}": np.zeros(1) for n in range(7)})
+    message = r"layer_4 is missing and 3 more$"
+    with pytest.raises(DataError, match=message):
+        restore_weights(tmp_path, other)
+
+
+def test_a_run_from_another_network_fails_with_that_message(
+    unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    restore = f"checkpoint.restore={unbroken}"
+    with pytest.raises(DataError, match="of another recipe: .*this network needs") as caught:
+        run(tiny(EVAL_ONLY, "model.name=mlp", "+model.hidden=[4]", restore), tmp_path)
+    assert caught.value.exit_status == 2
+
+
+@pytest.mark.parametrize("where", ["nowhere", "", "checkpoints/31"])
+def test_a_missing_checkpoint_is_named_with_what_would_be_right(
+    where: str, unbroken: Path, tmp_path: Path
+) -> None:
+    folder = (unbroken if where == "checkpoints/31" else tmp_path) / where
+    with pytest.raises(DataError) as caught:
+        restore_weights(folder, state_of(0))
+    assert str(caught.value) == (
+        f"checkpoint.restore = {folder}: holds no checkpoint; name a run directory, its "
+        "checkpoints folder or one checkpoint in there"
+    )
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+def test_a_damaged_checkpoint_is_named(damage: str, tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(4, state_of(4), {}, None)
+    folder = tmp_path / "checkpoints" / "4"
+    for file in [file for file in (folder / "state").rglob("*") if file.is_file()]:
+        if damage == "missing":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(DataError, match=r"checkpoints/4: can't read this checkpoint: \S+"):
+        restore_weights(tmp_path, state_of(0))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file can grow beyond a few blocks."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_disk_that_refuses_is_an_error_of_the_run(tmp_path: Path) -> None:
+    """Written in the background, so it shows when the next is saved or at the end."""
+    noise = np.random.default_rng(0).normal(size=(100, 100))
+    with (
+        pytest.raises(RunError, match=r"checkpoints: can't save: .*File too large"),
+        Checkpoints(tmp_path, kept(5, None)) as checkpoints,
+    ):
+        checkpoints.save(3, state_of(3, kernel=noise), {}, None)
+        with pytest.raises(RunError, match=r"checkpoints: can't save step 4: .*File too large"):
+            checkpoints.save(4, state_of(4), {}, None)
+    assert restore_state(tmp_path, state_of(0)) is None

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.values import Hwc2Chw, Rescale
+from pipeline.data.random import seed_words
+from pipeline.training.clipping import ClipSpec
+from pipeline.training.losses import CrossEntropy
+from pipeline.training.metrics import summarize
+from pipeline.training.optimizers import Momentum
+from pipeline.training.state import Batch, Record, TrainState
+from pipeline.training.step import StepParts, TrainStep, make_train_step
+
+HIDDEN, CLASSES, BATCH = 5, 3, 4
+SHAPE = (2, 2, 1)
+RATES = np.array([0.5, 0.25], np.float32)
+SCALE = 1 / 255
+
+
+class TwoLayers(nn.Module):
+    """Dense, ReLU, dense: small enough to be worked out by hand."""
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        flat = images.reshape(images.shape[0], -1)
+        hidden = nn.relu(nn.Dense(HIDDEN)(flat))
+        return nn.Dense(CLASSES)(hidden)
+
+
+class Noisy(nn.Module):
+    """Everything that a step must hand over: batch statistics and random draws."""
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        flat = images.reshape(images.shape[0], -1)
+        normal = nn.BatchNorm(use_running_average=not train)(flat)
+        return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not train)(normal))
+
+
+def make_parts(**changed: Any) -> StepParts:
+    rescale = Rescale(factor=SCALE, shift=0.0)
+    parts = StepParts(
+        network=TwoLayers(),
+        image=ColumnSpec(SHAPE, "float32"),
+        classes=CLASSES,
+        train_ops=(rescale,),
+        eval_ops=(rescale,),
+        loss=CrossEntropy(
+            reduction="mean", smoothing=0.0, smoothing_convention="mindspore"
+        ).build(),
+        reduction="mean",
+        optimizer=Momentum(
+            lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0, decay_rules=()
+        ).build(),
+        loss_scale=1.0,
+    )
+    return replace(parts, **changed)
+
+
+def make_step(**changed: Any) -> TrainStep:
+    return make_train_step(make_parts(**changed))
+
+
+def make_batch(number: int = 0, samples: int = BATCH, **changed: Any) -> Batch:
+    """Some uint8 images and labels, all of them real."""
+    rng = np.random.default_rng(number)
+    batch = Batch(
+        columns={
+            "image": rng.integers(0, 256, (samples, *SHAPE), np.uint8),
+            "label": rng.integers(0, CLASSES, samples, np.int32),
+        },
+        seed=seed_words(7),
+        pass_=np.int32(0),
+        sample=np.arange(samples, dtype=np.int32),
+        count=np.int32(samples),
+    )
+    return replace(batch, **changed)
+
+
+def rows_of(batch: Batch, *, first: int) -> Batch:
+    """The first samples of a batch, as a batch of its own."""
+    columns = {name: column[:first] for name, column in batch.columns.items()}
+    sample = batch.sample[:first]
+    return replace(batch, columns=columns, sample=sample, count=np.int32(first))
+
+
+def start(step: TrainStep) -> TrainState:
+    return step.init(seed_words(7))
+
+
+def flat(tree: Any) -> np.ndarray:
+    """All numbers of a tree in a row, float64."""
+    return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)])
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Two trees, bit for bit."""
+    leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
+    assert len(leaves) == len(others) > 0
+    for leaf, other_leaf in zip(leaves, others, strict=True):
+        assert np.array_equal(leaf, other_leaf, equal_nan=True)
+
+
+def by_hand(params: Any, batch: Batch, samples: int) -> tuple[float, Any]:
+    """Mean cross-entropy and its gradient in float64, by the chain rule on paper."""
+    x = batch.columns["image"][:samples].reshape(samples, -1).astype(np.float64) * SCALE
+    y = np.eye(CLASSES)[batch.columns["label"][:samples]]
+    (w1, b1), (w2, b2) = (
+        (np.float64(params[name]["kernel"]), np.float64(params[name]["bias"]))
+        for name in ("Dense_0", "Dense_1")
+    )
+    z = x @ w1 + b1
+    h = np.maximum(z, 0)
+    e = np.exp(h @ w2 + b2)
+    p = e / e.sum(axis=1, keepdims=True)
+    d_logits = (p - y) / samples
+    d_z = d_logits @ w2.T * (z > 0)
+    gradients = {
+        "Dense_0": {"bias": d_z.sum(axis=0), "kernel": x.T @ d_z},
+        "Dense_1": {"bias": d_logits.sum(axis=0), "kernel": h.T @ d_logits},
+    }
+    return -np.log(p[y == 1]).mean(), gradients
+
+
+def test_two_steps_are_what_they_are_on_paper() -> None:
+    """Loss, rate, gradient norm, and p <- p - lr * v with v <- 0.9 v + g."""
+    step = make_step()
+    state = start(step)
+    params, velocity = flat(state.params), 0.0
+    for number, rate in enumerate(RATES):
+        loss, gradients = by_hand(state.params, make_batch(number), BATCH)
+        velocity = 0.9 * velocity + flat(gradients)
+        params = params - rate * velocity
+        state, record = step.step(state, make_batch(number), RATES)
+        norm = np.linalg.norm(flat(gradients))
+        np.testing.assert_allclose(record, [loss, rate, norm, 1.0], rtol=1e-5)
+        np.testing.assert_allclose(flat(state.params), params, rtol=1e-5, atol=1e-6)
+        assert int(state.step) == number + 1
+
+
+def test_records_are_float32_scalars() -> None:
+    step = make_step()
+    _, record = step.step(start(step), make_batch(), RATES)
+    assert [(x.dtype, x.shape) for x in record] == 4 * [(np.float32, ())]
+    assert Record._fields == ("loss", "learning_rate", "grad_norm", "loss_scale")
+
+
+def test_the_learning_rate_stays_at_the_end_of_its_table() -> None:
+    step = make_step()
+    state = replace(start(step), step=np.int32(9))
+    _, record = step.step(state, make_batch(), RATES)
+    assert record.learning_rate == RATES[-1]
+
+
+def test_a_sum_is_not_divided() -> None:
+    step = make_step(reduction="sum")
+    state = start(step)
+    loss, gradients = by_hand(state.params, make_batch(), BATCH)
+    _, record = step.step(state, make_batch(), RATES)
+    np.testing.assert_allclose(record.loss, BATCH * loss, rtol=1e-5)
+    np.testing.assert_allclose(record.grad_norm, BATCH * np.linalg.norm(flat(gradients)), rtol=1e-5)
+
+
+def test_a_short_batch_is_the_mean_over_its_real_samples() -> None:
+    """D-09: the last batch of a pass with drop_remainder false."""
+    step = make_step()
+    state = start(step)
+    padded = make_batch(count=np.int32(3))
+    loss, gradients = by_hand(state.params, padded, samples=3)
+    after, record = step.step(state, padded, RATES)
+    np.testing.assert_allclose(record.loss, loss, rtol=1e-5)
+    np.testing.assert_allclose(
+        flat(after.params), flat(state.params) - RATES[0] * flat(gradients), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_what_a_batch_is_padded_with_does_not_matter() -> None:
+    step = make_step()
+    images = make_batch().columns["image"].copy()
+    images[3] = 255 - images[3]
+    labels = np.array([*make_batch().columns["label"][:3], 0], np.int32)
+    other = make_batch(columns={"image": images, "label": labels}, count=np.int32(3))
+    outcomes = [step.step(start(step), batch, RATES) for batch in (rows_padded(), other)]
+    assert_same(*outcomes)
+
+
+def rows_padded() -> Batch:
+    """Three samples and the first once more."""
+    rows = [0, 1, 2, 0]
+    columns = {name: column[rows] for name, column in make_batch().columns.items()}
+    return make_batch(columns=columns, count=np.int32(3))
+
+
+@pytest.mark.parametrize("loss_scale", [2.0, 1024.0, 2.0**-10])
+def test_a_loss_scale_leaves_the_update_as_it_was(loss_scale: float) -> None:
+    """P-01 (4) and (6); a power of two costs no rounding, so bit for bit."""
+    plain, scaled = make_step(), make_step(loss_scale=loss_scale)
+    after, record = plain.step(start(plain), make_batch(), RATES)
+    after_scaled, record_scaled = scaled.step(start(scaled), make_batch(), RATES)
+    assert_same(after.params, after_scaled.params)
+    assert_same(record[:3], record_scaled[:3])
+    assert (record.loss_scale, record_scaled.loss_scale) == (1.0, loss_scale)
+
+
+def test_an_overflow_skips_the_update() -> None:
+    """P-01 (7): the loss is a number, the scaled gradient is not."""
+    step = make_step(loss_scale=1e36, train_ops=(Rescale(factor=100.0, shift=0.0),))
+    before = start(step)
+    after, record = step.step(before, make_batch(), RATES)
+    assert np.isfinite(record.loss)
+    assert not np.isfinite(record.grad_norm)
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize("network", [TwoLayers(), Noisy()], ids=["plain", "with statistics"])
+def test_a_step_that_is_not_finite_leaves_the_state_as_it_was(network: nn.Module) -> None:
+    step = make_step(network=network)
+    before, _ = step.step(start(step), make_batch(1), RATES)
+    images = make_batch().columns["image"].astype(np.float32)
+    images[0, 0, 0] = np.nan
+    bad = make_batch(columns={**make_batch().columns, "image": images})
+    after, record = step.step(before, bad, RATES)
+    assert np.isnan(record.loss)
+    assert int(after.step) == 1
+    assert_same(before, after)
+
+
+def test_the_gradient_norm_is_that_before_clipping() -> None:
+    clip = ClipSpec(norm=1e-3, value=None).build()
+    plain, clipped = make_step(), make_step(optimizer=optax.chain(clip, make_parts().optimizer))
+    _, record = plain.step(start(plain), make_batch(), RATES)
+    after, record_clipped = clipped.step(start(clipped), make_batch(), RATES)
+    assert record_clipped.grad_norm == record.grad_norm > 1e-3
+    moved = flat(after.params) - flat(start(clipped).params)
+    assert np.linalg.norm(moved) == pytest.approx(RATES[0] * 1e-3, rel=1e-3)
+
+
+def test_chw_images_reach_the_network_as_nhwc() -> None:
+    """D-16: a recipe may move the axes as the documents do."""
+    shape = (4, 3, 2)
+    image = np.random.default_rng(0).integers(0, 256, (BATCH, *shape), np.uint8)
+    batch = make_batch(columns={**make_batch().columns, "image": image})
+    hwc = make_step(image=ColumnSpec(shape, "float32"))
+    ops = (*make_parts().train_ops, Hwc2Chw())
+    chw = make_step(image=ColumnSpec((2, 4, 3), "float32", layout="chw"), train_ops=ops)
+    outcomes = [step.step(start(step), batch, RATES) for step in (hwc, chw)]
+    assert_same(*outcomes)
+
+
+def test_fresh_weights_are_a_function_of_the_whole_seed() -> None:
+    step = make_step()
+    again, other, high = (step.init(seed_words(seed)) for seed in (7, 8, 7 + 2**32))
+    assert_same(start(step), again)
+    for state in (other, high):
+        assert not np.array_equal(flat(start(step).params), flat(state.params))
+    assert int(again.step) == 0
+
+
+def test_dropout_is_drawn_anew_for_every_step_and_seed_and_again_on_resuming() -> None:
+    step = make_step(network=Noisy())
+    state = start(step)
+    losses = [
+        float(step.step(replace(state, step=np.int32(number)), batch, RATES)[1].loss)
+        for number, batch in [
+            (0, make_batch()),
+            (0, make_batch(pass_=np.int32(3))),
+            (1, make_batch()),
+            (0, make_batch(seed=seed_words(8))),
+        ]
+    ]
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 3
+
+
+def test_batch_statistics_move_in_training_only() -> None:
+    step = make_step(network=Noisy())
+    before = start(step)
+    after, _ = step.step(before, make_batch(), RATES)
+    x = make_batch().columns["image"].reshape(BATCH, -1) * SCALE
+    mean = after.batch_stats["BatchNorm_0"]["mean"]
+    np.testing.assert_allclose(mean, 0.01 * x.mean(axis=0), rtol=1e-4)
+    assert_same(
+        step.evaluate(after, make_batch(), step.zero_sums()),
+        step.evaluate(after, make_batch(), step.zero_sums()),
+    )
+
+
+def test_evaluation_adds_the_real_samples_after_their_own_ops() -> None:
+    """The evaluation's ops, not training's; loss and hits as on paper."""
+    step = make_step(train_ops=(Rescale(factor=9.0, shift=1.0),))
+    state = start(step)
+    batch = make_batch(count=np.int32(3))
+    sums = step.evaluate(state, make_batch(1), step.evaluate(state, batch, step.zero_sums()))
+    metrics = summarize(sums, ("a", "b", "c"))
+    losses = [by_hand(state.params, b, n)[0] * n for b, n in ((batch, 3), (make_batch(1), 4))]
+    assert metrics["count"] == 7
+    assert metrics["loss"] == pytest.approx(sum(losses) / 7, rel=1e-5)
