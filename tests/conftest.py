@@ -17,12 +17,21 @@ from pipeline.config.recipe import Recipe
 ROOT = Path(__file__).parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
+OPS = (
+    "[{name: resize, size: [32, 32], interpolation: linear},"
+    "{name: rescale, factor: 0.00392156862745098, shift: 0.0}]"
+)
+
 TINY = [
     "dataset.name=synthetic",
     "+dataset.like=digits",
     "+dataset.train_size=96",
     "+dataset.eval_size=40",
+    f"dataset.train.ops={OPS}",
+    f"dataset.eval.ops={OPS}",
+    "schedule=constant",
     "train.batch_size=16",
+    "train.optimizer.lr=0.05",
     "monitor.tensorboard=false",
     "monitor.sample_images=0",
 ]

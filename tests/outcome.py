@@ -27,8 +27,9 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def checkpoints(run_dir: Path) -> list[int]:
-    """The steps of the checkpoints there are."""
-    return sorted(int(folder.name) for folder in (run_dir / "checkpoints").iterdir())
+    """The steps of the complete checkpoints there are."""
+    names = [folder.name for folder in (run_dir / "checkpoints").iterdir()]
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def arrays(run_dir: Path, step: int | None = None) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, WithJsonSchema
 
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 from pipeline.registry import FilePath, PartOf, Seq, Spec
@@ -56,6 +56,12 @@ class EvalSplitSpec(Spec):
     ops: Ops
     batch_size: PositiveInt | None
     """null takes the training batch size."""
+
+
+GivenRoot = Annotated[
+    FilePath, WithJsonSchema({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]})
+]
+"""A root that only the user can name: conf/ holds null, a recipe must not."""
 
 
 class DatasetSpec(Spec):

@@ -61,7 +61,7 @@ def _sequence(
     _check_parameters(name, blocks[name], values, (*where, "with"))
     body = expand_uses(_filled(blocks[name], values), blocks, ("blocks", name), (*within, name))
     rest = {key: value for key, value in use.items() if key not in ("use", "with")}
-    return {"name": "sequence", **rest, "body": _checked(body, ("blocks", name))}
+    return {"name": "sequence", **rest, "body": _checked(name, body)}
 
 
 def _check_parameters(block: str, node: Any, values: Any, where: Location) -> None:
@@ -99,24 +99,13 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _layers() -> TypeAdapter[Any]:
-    return TypeAdapter(Layers)
+def _sections() -> TypeAdapter[Any]:
+    return TypeAdapter(dict[str, dict[str, Layers]])
 
 
-def _checked(body: Any, where: Location) -> Any:
-    try:
-        return _layers().validate_python(body)
-    except ValidationError as error:
-        problems = [
-            InitErrorDetails(
-                type=details["type"],
-                loc=(*where, *details["loc"]),
-                input=details["input"],
-                ctx=details.get("ctx", {}),
-            )
-            for details in error.errors(include_url=False)
-        ]
-        raise ValidationError.from_exception_data("blocks", problems) from None
+def _checked(block: str, body: Any) -> Any:
+    """The layers of a block; what is wrong with them is located at `blocks.<block>`."""
+    return _sections().validate_python({"blocks": {block: body}})["blocks"][block]
 
 
 def _problem(message: str, where: Location, value: Any) -> ValidationError:

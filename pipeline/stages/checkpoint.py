@@ -71,9 +71,11 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         """Wait until all is on disk. Raises RunError when it can't be."""
         try:
-            self._manager.close()
+            self._manager.wait_until_finished()
         except (OSError, ValueError) as error:
             raise RunError(f"{self._manager.directory}: can't save: {error}") from error
+        finally:
+            self._manager.close()
 
 
 def restore_state(run_dir: Path, like: TrainState) -> tuple[TrainState, Mapping[str, Any]] | None:

@@ -42,6 +42,11 @@ def shapes(module: Network, image: Sequence[int]) -> Variables:
     )
 
 
+def initialise(module: Network, images: np.ndarray) -> Variables:
+    """Fresh variables, drawn in one compiled program."""
+    return jax.jit(lambda key: module.init(key, images, train=False))(jax.random.key(0))
+
+
 def parameters(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters by path, such as `conv_0/kernel`."""
     return flatten_dict(variables["params"], sep="/")

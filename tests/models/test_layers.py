@@ -55,12 +55,6 @@ def test_every_layer_has_its_own_docstring() -> None:
     "written",
     [
         {"name": "conv", "features": 4},
-        {"name": "conv", "features": 0, "kernel": 3},
-        {"name": "conv", "features": 4, "kernel": "3"},
-        {"name": "conv", "features": 4, "kernel": [3, 3, 3]},
-        {"name": "conv", "features": 4, "kernel": 3, "padding": "full"},
-        {"name": "conv", "features": 4, "kernel": 3, "padding": [[1, -1], [0, 0]]},
-        {"name": "conv", "features": "classes", "kernel": 3},
         {"name": "dropout", "rate": 1.0},
         {"name": "batch_norm", "momentum": 1.5},
         {"name": "sequence", "body": [], "repeat": 0},
@@ -71,6 +65,25 @@ def test_every_layer_has_its_own_docstring() -> None:
 def test_layers_that_make_no_sense_are_refused(written: Any) -> None:
     with pytest.raises(ValidationError):
         layer(written)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("features", 0, r"a whole number above 0, or \$classes"),
+        ("features", "classes", r"a whole number above 0, or \$classes"),
+        ("kernel", "3", r"a whole number above 0, or \[height, width\]"),
+        ("stride", [1, 1, 1], r"a whole number above 0, or \[height, width\]"),
+        ("padding", "full", r"same, valid, a whole number or \[\[top, bottom\], \[left, right\]\]"),
+        ("padding", [[1, -1], [0, 0]], r"same, valid, a whole number or \[\[top"),
+    ],
+)
+def test_fields_of_several_types_say_in_one_sentence_what_they_take(
+    field: str, value: Any, expected: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"must be {expected}") as caught:
+        layer({"name": "conv", "features": 4, "kernel": 3, field: value})
+    assert [details["loc"] for details in caught.value.errors()] == [("conv", field)]
 
 
 def test_conv_refuses_groups_that_do_not_divide_its_features() -> None:

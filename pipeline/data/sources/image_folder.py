@@ -15,9 +15,9 @@ from PIL import Image
 from pydantic import Field, PositiveInt, field_validator
 
 from pipeline.data.columns import RawData, Split
-from pipeline.data.spec import DatasetSpec
+from pipeline.data.spec import DatasetSpec, GivenRoot
 from pipeline.errors import DataError
-from pipeline.registry import FilePath, Seq, part
+from pipeline.registry import Seq, part
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 EVAL_FOLDERS = ("eval", "val", "test")
@@ -36,7 +36,7 @@ class ImageFolder(DatasetSpec):
     """
 
     name: Literal["image_folder"] = "image_folder"
-    root: FilePath
+    root: GivenRoot
     """The folder that holds train and eval."""
     image_size: ImageSize | None
     """[height, width] to resize to on decoding; null: all images must have one size."""

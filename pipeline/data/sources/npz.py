@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import PositiveInt, field_validator
 
 from pipeline.data.columns import RawData, Split
-from pipeline.data.spec import DatasetSpec
+from pipeline.data.spec import DatasetSpec, GivenRoot
 from pipeline.errors import DataError
-from pipeline.registry import FilePath, part
+from pipeline.registry import part
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -24,7 +24,7 @@ class NumpyArchive(DatasetSpec):
     """Images uint8 or float32, (n, H, W) or (n, H, W, C); labels whole numbers, (n,) or (n, 1)."""
 
     name: Literal["numpy"] = "numpy"
-    root: FilePath
+    root: GivenRoot
     """The .npz file."""
     classes: PositiveInt | None
     """null: one more than the largest label."""

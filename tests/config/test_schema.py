@@ -1,0 +1,59 @@
+"""The JSON schema of recipes, and the files that editors hold against it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from pipeline.config.files import CONF, RECIPES
+from pipeline.config.schema import recipe_schema
+
+ROOT = CONF.parent
+FILES = sorted([CONF / "config.yaml", *CONF.glob("*/*.yaml"), *RECIPES.glob("*.yaml")])
+MARK = "# yaml-language-server: $schema="
+
+
+def schema_of(file: Path) -> dict[str, Any]:
+    """The schema that a file's first lines name, its fragment looked up as an editor does."""
+    (line,) = [x for x in file.read_text().splitlines()[:3] if x.startswith(MARK)]
+    target, _, fragment = line.removeprefix(MARK).partition("#")
+    schema = json.loads((file.parent / target).read_text())
+    node = schema
+    for key in fragment.strip("/").split("/") if fragment else ():
+        node = node[key]
+    return {"$defs": schema["$defs"], **node}
+
+
+def test_committed_schema_is_current() -> None:
+    """After a change of a part: `python -m pipeline schema > recipe.schema.json`."""
+    assert json.loads((ROOT / "recipe.schema.json").read_text()) == recipe_schema()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_shipped_file_fits_the_schema_it_names(file: Path) -> None:
+    tree = yaml.safe_load(file.read_text())
+    tree.pop("hydra", None)
+    jsonschema.validate(tree, schema_of(file))
+
+
+def test_schema_is_looked_up_for_every_shipped_file() -> None:
+    assert len(FILES) > 35
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"train": {"sink_sise": 5}},
+        {"train": {"batch_size": "32"}},
+        {"model": {"name": "lenet6"}},
+        {"dataset": {"train": {"ops": ["resise"]}}},
+    ],
+)
+def test_schema_refuses_what_the_command_line_refuses(tree: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(tree, recipe_schema())

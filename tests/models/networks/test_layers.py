@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.models.layers import Dense
+from pipeline.models.networks.layers import LayerList
+from tests.models.build import conf_model, parameters, shapes
+
+HEAD = ["flatten", {"name": "dense", "features": "$classes"}]
+
+
+def problems(**changes: Any) -> dict[str, str]:
+    """What is said of the example with some keys changed, by dotted location."""
+    with pytest.raises(ValidationError) as caught:
+        conf_model("layers", **changes)
+    return {".".join(map(str, d["loc"])): d["msg"] for d in caught.value.errors()}
+
+
+def test_blocks_give_their_layers_a_scope() -> None:
+    variables = shapes(conf_model("layers").build(10, "float32"), (32, 32, 3))
+    kernels = [path for path in parameters(variables) if path.endswith("kernel")]
+    assert kernels == [
+        "conv_block_0/conv_0/kernel",
+        "conv_block_0/conv_1/kernel",
+        "conv_block_1/conv_0/kernel",
+        "conv_block_1/conv_1/kernel",
+        "conv_block_2/conv_0/kernel",
+        "dense_0/kernel",
+    ]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [HEAD, [{"name": "sequence", "body": HEAD}], ["flatten", {"use": "head"}]],
+)
+def test_classes_stands_for_their_number_at_any_depth(layers: list[Any]) -> None:
+    model = conf_model("layers", blocks={"head": [HEAD[1]]}, layers=layers)
+    (kernel,) = [
+        leaf.shape
+        for path, leaf in parameters(shapes(model.build(7, "float32"), (2, 2, 1))).items()
+        if path.endswith("kernel")
+    ]
+    assert kernel == (4, 7)
+
+
+def test_layers_that_give_no_classes_are_refused() -> None:
+    said = problems(layers=["flatten", {"name": "dense", "features": 10}])
+    assert said == {
+        "": "Value error, no layer gives $classes; the last one must, as in "
+        "{name: dense, features: $classes}"
+    }
+
+
+def test_problems_are_located_in_the_list() -> None:
+    said = problems(layers=["relu", {"name": "dense", "featurs": 10}, *HEAD])
+    assert set(said) == {"layers.1.dense.features", "layers.1.dense.featurs"}
+
+
+def test_problems_of_blocks_are_located_in_the_block() -> None:
+    said = problems(blocks={"b": ["relo"]}, layers=[{"use": "b"}, *HEAD])
+    assert set(said) == {"blocks.b.0"}
+
+
+def test_problems_of_uses_are_located_in_the_list() -> None:
+    assert set(problems(layers=["relu", {"use": "b"}, *HEAD])) == {"layers.1.use"}
+    said = problems(
+        layers=[{"use": "conv_block", "repeat": 0, "times": 2, "with": {"features": 4}}, *HEAD]
+    )
+    assert set(said) == {"layers.0.sequence.repeat", "layers.0.sequence.times"}
+
+
+@pytest.mark.parametrize("changes", [{"blocks": ["relu"]}, {"blocks": {"b": "relu"}}])
+def test_blocks_are_lists_by_name(changes: Any) -> None:
+    assert any(where.startswith("blocks") for where in problems(**changes, layers=HEAD))
+
+
+def test_an_expanded_network_reads_back_as_itself() -> None:
+    model = conf_model("layers")
+    assert LayerList.model_validate(model.model_dump(mode="json")) == model
+
+
+def test_a_network_can_be_written_in_python() -> None:
+    init = conf_model("layers").init
+    model = LayerList(init=init, blocks={}, layers=(Dense(features="$classes"),))
+    assert model.layers_for(3) == (Dense(features=3),)
+
+
+def test_schema_lets_a_use_stand_for_a_layer() -> None:
+    items = TypeAdapter(LayerList).json_schema()["properties"]["layers"]["items"]
+    assert items["anyOf"][0]["required"] == ["use"]

@@ -1,0 +1,102 @@
+"""Every file of conf/model: it builds, it can be trained, and its parameters are as kept."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.config.files import CONF
+from tests.models.build import conf_model, count, initialise, parameters, random, shapes
+from tests.models.conftest import CheckGolden
+
+FILES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+IMAGENET = ((224, 224, 3), 1000)
+SIZES = {
+    "layers": ((32, 32, 3), 10),
+    "lenet5": ((32, 32, 1), 10),
+    "mlp": ((28, 28, 1), 10),
+    "resnet20": ((32, 32, 3), 10),
+    "resnet18": IMAGENET,
+    "resnet34": IMAGENET,
+    "resnet50": IMAGENET,
+    "resnet101": IMAGENET,
+    "resnet152": IMAGENET,
+}
+SMALL = ["layers", "lenet5", "mlp", "resnet20"]
+
+
+def test_every_file_is_tested() -> None:
+    assert set(SIZES) == set(FILES)
+    assert len(FILES) == 9
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_says_in_one_line_what_the_network_is(name: str) -> None:
+    first, second, *_ = (CONF / "model" / f"{name}.yaml").read_text().splitlines()
+    assert first == "# yaml-language-server: $schema=../../recipe.schema.json"
+    assert second.startswith("# ")
+    assert 20 < len(second) <= 100
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_parameters_are_as_kept(name: str, check_golden: CheckGolden) -> None:
+    image, classes = SIZES[name]
+    variables = shapes(conf_model(name).build(classes, "float32"), image)
+    lines = [f"{name}: images {'x'.join(map(str, image))}, {classes} classes"]
+    for path, leaf in parameters(variables).items():
+        assert leaf.dtype == jnp.float32
+        lines.append(f"{path} {'x'.join(map(str, leaf.shape))} {leaf.size:,}")
+    check_golden(f"parameters_{name}.txt", "\n".join([*lines, f"total {count(variables):,}\n"]))
+
+
+def loss_and_gradients(name: str) -> tuple[jax.Array, dict[str, np.ndarray]]:
+    (height, width, channels), classes = SIZES[name]
+    module = conf_model(name).build(classes, "float32")
+    images, labels = random(2, height, width, channels), np.array([1, 7])
+    variables = initialise(module, images)
+
+    def loss(params: object) -> jax.Array:
+        logits, _ = module.apply(
+            {**variables, "params": params},
+            images,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": jax.random.key(1)},
+        )
+        return -jax.nn.log_softmax(logits)[np.arange(2), labels].mean()
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(variables["params"])
+    return value, {
+        path: np.asarray(leaf) for path, leaf in parameters({"params": gradients}).items()
+    }
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_loss_has_a_finite_gradient_in_every_parameter(name: str) -> None:
+    value, gradients = loss_and_gradients(name)
+    assert 0 < value < 10 * math.log(10)
+    for path, gradient in gradients.items():
+        assert np.isfinite(gradient).all(), path
+        assert np.abs(gradient).max() > 0, path
+
+
+@pytest.mark.parametrize("name", sorted(set(SIZES) - set(SMALL)))
+def test_loss_of_a_big_network_has_a_gradient_of_the_shape_of_every_parameter(name: str) -> None:
+    (height, width, channels), classes = SIZES[name]
+    module = conf_model(name).build(classes, "bfloat16")
+    variables = shapes(module, (height, width, channels))
+
+    def loss(params: object, statistics: object, images: jax.Array) -> jax.Array:
+        collections = {"params": params, "batch_stats": statistics}
+        logits, _ = module.apply(collections, images, train=True, mutable=["batch_stats"])
+        return logits.sum()
+
+    images = jax.ShapeDtypeStruct((2, height, width, channels), jnp.float32)
+    gradients = jax.eval_shape(
+        jax.grad(loss), variables["params"], variables["batch_stats"], images
+    )
+    assert gradients == variables["params"]
