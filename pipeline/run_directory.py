@@ -108,7 +108,7 @@ def read_status(run_dir: Path) -> str | None:
 def _read_recipe(run_dir: Path, wanted: str) -> Mapping[str, Any]:
     try:
         tree = yaml.safe_load((run_dir / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
         raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error
     return tree if isinstance(tree, dict) else {}

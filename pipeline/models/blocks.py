@@ -12,22 +12,34 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
-from pipeline.models.layers import CLASSES
+from pipeline.models.layers import CLASSES, Sequence
 from pipeline.models.spec import Layers
+from pipeline.registry import Spec
 
 Blocks = Mapping[str, Any]
 Location = tuple[int | str, ...]
 
 
+class BlockUse(Spec):
+    """The layers of a block, `repeat` times over, in a scope of their own."""
+
+    use: str
+    """The block's name under `blocks`."""
+    values: dict[str, Any] = Field({}, alias="with")
+    """What the block's parameters stand for."""
+    repeat: PositiveInt = 1
+    scope: str | None = None
+    """null: the block's name and a number."""
+
+
 def expand_uses(node: Any, blocks: Blocks, where: Location, within: tuple[str, ...] = ()) -> Any:
     """Put a sequence in place of every use of a block in `node`, which stands at `where`.
 
-    The sequence has the scope of the use, or the block's name and a number. The layers of a block
-    are checked here, so that a problem is reported where the block writes it. `within` names the
-    blocks being expanded. Raises ValidationError.
+    The layers of a block are checked here, so that a problem is reported where the block writes
+    it. `within` names the blocks that are being expanded. Raises ValidationError.
     """
     if isinstance(node, Mapping):
         items = node.items()
@@ -38,41 +50,59 @@ def expand_uses(node: Any, blocks: Blocks, where: Location, within: tuple[str, .
     expanded = []
     for index, entry in enumerate(node):
         if isinstance(entry, Mapping) and "use" in entry:
-            block = str(entry["use"])
-            entry = {"scope": f"{block}_{counts[block]}", **entry, "use": block}
-            counts[block] += 1
-            expanded.append(_sequence(entry, blocks, (*where, index), within))
+            use = _read_use(entry, (*where, index))
+            body = _body(use, blocks, (*where, index), within)
+            scope = use.scope or f"{use.use}_{counts[use.use]}"
+            expanded.append(Sequence(scope=scope, repeat=use.repeat, body=body))
+            counts[use.use] += 1
         else:
             expanded.append(expand_uses(entry, blocks, (*where, index), within))
     return expanded
 
 
-def _sequence(
-    use: Mapping[str, Any], blocks: Blocks, where: Location, within: tuple[str, ...]
-) -> dict[str, Any]:
-    name = use["use"]
+def _read_use(entry: Mapping[str, Any], where: Location) -> BlockUse:
+    try:
+        return BlockUse.model_validate(entry)
+    except ValidationError as error:
+        problems = [
+            InitErrorDetails(
+                type=details["type"],
+                loc=(*where, *details["loc"]),
+                input=details["input"],
+                ctx=details.get("ctx", {}),
+            )
+            for details in error.errors()
+        ]
+        raise ValidationError.from_exception_data("BlockUse", problems) from None
+
+
+def _body(use: BlockUse, blocks: Blocks, where: Location, within: tuple[str, ...]) -> Any:
+    """The layers of the block, with the values that the use gives its parameters."""
+    name = use.use
     if name not in blocks:
         hint = _nearest(name, blocks)
         raise _problem(f"there is no block {name!r}{hint}", (*where, "use"), name)
     if name in within:
         chain = " -> ".join((*within, name))
         raise _problem(f"a block can't use itself: {chain}", (*where, "use"), name)
-    values = use.get("with", {})
-    _check_parameters(name, blocks[name], values, (*where, "with"))
-    body = expand_uses(_filled(blocks[name], values), blocks, ("blocks", name), (*within, name))
-    rest = {key: value for key, value in use.items() if key not in ("use", "with")}
-    return {"name": "sequence", **rest, "body": _checked(name, body)}
+    _check_parameters(use, set(_parameters(blocks[name])), (*where, "with"))
+    filled = _filled(blocks[name], use.values)
+    body = expand_uses(filled, blocks, ("blocks", name), (*within, name))
+    return _sections().validate_python({"blocks": {name: body}})["blocks"][name]
 
 
-def _check_parameters(block: str, node: Any, values: Any, where: Location) -> None:
-    if not isinstance(values, Mapping):
-        raise _problem("must be a section of parameters and their values", where, values)
-    wanted = set(_parameters(node))
-    for name in sorted(wanted - values.keys()):
-        raise _problem(f"block {block!r} needs a value for {name!r}", where, values)
-    for name in sorted(values.keys() - wanted):
+@cache
+def _sections() -> TypeAdapter[Any]:
+    """Layers at `blocks.<name>`, where their problems are to be located."""
+    return TypeAdapter(dict[str, dict[str, Layers]])
+
+
+def _check_parameters(use: BlockUse, wanted: set[str], where: Location) -> None:
+    for name in sorted(wanted - use.values.keys()):
+        raise _problem(f"block {use.use!r} needs a value for {name!r}", where, use.values)
+    for name in sorted(use.values.keys() - wanted):
         hint = _nearest(name, wanted) or f"; it has {', '.join(sorted(wanted)) or 'none'}"
-        raise _problem(f"block {block!r} has no parameter {name!r}{hint}", (*where, name), name)
+        raise _problem(f"block {use.use!r} has no parameter {name!r}{hint}", (*where, name), name)
 
 
 def _parameters(node: Any) -> Iterator[str]:
@@ -98,21 +128,11 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
     return node
 
 
-@cache
-def _sections() -> TypeAdapter[Any]:
-    return TypeAdapter(dict[str, dict[str, Layers]])
-
-
-def _checked(block: str, body: Any) -> Any:
-    """The layers of a block; what is wrong with them is located at `blocks.<block>`."""
-    return _sections().validate_python({"blocks": {block: body}})["blocks"][block]
-
-
 def _problem(message: str, where: Location, value: Any) -> ValidationError:
-    problem = InitErrorDetails(
+    details = InitErrorDetails(
         type="value_error", loc=where, input=value, ctx={"error": ValueError(message)}
     )
-    return ValidationError.from_exception_data("blocks", [problem])
+    return ValidationError.from_exception_data("BlockUse", [details])
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -34,6 +34,8 @@ class History:
     reason: str | None = None
     loss: float | None = None
     train_s: float = 0.0
+    """From the first dispatch to the last save, evaluations and all."""
+    first_dispatch_s: float | None = None
     step_seconds: list[float] = field(default_factory=list)
     """Seconds per step of every dispatch but the first."""
     evaluated: dict[int, Evaluation] = field(default_factory=dict)
@@ -91,29 +93,30 @@ def train(
     The state that is returned has been saved. Raises RunError naming the step when a loss or
     gradient is not finite; the state before that step has been saved then.
     """
-    first = int(state.step)
-    history = History(first)
+    history = History(int(state.step))
     early = EarlyStop(training.recipe.monitor.early_stop, **host.get("early_stop", {}))
-    sink = _SinkClock()
-    saved_at = time.monotonic()
+    begun = saved_at = time.monotonic()
+    sink, stops = _SinkClock(), False
     with _signals() as signals:
-        for segment in training.course.segments(first, _periods(training)):
-            while history.step < segment.stop:
+        for segment in training.course.segments(history.step, _periods(training)):
+            while history.step < segment.stop and not signals:
                 state, telemetry, seconds = _dispatch(training, state, segment.stop, history)
                 sink.add(telemetry, seconds)
                 _check_finite(training, state, telemetry, early)
-                if signals or _due(training, saved_at):
+                if history.step == segment.stop:
+                    # Before any other save: a resumed run starts behind what happens here.
+                    stops = _at_boundary(training, segment, state, early, history, sink)
+                if _due(training, saved_at):
                     _save(training, history.step, state, early, None)
                     saved_at = time.monotonic()
-                if signals:
-                    history.status, history.reason = "stopped", f"{signals[0]} received"
-                    return state, history
-            if Event.SINK_END in segment.events:
-                _report_sink(training, sink.report(history.step))
-            if _at_boundary(training, segment, state, early, history):
-                history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
+            if signals or stops:
                 break
+    if stops:
+        history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
+    elif history.step < training.course.total:
+        history.status, history.reason = "stopped", f"{signals[0]} received"
     _save(training, history.step, state, early, None)
+    history.train_s = time.monotonic() - begun
     return state, history
 
 
@@ -140,9 +143,10 @@ def _dispatch(
     begun = time.perf_counter()
     state, telemetry = training.executable.run(state, start, stop, training.mechanism)
     seconds = time.perf_counter() - begun
-    if history.train_s:
+    if history.first_dispatch_s is None:
+        history.first_dispatch_s = seconds
+    else:
         history.step_seconds.append(seconds / len(telemetry))
-    history.train_s += seconds
     history.step, history.loss = stop, float(telemetry.loss[-1])
     for monitor in training.monitors:
         monitor.on_steps(telemetry, seconds)
@@ -151,9 +155,9 @@ def _dispatch(
 
 def _affordable(training: Training, history: History) -> int:
     """How many steps fit into a dispatch; the first one is a single step, to find out."""
-    if not history.train_s:
+    if history.first_dispatch_s is None:
         return 1
-    step_s = history.step_seconds[-1] if history.step_seconds else history.train_s
+    step_s = history.step_seconds[-1] if history.step_seconds else history.first_dispatch_s
     return max(1, int(training.recipe.train.dispatch_seconds / max(step_s, 1e-9)))
 
 
@@ -163,9 +167,14 @@ def _at_boundary(
     state: TrainState,
     early: EarlyStop,
     history: History,
+    sink: _SinkClock,
 ) -> bool:
-    """Evaluate and save where due; true when training should stop early."""
+    """Report the sink, evaluate and save, where due; true when training should stop early."""
     metrics, stops = None, False
+    if Event.SINK_END in segment.events:
+        report = sink.report(segment.stop)
+        for monitor in training.monitors:
+            monitor.on_sink(report)
     if Event.EVALUATE in segment.events:
         evaluation = training.evaluate(state)
         metrics = evaluation.scalars()
@@ -210,11 +219,6 @@ def _check_finite(
     )
 
 
-def _report_sink(training: Training, report: SinkReport) -> None:
-    for monitor in training.monitors:
-        monitor.on_sink(report)
-
-
 class _SinkClock:
     """Adds up the chunks of the sink that is under way."""
 
@@ -239,13 +243,16 @@ class _SinkClock:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """The names of the signals that asked to stop; the handler does nothing but take note.
+    """The signal that asked to stop, once there is one; the handler does nothing but take note.
 
-    Outside the main thread, where Python delivers none, the list stays empty.
+    A second one interrupts at once. Outside the main thread, where Python delivers none, the list
+    stays empty.
     """
     received: list[str] = []
 
     def note(number: int, _: object) -> None:
+        if received:
+            raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
 
     previous = {}

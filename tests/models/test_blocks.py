@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.models.blocks import expand_uses
-from pipeline.models.layers import Conv, Relu
+from pipeline.models.layers import Conv, Relu, Sequence
 
 CONV = {"name": "conv", "features": "$features", "kernel": "$kernel"}
 BLOCKS = {"pair": [CONV, "relu"]}
@@ -27,28 +27,18 @@ def problem(layers: list[Any], blocks: dict[str, Any] = BLOCKS) -> tuple[str, st
 
 
 def test_a_use_becomes_a_sequence_in_its_place() -> None:
-    assert expand(["relu", USE, "tanh"]) == [
-        "relu",
-        {"name": "sequence", "scope": "pair_0", "body": PAIR},
-        "tanh",
-    ]
+    assert expand(["relu", USE, "tanh"]) == ["relu", Sequence(scope="pair_0", body=PAIR), "tanh"]
 
 
 def test_uses_of_a_block_are_numbered_unless_they_have_a_scope() -> None:
-    scopes = [
-        entry["scope"] for entry in expand([USE, {**USE, "scope": "neck"}, {**USE, "repeat": 2}])
-    ]
-    assert scopes == ["pair_0", "neck", "pair_2"]
-
-
-def test_what_else_a_use_says_is_said_of_the_sequence() -> None:
-    (entry,) = expand([{**USE, "repeat": 2, "reapeat": 3}])
-    assert (entry["repeat"], entry["reapeat"]) == (2, 3)
+    expanded = expand([USE, {**USE, "scope": "neck"}, {**USE, "repeat": 2}])
+    assert [sequence.scope for sequence in expanded] == ["pair_0", "neck", "pair_2"]
+    assert [sequence.repeat for sequence in expanded] == [1, 1, 2]
 
 
 def test_layers_inside_layers_are_expanded() -> None:
     (entry,) = expand([{"name": "residual", "body": ["tanh", USE]}])
-    assert entry["body"] == ["tanh", {"name": "sequence", "scope": "pair_0", "body": PAIR}]
+    assert entry["body"] == ["tanh", Sequence(scope="pair_0", body=PAIR)]
 
 
 def test_blocks_use_blocks_and_hand_parameters_on() -> None:
@@ -57,14 +47,14 @@ def test_blocks_use_blocks_and_hand_parameters_on() -> None:
         "twice": [{"use": "pair", "repeat": 2, "with": {"features": "$width", "kernel": 3}}],
     }
     (entry,) = expand([{"use": "twice", "with": {"width": 8}}], blocks)
-    (inner,) = entry["body"]
+    (inner,) = entry.body
     assert (inner.scope, inner.repeat, inner.body) == ("pair_0", 2, PAIR)
 
 
 def test_classes_is_no_parameter() -> None:
     head = {"head": [{"name": "dense", "features": "$classes"}]}
     (entry,) = expand([{"use": "head"}], head)
-    assert entry["body"][0].features == "$classes"
+    assert entry.body[0].features == "$classes"
     where, message = problem([{"use": "head", "with": {"classes": 10}}], head)
     assert where == "layers.0.with.classes"
     assert "block 'head' has no parameter 'classes'; it has none" in message
@@ -90,10 +80,20 @@ def test_unknown_parameter_is_told_with_the_nearest() -> None:
     assert "has no parameter 'depth'; it has features, kernel" in message
 
 
-def test_parameters_are_a_section() -> None:
-    where, message = problem([{"use": "pair", "with": [8, 3]}])
-    assert where == "layers.0.with"
-    assert "must be a section of parameters and their values" in message
+@pytest.mark.parametrize(
+    ("changes", "where", "kind"),
+    [
+        ({"with": [8, 3]}, "layers.0.with", "dict_type"),
+        ({"repeat": 0}, "layers.0.repeat", "greater_than"),
+        ({"use": 3}, "layers.0.use", "string_type"),
+        ({"times": 2}, "layers.0.times", "extra_forbidden"),
+    ],
+)
+def test_problems_of_a_use_are_located_in_it(changes: Any, where: str, kind: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        expand([{**USE, **changes}])
+    (details,) = caught.value.errors()
+    assert (".".join(map(str, details["loc"])), details["type"]) == (where, kind)
 
 
 def test_recursion_is_refused() -> None:

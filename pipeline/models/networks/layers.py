@@ -6,26 +6,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.models.blocks import expand_uses
+from pipeline.models.blocks import BlockUse, expand_uses
 from pipeline.models.layers import CLASSES
 from pipeline.models.spec import Layers, LayerSpec, ModelSpec
 from pipeline.registry import Seq, part
 
-_USE_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "use": {"type": "string", "description": "A name under `blocks`."},
-        "with": {"type": "object", "description": "The block's parameters."},
-        "repeat": {"type": "integer", "minimum": 1},
-        "scope": {"type": "string"},
-    },
-    "required": ["use"],
-    "additionalProperties": False,
-}
-
 
 def _with_uses(schema: dict[str, Any]) -> None:
-    schema["items"] = {"anyOf": [_USE_SCHEMA, schema["items"]]}
+    schema["items"] = {"anyOf": [BlockUse.model_json_schema(), schema["items"]]}
 
 
 @part("model")

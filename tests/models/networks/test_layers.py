@@ -66,10 +66,8 @@ def test_problems_of_blocks_are_located_in_the_block() -> None:
 
 def test_problems_of_uses_are_located_in_the_list() -> None:
     assert set(problems(layers=["relu", {"use": "b"}, *HEAD])) == {"layers.1.use"}
-    said = problems(
-        layers=[{"use": "conv_block", "repeat": 0, "times": 2, "with": {"features": 4}}, *HEAD]
-    )
-    assert set(said) == {"layers.0.sequence.repeat", "layers.0.sequence.times"}
+    use = {"use": "conv_block", "repeat": 0, "times": 2, "with": {"features": 4}}
+    assert set(problems(layers=[use, *HEAD])) == {"layers.0.repeat", "layers.0.times"}
 
 
 @pytest.mark.parametrize("changes", [{"blocks": ["relu"]}, {"blocks": {"b": "relu"}}])

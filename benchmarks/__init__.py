@@ -1,0 +1,1 @@
+"""Timings, one command each; results lie in benchmarks/results with machine and versions."""

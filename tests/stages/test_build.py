@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.build import Built, build
+from pipeline.stages.data import load_data
+from tests.conftest import OPS
+
+Compose = Callable[..., Recipe]
+
+NORMALISED = [
+    "model=layers",
+    "model.layers=[{name: conv, features: 2, kernel: 3},batch_norm,relu,global_avg_pool,"
+    "{name: dense, features: '$classes'}]",
+]
+
+
+def built(recipe: Recipe) -> Built:
+    reporter = Reporter(console=Console(file=io.StringIO()))
+    return build(recipe, load_data(recipe, reporter), reporter)
+
+
+def problem(recipe: Recipe) -> str:
+    with pytest.raises(RecipeError) as caught:
+        built(recipe)
+    (only,) = caught.value.problems
+    return only
+
+
+def test_what_was_built_is_told_in_a_line(
+    tiny: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for overrides in (["train.steps=45"], ["train.steps=3", "train.sink=false"]):
+        recipe = tiny("train.sink_size=7", *overrides)
+        build(recipe, load_data(recipe, Reporter()), Reporter())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("build")]
+    assert lines == [
+        "build      lenet5: 61,684 parameters, 0.2 MB; 45 steps, sinks of 7, 7.50 passes",
+        "build      lenet5: 61,684 parameters, 0.2 MB; 3 steps, no sinks, 0.50 passes",
+    ]
+
+
+def test_no_weight_is_made(tiny: Compose) -> None:
+    made = built(tiny())
+    leaves = jax.tree.leaves(made.state)
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    assert made.parameters == sum(leaf.size for leaf in jax.tree.leaves(made.state.params))
+    assert (made.parameters, made.parameter_bytes) == (61_684, 4 * 61_684)
+
+
+def test_the_seed_and_the_rates_are_inputs_of_the_step(tiny: Compose) -> None:
+    made = built(tiny("train.steps=10", "seed=4294967303", "schedule=cosine"))
+    assert made.seed.tolist() == [7, 1]
+    assert (made.learning_rates.shape, made.learning_rates.dtype) == ((10,), np.float32)
+    assert made.learning_rates[0] == np.float32(0.05)
+    assert made.learning_rates[-1] < 0.01
+    assert made.course.total == 10
+
+
+def test_images_too_small_for_the_network_are_refused(tiny: Compose) -> None:
+    none = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
+    message = problem(tiny(*none))
+    assert message.startswith("model lenet5: ")
+    assert "the images are too small for this network" in message
+
+
+def test_padding_must_not_enter_batch_statistics(tiny: Compose) -> None:
+    """D-09, D-17: masked out of the loss it can be, out of the statistics it can't."""
+    recipe = tiny(*NORMALISED, "dataset.train.drop_remainder=false", "train.batch_size=20")
+    assert problem(recipe) == (
+        "dataset.train.drop_remainder = false: the last batch would hold 16 of 20 samples and its "
+        "padding would enter the batch statistics of layers; must be true for this network"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([*NORMALISED, "train.batch_size=16"], 6),
+        (["model=mlp", "model.hidden=[4]", "train.batch_size=20"], 5),
+    ],
+    ids=["no batch is short", "no statistics"],
+)
+def test_a_remainder_is_kept_where_it_does_no_harm(
+    overrides: list[str], steps: int, tiny: Compose
+) -> None:
+    made = built(tiny("dataset.train.drop_remainder=false", "train.passes=1", *overrides))
+    assert made.course.total == steps
+
+
+def test_a_decay_rule_that_matches_nothing_is_refused_by_its_key(tiny: Compose) -> None:
+    rules = "train.optimizer.decay_rules=[{pattern: nothing/*, weight_decay: 0.0}]"
+    message = problem(tiny(rules))
+    assert "decay rule 'nothing/*' matches none of the 8 parameters" in message
+    assert message.startswith("train.optimizer")
+
+
+def test_labels_that_the_loss_can_not_take_are_refused(tiny: Compose) -> None:
+    label = "{name: type_cast, column: label, dtype: float32}"
+    recipe = tiny(f"dataset.train.ops={OPS[:-1]},{label}]")
+    assert "labels of shape (16,) and dtype float32 do not fit" in problem(recipe)

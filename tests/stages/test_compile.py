@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.backends.base import CompileReport
+from pipeline.config.recipe import Recipe
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.build import build
+from pipeline.stages.compile import compile_run
+from pipeline.stages.data import load_data
+
+Compose = Callable[..., Recipe]
+
+SMALL = [
+    "model=mlp",
+    "model.hidden=[4]",
+    "dataset.train.ops=[]",
+    "dataset.eval.ops=[]",
+]
+
+
+def compiled(recipe: Recipe) -> CompileReport:
+    reporter = Reporter()
+    dataset = load_data(recipe, reporter)
+    made = build(recipe, dataset, reporter)
+    return compile_run(recipe, dataset, made, recipe.device.open(), reporter).report
+
+
+def caches(report: CompileReport) -> list[str]:
+    return [program.cache for program in report.programs]
+
+
+def test_a_program_is_compiled_once(tiny: Compose, tmp_path: Path) -> None:
+    """The second run finds everything in the cache, also when seed, rate and length differ."""
+    small = [*SMALL, f"cache.root={tmp_path}"]
+    assert caches(compiled(tiny(*small, "train.steps=20"))) == ["miss", "miss", "miss"]
+    assert any((tmp_path / "xla").iterdir())
+    again = tiny(*small, "train.steps=20", "seed=2", "train.optimizer.lr=0.1", "train.sink_size=3")
+    assert caches(compiled(again)) == ["hit", "hit", "hit"]
+
+
+def test_the_cache_can_be_switched_off(tiny: Compose, tmp_path: Path) -> None:
+    off = tiny(*SMALL, f"cache.root={tmp_path}", "cache.compiled=false")
+    assert caches(compiled(off)) == ["off", "off", "off"]
+    assert not (tmp_path / "xla").exists()
+
+
+@pytest.mark.parametrize(
+    ("feed", "told"),
+    [
+        ("auto", "training data resident, 0.0 MB on the device"),
+        ("stream", "training data stream, 2.2 MB on the device"),
+    ],
+)
+def test_programs_and_data_are_told(
+    feed: str, told: str, tiny: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled(tiny(*SMALL, f"train.feed={feed}"))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("compile")]
+    assert lines[0] == "compile    mlp for cpu:0 cpu, batch 16"
+    for line, name in zip(
+        lines[1:], ("initialisation", "training step", "evaluation"), strict=False
+    ):
+        assert line.startswith(f"compile    {name}: ")
+        assert "MB of temporaries" in line
+    assert lines[4].endswith(told)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipeline.config.recipe import Recipe
+from pipeline.data.columns import ColumnSpec
+from pipeline.errors import RecipeError
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.data import load_data, sample_images
+
+Compose = Callable[..., Recipe]
+
+
+def quiet() -> Reporter:
+    return Reporter(console=Console(file=io.StringIO()))
+
+
+@pytest.fixture
+def npz(tmp_path: Path) -> Callable[..., list[str]]:
+    """Overrides for a dataset of one's own, whose sizes only its file tells."""
+
+    def make(train: tuple[int, ...] = (5, 8, 8), test: tuple[int, ...] = (3, 8, 8)) -> list[str]:
+        rng = np.random.default_rng(0)
+        np.savez(
+            tmp_path / "own.npz",
+            x_train=rng.integers(0, 256, train, np.uint8),
+            y_train=np.arange(train[0]) % 2,
+            x_test=rng.integers(0, 256, test, np.uint8),
+            y_test=np.arange(test[0]) % 2,
+        )
+        return [
+            "dataset=numpy",
+            f"dataset.root={tmp_path / 'own.npz'}",
+            "~dataset.like",
+            "~dataset.train_size",
+            "~dataset.eval_size",
+            "dataset.name=numpy",
+            "train.batch_size=2",
+        ]
+
+    return make
+
+
+def test_what_is_read_is_told_in_a_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+    load_data(tiny(), Reporter())
+    assert capsys.readouterr().out == (
+        "data       synthetic: 96 training and 40 evaluation images 8x8x1, 10 classes, 0.0 MB; "
+        "6 steps a pass\n"
+    )
+
+
+def test_the_dataset_knows_its_images_and_orders(tiny: Compose) -> None:
+    dataset = load_data(tiny("seed=9"), quiet())
+    assert (len(dataset.train), len(dataset.eval), len(dataset.classes)) == (96, 40, 10)
+    assert dataset.image == ColumnSpec((32, 32, 1), "float32")
+    assert (dataset.train_order.seed, dataset.train_order.steps_per_pass) == (9, 6)
+    assert dataset.train_order.shuffle
+
+
+def test_evaluation_is_read_in_order_and_without_loss(tiny: Compose) -> None:
+    """D-17: the batch that is not full is padded, not dropped."""
+    order = load_data(tiny(), quiet()).eval_order
+    assert order.steps_per_pass == 3
+    batches = order.batches(0, 3)
+    assert batches.counts.tolist() == [16, 16, 8]
+    rows = np.concatenate([row[:n] for row, n in zip(batches.indices, batches.counts, strict=True)])
+    assert rows.tolist() == list(range(40))
+
+
+def test_evaluation_may_have_a_batch_size_of_its_own(tiny: Compose) -> None:
+    order = load_data(tiny("dataset.eval.batch_size=10"), quiet()).eval_order
+    assert (order.batch_size, order.steps_per_pass) == (10, 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "samples"),
+    [
+        (["eval.samples=all"], 40),
+        (["eval.samples=10"], 10),
+        (["eval.samples=400"], 40),
+        (["eval.samples=trained", "train.steps=2"], 32),
+        (["eval.samples=trained", "train.steps=3"], 40),
+    ],
+)
+def test_part_of_the_evaluation_split_can_do(
+    overrides: list[str], samples: int, tiny: Compose
+) -> None:
+    recipe = tiny(*overrides)
+    dataset, everything = load_data(recipe, quiet()), load_data(tiny(), quiet())
+    assert len(dataset.eval) == samples
+    chosen = np.floor(np.arange(samples) * 40 / samples).astype(int)
+    for name, column in dataset.eval.columns.items():
+        assert np.array_equal(column, everything.eval.columns[name][chosen])
+
+
+def test_an_evaluation_alone_is_of_all_samples(tiny: Compose) -> None:
+    alone = "stages=[data,build,compile,eval]"
+    recipe = tiny(alone, "eval.samples=trained", "train.steps=1", "checkpoint.restore=somewhere")
+    assert len(load_data(recipe, quiet()).eval) == 40
+
+
+def test_sample_images_are_those_of_the_first_batch_after_its_ops(tiny: Compose) -> None:
+    ops = "dataset.train.ops=[{name: rescale, factor: 0.5, shift: 1.0}]"
+    same = "dataset.eval.ops=[{name: rescale, factor: 1.0, shift: 0.0}]"
+    recipe = tiny("monitor.sample_images=5", ops, same)
+    dataset = load_data(recipe, quiet())
+    first = dataset.train_order.batches(0, 1).indices[0, :5]
+    images = sample_images(recipe, dataset)
+    assert (images.shape, images.dtype) == ((5, 8, 8, 1), np.float32)
+    np.testing.assert_allclose(images, 0.5 * dataset.train.columns["image"][first] + 1)
+
+
+def test_sample_images_are_nhwc_whatever_the_recipe_moves(tiny: Compose) -> None:
+    moved = ["dataset.train.ops=[hwc2chw]", "dataset.eval.ops=[hwc2chw]"]
+    recipe = tiny("monitor.sample_images=2", *moved)
+    dataset = load_data(recipe, quiet())
+    first = dataset.train_order.batches(0, 1).indices[0, :2]
+    assert dataset.image == ColumnSpec((1, 8, 8), "uint8", "chw")
+    images = sample_images(recipe, dataset)
+    assert np.array_equal(images, dataset.train.columns["image"][first].astype(np.float32))
+
+
+def test_there_may_be_no_sample_images(tiny: Compose) -> None:
+    recipe = tiny()
+    assert len(sample_images(recipe, load_data(recipe, quiet()))) == 0
+
+
+NO_OPS = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
+
+
+def test_ops_that_do_not_fit_what_was_read_are_refused(
+    tiny: Compose, npz: Callable[..., list[str]]
+) -> None:
+    crop = "dataset.train.ops=[{name: random_crop, size: [9, 9]}]"
+    recipe = tiny(*npz(), crop, "dataset.eval.ops=[]")
+    with pytest.raises(RecipeError, match=r"dataset\.train\.ops\.0 \(random_crop\): .*9"):
+        load_data(recipe, quiet())
+
+
+def test_splits_of_two_shapes_are_refused(tiny: Compose, npz: Callable[..., list[str]]) -> None:
+    resize = "dataset.eval.ops=[{name: resize, size: [4, 4]}]"
+    recipe = tiny(*npz(), "dataset.train.ops=[]", resize)
+    with pytest.raises(RecipeError) as caught:
+        load_data(recipe, quiet())
+    (problem,) = caught.value.problems
+    assert problem.startswith("dataset.eval.ops: leave images of shape (4, 4, 1)")
+    assert "dataset.train.ops of (8, 8, 1)" in problem
+    assert problem.endswith("; a network takes one shape")
+
+
+def test_a_batch_larger_than_what_was_read_is_refused(
+    tiny: Compose, npz: Callable[..., list[str]]
+) -> None:
+    recipe = tiny(*npz(), *NO_OPS, "train.batch_size=6")
+    with pytest.raises(RecipeError, match=r"train\.batch_size: a batch of 6 .*from 5 samples"):
+        load_data(recipe, quiet())

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipeline.backends.base import Executable
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.build import build
+from pipeline.stages.compile import compile_run
+from pipeline.stages.data import Dataset, load_data
+from pipeline.stages.evaluate import evaluate
+from pipeline.training.metrics import zero_sums
+from pipeline.training.state import TrainState
+
+Compose = Callable[..., Recipe]
+
+SMALL = [
+    "model=mlp",
+    "model.hidden=[8]",
+    "dataset.train.ops=[{name: rescale, factor: 9.0, shift: 1.0}]",
+    "dataset.eval.ops=[{name: rescale, factor: 0.00390625, shift: -0.5}]",
+]
+
+
+def prepare(recipe: Recipe) -> tuple[Executable, Dataset]:
+    reporter = Reporter(console=Console(file=io.StringIO()))
+    dataset = load_data(recipe, reporter)
+    made = build(recipe, dataset, reporter)
+    return compile_run(recipe, dataset, made, recipe.device.open(), reporter), dataset
+
+
+def logits_by_hand(state: TrainState, images: np.ndarray) -> np.ndarray:
+    """Dense, ReLU, dense in float64 after the evaluation's own op."""
+    x = images.reshape(len(images), -1) / 256 - 0.5
+    (w1, b1), (w2, b2) = (
+        (np.float64(layer["kernel"]), np.float64(layer["bias"]))
+        for _, layer in sorted(state.params.items())
+    )
+    return np.maximum(x @ w1 + b1, 0) @ w2 + b2
+
+
+@pytest.mark.parametrize("batch_size", [16, 40, 64, 1], ids=lambda n: f"batches of {n}")
+def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
+    batch_size: int, tiny: Compose
+) -> None:
+    """D-17, E-01: 40 samples in 3, 1, 1 and 40 batches."""
+    executable, dataset = prepare(tiny(*SMALL, f"dataset.eval.batch_size={batch_size}"))
+    state = executable.init()
+    logits = logits_by_hand(state, dataset.eval.columns["image"])
+    labels = np.asarray(dataset.eval.columns["label"])
+    predicted = logits.argmax(axis=1)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(40), labels]
+    ranks = (logits > logits[np.arange(40), labels][:, None]).sum(axis=1)
+
+    evaluation = evaluate(executable, state, dataset)
+    assert evaluation.metrics["count"] == 40
+    assert evaluation.metrics["accuracy"] == (predicted == labels).mean()
+    assert evaluation.metrics["top5"] == (ranks < 5).mean()
+    assert evaluation.metrics["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    confusion = np.zeros((10, 10), int)
+    np.add.at(confusion, (labels, predicted), 1)
+    assert np.array_equal(evaluation.confusion, confusion)
+
+
+def test_a_sample_that_was_not_counted_is_an_error(tiny: Compose) -> None:
+    recipe = tiny(*SMALL)
+    dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
+    confusion = np.diag([39, *9 * [0]])
+    sums = replace(zero_sums(10), count=np.int32(39), confusion=confusion)
+    forgetful = SimpleNamespace(evaluate=lambda state, batches: sums)
+    with pytest.raises(RunError, match=r"^evaluated 39 samples of 40$"):
+        evaluate(forgetful, None, dataset)  # type: ignore[arg-type]

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+import yaml
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError, RunError
+from pipeline.run_directory import FREE_TO_CHANGE, create, make_unique, to_resume, write_recipe
+from tests.conftest import ROOT
+
+Compose = Callable[..., Recipe]
+
+
+def test_the_name_tells_day_time_and_recipe(tmp_path: Path) -> None:
+    made = create("lenet5_mnist", tmp_path)
+    assert made.is_dir()
+    day, clock = made.relative_to(tmp_path).parts
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
+    assert re.fullmatch(r"\d\d-\d\d-\d\d_lenet5_mnist", clock)
+
+
+def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
+    made = [make_unique(tmp_path / "run") for _ in range(3)]
+    assert [path.name for path in made] == ["run", "run_1", "run_2"]
+
+
+def test_threads_never_share_a_directory(tmp_path: Path) -> None:
+    start = Barrier(8)
+
+    def make(_: int) -> list[Path]:
+        start.wait()
+        return [make_unique(tmp_path / "day" / "run") for _ in range(10)]
+
+    with ThreadPoolExecutor(8) as pool:
+        made = [path for paths in pool.map(make, range(8)) for path in paths]
+    assert len(set(made)) == 80
+    assert all(path.is_dir() for path in made)
+
+
+def test_processes_never_share_a_directory(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from pipeline.run_directory import make_unique;"
+        "print('ready', flush=True); sys.stdin.readline();"
+        "print(*[make_unique(Path('day/run')) for _ in range(50)])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    made = [path for process in processes for path in process.communicate()[0].split()]
+    assert len(made) == len(set(made)) == 100
+
+
+def test_a_name_that_was_taken_too_often_is_refused(tmp_path: Path) -> None:
+    for attempt in range(1000):
+        (tmp_path / (f"run_{attempt}" if attempt else "run")).mkdir()
+    with pytest.raises(RunError, match="run: a thousand directories of that name are there"):
+        make_unique(tmp_path / "run")
+
+
+def test_a_place_where_nothing_can_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file")
+    with pytest.raises(RunError, match="can't make the run directory: Not a directory") as caught:
+        create("lenet5", tmp_path / "outputs")
+    assert str(tmp_path) in str(caught.value)
+
+
+def leave(run_dir: Path, recipe: Recipe, status: str | None = None, age_s: int = 0) -> Path:
+    """What a run leaves that matters to one that resumes it."""
+    run_dir.mkdir(parents=True)
+    write_recipe(run_dir, recipe)
+    if status is not None:
+        (run_dir / "summary.json").write_text(json.dumps({"status": status}))
+    os.utime(run_dir / "recipe.yaml", (2e9 - age_s, 2e9 - age_s))
+    return run_dir
+
+
+def test_a_run_is_new_unless_it_resumes(tiny: Compose, tmp_path: Path) -> None:
+    leave(tmp_path / "day" / "run", tiny())
+    assert to_resume(tiny(), tmp_path) is None
+
+
+def test_the_kept_recipe_is_the_resolved_one(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny("train.steps=7")
+    leave(tmp_path / "run", recipe)
+    kept = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert kept == recipe.model_dump(mode="json")
+
+
+def test_auto_takes_the_newest_unfinished_run_of_the_same_recipe(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    day = tmp_path / "2026-01-01"
+    leave(day / "older", tiny(), None, age_s=50)
+    wanted = leave(day / "wanted", tiny(), None, age_s=40)
+    leave(day / "other_seed", tiny("seed=5"), None, age_s=30)
+    leave(day / "done", tiny(), "done", age_s=20)
+    (day / "no_run").mkdir()
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed", None])
+def test_a_run_is_unfinished_whatever_stopped_it(
+    status: str | None, tiny: Compose, tmp_path: Path
+) -> None:
+    wanted = leave(tmp_path / "day" / "run", tiny(), status)
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+def test_a_summary_that_was_cut_short_is_none(tiny: Compose, tmp_path: Path) -> None:
+    wanted = leave(tmp_path / "day" / "run", tiny())
+    (wanted / "summary.json").write_text('{"status": "do')
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+def test_auto_without_such_a_run_starts_a_new_one(tiny: Compose, tmp_path: Path) -> None:
+    leave(tmp_path / "day" / "done", tiny(), "done")
+    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert to_resume(tiny("train.resume=auto"), tmp_path / "nowhere") is None
+
+
+def test_auto_passes_over_a_recipe_that_cannot_be_read(tiny: Compose, tmp_path: Path) -> None:
+    """A run killed while it wrote its recipe, or a stranger's folder, is no reason to fail."""
+    wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
+    for name, text in (("half", "name: [unclosed"), ("empty", ""), ("list", "- 1")):
+        broken = leave(tmp_path / "day" / name, tiny())
+        (broken / "recipe.yaml").write_text(text)
+        os.utime(broken / "recipe.yaml", (2e9, 2e9))
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+def test_a_named_run_is_resumed_also_when_it_was_done(tiny: Compose, tmp_path: Path) -> None:
+    """To train it longer."""
+    run_dir = leave(tmp_path / "run", tiny("train.steps=5"), "done")
+    assert to_resume(tiny("train.steps=9", f"train.resume={run_dir}")) == run_dir
+
+
+def test_what_would_change_the_losses_is_listed_with_both_values(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    run_dir = leave(tmp_path / "run", tiny())
+    changed = ["seed=2", "train.batch_size=8", "train.clip.norm=1.0", "dataset.eval.ops=[hwc2chw]"]
+    ops = "dataset.train.ops=[hwc2chw]"
+    recipe = tiny(*changed, ops, "model.name=mlp", "+model.hidden=[4]", f"train.resume={run_dir}")
+    with pytest.raises(RecipeError) as caught:
+        to_resume(recipe)
+    problems = {problem.split(" = ")[0]: problem for problem in caught.value.problems}
+    advice = "in the run to resume; keep it, or start a new run with checkpoint.restore"
+    assert problems["seed"] == f"seed = 2: was 1 {advice}"
+    assert problems["train.batch_size"] == f"train.batch_size = 8: was 16 {advice}"
+    assert problems["train.clip.norm"] == f"train.clip.norm = 1.0: was null {advice}"
+    assert problems["model.name"] == f"model.name = mlp: was lenet5 {advice}"
+    assert problems["model.hidden.0"] == f"model.hidden.0 = 4: was null {advice}"
+    assert problems["dataset.train.ops.0.name"].startswith("dataset.train.ops.0.name = hwc2chw: ")
+    assert caught.value.exit_status == 2
+
+
+FREE = {
+    "train.epochs": "train.epochs=3",
+    "train.passes": "train.passes=3",
+    "train.steps": "train.steps=3",
+    "train.sink": "train.sink=false",
+    "train.sink_size": "train.sink_size=3",
+    "train.mechanism": "train.mechanism=soft",
+    "train.dispatch_seconds": "train.dispatch_seconds=3.0",
+    "train.feed": "train.feed=stream",
+    "train.resume": None,
+    "dataset.root": "dataset.root=elsewhere",
+    "dataset.mirrors": "dataset.mirrors=['https://elsewhere/']",
+    "stages": "stages=[data,build,compile,train]",
+    "debug": "debug=true",
+    "checkpoint": "checkpoint.keep=3",
+    "eval": "eval.every_steps=3",
+    "monitor": "monitor.loss_every=3",
+    "cache": "cache.compiled=false",
+}
+
+
+def test_every_free_key_has_a_case() -> None:
+    assert list(FREE) == [".".join(key) for key in FREE_TO_CHANGE]
+
+
+@pytest.mark.parametrize("override", [value for value in FREE.values() if value])
+def test_what_does_not_change_the_losses_may_change(
+    override: str, tiny: Compose, tmp_path: Path
+) -> None:
+    run_dir = leave(tmp_path / "run", tiny())
+    assert to_resume(tiny(override, f"train.resume={run_dir}")) == run_dir
+
+
+def test_a_longer_list_differs_at_its_end(tiny: Compose, tmp_path: Path) -> None:
+    run_dir = leave(tmp_path / "run", tiny("model=mlp", "model.hidden=[4]"))
+    longer = tiny("model=mlp", "model.hidden=[4,5]", f"train.resume={run_dir}")
+    with pytest.raises(RecipeError, match=r"model\.hidden\.1 = 5: was null in the run to resume"):
+        to_resume(longer)
+
+
+@pytest.mark.parametrize("content", [None, "name: [unclosed", b"\xff\xfe\x00"])
+def test_what_is_no_run_directory_is_named(
+    content: str | bytes | None, tiny: Compose, tmp_path: Path
+) -> None:
+    if content is not None:
+        data = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / "recipe.yaml").write_bytes(data)
+    with pytest.raises(RecipeError) as caught:
+        to_resume(tiny(f"train.resume={tmp_path}"))
+    assert caught.value.problems == (
+        f"train.resume = {tmp_path}: no run directory, recipe.yaml can't be read from it",
+    )
+
+
+def test_outputs_lie_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert create("x").relative_to("outputs").parts
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
