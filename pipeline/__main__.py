@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.errors import report_errors
 
@@ -15,11 +15,15 @@ from pipeline.errors import report_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say and return the exit status."""
     args = list(sys.argv[1:] if arguments is None else arguments)
+    return report_errors(lambda: _command(args)(), debug="debug=true" in args)
+
+
+def _command(args: list[str]) -> Callable[[], int]:
     if "--help" in args or "-h" in args:
-        return _show_guide()
+        return _show_guide
     if args[:1] == ["schema"]:
-        return _show_schema()
-    return report_errors(lambda: _launch(args), debug="debug=true" in args)
+        return _show_schema
+    return lambda: _launch(args)
 
 
 def _show_guide() -> int:

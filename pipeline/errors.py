@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -41,6 +42,10 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
         return action()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read stdout has left; Python would complain once more on flushing it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if debug:

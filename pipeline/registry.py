@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -99,6 +99,12 @@ def all_parts(name: str) -> list[type[Spec]]:
     """The parts called `name`, of whatever kind."""
     _load_all()
     return [by_name[name] for by_name in _parts.values() if name in by_name]
+
+
+def kind_of(names: Iterable[str]) -> str | None:
+    """The kind whose parts have just these names."""
+    _load_all()
+    return next((kind for kind, by_name in _parts.items() if set(by_name) == set(names)), None)
 
 
 class PartOf:

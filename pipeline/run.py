@@ -34,8 +34,10 @@ def run(
     when the run can't be done; summary.json says so too.
     """
     resumed = run_directory.to_resume(recipe)
-    run_dir = resumed or run_dir or run_directory.create(recipe.name)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    if resumed is not None:
+        run_dir = resumed
+    else:
+        run_dir = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
     run_directory.write_recipe(run_dir, recipe)
     with Reporter(run_dir) as reporter, _summary(recipe, run_dir) as summary:
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")

@@ -69,6 +69,23 @@ def make_unique(wanted: Path) -> Path:
     raise RunError(f"{wanted}: a thousand directories of that name are there already")
 
 
+def make(run_dir: Path) -> Path:
+    """Make a directory that the user has named, unless it is there.
+
+    Raises RunError where it can't be made, or holds a run that would be overwritten.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
+    if (run_dir / RECIPE).exists():
+        raise RunError(
+            f"{run_dir}: holds a run already; name another directory, or go on with that run: "
+            f"train.resume={run_dir}"
+        )
+    return run_dir
+
+
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
     """Keep the resolved recipe beside what it made."""
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)

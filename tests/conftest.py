@@ -40,8 +40,8 @@ TINY = [
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of compiled programs for the whole session."""
-    return tmp_path_factory.mktemp("cache")
+    """One cache of compiled programs for the whole session, in the folder that XDG names."""
+    return tmp_path_factory.mktemp("cache") / "pipeline"
 
 
 def compose_tiny(cache: Path, *overrides: str) -> Recipe:
@@ -60,7 +60,7 @@ def command(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedPr
     """Run `python -m pipeline` with the shared cache, in the test's own folder."""
 
     def run(arguments: Sequence[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent)}
         return subprocess.run(
             [sys.executable, "-m", "pipeline", *arguments],
             cwd=tmp_path,
@@ -79,3 +79,23 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("real MNIST and CIFAR-10 are not at ../shared/data")
     return SHARED_DATA
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden, to be read in the diff"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Hold a text against a file under tests/golden, or write it there with --update-golden."""
+
+    def compare(file: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
+        assert file.is_file(), "run pytest --update-golden"
+        assert text == file.read_text()
+
+    return compare

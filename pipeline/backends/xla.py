@@ -79,50 +79,44 @@ class XlaBackend:
         return XlaExecutable(work, self.device, watch)
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A program to compile; `donated` is the argument whose memory it may reuse."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    donated: int | None = None
+    compiler_options: dict[str, str | bool] | None = None
+
+
 class XlaExecutable:
     """A run compiled for one device."""
 
     def __init__(self, work: Work, device: jax.Device, watch: Watch) -> None:
         self._work, self._device = work, device
-        self._rates = jax.device_put(np.asarray(work.learning_rates, np.float32), device)
-        programs: list[Program] = []
+        self._rates = self._on_device(np.asarray(work.learning_rates, np.float32))
+        made = [_compile(source, watch) for source in self._sources()]
+        self._init, self._train, self._evaluate = (program for program, _ in made)
+        self.report = CompileReport(tuple(facts for _, facts in made))
+        self._buffers = self._on_device(_empty_buffers(work.train.window(0).inputs))
 
-        def compiled(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-            with watch(name):
-                program, facts = _compile(name, function, args, options)
-            programs.append(facts)
-            return program
-
-        seed = self._on_device(work.seed)
-        state = self._shapes(jax.eval_shape(work.step.init, seed))
-        count = self._shapes(np.int32(0))
-        sums = self._shapes(jax.eval_shape(work.step.zero_sums))
-        train = work.train.window(0).inputs
-        buffers = jax.eval_shape(_empty_buffers, train)
-        progress = Progress(state, *self._shapes(buffers))
-        self._init = compiled("initialisation", work.step.init, seed)
-        self._train = compiled(
-            "training step",
-            _train_loop(work.step),
-            progress,
-            train,
-            self._rates,
-            count,
-            count,
-            donate_argnums=0,
+    def _sources(self) -> tuple[_Source, _Source, _Source]:
+        step, seed = self._work.step, self._on_device(self._work.seed)
+        train, evaluated = self._work.train.window(0).inputs, self._work.eval.window(0).inputs
+        state = self._shapes(jax.eval_shape(step.init, seed))
+        progress = Progress(state, *self._shapes(jax.eval_shape(_empty_buffers, train)))
+        sums = self._shapes(jax.eval_shape(step.zero_sums))
+        bound = self._shapes(np.int32(0))
+        train_args = (progress, train, self._rates, bound, bound)
+        eval_args = (state, sums, evaluated, bound, bound)
+        # Runs once: on the CPU, optimising it takes several times as long as it saves.
+        options = {"xla_backend_optimization_level": "0"} if self._device.platform == "cpu" else None
+        return (
+            _Source("initialisation", step.init, (seed,), compiler_options=options),
+            _Source("training step", _train_loop(step), train_args, donated=0),
+            _Source("evaluation", _eval_loop(step), eval_args, donated=1),
         )
-        self._evaluate = compiled(
-            "evaluation",
-            _eval_loop(work.step),
-            state,
-            sums,
-            work.eval.window(0).inputs,
-            count,
-            count,
-            donate_argnums=1,
-        )
-        self.report = CompileReport(tuple(programs))
-        self._buffers = self._on_device(_empty_buffers(train))
 
     def _on_device(self, tree: Any) -> Any:
         return jax.device_put(tree, self._device)
@@ -221,20 +215,20 @@ def _eval_loop(step: TrainStep) -> Callable[..., EvalSums]:
     return loop
 
 
-def _compile(
-    name: str, function: Callable[..., Any], args: Any, options: Mapping[str, Any]
-) -> tuple[Any, Program]:
+def _compile(source: _Source, watch: Watch) -> tuple[Any, Program]:
     """Compile ahead of time. Raises RunError with XLA's first line where it refuses."""
     begun = time.perf_counter()
-    with _cache_events() as events:
+    with watch(source.name), _cache_events() as events:
         try:
-            compiled = jax.jit(function, **options).lower(*args).compile()
+            lowered = jax.jit(source.function, donate_argnums=source.donated).lower(*source.args)
+            compiled = lowered.compile(compiler_options=source.compiler_options)
         except jax.errors.JaxRuntimeError as error:
-            raise RunError(f"compiling {name}: {str(error).splitlines()[0]}") from error
+            reason = str(error).splitlines()[0]
+            raise RunError(f"compiling {source.name}: {reason}") from error
     seconds = time.perf_counter() - begun
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     return compiled, Program(
-        name=name,
+        name=source.name,
         compile_s=seconds,
         cache=_cache_outcome(events),
         temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,

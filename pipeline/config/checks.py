@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pipeline.config.problems import nearest, show
+from pipeline.config.problems import no_such, show
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching
@@ -91,10 +91,7 @@ def metrics_exist(recipe: Recipe) -> Iterator[str]:
     measured = recipe.eval.every_steps or recipe.eval.every_passes
     for key, metric in wanted.items():
         if metric is not None and metric not in METRICS:
-            yield (
-                f"{key} = {metric}: there is no such metric{nearest(metric, METRICS)} "
-                f"There is {', '.join(METRICS)}"
-            )
+            yield f"{key} = {metric}: {no_such('metric', metric, METRICS)}"
         elif metric is not None and not measured:
             yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"
 

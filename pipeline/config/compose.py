@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from pipeline.config.checks import conflicts
 from pipeline.config.files import CONF, find_recipes
-from pipeline.config.problems import describe, nearest
+from pipeline.config.problems import describe, no_such
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 
@@ -160,9 +160,7 @@ def _explain(error: HydraException, overrides: list[str]) -> tuple[str | None, l
     message = "\n".join(str(link) for link in _chain(error))
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
-        options = sorted(error.options or ())
-        listed = f" There is {', '.join(options)}" if options else ""
-        problem = f"{group} = {option}: there is no such {group}{nearest(option, options)}{listed}"
+        problem = f"{group} = {option}: {no_such(group, option, error.options or ())}"
         return problem, [item for item in overrides if key_of(item) != group]
     if unknown := _UNKNOWN_KEY.search(message):
         return None, _rewritten(overrides, unknown[1], "+")

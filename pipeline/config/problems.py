@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.registry import all_parts
+from pipeline.registry import all_parts, kind_of
 
 Location = tuple[int | str, ...]
 
@@ -36,10 +36,16 @@ def describe(error: ValidationError, tree: Mapping[str, Any]) -> list[str]:
     return [_describe_one(details, tree) for details in error.errors(include_url=False)]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean x?` for the known name most like `name`, or nothing."""
-    matches = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""
+def no_such(noun: str, name: str, known: Iterable[str]) -> str:
+    """`there is no such model; did you mean lenet5? There is layers, lenet5, mlp, resnet`."""
+    names = sorted(known)
+    guess = _nearest(name, names)
+    question = f"; did you mean {guess}?" if guess else "."
+    return f"there is no such {noun}{question} There is {', '.join(names)}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
 
 
 def show(value: Any) -> str:
@@ -55,22 +61,15 @@ def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
     key, value, context = dotted(where), details["input"], details.get("ctx", {})
     match details["type"]:
         case "extra_forbidden":
-            known = _keys_beside(where, tags, tree)
-            parent = where[:-1]
-            guess = nearest(str(where[-1]), known)
-            if guess:
-                full = dotted((*parent, guess.removeprefix("; did you mean ").removesuffix("?")))
-                guess = f"; did you mean {full}?"
-            return f"{key} = {show(value)}: there is no such key{guess}"
+            guess = _nearest(str(where[-1]), _keys_beside(where, tags, tree))
+            question = f"; did you mean {dotted((*where[:-1], guess))}?" if guess else ""
+            return f"{key} = {show(value)}: there is no such key{question}"
         case "missing":
             return f"{key}: missing; it needs a value"
         case "union_tag_invalid":
             names = [name.strip("' ") for name in context["expected_tags"].split(",")]
-            tag = str(context["tag"])
-            return (
-                f"{key}.name = {tag}: there is no such {_noun(where)}{nearest(tag, names)}"
-                f" There is {', '.join(names)}".replace("  ", " ")
-            )
+            tag, kind = str(context["tag"]), kind_of(names) or "part"
+            return f"{key}.name = {tag}: {no_such(kind, tag, names)}"
         case "union_tag_not_found":
             return f"{key} = {show(value)}: must be a section with a `name`"
         case "literal_error":
@@ -85,12 +84,6 @@ def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
 
 def _sentence(message: str) -> str:
     return message.replace("Input should", "must").replace("must be a valid", "must be a")
-
-
-def _noun(where: Location) -> str:
-    """What the part at a location is called: `model`, or `op` for an entry of `ops`."""
-    names = [str(step) for step in where if isinstance(step, str)]
-    return names[-1].removesuffix("s") if names else "part"
 
 
 def dotted(where: Sequence[int | str]) -> str:
@@ -124,7 +117,8 @@ def _keys_beside(where: Location, tags: Sequence[str], tree: Mapping[str, Any]) 
     """The keys that would be right where an unknown one stands."""
     node: Any = tree
     for step in where[:-1]:
-        node = node[step]
+        known_step = step in node if isinstance(node, Mapping) else isinstance(node, list)
+        node = node[step] if known_step else None
     known = set(node) - {where[-1]} if isinstance(node, Mapping) else set()
     if tags:
         known |= {field for cls in all_parts(tags[-1]) for field in cls.model_fields}

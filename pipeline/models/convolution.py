@@ -44,7 +44,10 @@ def conv2d(
         windows = [(k - 1) * d + 1 for k, d in zip(kernel_sizes, dilation, strict=True)]
         padding = lax.padtype_to_pads(sizes, windows, strides, padding)
     rows, columns = (
-        _Axis(*axis) for axis in zip(sizes, kernel_sizes, strides, dilation, padding, strict=True)
+        _Axis(size, k, stride, spread, (before, after))
+        for size, k, stride, spread, (before, after) in zip(
+            sizes, kernel_sizes, strides, dilation, padding, strict=True
+        )
     )
     return _conv2d(_Window(rows, columns, groups), images, kernel)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
 from pipeline.registry import PartOf, Seq, Spec
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class LayerSpec(Spec):
     """One layer of a network: the part of kind "layer"."""
 
     name: str
-    scope: str | None = None
+    scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
     """The layer's name in parameter paths; null numbers it by kind (`conv_0`, `conv_1`, ...)."""
 
 

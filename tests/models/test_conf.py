@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.files import CONF
-from tests.models.build import conf_model, count, initialise, parameters, random, shapes
+from tests.models.build import QUICK, conf_model, count, initialise, parameters, random, shapes
 from tests.models.conftest import CheckGolden
 
 FILES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -69,7 +69,9 @@ def loss_and_gradients(name: str) -> tuple[jax.Array, dict[str, np.ndarray]]:
         )
         return -jax.nn.log_softmax(logits)[np.arange(2), labels].mean()
 
-    value, gradients = jax.jit(jax.value_and_grad(loss))(variables["params"])
+    value, gradients = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(
+        variables["params"]
+    )
     return value, {
         path: np.asarray(leaf) for path, leaf in parameters({"params": gradients}).items()
     }
@@ -84,7 +86,7 @@ def test_loss_has_a_finite_gradient_in_every_parameter(name: str) -> None:
         assert np.abs(gradient).max() > 0, path
 
 
-@pytest.mark.parametrize("name", sorted(set(SIZES) - set(SMALL)))
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_loss_of_a_big_network_has_a_gradient_of_the_shape_of_every_parameter(name: str) -> None:
     (height, width, channels), classes = SIZES[name]
     module = conf_model(name).build(classes, "bfloat16")

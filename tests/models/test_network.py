@@ -32,7 +32,7 @@ from pipeline.models.layers import (
 )
 from pipeline.models.network import Network
 from pipeline.models.spec import LayerSpec
-from tests.models.build import network, parameters, random, shapes
+from tests.models.build import initialise, network, parameters, random, shapes
 from tests.models.test_convolution import by_loops
 
 IMAGES = random(3, 6, 5, 4)
@@ -43,7 +43,7 @@ def run(
     module: Network, x: np.ndarray, train: bool = False, **rngs: jax.Array
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Logits, and the variables after the call."""
-    variables = module.init(jax.random.key(0), x, train=False)
+    variables = initialise(module, x)
     logits, changed = module.apply(variables, x, train=train, mutable=["batch_stats"], rngs=rngs)
     return np.asarray(logits), {**variables, **changed}
 
@@ -116,7 +116,7 @@ def test_batch_norm_normalises_over_the_batch_in_training() -> None:
 
 def test_batch_norm_takes_the_running_statistics_in_evaluation() -> None:
     module = network(BatchNorm(epsilon=0.1), Flatten())
-    variables = module.init(jax.random.key(0), IMAGES, train=False)
+    variables = initialise(module, IMAGES)
     mean, variance = np.arange(4.0, dtype=np.float32), np.full(4, 2.0, np.float32)
     variables["batch_stats"]["batch_norm_0"] = {"mean": mean, "var": variance}
     y = module.apply(variables, IMAGES, train=False)
@@ -296,7 +296,7 @@ def test_images_of_any_float_dtype_are_read() -> None:
 
 def test_layers_appear_by_name_in_the_compiled_program() -> None:
     module = network(Residual(body=(Conv(features=4, kernel=3), Relu())), GlobalAvgPool())
-    variables = module.init(jax.random.key(0), IMAGES, train=False)
+    variables = initialise(module, IMAGES)
     lowered = jax.jit(lambda v, x: module.apply(v, x, train=False)).lower(variables, IMAGES)
     text = lowered.as_text(debug_info=True)
     for path in ("residual_0/conv_0/conv_general", "residual_0/relu_0", "global_avg_pool_0"):

@@ -1,0 +1,67 @@
+"""The pipeline as a library: `from pipeline import load_recipe, run`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from pipeline import load_recipe, run
+from pipeline.errors import PipelineError, RecipeError
+from tests import outcome
+from tests.conftest import TINY
+
+
+def test_two_names_are_public() -> None:
+    assert pipeline.__all__ == ["load_recipe", "run"]
+
+
+def test_a_recipe_is_loaded_and_run(cache: Path, tmp_path: Path) -> None:
+    recipe = load_recipe("lenet5_digits", [*TINY, "train.steps=6", f"cache.root={cache}"])
+    summary = run(recipe, tmp_path / "new" / "folder")
+    assert (summary.status, summary.steps) == ("done", 6)
+    assert summary.metrics["accuracy"] == summary.metrics["recall"]["micro"]
+    assert outcome.read_summary(tmp_path / "new" / "folder")["metrics"] == summary.metrics
+
+
+def test_a_run_without_a_directory_makes_one(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    summary = run(load_recipe(overrides=[*TINY, "stages=[data]", f"cache.root={cache}"]))
+    assert summary.run_dir is not None
+    assert Path(summary.run_dir).parts[0] == "outputs"
+    assert (tmp_path / summary.run_dir / "summary.json").is_file()
+
+
+def test_a_recipe_file_will_do(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [override /model: mlp]\ntrain: {steps: 3}\nseed: 5\n")
+    recipe = load_recipe(str(file))
+    assert (recipe.name, recipe.model.name, recipe.seed, recipe.train.steps) == (
+        "mine",
+        "mlp",
+        5,
+        3,
+    )
+
+
+def test_errors_carry_every_problem() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_mnist", ["train.sink_sise=5", "train.batch_size=0"])
+    assert isinstance(caught.value, PipelineError)
+    assert len(caught.value.problems) == 2
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_recipe().seed = 2
+
+
+def test_importing_costs_nothing() -> None:
+    script = "import sys, pipeline; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert not {"jax", "hydra", "pydantic", "numpy"} & set(eval(result.stdout))

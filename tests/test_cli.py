@@ -1,0 +1,298 @@
+"""What the command line says and returns."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+
+from pipeline import load_recipe
+from pipeline.__main__ import main
+from pipeline.config.compose import check_tree
+from pipeline.config.files import RECIPES, find_groups
+from pipeline.config.recipe import Recipe
+from pipeline.config.schema import recipe_schema
+from tests import outcome
+from tests.conftest import TINY
+
+
+class Said(NamedTuple):
+    """What a command came to."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def say(
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., Said]:
+    """Run a command line in this process, in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+    monkeypatch.setattr("sys.argv", ["pipeline"])
+
+    def run(*arguments: str) -> Said:
+        capsys.readouterr()
+        try:
+            status = main(arguments)
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        return Said(status, *capsys.readouterr())
+
+    return run
+
+
+Say = Callable[..., Said]
+
+
+def test_help_comes_at_once_and_lists_everything(command: Callable[..., Any]) -> None:
+    begun = time.monotonic()
+    said: subprocess.CompletedProcess[str] = command(["--help"])
+    assert time.monotonic() - begun < 2
+    assert (said.returncode, said.stderr) == (0, "")
+    for recipe in RECIPES.glob("*.yaml"):
+        assert re.search(rf"^  {recipe.stem} +\S", said.stdout, re.MULTILINE)
+    groups = find_groups()
+    assert len(groups) >= 7
+    for group, options in groups.items():
+        assert f"Group {group} ({group}=NAME)" in said.stdout
+        for option in options:
+            assert re.search(rf"^  {option} +\S", said.stdout, re.MULTILINE)
+
+
+def test_help_lists_the_recipes_of_the_working_folder(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.yaml").write_text("# @package _global_\n# My own network\n")
+    assert re.search(r"^  mine +My own network$", say("-h").out, re.MULTILINE)
+
+
+def test_a_command_does_what_it_says_from_any_folder(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    said: subprocess.CompletedProcess[str] = command([*TINY, "train.steps=4", "train.sink_size=2"])
+    assert (said.returncode, said.stderr) == (0, "")
+    (run_dir,) = tmp_path.glob("outputs/*/*_lenet5_digits")
+    told = dict.fromkeys(line.split()[0] for line in said.stdout.splitlines())
+    assert list(told) == ["recipe", "data", "build", "compile", "epoch:", "epoch", "eval", "done"]
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        "checkpoints",
+        "evals.jsonl",
+        "metrics.jsonl",
+        "recipe.yaml",
+        "run.log",
+        "summary.json",
+    ]
+    log = [line.partition(" ")[2] for line in (run_dir / "run.log").read_text().splitlines()]
+    assert log == said.stdout.splitlines()
+
+
+def test_a_run_may_be_given_its_directory(say: Say, tmp_path: Path) -> None:
+    assert say(*TINY, "stages=[data]", "hydra.run.dir=deep/mine").status == 0
+    assert (tmp_path / "deep" / "mine" / "summary.json").is_file()
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
+    said = say(*TINY, "stages=[data,build,compile]", "hydra.run.dir=run")
+    assert said.status == 0
+    summary = outcome.read_summary(tmp_path / "run")
+    assert (summary["status"], summary["steps"], summary["metrics"]) == ("done", 0, {})
+    assert summary["time"]["compile_s"] > 0
+    assert summary["stages"] == ["data", "build", "compile"]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_failed_run_returns_1(say: Say) -> None:
+    said = say(*TINY, "train.steps=20", "train.optimizer.lr=1e30")
+    assert said.status == 1
+    assert said.err.startswith("error: epoch: 1 step: ")
+    assert said.err.count("\n") == 1
+
+
+BAD = {
+    "unknown key": (["train.sink_sise=5"], "did you mean train.sink_size?"),
+    "unknown option": (["model=lenet6"], "model = lenet6: there is no such model"),
+    "unknown recipe": (["+recipe=nothing"], "recipe = nothing: there is no such recipe"),
+    "recipe file that is not there": (["+recipe=no.yaml"], "recipe = no.yaml: there is no such"),
+    "recipe without a plus": (["recipe=lenet5_mnist"], "recipe"),
+    "wrong value": (["train.batch_size=0"], "train.batch_size = 0: must be greater than 0"),
+    "no value": (["train.batch_size="], "train.batch_size = : must be a whole number"),
+    "no key": (["=3"], "=3"),
+    "no equals sign": (["seed"], "seed: Error parsing override 'seed'"),
+    "open bracket": (["stages=[data"], "no viable alternative at input '[data'"),
+    "null for a group": (["model=null"], "model"),
+    "text for a section": (["train.optimizer=adam"], "train.optimizer.lr: missing"),
+    "removed section": (["~train.optimizer"], "train.optimizer: missing"),
+    "no stages": (["stages=[]"], "stages = []: "),
+    "data that is not there": (
+        ["dataset=mnist", "dataset.root=nowhere", "dataset.name=mnist"],
+        "nowhere lacks train-images-idx3-ubyte.gz",
+    ),
+    "run that is not there": (["train.resume=nowhere"], "train.resume = nowhere: no run"),
+    "checkpoint that is not there": (
+        [*TINY, "stages=[data,build,compile,eval]", "checkpoint.restore=nowhere"],
+        "checkpoint.restore = nowhere: holds no checkpoint",
+    ),
+    "unknown flag": (["--nothing"], "unrecognized arguments: --nothing"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
+def test_a_mistake_is_one_message_without_a_traceback(
+    arguments: list[str], message: str, say: Say
+) -> None:
+    said = say(*arguments)
+    assert said.status == 2
+    assert message in said.err
+    assert "Traceback" not in said.err
+    assert "debug=true" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "mine.yaml: not readable as YAML: "),
+        ("- 1", "mine.yaml: must hold keys and values, not ListConfig"),
+        ("train: {sink_sise: 3}", "train.sink_sise = 3: there is no such key"),
+        ("defaults: [override /model: lenet6]", "model = lenet6: there is no such model"),
+        ("hydra: {run: {dir: x}}", "mine.yaml: hydra: not for recipes"),
+    ],
+    ids=["yaml", "list", "key", "default", "hydra"],
+)
+def test_a_mistake_in_a_recipe_file_is_named(
+    text: str, message: str, say: Say, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    said = say("+recipe=mine.yaml")
+    assert said.status == 2
+    assert message in said.err
+    assert "Traceback" not in said.err
+
+
+def test_unknown_names_are_listed_in_whole_sentences(say: Say) -> None:
+    said = say("+recipe=zzz")
+    assert re.search(r"there is no such recipe[.;] There is lenet5_digits, ", said.err)
+
+
+def test_all_mistakes_come_at_once(say: Say) -> None:
+    said = say("model=lenet6", "train.sink_sise=5", "train.batch_siz=3")
+    assert said.err.startswith("error: the recipe has 3 problems:\n  ")
+    assert said.err.count("\n") == 4
+
+
+def test_debug_shows_the_traceback(say: Say) -> None:
+    said = say("train.batch_size=0", "debug=true")
+    assert said.status == 2
+    assert said.err.startswith("Traceback (most recent call last)")
+    assert said.err.endswith("train.batch_size = 0: must be greater than 0\n")
+
+
+def test_a_place_where_nothing_can_be_written_is_named(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file")
+    for arguments in ([], ["hydra.run.dir=outputs/run"]):
+        said = say(*TINY, "stages=[data]", *arguments)
+        assert said.status == 1
+        assert "can't make the run directory: " in said.err
+
+
+def test_the_errors_of_a_bug_tell_how_to_see_more(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("pipeline.run.load_data", broken)
+    said = say(*TINY)
+    assert said.status == 1
+    assert said.err == (
+        "error: ZeroDivisionError: division by zero (debug=true shows the traceback)\n"
+    )
+
+
+def test_an_interrupt_is_no_error_message(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.run.load_data", interrupted)
+    said = say(*TINY, "hydra.run.dir=run")
+    assert (said.status, said.err) == (1, "interrupted\n")
+    summary = outcome.read_summary(tmp_path / "run")
+    assert (summary["status"], summary["reason"]) == ("failed", "KeyboardInterrupt")
+
+
+ALL_RECIPES = sorted(file.stem for file in RECIPES.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", ALL_RECIPES)
+def test_the_shown_recipe_is_whole_and_resolved(name: str, say: Say) -> None:
+    said = say("--cfg", "job", f"+recipe={name}", "train.steps=20_000")
+    assert (said.status, said.err) == (0, "")
+    tree = yaml.safe_load(said.out)
+    tree["train"] |= {"epochs": None, "passes": None}
+    assert check_tree(tree) == load_recipe(name, ["train.steps=20_000"])
+
+
+@pytest.mark.parametrize("name", ["lenet5_digits", "mlp_fashion_mnist"])
+def test_the_shown_recipe_is_one_that_can_be_run(name: str, say: Say, tmp_path: Path) -> None:
+    """And so is recipe.yaml of a run directory, which holds the same."""
+    (tmp_path / "shown.yaml").write_text(say("--cfg", "job", f"+recipe={name}").out)
+    assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
+
+
+def test_the_schema_is_json_and_its_references_lead_somewhere(say: Say) -> None:
+    said = say("schema")
+    schema = json.loads(said.out)
+    assert (said.status, schema) == (0, json.loads(json.dumps(recipe_schema())))
+    assert set(schema["properties"]) == {*Recipe.model_fields, "defaults", "hydra"}
+    references = re.findall(r'"\$ref": "#/\$defs/([^"]+)"', said.out)
+    assert len(references) > 40
+    assert set(references) <= set(schema["$defs"])
+
+
+def test_evaluations_and_summary_agree(say: Say, tmp_path: Path) -> None:
+    """The fields that other programs read."""
+    said = say(
+        *TINY, "train.steps=9", "train.sink_size=4", "eval.every_steps=9", "hydra.run.dir=run"
+    )
+    assert said.status == 0
+    summary = outcome.read_summary(tmp_path / "run")
+    assert list(summary) == [
+        "recipe",
+        "device",
+        "seed",
+        "stages",
+        "run_dir",
+        "status",
+        "reason",
+        "steps",
+        "passes",
+        "sinks",
+        "sink",
+        "parameters",
+        "metrics",
+        "time",
+        "modelled",
+        "versions",
+        "resumed_from",
+    ]
+    last = outcome.metrics(tmp_path / "run")[-1]
+    (evaluation,) = outcome.read_lines(tmp_path / "run" / "evals.jsonl")
+    assert summary["metrics"] == {
+        "train_loss": pytest.approx(np.float32(last["loss"])),
+        **{name: evaluation[name] for name in evaluation if name != "step"},
+    }

@@ -1,0 +1,51 @@
+"""Real MNIST and CIFAR-10, where they are at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pipeline import load_recipe
+from pipeline.run import run
+from tests import outcome
+
+
+def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> None:
+    """D-03, D-09: 1875 batches of 32 a pass."""
+    overrides = [
+        f"dataset.root={shared_data / 'mnist'}",
+        "train.steps=60",
+        "train.sink_size=20",
+        "model.init.conv=he_normal",
+        "model.init.dense=he_uniform",
+        "model.init.bias=zeros",
+        "eval.samples=512",
+        "monitor.tensorboard=false",
+        f"cache.root={cache}",
+    ]
+    summary = run(load_recipe("lenet5_mnist", overrides), tmp_path)
+    losses = [line["loss"] for line in outcome.metrics(tmp_path)]
+    assert len(losses) == 60
+    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.1
+    assert summary.passes == 60 / 1875
+    assert summary.metrics["count"] == 512
+    assert "60,000 training and 512 of 10,000 evaluation images 28x28x1, 10 classes" in (
+        (tmp_path / "run.log").read_text()
+    )
+
+
+def test_lenet5_takes_cifar10(shared_data: Path, cache: Path, tmp_path: Path) -> None:
+    """D-01, D-02: 390 full batches of 128 a pass."""
+    archive = shared_data / "cifar10" / "cifar-10-binary.tar.xz"
+    overrides = [
+        "model=lenet5",
+        f"dataset.root={archive}",
+        "train.steps=3",
+        "eval.samples=128",
+        "monitor.tensorboard=false",
+        f"cache.root={cache}",
+    ]
+    summary = run(load_recipe("resnet20_cifar10", overrides), tmp_path)
+    assert (summary.status, summary.steps, summary.passes) == ("done", 3, 3 / 390)
+    assert summary.metrics["count"] == 128

@@ -1,0 +1,85 @@
+"""Every shipped recipe: what it resolves to, and that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import load_recipe
+from pipeline.config.compose import DEFAULT_RECIPE
+from pipeline.config.files import RECIPES, description
+from pipeline.run import run
+from tests import outcome
+from tests.conftest import ROOT
+
+GOLDEN = ROOT / "tests" / "golden"
+
+TRAINED = {
+    "lenet5_digits": "digits",
+    "lenet5_mnist": "mnist",
+    "mlp_mnist": "mnist",
+    "mlp_fashion_mnist": "fashion_mnist",
+    "resnet20_cifar10": "cifar10",
+}
+"""Recipes of networks small enough to train here, and the source whose twin stands in."""
+
+BUILT = {"resnet18_cifar10": "cifar10", "resnet50_cifar10": "cifar10"}
+
+
+def twin(source: str) -> list[str]:
+    """Made-up images of a source's sizes, 4 steps of 8 in sinks of 2."""
+    return [
+        "dataset.name=synthetic",
+        f"+dataset.like={source}",
+        "+dataset.train_size=44",
+        "+dataset.eval_size=12",
+        "train.batch_size=8",
+        "train.steps=4",
+        "train.sink_size=2",
+    ]
+
+
+def test_every_recipe_is_accounted_for() -> None:
+    shipped = {file.stem for file in RECIPES.glob("*.yaml")}
+    assert shipped == {*TRAINED, *BUILT}
+    assert len(shipped) == 7
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT])
+def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str], None]) -> None:
+    """Rewritten with `pytest --update-golden`, to be read in the diff."""
+    tree = load_recipe(name).model_dump(mode="json")
+    golden(GOLDEN / f"recipe_{name}.yaml", yaml.safe_dump(tree, sort_keys=False))
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT])
+def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
+    file = RECIPES / f"{name}.yaml"
+    header = list(takewhile(lambda line: line.startswith("#"), file.read_text().splitlines()))
+    recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
+    assert "# @package _global_" in header
+    assert [line for line in header if line.startswith(f"# python -m pipeline{recipe}")]
+    assert len(description(file)) > 20
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(name, [*twin(TRAINED[name]), f"cache.root={cache}"])
+    summary = run(recipe, tmp_path)
+    assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
+    assert [line["step"] for line in outcome.metrics(tmp_path)] == [1, 2, 3, 4]
+    assert 4 in outcome.checkpoints(tmp_path)
+    assert summary.metrics["count"] == 12
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_large_recipe_builds(name: str, cache: Path, tmp_path: Path) -> None:
+    stages = "stages=[data,build]"
+    summary = run(load_recipe(name, [*twin(BUILT[name]), stages, f"cache.root={cache}"]), tmp_path)
+    parameters = {"resnet18_cifar10": 11_173_962, "resnet50_cifar10": 23_528_522}
+    assert (summary.status, summary.parameters) == ("done", parameters[name])

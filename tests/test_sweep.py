@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from pipeline.__main__ import main
+from pipeline.sweep import conclude, read_jobs, write_overrides, write_table
+from tests import outcome
+from tests.conftest import TINY
+
+Main = Callable[..., int]
+
+
+@pytest.fixture
+def pipeline(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
+    """The command line in the test's own folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["pipeline"])
+
+    def run(flag: str, *overrides: str) -> int:
+        return main([flag, *TINY, f"cache.root={cache}", *overrides])
+
+    return run
+
+
+def sweeps(folder: Path) -> list[Path]:
+    return list(folder.glob("outputs/*/*"))
+
+
+def read_table(sweep_dir: Path) -> list[dict[str, str]]:
+    with (sweep_dir / "sweep.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_job_that_is_wrong_leaves_the_others_alone(
+    pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four jobs, one of which can't be: three are done, the table has all, the status is 2."""
+    board = "monitor.tensorboard=true"
+    assert pipeline("-m", "train.steps=4", "train.sink_size=1,0,2,4", "seed=3", board) == 2
+    (sweep_dir,) = sweeps(tmp_path)
+    assert sweep_dir.name.endswith("_sweep_lenet5_digits")
+
+    rows = read_table(sweep_dir)
+    assert [row["job"] for row in rows] == ["0", "1", "2", "3"]
+    assert [row["train.sink_size"] for row in rows] == ["1", "0", "2", "4"]
+    assert [row["status"] for row in rows] == ["done", "failed", "done", "done"]
+    assert [row["exit_status"] for row in rows] == ["", "2", "", ""]
+    assert "train.sink_size = 0: must be -1" in rows[1]["reason"]
+    assert [row["steps"] for row in rows] == ["4", "", "4", "4"]
+
+    summary = outcome.read_summary(sweep_dir / "2")
+    assert float(rows[2]["accuracy"]) == summary["metrics"]["accuracy"]
+    assert float(rows[2]["loss"]) == summary["metrics"]["loss"]
+    assert float(rows[2]["train_s"]) == summary["time"]["train_s"]
+    losses = [outcome.metrics(sweep_dir / job) for job in "023"]
+    assert losses[0] == losses[1] == losses[2]
+
+    captured = capsys.readouterr()
+    assert "train.sink_size = 0: must be -1 (a sink per pass) or positive" in captured.err
+    assert "Traceback" not in captured.err
+    assert [line for line in captured.out.splitlines() if line.startswith("job ")] == [
+        f"job {number:<6} train.sink_size={size}" for number, size in enumerate((1, 0, 2, 4))
+    ]
+    assert hparams(sweep_dir / "2") == {"train.sink_size": 2.0}
+
+
+def hparams(run_dir: Path) -> dict[str, float]:
+    """A job's row in TensorBoard's table of hparams."""
+    accumulated = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    content = accumulated.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
+    row = HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: value.number_value for name, value in row.items()}
+
+
+BUILD = "stages=[data,build]"
+
+
+def test_every_combination_is_a_job(pipeline: Main, tmp_path: Path) -> None:
+    assert pipeline("-m", BUILD, "seed=1,2", "train.steps=8,16") == 0
+    (sweep_dir,) = sweeps(tmp_path)
+    rows = read_table(sweep_dir)
+    assert [(row["seed"], row["train.steps"]) for row in rows] == [
+        ("1", "8"),
+        ("1", "16"),
+        ("2", "8"),
+        ("2", "16"),
+    ]
+    kept = yaml.safe_load((sweep_dir / "3" / "overrides.yaml").read_text())
+    assert kept == {"seed": 2, "train.steps": 16}
+    assert outcome.read_summary(sweep_dir / "3")["seed"] == 2
+
+
+def test_groups_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
+    assert pipeline("-m", BUILD, "loss=cross_entropy,mse") == 0
+    (sweep_dir,) = sweeps(tmp_path)
+    assert [row["loss"] for row in read_table(sweep_dir)] == ["cross_entropy", "mse"]
+    kept = yaml.safe_load((sweep_dir / "1" / "recipe.yaml").read_text())
+    assert kept["train"]["loss"]["name"] == "mse"
+
+
+def test_a_sweep_may_be_given_its_directory(pipeline: Main, tmp_path: Path) -> None:
+    assert pipeline("-m", BUILD, "seed=1,2", "hydra.sweep.dir=mine") == 0
+    assert len(read_table(tmp_path / "mine")) == 2
+    assert sweeps(tmp_path) == []
+
+
+def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_path: Path) -> None:
+    """The status that the job alone would have had."""
+    small = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
+    assert main([*TINY, *small, BUILD]) == 2
+    assert pipeline("-m", BUILD, "seed=1,2", *small) == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model=lenet5,lenet6", "model = lenet6: there is no such model; did you mean lenet5?"),
+        ("train.sink_sise=1,2", "train.sink_sise = 1: there is no such key"),
+        ("+seed=1,2", "+seed: the key is there already"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused_before_any_job(
+    override: str,
+    message: str,
+    pipeline: Main,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert pipeline("-m", override) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "job 0" not in captured.out
+    assert sweeps(tmp_path) == []
+
+
+def leave(folder: Path, summary: dict[str, Any] | None, **changed: Any) -> None:
+    """What a job leaves for the table."""
+    folder.mkdir()
+    write_overrides(folder, changed)
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_jobs_are_read_in_their_order_whoever_ran_them(tmp_path: Path) -> None:
+    for number in (10, 2, 0):
+        leave(tmp_path / str(number), {"status": "done"}, seed=number)
+    assert [row["job"] for row in read_jobs(tmp_path)] == ["0", "2", "10"]
+
+
+def test_a_job_without_a_summary_is_still_running(tmp_path: Path) -> None:
+    leave(tmp_path / "0", None, seed=1)
+    leave(tmp_path / "1", {"status": "done"}, seed=2)
+    write_table(tmp_path)
+    assert [row["status"] for row in read_table(tmp_path)] == ["running", "done"]
+    assert [file.name for file in tmp_path.glob("*.part")] == []
+
+
+@pytest.mark.parametrize(
+    ("summaries", "status"),
+    [
+        ([{"status": "done"}, {"status": "done"}], 0),
+        ([{"status": "done"}, {"status": "failed"}], 1),
+        ([{"status": "stopped"}], 1),
+        ([{"status": "failed"}, {"status": "failed", "exit_status": 2}], 2),
+        ([], 0),
+    ],
+)
+def test_the_exit_status_is_that_of_the_worst_job(
+    summaries: list[dict[str, Any]],
+    status: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number, summary in enumerate(summaries):
+        leave(tmp_path / str(number), summary, seed=number)
+    assert conclude(tmp_path) == status
+    shown = capsys.readouterr().out
+    assert all(summary["status"] in shown for summary in summaries)
+
+
+def test_the_table_shows_what_there_is_in_few_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    metrics = {"accuracy": 0.123456, "loss": 1.5}
+    leave(tmp_path / "0", {"status": "done", "metrics": metrics, "steps": 10}, seed=1)
+    leave(tmp_path / "1", {"status": "failed", "reason": "two\n  lines " + 100 * "x"}, seed=2)
+    conclude(tmp_path)
+    shown = capsys.readouterr().out
+    assert "0.1235" in shown
+    assert "two lines xxx" in shown
+    assert "xxx..." in shown
+    assert "step_ms" not in shown
