@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import yaml
 
@@ -262,37 +261,3 @@ def test_the_schema_is_json_and_its_references_lead_somewhere(say: Say) -> None:
     references = re.findall(r'"\$ref": "#/\$defs/([^"]+)"', said.out)
     assert len(references) > 40
     assert set(references) <= set(schema["$defs"])
-
-
-def test_evaluations_and_summary_agree(say: Say, tmp_path: Path) -> None:
-    """The fields that other programs read."""
-    said = say(
-        *TINY, "train.steps=9", "train.sink_size=4", "eval.every_steps=9", "hydra.run.dir=run"
-    )
-    assert said.status == 0
-    summary = outcome.read_summary(tmp_path / "run")
-    assert list(summary) == [
-        "recipe",
-        "device",
-        "seed",
-        "stages",
-        "run_dir",
-        "status",
-        "reason",
-        "steps",
-        "passes",
-        "sinks",
-        "sink",
-        "parameters",
-        "metrics",
-        "time",
-        "modelled",
-        "versions",
-        "resumed_from",
-    ]
-    last = outcome.metrics(tmp_path / "run")[-1]
-    (evaluation,) = outcome.read_lines(tmp_path / "run" / "evals.jsonl")
-    assert summary["metrics"] == {
-        "train_loss": pytest.approx(np.float32(last["loss"])),
-        **{name: evaluation[name] for name in evaluation if name != "step"},
-    }

@@ -111,7 +111,8 @@ class XlaExecutable:
         train_args = (progress, train, self._rates, bound, bound)
         eval_args = (state, sums, evaluated, bound, bound)
         # Runs once: on the CPU, optimising it takes several times as long as it saves.
-        options = {"xla_backend_optimization_level": "0"} if self._device.platform == "cpu" else None
+        quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+        options = quick if self._device.platform == "cpu" else None
         return (
             _Source("initialisation", step.init, (seed,), compiler_options=options),
             _Source("training step", _train_loop(step), train_args, donated=0),

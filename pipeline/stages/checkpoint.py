@@ -8,6 +8,7 @@ The data position, the schedule and the random generator are functions of the st
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,8 @@ class Checkpoints:
     """The checkpoints of one run: the newest `keep`, and the best when the recipe says by what."""
 
     def __init__(self, run_dir: Path, spec: CheckpointSpec) -> None:
-        self._best = spec.best
+        # Else orbax warns of every checkpoint that is saved between two evaluations.
+        logging.getLogger("absl").setLevel(logging.ERROR)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(_kept(spec)),
             # The policy decides; this only has the metrics written, for a resumed run to compare.

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+
+from pipeline.config.recipe import Recipe
+from pipeline.observe.metrics_log import MetricsLog
+from pipeline.observe.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
+from pipeline.observe.observers import Observers, open_observers
+from pipeline.observe.reporter import Reporter
+from pipeline.observe.tensorboard import TensorBoard
+from pipeline.sink.schedule import Course
+from tests.observe.test_monitors import EVALUATION
+
+Compose = Callable[..., Recipe]
+
+
+def opened(recipe: Recipe, run_dir: Path, *, terminal: bool = False) -> Observers:
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    return open_observers(recipe, run_dir, Course(12, 6, 3), 0, Reporter(console=console))
+
+
+def kinds(observers: Observers) -> list[type]:
+    return [type(monitor) for monitor in observers.monitors]
+
+
+ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor]
+
+
+def test_a_run_is_watched_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny(), tmp_path) as observers:
+        assert kinds(observers) == ALWAYS
+    with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
+        assert kinds(observers) == [*ALWAYS, TensorBoard]
+
+
+def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny(), tmp_path, terminal=True) as observers:
+        assert kinds(observers) == [*ALWAYS, ProgressMonitor]
+    stages = "stages=[data,build,compile,eval]"
+    evaluates = tiny(stages, "checkpoint.restore=somewhere")
+    with opened(evaluates, tmp_path, terminal=True) as observers:
+        assert kinds(observers) == ALWAYS
+
+
+def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: Path) -> None:
+    closed = []
+
+    class Watcher:
+        def close(self) -> None:
+            closed.append(self)
+
+    def fail() -> None:
+        with Observers([Watcher(), Watcher()], None):  # type: ignore[list-item]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert len(closed) == 2
+
+
+def test_tensorboard_gets_samples_recipe_and_hparams(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
+        observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
+        observers.on_eval(3, EVALUATION)
+        observers.add_hparams({"seed": 2}, EVALUATION)
+    accumulated = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(accumulated.Tags()["images"]) == {"train/images", "eval/confusion"}
+    assert accumulated.Tags()["tensors"] == ["recipe/text_summary"]
+    assert accumulated.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.plugin_name == "hparams"
+    assert '"step": 3' in (tmp_path / "evals.jsonl").read_text()
+
+
+def test_a_run_of_its_own_has_no_hparams_and_may_have_no_samples(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
+        observers.show_samples(np.zeros((0, 4, 4, 1), np.float32))
+        observers.add_hparams({}, EVALUATION)
+    tags = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tags()
+    assert (tags["images"], tags["tensors"]) == ([], ["recipe/text_summary"])
+
+
+def test_without_tensorboard_nothing_is_written_for_it(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny(), tmp_path) as observers:
+        observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
+        observers.add_hparams({"seed": 2}, EVALUATION)
+    assert not (tmp_path / "tensorboard").exists()

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.observe.summary import Summary, versions
+from pipeline.run import run
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+
+
+def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
+    """The contract that other programs read."""
+    returned = run(tiny("train.steps=9", "train.sink_size=4", "eval.every_steps=9"), tmp_path)
+    summary = outcome.read_summary(tmp_path)
+    steps = outcome.metrics(tmp_path)
+    (evaluation,) = outcome.read_lines(tmp_path / "evals.jsonl")
+
+    assert summary["status"] == "done"
+    assert summary["reason"] is None
+    assert summary["recipe"] == "lenet5_digits"
+    assert (summary["device"], summary["seed"]) == ("cpu", 1)
+    assert summary["stages"] == ["data", "build", "compile", "train", "checkpoint", "eval"]
+    assert summary["run_dir"] == str(tmp_path)
+    assert (summary["steps"], summary["passes"], summary["sinks"]) == (9, 1.5, 3)
+    assert summary["sink"] == {
+        "size": 4,
+        "mechanism": "loop",
+        "why": "one XLA program loops over the steps of a sink, its trip count an argument",
+    }
+    assert summary["parameters"] == 61_684
+    assert summary["metrics"].pop("train_loss") == pytest.approx(steps[-1]["loss"])
+    assert summary["metrics"] == {name: evaluation[name] for name in evaluation if name != "step"}
+    assert (summary["modelled"], summary["resumed_from"]) == ({}, None)
+    assert summary["versions"].keys() > {"python", "jax", "jaxlib", "flax", "numpy", "device"}
+    assert summary.keys() == json.loads(json.dumps(vars(returned))).keys()
+
+
+def test_times_are_seconds_of_the_stages_and_milliseconds_of_a_step(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    run(tiny("train.steps=9"), tmp_path)
+    times = outcome.read_summary(tmp_path)["time"]
+    assert set(times) == {"compile_s", "train_s", "step_ms", "images_per_s", "total_s"}
+    assert 0 < times["compile_s"] < times["total_s"]
+    assert 0 < times["train_s"] < times["total_s"]
+    assert times["images_per_s"] == pytest.approx(1000 * 16 / times["step_ms"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sink"),
+    [
+        (["train.sink=false"], {"size": None, "mechanism": "none"}),
+        (["train.sink_size=-1"], {"size": 6, "mechanism": "loop"}),
+        (["train.sink_size=3", "train.mechanism=soft"], {"size": 3, "mechanism": "soft"}),
+    ],
+)
+def test_the_mechanism_of_a_sink_is_told_with_its_reason(
+    overrides: list[str], sink: dict[str, object], tiny: Compose, tmp_path: Path
+) -> None:
+    run(tiny("train.steps=3", *overrides), tmp_path)
+    told = outcome.read_summary(tmp_path)["sink"]
+    assert told.pop("why")
+    assert told == sink
+
+
+def test_a_sink_size_that_is_ignored_is_told(tiny: Compose, tmp_path: Path) -> None:
+    """S-07."""
+    run(tiny("train.steps=2", "train.sink=false", "train.sink_size=7"), tmp_path / "ignored")
+    run(tiny("train.steps=2", "train.sink=false", "train.sink_size=-1"), tmp_path / "default")
+    warning = "warning    train.sink_size = 7: ignored, sink is false"
+    assert warning in (tmp_path / "ignored" / "run.log").read_text()
+    assert "warning" not in (tmp_path / "default" / "run.log").read_text()
+
+
+def test_a_metric_that_is_not_a_number_is_json_too(tmp_path: Path) -> None:
+    summary = Summary("mine", "cpu", 1, ("data",), None)
+    summary.metrics["loss"] = float("inf")
+    summary.write(tmp_path)
+    text = (tmp_path / "summary.json").read_text()
+    assert "Infinity" not in text
+    assert json.loads(text)["metrics"] == {"loss": None}
+
+
+def test_the_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("something else, and longer than what comes\n" * 100)
+    Summary("mine", "cpu", 1, ("data",), None).write(tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["recipe"] == "mine"
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_versions_are_those_that_may_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = versions({"device": "cpu:0", "jax": "9"})
+    assert told.keys() == {
+        "python",
+        "recipe-pipeline",
+        "flax",
+        "optax",
+        "numpy",
+        "device",
+        "jax",
+    }
+    assert told["jax"] == "9"
+
+
+def test_what_runs_without_being_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("pipeline.observe.summary.version", missing)
+    assert versions({})["recipe-pipeline"] == "not installed"
