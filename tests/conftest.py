@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache as cache_calls
 from functools import partial
 from pathlib import Path
 
@@ -31,11 +32,14 @@ TINY = [
     f"dataset.eval.ops={OPS}",
     "schedule=constant",
     "train.batch_size=16",
-    "train.optimizer.lr=0.05",
+    "train.optimizer.lr=0.01",
     "monitor.tensorboard=false",
     "monitor.sample_images=0",
 ]
 """LeNet-5 on a few made-up digits: 6 steps a pass, an evaluation of 3 batches."""
+
+STEPS = "train.steps=45"
+"""The length of most runs: another one is another program to compile."""
 
 
 @pytest.fixture(scope="session")
@@ -44,9 +48,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache") / "pipeline"
 
 
+@cache_calls
 def compose_tiny(cache: Path, *overrides: str) -> Recipe:
     """The tiny recipe with further overrides; programs are kept in `cache`."""
-    return load_recipe("lenet5_digits", [*TINY, f"cache.root={cache}", *overrides])
+    lengths = ("train.steps", "train.passes", "train.epochs")
+    length = [] if any(override.startswith(lengths) for override in overrides) else [STEPS]
+    return load_recipe("lenet5_digits", [*TINY, *length, f"cache.root={cache}", *overrides])
 
 
 @pytest.fixture

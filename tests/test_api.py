@@ -12,7 +12,7 @@ import pipeline
 from pipeline import load_recipe, run
 from pipeline.errors import PipelineError, RecipeError
 from tests import outcome
-from tests.conftest import TINY
+from tests.conftest import STEPS, TINY
 
 
 def test_two_names_are_public() -> None:
@@ -20,9 +20,9 @@ def test_two_names_are_public() -> None:
 
 
 def test_a_recipe_is_loaded_and_run(cache: Path, tmp_path: Path) -> None:
-    recipe = load_recipe("lenet5_digits", [*TINY, "train.steps=6", f"cache.root={cache}"])
+    recipe = load_recipe("lenet5_digits", [*TINY, STEPS, f"cache.root={cache}"])
     summary = run(recipe, tmp_path / "new" / "folder")
-    assert (summary.status, summary.steps) == ("done", 6)
+    assert (summary.status, summary.steps) == ("done", 45)
     assert summary.metrics["accuracy"] == summary.metrics["recall"]["micro"]
     assert outcome.read_summary(tmp_path / "new" / "folder")["metrics"] == summary.metrics
 

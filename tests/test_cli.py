@@ -20,7 +20,7 @@ from pipeline.config.files import RECIPES, find_groups
 from pipeline.config.recipe import Recipe
 from pipeline.config.schema import recipe_schema
 from tests import outcome
-from tests.conftest import TINY
+from tests.conftest import STEPS, TINY
 
 
 class Said(NamedTuple):
@@ -81,7 +81,7 @@ def test_help_lists_the_recipes_of_the_working_folder(say: Say, tmp_path: Path) 
 def test_a_command_does_what_it_says_from_any_folder(
     command: Callable[..., Any], tmp_path: Path
 ) -> None:
-    said: subprocess.CompletedProcess[str] = command([*TINY, "train.steps=4", "train.sink_size=2"])
+    said: subprocess.CompletedProcess[str] = command([*TINY, STEPS, "train.sink_size=20"])
     assert (said.returncode, said.stderr) == (0, "")
     (run_dir,) = tmp_path.glob("outputs/*/*_lenet5_digits")
     told = dict.fromkeys(line.split()[0] for line in said.stdout.splitlines())
@@ -105,7 +105,7 @@ def test_a_run_may_be_given_its_directory(say: Say, tmp_path: Path) -> None:
 
 
 def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
-    said = say(*TINY, "stages=[data,build,compile]", "hydra.run.dir=run")
+    said = say(*TINY, STEPS, "stages=[data,build,compile]", "hydra.run.dir=run")
     assert said.status == 0
     summary = outcome.read_summary(tmp_path / "run")
     assert (summary["status"], summary["steps"], summary["metrics"]) == ("done", 0, {})
@@ -115,7 +115,7 @@ def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
 
 
 def test_a_failed_run_returns_1(say: Say) -> None:
-    said = say(*TINY, "train.steps=20", "train.optimizer.lr=1e30")
+    said = say(*TINY, STEPS, "train.optimizer.lr=1e30")
     assert said.status == 1
     assert said.err.startswith("error: epoch: 1 step: ")
     assert said.err.count("\n") == 1
@@ -142,7 +142,7 @@ BAD = {
     ),
     "run that is not there": (["train.resume=nowhere"], "train.resume = nowhere: no run"),
     "checkpoint that is not there": (
-        [*TINY, "stages=[data,build,compile,eval]", "checkpoint.restore=nowhere"],
+        [*TINY, STEPS, "stages=[data,build,compile,eval]", "checkpoint.restore=nowhere"],
         "checkpoint.restore = nowhere: holds no checkpoint",
     ),
     "unknown flag": (["--nothing"], "unrecognized arguments: --nothing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pipeline import load_recipe
 from pipeline.run import run
@@ -35,8 +36,11 @@ def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> 
     )
 
 
-def test_lenet5_takes_cifar10(shared_data: Path, cache: Path, tmp_path: Path) -> None:
-    """D-01, D-02: 390 full batches of 128 a pass."""
+def test_lenet5_takes_cifar10(
+    shared_data: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """D-01, D-02: 390 full batches of 128 a pass. Unpacking takes seconds, so that is kept."""
+    cache = pytestconfig.cache.mkdir("real_data") if pytestconfig.cache else tmp_path / "cache"
     archive = shared_data / "cifar10" / "cifar-10-binary.tar.xz"
     overrides = [
         "model=lenet5",

@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from pipeline.__main__ import main
 from pipeline.sweep import conclude, read_jobs, write_overrides, write_table
 from tests import outcome
-from tests.conftest import TINY
+from tests.conftest import STEPS, TINY
 
 Main = Callable[..., int]
 
@@ -46,7 +46,7 @@ def test_a_job_that_is_wrong_leaves_the_others_alone(
 ) -> None:
     """Four jobs, one of which can't be: three are done, the table has all, the status is 2."""
     board = "monitor.tensorboard=true"
-    assert pipeline("-m", "train.steps=4", "train.sink_size=1,0,2,4", "seed=3", board) == 2
+    assert pipeline("-m", STEPS, "train.sink_size=1,0,2,4", "seed=3", board) == 2
     (sweep_dir,) = sweeps(tmp_path)
     assert sweep_dir.name.endswith("_sweep_lenet5_digits")
 
@@ -56,7 +56,7 @@ def test_a_job_that_is_wrong_leaves_the_others_alone(
     assert [row["status"] for row in rows] == ["done", "failed", "done", "done"]
     assert [row["exit_status"] for row in rows] == ["", "2", "", ""]
     assert "train.sink_size = 0: must be -1" in rows[1]["reason"]
-    assert [row["steps"] for row in rows] == ["4", "", "4", "4"]
+    assert [row["steps"] for row in rows] == ["45", "", "45", "45"]
 
     summary = outcome.read_summary(sweep_dir / "2")
     assert float(rows[2]["accuracy"]) == summary["metrics"]["accuracy"]

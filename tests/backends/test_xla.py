@@ -35,7 +35,6 @@ AUGMENTED = [
     "{name: random_horizontal_flip, prob: 0.5},"
     "{name: resize, size: [32, 32], interpolation: linear},"
     "{name: rescale, factor: 0.004, shift: 0.0}]",
-    "train.steps=45",
     "checkpoint.keep=20",
 ]
 EVENTS = ["eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2"]
@@ -98,37 +97,34 @@ def test_another_seed_is_another_run(reference: Path, tiny: Compose, tmp_path: P
     assert all(one["loss"] != two["loss"] for one, two in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("overrides", [["train.sink=false"], ["train.sink_size=20"]])
+@pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=20"])
 def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
-    overrides: list[str], tiny: Compose, tmp_path: Path
+    sink: str, tiny: Compose, tmp_path: Path
 ) -> None:
     """C-02, in the documents' words; but every step of a sink is tested, not only the last."""
-    steps = ["train.steps=45", *overrides]
     with pytest.raises(RunError) as caught:
-        run(tiny("train.optimizer.lr=1e30", *steps), tmp_path / "run")
-    lines = outcome.read_lines(tmp_path / "run" / "metrics.jsonl")
+        run(tiny("train.optimizer.lr=1e30", sink), tmp_path)
+    lines = outcome.metrics(tmp_path)
     bad = len(lines)
-    assert 1 < bad < 20
+    assert 1 < bad < 6
     assert None in (lines[-1]["loss"], lines[-1]["grad_norm"])
     assert None not in [line[name] for line in lines[:-1] for name in ("loss", "grad_norm")]
-    place = (bad - 1) // 6 + 1, (bad - 1) % 6 + 1
-    epoch, step = place if "train.sink=false" in overrides else (1, bad)
-    message = f"epoch: {epoch} step: {step}. Invalid loss, terminating training. Step {bad} of 45: "
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(
+        f"epoch: 1 step: {bad}. Invalid loss, terminating training. Step {bad} of 45: loss is "
+    )
     assert str(caught.value).endswith(f"; the state of step {bad - 1} is saved")
     assert caught.value.exit_status == 1
-    assert max(outcome.checkpoints(tmp_path / "run")) == bad - 1
-
-    run(tiny("train.optimizer.lr=1e30", f"train.steps={bad - 1}"), tmp_path / "clean")
-    saved, clean = (outcome.arrays(tmp_path / name, bad - 1) for name in ("run", "clean"))
-    outcome.assert_equal_arrays(saved, clean)
+    assert outcome.checkpoints(tmp_path) == [bad - 1]
+    saved = outcome.arrays(tmp_path)
+    assert saved["step"] == bad - 1
+    assert all(np.isfinite(array).all() for array in saved.values())
 
 
 @pytest.mark.parametrize("mechanism", ["loop", "soft"])
 def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
     mechanism: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = tiny("train.steps=12", "train.sink_size=12", f"train.mechanism={mechanism}")
+    recipe = tiny("train.sink_size=12", f"train.mechanism={mechanism}")
     order = Order(
         seed=recipe.seed,
         samples=96,
@@ -153,7 +149,7 @@ def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
         )
 
     monkeypatch.setattr(Synthetic, "read", read_with_a_hole)
-    with pytest.raises(RunError, match=r"epoch: 1 step: 5\..* Step 5 of 12: loss is nan"):
+    with pytest.raises(RunError, match=r"epoch: 1 step: 5\..* Step 5 of 45: loss is nan"):
         run(recipe, tmp_path)
     assert [line["loss"] is None for line in outcome.metrics(tmp_path)] == 4 * [False] + [True]
     assert outcome.checkpoints(tmp_path) == [4]
@@ -164,7 +160,7 @@ def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
 ) -> None:
     stages = "stages=[data,build,compile,train]"
     with pytest.raises(RunError) as caught:
-        run(tiny("train.optimizer.lr=1e30", "train.steps=20", stages), tmp_path)
+        run(tiny("train.optimizer.lr=1e30", stages), tmp_path)
     assert "Invalid loss" in str(caught.value)
     assert "saved" not in str(caught.value)
     assert not (tmp_path / "checkpoints").exists()
@@ -172,7 +168,7 @@ def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
 
 def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
-        run(tiny("train.optimizer.lr=1e30", "train.steps=45"), tmp_path)
+        run(tiny("train.optimizer.lr=1e30"), tmp_path)
     summary = outcome.read_summary(tmp_path)
     assert (summary["status"], summary["reason"]) == ("failed", str(caught.value))
     assert summary["steps"] == max(outcome.checkpoints(tmp_path)) > 0
@@ -183,7 +179,7 @@ def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> N
 )
 def test_a_missing_gpu_is_named_with_what_there_is(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
-        run(tiny("device=gpu", "train.steps=1"), tmp_path)
+        run(tiny("device=gpu"), tmp_path)
     assert str(caught.value) == (
         "device gpu:0: JAX sees cpu:0 only; install the `gpu` extra, pip install '.[gpu]'"
     )

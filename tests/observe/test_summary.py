@@ -16,7 +16,7 @@ Compose = Callable[..., Recipe]
 
 def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     """The contract that other programs read."""
-    returned = run(tiny("train.steps=9", "train.sink_size=4", "eval.every_steps=9"), tmp_path)
+    returned = run(tiny("train.sink_size=4", "eval.every_steps=45"), tmp_path)
     summary = outcome.read_summary(tmp_path)
     steps = outcome.metrics(tmp_path)
     (evaluation,) = outcome.read_lines(tmp_path / "evals.jsonl")
@@ -27,7 +27,7 @@ def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     assert (summary["device"], summary["seed"]) == ("cpu", 1)
     assert summary["stages"] == ["data", "build", "compile", "train", "checkpoint", "eval"]
     assert summary["run_dir"] == str(tmp_path)
-    assert (summary["steps"], summary["passes"], summary["sinks"]) == (9, 1.5, 3)
+    assert (summary["steps"], summary["passes"], summary["sinks"]) == (45, 7.5, 12)
     assert summary["sink"] == {
         "size": 4,
         "mechanism": "loop",
@@ -44,7 +44,7 @@ def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
 def test_times_are_seconds_of_the_stages_and_milliseconds_of_a_step(
     tiny: Compose, tmp_path: Path
 ) -> None:
-    run(tiny("train.steps=9"), tmp_path)
+    run(tiny(), tmp_path)
     times = outcome.read_summary(tmp_path)["time"]
     assert set(times) == {"compile_s", "train_s", "step_ms", "images_per_s", "total_s"}
     assert 0 < times["compile_s"] < times["total_s"]
@@ -63,7 +63,7 @@ def test_times_are_seconds_of_the_stages_and_milliseconds_of_a_step(
 def test_the_mechanism_of_a_sink_is_told_with_its_reason(
     overrides: list[str], sink: dict[str, object], tiny: Compose, tmp_path: Path
 ) -> None:
-    run(tiny("train.steps=3", *overrides), tmp_path)
+    run(tiny(*overrides), tmp_path)
     told = outcome.read_summary(tmp_path)["sink"]
     assert told.pop("why")
     assert told == sink
@@ -71,8 +71,8 @@ def test_the_mechanism_of_a_sink_is_told_with_its_reason(
 
 def test_a_sink_size_that_is_ignored_is_told(tiny: Compose, tmp_path: Path) -> None:
     """S-07."""
-    run(tiny("train.steps=2", "train.sink=false", "train.sink_size=7"), tmp_path / "ignored")
-    run(tiny("train.steps=2", "train.sink=false", "train.sink_size=-1"), tmp_path / "default")
+    run(tiny("train.sink=false", "train.sink_size=7"), tmp_path / "ignored")
+    run(tiny("train.sink=false", "train.sink_size=-1"), tmp_path / "default")
     warning = "warning    train.sink_size = 7: ignored, sink is false"
     assert warning in (tmp_path / "ignored" / "run.log").read_text()
     assert "warning" not in (tmp_path / "default" / "run.log").read_text()

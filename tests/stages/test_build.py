@@ -61,8 +61,8 @@ def test_the_seed_and_the_rates_are_inputs_of_the_step(tiny: Compose) -> None:
     made = built(tiny("train.steps=10", "seed=4294967303", "schedule=cosine"))
     assert made.seed.tolist() == [7, 1]
     assert (made.learning_rates.shape, made.learning_rates.dtype) == ((10,), np.float32)
-    assert made.learning_rates[0] == np.float32(0.05)
-    assert made.learning_rates[-1] < 0.01
+    assert made.learning_rates[0] == np.float32(0.01)
+    assert made.learning_rates[-1] < 0.001
     assert made.course.total == 10
 
 
@@ -93,8 +93,8 @@ def test_padding_must_not_enter_batch_statistics(tiny: Compose) -> None:
 def test_a_remainder_is_kept_where_it_does_no_harm(
     overrides: list[str], steps: int, tiny: Compose
 ) -> None:
-    made = built(tiny("dataset.train.drop_remainder=false", "train.passes=1", *overrides))
-    assert made.course.total == steps
+    made = built(tiny("dataset.train.drop_remainder=false", *overrides))
+    assert made.course.steps_per_pass == steps
 
 
 def test_a_decay_rule_that_matches_nothing_is_refused_by_its_key(tiny: Compose) -> None:

@@ -27,71 +27,74 @@ EVAL_ONLY = "stages=[data,build,compile,eval]"
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """30 steps in one go, every checkpoint kept."""
+    """45 steps in one go, every checkpoint kept."""
     run_dir = tmp_path_factory.mktemp("unbroken")
-    run(compose_tiny(cache, *COURSE, "train.steps=30", "checkpoint.keep=99"), run_dir)
+    run(compose_tiny(cache, *COURSE, "checkpoint.keep=99"), run_dir)
     return run_dir
 
 
-@pytest.mark.parametrize("step", [3, 7, 10, 18])
+def broken(unbroken: Path, run_dir: Path, saved: int) -> Path:
+    """The run as if killed some steps behind the checkpoint of step `saved`, while writing."""
+    shutil.copytree(unbroken, run_dir)
+    (run_dir / "summary.json").unlink()
+    for step in outcome.checkpoints(run_dir):
+        if step > saved:
+            shutil.rmtree(run_dir / "checkpoints" / str(step))
+    lines = (unbroken / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run_dir / "metrics.jsonl").write_text("".join(lines[: saved + 3]) + lines[saved + 3][:20])
+    return run_dir
+
+
+def assert_same_logs(one: Path, other: Path) -> None:
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+@pytest.mark.parametrize("step", [5, 10, 20, 40])
 def test_a_resumed_run_equals_one_that_was_never_broken(
     step: int, unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
-    """K-05: inside a sink and a pass, at the end of a sink, at an evaluation; bit for bit."""
-    run(tiny(*COURSE, f"train.steps={step}"), tmp_path)
-    summary = run(tiny(*COURSE, "train.steps=30", f"train.resume={tmp_path}"))
-    for name in ("metrics.jsonl", "evals.jsonl"):
-        before = [line for line in lines(unbroken, name) if f'"step": {step},' not in line]
-        after = [line for line in lines(tmp_path, name) if f'"step": {step},' not in line]
-        assert after == before
-    assert outcome.metrics(tmp_path) == outcome.metrics(unbroken)
-    outcome.assert_equal_arrays(outcome.arrays(tmp_path, 30), outcome.arrays(unbroken, 30))
-    assert (summary.status, summary.steps, summary.passes, summary.sinks) == ("done", 30, 5.0, 5)
-    assert summary.resumed_from == {"run": str(tmp_path), "step": step}
-
-
-def lines(run_dir: Path, name: str) -> list[str]:
-    return (run_dir / name).read_text().splitlines()
-
-
-def test_what_a_killed_run_did_behind_its_last_checkpoint_is_done_again(
-    unbroken: Path, tiny: Compose, tmp_path: Path
-) -> None:
-    """Killed at step 18, while the checkpoint of step 15 was the last complete one."""
-    run(tiny(*COURSE, "train.steps=18"), tmp_path)
-    shutil.rmtree(tmp_path / "checkpoints" / "18")
-    (tmp_path / "summary.json").unlink()
-    with (tmp_path / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 19, "pass"')
-    summary = run(tiny(*COURSE, "train.steps=30", f"train.resume={tmp_path}"))
-    assert summary.resumed_from == {"run": str(tmp_path), "step": 15}
-    assert outcome.metrics(tmp_path) == outcome.metrics(unbroken)
-    outcome.assert_equal_arrays(outcome.arrays(tmp_path, 30), outcome.arrays(unbroken, 30))
+    """K-05: inside sinks and passes, at evaluations; bit for bit."""
+    run_dir = broken(unbroken, tmp_path / "run", step)
+    summary = run(tiny(*COURSE, f"train.resume={run_dir}", "checkpoint.keep=99"))
+    assert_same_logs(run_dir, unbroken)
+    outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
+    assert (summary.status, summary.steps, summary.passes, summary.sinks) == ("done", 45, 7.5, 7)
+    assert summary.resumed_from == {"run": str(run_dir), "step": step}
 
 
 def test_a_run_that_had_saved_nothing_starts_over(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
-    run(tiny(*COURSE, "train.steps=3"), tmp_path)
-    shutil.rmtree(tmp_path / "checkpoints")
-    summary = run(tiny(*COURSE, "train.steps=30", f"train.resume={tmp_path}"))
-    assert summary.resumed_from == {"run": str(tmp_path), "step": 0}
-    assert outcome.metrics(tmp_path) == outcome.metrics(unbroken)
+    run_dir = broken(unbroken, tmp_path / "run", 0)
+    summary = run(tiny(*COURSE, f"train.resume={run_dir}"))
+    assert summary.resumed_from == {"run": str(run_dir), "step": 0}
+    assert_same_logs(run_dir, unbroken)
 
 
 def test_the_sink_size_may_change_on_resuming(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
-    run(tiny(*COURSE, "train.steps=10"), tmp_path)
-    sink = ["eval.every_steps=10", "checkpoint.every_steps=5", "train.sink=false"]
-    run(tiny(*sink, "train.steps=30", f"train.resume={tmp_path}"))
+    run_dir = broken(unbroken, tmp_path / "run", 10)
+    events = ["eval.every_steps=10", "checkpoint.every_steps=5"]
+    run(tiny(*events, "train.sink=false", f"train.resume={run_dir}"))
+    assert outcome.metrics(run_dir) == outcome.metrics(unbroken)
+    outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
+
+
+def test_a_run_that_is_done_may_go_on(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
+    """Stopped inside a sink and between checkpoints: the end is saved, whatever the period."""
+    run(tiny(*COURSE, "train.steps=18"), tmp_path)
+    summary = run(tiny(*COURSE, f"train.resume={tmp_path}"))
+    assert summary.resumed_from == {"run": str(tmp_path), "step": 18}
     assert outcome.metrics(tmp_path) == outcome.metrics(unbroken)
+    outcome.assert_equal_arrays(outcome.arrays(tmp_path), outcome.arrays(unbroken))
 
 
 def test_the_newest_are_kept(tiny: Compose, tmp_path: Path) -> None:
     """K-01."""
-    run(tiny("train.steps=20", "checkpoint.every_steps=4", "checkpoint.keep=2"), tmp_path)
-    assert outcome.checkpoints(tmp_path) == [16, 20]
+    run(tiny("checkpoint.every_steps=10", "checkpoint.keep=2"), tmp_path)
+    assert outcome.checkpoints(tmp_path) == [40, 45]
 
 
 @pytest.mark.parametrize(("metric", "best"), [("loss", min), ("accuracy", max)])
@@ -189,18 +192,18 @@ def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("where", "step"),
-    [("", 30), ("checkpoints", 30), ("checkpoints/30", 30), ("checkpoints/10", 10)],
+    [("", 40), ("checkpoints", 40), ("checkpoints/40", 40), ("checkpoints/10", 10)],
 )
 def test_evaluating_a_checkpoint_gives_the_runs_own_metrics(
     where: str, step: int, unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """E-04: by its run, by the folder of checkpoints, by itself."""
-    restore = f"checkpoint.restore={unbroken / where}"
-    summary = run(tiny(EVAL_ONLY, "train.steps=1", restore), tmp_path)
+    source = broken(unbroken, tmp_path / "source", 40) / where
+    summary = run(tiny(EVAL_ONLY, f"checkpoint.restore={source}"), tmp_path / "run")
     (own,) = [e for e in outcome.read_lines(unbroken / "evals.jsonl") if e["step"] == step]
     assert summary.metrics == {name: own[name] for name in own if name != "step"}
     assert summary.status == "done"
-    assert f"restore    weights of step {step} from {unbroken / where}" in run_log(tmp_path)
+    assert f"restore    weights of step {step} from {source}" in run_log(tmp_path / "run")
 
 
 def run_log(run_dir: Path) -> list[str]:
@@ -212,14 +215,14 @@ def test_restored_weights_start_a_new_run(unbroken: Path, tiny: Compose, tmp_pat
     """K-05, transfer: weights only; the steps, the momentum and the data start anew."""
     stages = "stages=[data,build,compile,train,checkpoint]"
     restore = f"checkpoint.restore={unbroken}"
-    run(tiny(stages, "train.steps=2", restore, "train.optimizer.lr=1e-30"), tmp_path)
-    assert [line["step"] for line in outcome.metrics(tmp_path)] == [1, 2]
-    started, finished = outcome.arrays(unbroken, 30), outcome.arrays(tmp_path, 2)
+    run(tiny(stages, restore, "train.optimizer.lr=1e-30"), tmp_path)
+    assert [line["step"] for line in outcome.metrics(tmp_path)] == list(range(1, 46))
+    started, finished = outcome.arrays(unbroken, 45), outcome.arrays(tmp_path, 45)
     weights = [path for path in started if path.startswith("params/")]
     assert len(weights) == 8
     for path in weights:
         np.testing.assert_allclose(finished[path], started[path], rtol=0, atol=1e-20)
-    assert finished["step"] == 2
+    assert finished["step"] == 45
 
 
 def test_restore_takes_parameters_and_statistics_only(tmp_path: Path) -> None:
@@ -261,11 +264,11 @@ def test_a_run_from_another_network_fails_with_that_message(
     assert caught.value.exit_status == 2
 
 
-@pytest.mark.parametrize("where", ["nowhere", "", "checkpoints/31"])
+@pytest.mark.parametrize("where", ["nowhere", "", "checkpoints/46"])
 def test_a_missing_checkpoint_is_named_with_what_would_be_right(
     where: str, unbroken: Path, tmp_path: Path
 ) -> None:
-    folder = (unbroken if where == "checkpoints/31" else tmp_path) / where
+    folder = (unbroken if where == "checkpoints/46" else tmp_path) / where
     with pytest.raises(DataError) as caught:
         restore_weights(folder, state_of(0))
     assert str(caught.value) == (

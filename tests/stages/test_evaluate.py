@@ -47,11 +47,11 @@ def logits_by_hand(state: TrainState, images: np.ndarray) -> np.ndarray:
     return np.maximum(x @ w1 + b1, 0) @ w2 + b2
 
 
-@pytest.mark.parametrize("batch_size", [16, 40, 64, 1], ids=lambda n: f"batches of {n}")
+@pytest.mark.parametrize("batch_size", [16, 64, 1], ids=lambda n: f"batches of {n}")
 def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
     batch_size: int, tiny: Compose
 ) -> None:
-    """D-17, E-01: 40 samples in 3, 1, 1 and 40 batches."""
+    """D-17, E-01: 40 samples in 3, 1 and 40 batches."""
     executable, dataset = prepare(tiny(*SMALL, f"dataset.eval.batch_size={batch_size}"))
     state = executable.init()
     logits = logits_by_hand(state, dataset.eval.columns["image"])

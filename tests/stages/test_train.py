@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +41,7 @@ class Script:
         self.saved: dict[int, tuple[Mapping[str, Any], Mapping[str, float] | None]] = {}
         self.reports: list[SinkReport] = []
         self.now = 0.0
-        self.signal_at: int | None = None
+        self.signal, self.signal_at = signal.SIGTERM, 0
         self.bad: int | None = None
         self._step_s, self._accuracies = step_s, list(accuracies)
 
@@ -51,8 +52,8 @@ class Script:
     ) -> tuple[TrainState, Telemetry]:
         self.dispatched.append(stop - start)
         self.now += self._step_s * (stop - start)
-        if self.signal_at is not None and start < self.signal_at <= stop:
-            signal.raise_signal(signal.SIGTERM)
+        if start < self.signal_at <= stop:
+            signal.raise_signal(self.signal)
         rows = np.array([[step, 0.1, 1.0, 1.0] for step in range(start + 1, stop + 1)])
         if self.bad is not None and start < self.bad <= stop:
             rows = rows[: self.bad - start]
@@ -316,15 +317,22 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
     assert script.events[-2].endswith(f"-{bad}")
 
 
-def test_a_signal_stops_behind_the_dispatch_it_came_in(play: Play) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_a_signal_stops_behind_the_dispatch_it_came_in(number: signal.Signals, play: Play) -> None:
     script = Script()
-    script.signal_at = 4
-    before = signal.getsignal(signal.SIGTERM)
+    script.signal, script.signal_at = number, 4
+    before = signal.getsignal(number)
     history = play(script)
     assert script.events == ["steps 1-1", "steps 2-6", "save 6"]
     assert (history.step, history.status) == (6, "stopped")
-    assert history.reason == "SIGTERM received"
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert history.reason == f"{number.name} received"
+    assert signal.getsignal(number) is before
+
+
+def test_a_run_in_another_thread_hears_no_signals_and_runs(play: Play) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        history = pool.submit(play, Script()).result()
+    assert (history.step, history.status) == (20, "done")
 
 
 def test_sigterm_is_answered_with_a_checkpoint(cache: Path, tmp_path: Path) -> None:

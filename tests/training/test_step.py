@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,15 @@ class Noisy(nn.Module):
         flat = images.reshape(images.shape[0], -1)
         normal = nn.BatchNorm(use_running_average=not train)(flat)
         return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not train)(normal))
+
+
+@pytest.fixture(autouse=True)
+def uncached() -> Iterator[None]:
+    """Run op by op, where keeping every small program on disk would take most of the time."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
 
 
 def make_parts(**changed: Any) -> StepParts:
