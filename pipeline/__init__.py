@@ -29,6 +29,6 @@ def run(recipe: Recipe, run_dir: Path | None = None) -> Summary:
     Writes into `run_dir`, or a new directory under `outputs/`. Raises PipelineError when the run
     can't be done.
     """
-    from pipeline.run import run
+    from pipeline.job import run
 
     return run(recipe, run_dir)

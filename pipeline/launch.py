@@ -12,11 +12,11 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from pipeline import run_directory, sweep
 from pipeline.config.compose import (
+    UNCOMPOSABLE,
     check,
     diagnose,
     expand_sweeps,
@@ -25,7 +25,7 @@ from pipeline.config.compose import (
     with_recipe,
 )
 from pipeline.config.files import CONF
-from pipeline.errors import RecipeError
+from pipeline.errors import RecipeError, RunError
 
 
 def launch(args: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def _single(flags: Sequence[str], overrides: Sequence[str]) -> int:
         return 0
     config, hydra_config = composed[0]
     recipe = check(config, hydra_config.overrides.task)
-    from pipeline.run import run
+    from pipeline.job import run
 
     asked = hydra_config.run.dir
     summary = run(recipe, None if asked == "." else Path(asked))
@@ -86,7 +86,10 @@ def _hydra(flags: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunct
     sys.argv = ["pipeline", *flags, *overrides]
     try:
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)()
-    except HydraException as error:
+    except UNCOMPOSABLE as error:
         for job in expand_sweeps(overrides):
             diagnose(job)
         raise RecipeError([str(error).splitlines()[0]]) from error
+    except OSError as error:
+        message = f"{error.filename}: can't make the run directory: {error.strerror}"
+        raise RunError(message) from error

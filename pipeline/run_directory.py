@@ -107,11 +107,16 @@ def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
             raise RecipeError(differences)
         return Path(wanted)
     runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=lambda file: file.stat().st_mtime_ns)
-    for file in reversed(runs):
-        same = not list(_differences(recipe, _read_recipe(file.parent, "auto")))
-        if same and read_status(file.parent) != "done":
-            return file.parent
-    return None
+    return next((f.parent for f in reversed(runs) if _is_unfinished(f.parent, recipe)), None)
+
+
+def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
+    """Is this a run of the same recipe that isn't done? One whose recipe can't be read is not."""
+    try:
+        before = _read_recipe(run_dir, "auto")
+    except RecipeError:
+        return False
+    return not list(_differences(recipe, before)) and read_status(run_dir) != "done"
 
 
 def read_status(run_dir: Path) -> str | None:

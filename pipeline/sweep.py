@@ -46,7 +46,7 @@ def _run_checked(
     config: DictConfig, overrides: list[str], job_dir: Path, changed: Mapping[str, Any]
 ) -> int:
     """Run a job. A recipe that is wrong never gets as far as writing a summary: done here."""
-    from pipeline.run import run
+    from pipeline.job import run
 
     try:
         summary = run(check(config, overrides), job_dir, changed)
@@ -64,8 +64,7 @@ def conclude(sweep_dir: Path) -> int:
     """Show the table; 0 when every job is done, 2 when a recipe was wrong, else 1."""
     rows = read_jobs(sweep_dir)
     _show(rows, sweep_dir / TABLE)
-    failed = [row for row in rows if row["status"] != "done"]
-    return max((row["exit_status"] or 1 for row in failed), default=0)
+    return max((row["exit_status"] for row in rows), default=0)
 
 
 def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
@@ -91,12 +90,12 @@ def _row(folder: Path) -> dict[str, Any]:
         "job": folder.name,
         **changed,
         "status": summary["status"],
-        "accuracy": metrics.get("accuracy"),
-        "loss": metrics.get("loss"),
+        "metrics.accuracy": metrics.get("accuracy"),
+        "metrics.loss": metrics.get("loss"),
         "steps": summary.get("steps"),
         "step_ms": times.get("step_ms"),
         "train_s": times.get("train_s"),
-        "exit_status": summary.get("exit_status"),
+        "exit_status": summary.get("exit_status", int(summary["status"] != "done")),
         "reason": summary.get("reason"),
     }
 

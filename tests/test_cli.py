@@ -111,6 +111,7 @@ def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
     assert (summary["status"], summary["steps"], summary["metrics"]) == ("done", 0, {})
     assert summary["time"]["compile_s"] > 0
     assert summary["stages"] == ["data", "build", "compile"]
+    assert summary["exit_status"] == 0
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -132,7 +133,7 @@ BAD = {
     "no key": (["=3"], "=3"),
     "no equals sign": (["seed"], "seed: Error parsing override 'seed'"),
     "open bracket": (["stages=[data"], "no viable alternative at input '[data'"),
-    "null for a group": (["model=null"], "model"),
+    "null for a group": (["model=null"], "must be a string"),
     "text for a section": (["train.optimizer=adam"], "train.optimizer.lr: missing"),
     "removed section": (["~train.optimizer"], "train.optimizer: missing"),
     "no stages": (["stages=[]"], "stages = []: "),
@@ -213,7 +214,7 @@ def test_the_errors_of_a_bug_tell_how_to_see_more(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("pipeline.run.load_data", broken)
+    monkeypatch.setattr("pipeline.job.load_data", broken)
     said = say(*TINY)
     assert said.status == 1
     assert said.err == (
@@ -227,7 +228,7 @@ def test_an_interrupt_is_no_error_message(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.run.load_data", interrupted)
+    monkeypatch.setattr("pipeline.job.load_data", interrupted)
     said = say(*TINY, "hydra.run.dir=run")
     assert (said.status, said.err) == (1, "interrupted\n")
     summary = outcome.read_summary(tmp_path / "run")

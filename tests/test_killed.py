@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.config.recipe import Recipe
-from pipeline.run import run
+from pipeline.job import run
 from tests import outcome
 from tests.conftest import TINY
 

@@ -16,7 +16,7 @@ LAYERS = (
     {"config"},
     {"cache", "run_directory", "observe"},
     {"stages"},
-    {"run"},
+    {"job"},
     {"sweep"},
     {"launch"},
     {"__init__", "__main__"},

@@ -12,7 +12,7 @@ import yaml
 from pipeline import load_recipe
 from pipeline.config.compose import DEFAULT_RECIPE
 from pipeline.config.files import RECIPES, description
-from pipeline.run import run
+from pipeline.job import run
 from tests import outcome
 from tests.conftest import ROOT
 

@@ -15,7 +15,14 @@ import yaml
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
-from pipeline.run_directory import FREE_TO_CHANGE, create, make_unique, to_resume, write_recipe
+from pipeline.run_directory import (
+    FREE_TO_CHANGE,
+    create,
+    make,
+    make_unique,
+    to_resume,
+    write_recipe,
+)
 from tests.conftest import ROOT
 
 Compose = Callable[..., Recipe]
@@ -89,6 +96,24 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="can't make the run directory: Not a directory") as caught:
         create("lenet5", tmp_path / "outputs")
     assert str(tmp_path) in str(caught.value)
+    with pytest.raises(RunError, match="can't make the run directory: Not a directory"):
+        make(tmp_path / "outputs" / "run")
+
+
+def test_a_directory_that_the_user_names_is_made_or_taken_as_it_is(tmp_path: Path) -> None:
+    assert make(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
+    (tmp_path / "deep" / "run" / "notes.txt").write_text("mine")
+    assert make(tmp_path / "deep" / "run").is_dir()
+
+
+def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
+    run_dir = leave(tmp_path / "run", tiny())
+    with pytest.raises(RunError) as caught:
+        make(run_dir)
+    assert str(caught.value) == (
+        f"{run_dir}: holds a run already; name another directory, or go on with that run: "
+        f"train.resume={run_dir}"
+    )
 
 
 def leave(run_dir: Path, recipe: Recipe, status: str | None = None, age_s: int = 0) -> Path:

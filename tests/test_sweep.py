@@ -54,13 +54,13 @@ def test_a_job_that_is_wrong_leaves_the_others_alone(
     assert [row["job"] for row in rows] == ["0", "1", "2", "3"]
     assert [row["train.sink_size"] for row in rows] == ["1", "0", "2", "4"]
     assert [row["status"] for row in rows] == ["done", "failed", "done", "done"]
-    assert [row["exit_status"] for row in rows] == ["", "2", "", ""]
+    assert [row["exit_status"] for row in rows] == ["0", "2", "0", "0"]
     assert "train.sink_size = 0: must be -1" in rows[1]["reason"]
     assert [row["steps"] for row in rows] == ["45", "", "45", "45"]
 
     summary = outcome.read_summary(sweep_dir / "2")
-    assert float(rows[2]["accuracy"]) == summary["metrics"]["accuracy"]
-    assert float(rows[2]["loss"]) == summary["metrics"]["loss"]
+    assert float(rows[2]["metrics.accuracy"]) == summary["metrics"]["accuracy"]
+    assert float(rows[2]["metrics.loss"]) == summary["metrics"]["loss"]
     assert float(rows[2]["train_s"]) == summary["time"]["train_s"]
     losses = [outcome.metrics(sweep_dir / job) for job in "023"]
     assert losses[0] == losses[1] == losses[2]
@@ -143,6 +143,9 @@ def test_what_cannot_be_composed_is_refused_before_any_job(
     assert sweeps(tmp_path) == []
 
 
+DONE = {"status": "done", "exit_status": 0}
+
+
 def leave(folder: Path, summary: dict[str, Any] | None, **changed: Any) -> None:
     """What a job leaves for the table."""
     folder.mkdir()
@@ -153,13 +156,13 @@ def leave(folder: Path, summary: dict[str, Any] | None, **changed: Any) -> None:
 
 def test_jobs_are_read_in_their_order_whoever_ran_them(tmp_path: Path) -> None:
     for number in (10, 2, 0):
-        leave(tmp_path / str(number), {"status": "done"}, seed=number)
+        leave(tmp_path / str(number), DONE, seed=number)
     assert [row["job"] for row in read_jobs(tmp_path)] == ["0", "2", "10"]
 
 
 def test_a_job_without_a_summary_is_still_running(tmp_path: Path) -> None:
     leave(tmp_path / "0", None, seed=1)
-    leave(tmp_path / "1", {"status": "done"}, seed=2)
+    leave(tmp_path / "1", DONE, seed=2)
     write_table(tmp_path)
     assert [row["status"] for row in read_table(tmp_path)] == ["running", "done"]
     assert [file.name for file in tmp_path.glob("*.part")] == []
@@ -168,15 +171,16 @@ def test_a_job_without_a_summary_is_still_running(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("summaries", "status"),
     [
-        ([{"status": "done"}, {"status": "done"}], 0),
-        ([{"status": "done"}, {"status": "failed"}], 1),
-        ([{"status": "stopped"}], 1),
-        ([{"status": "failed"}, {"status": "failed", "exit_status": 2}], 2),
+        ([DONE, DONE], 0),
+        ([DONE, {"status": "failed", "exit_status": 1}], 1),
+        ([{"status": "stopped", "exit_status": 1}], 1),
+        ([{"status": "failed", "exit_status": n} for n in (1, 2, 1)], 2),
+        ([DONE, None], 1),
         ([], 0),
     ],
 )
 def test_the_exit_status_is_that_of_the_worst_job(
-    summaries: list[dict[str, Any]],
+    summaries: list[dict[str, Any] | None],
     status: int,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -185,7 +189,7 @@ def test_the_exit_status_is_that_of_the_worst_job(
         leave(tmp_path / str(number), summary, seed=number)
     assert conclude(tmp_path) == status
     shown = capsys.readouterr().out
-    assert all(summary["status"] in shown for summary in summaries)
+    assert all((summary or {"status": "running"})["status"] in shown for summary in summaries)
 
 
 def test_the_table_shows_what_there_is_in_few_words(
@@ -193,8 +197,9 @@ def test_the_table_shows_what_there_is_in_few_words(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     metrics = {"accuracy": 0.123456, "loss": 1.5}
-    leave(tmp_path / "0", {"status": "done", "metrics": metrics, "steps": 10}, seed=1)
-    leave(tmp_path / "1", {"status": "failed", "reason": "two\n  lines " + 100 * "x"}, seed=2)
+    leave(tmp_path / "0", {**DONE, "metrics": metrics, "steps": 10}, seed=1)
+    reason = "two\n  lines " + 100 * "x"
+    leave(tmp_path / "1", {"status": "failed", "exit_status": 1, "reason": reason}, seed=2)
     conclude(tmp_path)
     shown = capsys.readouterr().out
     assert "0.1235" in shown

@@ -23,6 +23,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 
 DEFAULT_RECIPE = "lenet5_digits"
+UNCOMPOSABLE = (HydraException, OmegaConfBaseException, ValueError)
+"""What Hydra raises on overrides that it can't make a recipe of."""
+
 LENGTHS = ("train.epochs", "train.passes", "train.steps")
 
 _UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
@@ -92,8 +95,7 @@ def value_of(overrides: Iterable[str], key: str) -> str | None:
 
 def swept_keys(overrides: Iterable[str]) -> list[str]:
     """The keys that a sweep varies."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return [item.key_or_group for item in parsed if item.is_sweep_override()]
+    return [key_of(override) for override in overrides if len(_alternatives(override)) != 1]
 
 
 def check(config: DictConfig, overrides: Iterable[str]) -> Recipe:
@@ -136,7 +138,7 @@ def diagnose(overrides: Sequence[str]) -> Recipe:
             recipe = check(_compose(remaining), remaining)
         except RecipeError as error:
             raise RecipeError([*problems, *error.problems]) from error
-        except HydraException as error:
+        except UNCOMPOSABLE as error:
             problem, rest = _explain(error, remaining)
             problems += [problem] if problem else []
             if rest == remaining:
@@ -155,7 +157,7 @@ def _compose(overrides: list[str]) -> DictConfig:
         return compose("config", overrides)
 
 
-def _explain(error: HydraException, overrides: list[str]) -> tuple[str | None, list[str]]:
+def _explain(error: Exception, overrides: list[str]) -> tuple[str | None, list[str]]:
     """What an error of Hydra's means, and the overrides to go on with: the same if none are."""
     message = "\n".join(str(link) for link in _chain(error))
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -167,9 +169,20 @@ def _explain(error: HydraException, overrides: list[str]) -> tuple[str | None, l
     if known := _KNOWN_KEY.search(message):
         problem = f"+{known[1]}: the key is there already; leave out the +"
         return problem, _rewritten(overrides, known[1], "")
-    culprits = [item for item in overrides if item in message or key_of(item) in message]
-    problem = f"{culprits[0] if culprits else 'overrides'}: {message.splitlines()[0]}"
-    return problem, [item for item in overrides if item not in culprits[:1]]
+    culprit = _culprit(overrides)
+    problem = f"{culprit or 'overrides'}: {message.splitlines()[0]}"
+    return problem, [item for item in overrides if item != culprit]
+
+
+def _culprit(overrides: list[str]) -> str | None:
+    """The override without which the others compose."""
+    for suspect in overrides:
+        try:
+            _compose([item for item in overrides if item != suspect])
+        except UNCOMPOSABLE:
+            continue
+        return suspect
+    return None
 
 
 def _rewritten(overrides: Iterable[str], key: str, prefix: str) -> list[str]:
@@ -185,9 +198,9 @@ def _chain(error: BaseException | None) -> Iterable[BaseException]:
 def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
     """The jobs to check before a sweep: each alternative once, the others at their first value.
 
-    What is no sweep (or no override at all) stays as it is.
+    Open ranges, from which a sweeper draws, are left out.
     """
-    choices = [_alternatives(override) for override in overrides]
+    choices = [options for override in overrides if (options := _alternatives(override))]
     jobs = [[options[0] for options in choices]]
     for position, options in enumerate(choices):
         jobs += [[*jobs[0][:position], option, *jobs[0][position + 1 :]] for option in options[1:]]
@@ -195,10 +208,13 @@ def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _alternatives(override: str) -> list[str]:
+    """What a sweep makes of an override: itself where it is none, nothing for an open range."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:
         return [override]
-    if not parsed.is_discrete_sweep():
+    if not parsed.is_sweep_override():
         return [override]
+    if not parsed.is_discrete_sweep():
+        return []
     return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]

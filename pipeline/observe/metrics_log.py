@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.observe.monitors import Evaluation, Quiet
+from pipeline.observe.strict_json import json_text
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
 
@@ -52,7 +53,7 @@ class MetricsLog(Quiet):
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """A line for an evaluation."""
-        self._evals.write(json.dumps({"step": step, **evaluation.metrics}) + "\n")
+        self._evals.write(json_text({"step": step, **evaluation.metrics}) + "\n")
         self._evals.flush()
 
     def close(self) -> None:

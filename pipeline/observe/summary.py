@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
+
+from pipeline.observe.strict_json import json_text
 
 Status = Literal["done", "stopped", "failed"]
 
@@ -29,6 +30,7 @@ class Summary:
     run_dir: str | None
     status: Status = "done"
     reason: str | None = None
+    exit_status: int = 0
     steps: int = 0
     passes: float = 0.0
     sinks: int = 0
@@ -44,7 +46,7 @@ class Summary:
         """Replace the file as a whole, so that a reader never sees half of it."""
         target = run_dir / "summary.json"
         draft = target.with_suffix(".json.part")
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.write_text(json_text(asdict(self), indent=2) + "\n", encoding="utf-8")
         os.replace(draft, target)
 
 

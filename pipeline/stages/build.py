@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import Course, course
 from pipeline.stages.data import Dataset
 from pipeline.training.state import TrainState
-from pipeline.training.step import StepParts, TrainStep, make_train_step
+from pipeline.training.step import StepParts, TrainStep, initial_variables, make_train_step
 
 COMPUTE_DTYPES = {"O0": "float32", "bf16": "bfloat16"}
 
@@ -38,12 +40,14 @@ class Built:
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build from shapes alone; no weight is made. Raises RecipeError where parts don't fit."""
     run = course(recipe.train, dataset.train_order.steps_per_pass)
-    step = make_train_step(_parts(recipe, dataset))
+    parts = _parts(recipe, dataset)
+    step = make_train_step(parts)
     seed = seed_words(recipe.seed)
-    try:
+    _check_labels(recipe, dataset, parts)
+    with _blaming(f"model {recipe.model.name}"):
+        jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+    with _blaming("train.optimizer"):
         state = jax.eval_shape(step.init, seed)
-    except ValueError as error:
-        raise RecipeError([f"model {recipe.model.name}: {error}"]) from error
     _refuse_padding_into_statistics(recipe, dataset, state)
     leaves = jax.tree.leaves(state.params)
     built = Built(
@@ -74,11 +78,29 @@ def _parts(recipe: Recipe, dataset: Dataset) -> StepParts:
     )
 
 
-def _learning_rates(recipe: Recipe, run: Course) -> np.ndarray:
+@contextmanager
+def _blaming(key: str) -> Iterator[None]:
+    """What doesn't fit is a problem of the recipe, under this key."""
     try:
-        return recipe.train.schedule.table(recipe.train.optimizer.lr, run.total, run.steps_per_pass)
+        yield
     except ValueError as error:
-        raise RecipeError([f"train.schedule: {error}"]) from error
+        raise RecipeError([f"{key}: {error}"]) from error
+
+
+def _learning_rates(recipe: Recipe, run: Course) -> np.ndarray:
+    with _blaming("train.schedule"):
+        return recipe.train.schedule.table(recipe.train.optimizer.lr, run.total, run.steps_per_pass)
+
+
+def _check_labels(recipe: Recipe, dataset: Dataset, parts: StepParts) -> None:
+    """The loss takes the labels that either split's ops leave."""
+    batch = recipe.train.batch_size
+    logits = jax.ShapeDtypeStruct((batch, parts.classes), np.float32)
+    for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
+        with _blaming(f"dataset.{key}.ops"):
+            jax.eval_shape(
+                parts.loss, logits, jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
+            )
 
 
 def _refuse_padding_into_statistics(recipe: Recipe, dataset: Dataset, state: Any) -> None:

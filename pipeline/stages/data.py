@@ -21,12 +21,14 @@ from pipeline.sink.schedule import total_steps
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits as read, what one image is after the map ops, and the order of samples."""
+    """Both splits as read, what image and label are after map ops, and the order of samples."""
 
     train: Split
     eval: Split
     classes: tuple[str, ...]
     image: ColumnSpec
+    train_label: ColumnSpec
+    eval_label: ColumnSpec
     train_order: Order
     eval_order: Order
 
@@ -38,11 +40,19 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     """
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = recipe.dataset.read(cache_root(recipe.cache))
-    image = _image(recipe, raw)
+    mapped = _mapped(raw.train, recipe.dataset.train.ops, "train")
+    mapped_eval = _mapped(raw.eval, recipe.dataset.eval.ops, "eval")
     order = _train_order(recipe, len(raw.train))
     evaluated = _evaluated(recipe, raw.eval, order)
     dataset = Dataset(
-        raw.train, evaluated, raw.classes, image, order, _eval_order(recipe, len(evaluated))
+        train=raw.train,
+        eval=evaluated,
+        classes=raw.classes,
+        image=_one_image(mapped["image"], mapped_eval["image"]),
+        train_label=mapped["label"],
+        eval_label=mapped_eval["label"],
+        train_order=order,
+        eval_order=_eval_order(recipe, len(evaluated)),
     )
     reporter.stage("data", _line(recipe, raw, dataset))
     return dataset
@@ -70,26 +80,22 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
 
 
-def _image(recipe: Recipe, raw: RawData) -> ColumnSpec:
-    images = {
-        "train": _mapped(raw.train, recipe.dataset.train.ops, "train"),
-        "eval": _mapped(raw.eval, recipe.dataset.eval.ops, "eval"),
-    }
-    if images["train"] != images["eval"]:
-        raise RecipeError(
-            [
-                f"dataset.eval.ops: leave {images['eval']}, dataset.train.ops {images['train']}; "
-                "a network takes one shape"
-            ]
-        )
-    return images["train"]
-
-
-def _mapped(split: Split, ops: Ops, key: str) -> ColumnSpec:
+def _mapped(split: Split, ops: Ops, key: str) -> dict[str, ColumnSpec]:
     try:
-        return column_specs(ops, split.specs())["image"]
+        return column_specs(ops, split.specs())
     except ValueError as error:
         raise RecipeError([f"dataset.{key}.{error}"]) from error
+
+
+def _one_image(train: ColumnSpec, evaluated: ColumnSpec) -> ColumnSpec:
+    if (train.shape, train.layout) != (evaluated.shape, evaluated.layout):
+        raise RecipeError(
+            [
+                f"dataset.eval.ops: leave images of shape {evaluated.shape}, "
+                f"dataset.train.ops of {train.shape}; a network takes one shape"
+            ]
+        )
+    return train
 
 
 def _train_order(recipe: Recipe, samples: int) -> Order:

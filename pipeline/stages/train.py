@@ -86,14 +86,14 @@ class Training:
 
 
 def train(
-    training: Training, state: TrainState, host: Mapping[str, Any]
-) -> tuple[TrainState, History]:
-    """Train from the state's step to the end; `host` is what a checkpoint kept of the host.
+    training: Training, state: TrainState, host: Mapping[str, Any], history: History
+) -> TrainState:
+    """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
 
-    The state that is returned has been saved. Raises RunError naming the step when a loss or
-    gradient is not finite; the state before that step has been saved then.
+    The state that is returned has been saved, and `history` tells how it came about. Raises
+    RunError naming the step when a loss or gradient is not finite; the state before that step has
+    been saved then, and `history` ends there.
     """
-    history = History(int(state.step))
     early = EarlyStop(training.recipe.monitor.early_stop, **host.get("early_stop", {}))
     begun = saved_at = time.monotonic()
     sink, stops = _SinkClock(), False
@@ -102,7 +102,7 @@ def train(
             while history.step < segment.stop and not signals:
                 state, telemetry, seconds = _dispatch(training, state, segment.stop, history)
                 sink.add(telemetry, seconds)
-                _check_finite(training, state, telemetry, early)
+                _check_finite(training, state, telemetry, early, history)
                 if history.step == segment.stop:
                     # Before any other save: a resumed run starts behind what happens here.
                     stops = _at_boundary(training, segment, state, early, history, sink)
@@ -117,7 +117,7 @@ def train(
         history.status, history.reason = "stopped", f"{signals[0]} received"
     _save(training, history.step, state, early, None)
     history.train_s = time.monotonic() - begun
-    return state, history
+    return state
 
 
 def _periods(training: Training) -> dict[Event, tuple[int, ...]]:
@@ -204,11 +204,16 @@ def _save(
 
 
 def _check_finite(
-    training: Training, state: TrainState, telemetry: Telemetry, early: EarlyStop
+    training: Training,
+    state: TrainState,
+    telemetry: Telemetry,
+    early: EarlyStop,
+    history: History,
 ) -> None:
     bad = telemetry.bad_step
     if bad is None:
         return
+    history.step = bad - 1
     place = training.course.place(bad)
     _save(training, bad - 1, state, early, None)
     kept = f"; the state of step {bad - 1} is saved" if training.checkpoints else ""

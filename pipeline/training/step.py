@@ -6,7 +6,7 @@ and the backend's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,10 +69,15 @@ def make_train_step(parts: StepParts) -> TrainStep:
     return TrainStep(init, step, evaluate, lambda: zero_sums(parts.classes))
 
 
-def _initial_state(parts: StepParts, seed: Array) -> TrainState:
+def initial_variables(parts: StepParts, seed: Array) -> Mapping[str, Any]:
+    """Fresh parameters and batch statistics. Raises ValueError where layers don't fit."""
     height, width, channels = _hwc(parts.image)
     image = jnp.zeros((1, height, width, channels), jnp.float32)
-    variables = parts.network.init(_key(seed, 0), image, train=False)
+    return parts.network.init(_key(seed, 0), image, train=False)
+
+
+def _initial_state(parts: StepParts, seed: Array) -> TrainState:
+    variables = initial_variables(parts, seed)
     params = variables["params"]
     return TrainState(
         step=jnp.zeros((), jnp.int32),

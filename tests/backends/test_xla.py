@@ -23,7 +23,7 @@ from pipeline.data.order import Order
 from pipeline.data.random import seed_words
 from pipeline.data.sources.synthetic import Synthetic
 from pipeline.errors import RunError
-from pipeline.run import run
+from pipeline.job import run
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import Batch, Record, TrainState
 from pipeline.training.step import TrainStep
@@ -172,6 +172,7 @@ def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> N
     summary = outcome.read_summary(tmp_path)
     assert (summary["status"], summary["reason"]) == ("failed", str(caught.value))
     assert summary["steps"] == max(outcome.checkpoints(tmp_path)) > 0
+    assert summary["exit_status"] == 1
 
 
 @pytest.mark.skipif(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.recipe import Recipe
+from pipeline.job import run
 from pipeline.observe.summary import Summary, versions
-from pipeline.run import run
 from tests import outcome
 
 Compose = Callable[..., Recipe]
@@ -22,7 +22,7 @@ def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     (evaluation,) = outcome.read_lines(tmp_path / "evals.jsonl")
 
     assert summary["status"] == "done"
-    assert summary["reason"] is None
+    assert (summary["reason"], summary["exit_status"]) == (None, 0)
     assert summary["recipe"] == "lenet5_digits"
     assert (summary["device"], summary["seed"]) == ("cpu", 1)
     assert summary["stages"] == ["data", "build", "compile", "train", "checkpoint", "eval"]

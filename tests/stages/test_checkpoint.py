@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.config.recipe import CheckpointSpec, Recipe
 from pipeline.errors import DataError
-from pipeline.run import run
+from pipeline.job import run
 from pipeline.stages.checkpoint import Checkpoints, restore_state, restore_weights
 from pipeline.training.state import TrainState
 from tests import outcome

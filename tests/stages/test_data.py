@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def test_splits_of_two_shapes_are_refused(tiny: Compose, npz: Callable[..., list
         load_data(recipe, quiet())
     (problem,) = caught.value.problems
     assert problem.startswith("dataset.eval.ops: leave images of shape (4, 4, 1)")
-    assert "dataset.train.ops of (8, 8, 1)" in problem
+    assert re.search(r"dataset\.train\.ops .*\(8, 8, 1\)", problem)
     assert problem.endswith("; a network takes one shape")
 
 

@@ -125,7 +125,8 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
             script.evaluate,
             script if saves else None,  # type: ignore[arg-type]
         )
-        state, history = train(training, state_at(first), host or {})
+        history = History(first)
+        state = train(training, state_at(first), host or {}, history)
         assert int(state.step) == history.step
         return history
 

@@ -12,6 +12,7 @@ from typing import Any
 from pipeline import run_directory
 from pipeline.backends.base import Backend, Executable
 from pipeline.config.recipe import Recipe
+from pipeline.errors import PipelineError
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.summary import Summary, versions
@@ -57,6 +58,7 @@ def _summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
         yield summary
     except BaseException as error:
         summary.status, summary.reason = "failed", str(error) or type(error).__name__
+        summary.exit_status = error.exit_status if isinstance(error, PipelineError) else 1
         raise
     finally:
         summary.time["total_s"] = time.perf_counter() - begun
@@ -113,7 +115,7 @@ def _use(job: Job, made: Prepared) -> None:
     with open_observers(recipe, job.run_dir, course, history.step, reporter) as observers:
         if "train" in recipe.stages:
             observers.show_samples(sample_images(recipe, made.dataset))
-            state, history = _train(job, made, observers, state, host)
+            state = _train(job, made, observers, state, host, history)
         if "eval" in recipe.stages and history.status == "done":
             _evaluate(job, made, observers, state, history)
 
@@ -140,7 +142,8 @@ def _train(
     observers: Observers,
     state: TrainState,
     host: Mapping[str, Any],
-) -> tuple[TrainState, History]:
+    history: History,
+) -> TrainState:
     """Train, saving at every event that the recipe names, and at the end."""
     recipe, course = job.recipe, made.built.course
     mechanism, why = made.backend.mechanism(recipe.train.mechanism, sink=recipe.train.sink)
@@ -160,15 +163,15 @@ def _train(
             lambda state: evaluate(made.executable, state, made.dataset),
             checkpoints,
         )
-        state, history = train(training, state, host)
-    _take_note(job.summary, history, training)
-    return state, history
+        stack.callback(_take_note, job.summary, history, training)
+        return train(training, state, host, history)
 
 
 def _take_note(summary: Summary, history: History, training: Training) -> None:
     """What training leaves in the summary."""
     step_ms, batch_size = history.step_ms, training.recipe.train.batch_size
     summary.status, summary.reason = history.status, history.reason
+    summary.exit_status = 0 if history.status == "done" else 1
     summary.steps = history.step
     summary.passes = history.step / training.course.steps_per_pass
     summary.sinks = training.course.place(max(1, history.step)).sink
