@@ -15,7 +15,7 @@ from pipeline.errors import report_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say and return the exit status."""
     args = list(sys.argv[1:] if arguments is None else arguments)
-    return report_errors(lambda: _command(args)(), debug="debug=true" in args)
+    return report_errors(lambda: _command(args)(), debug="debug=true" in map(str.lower, args))
 
 
 def _command(args: list[str]) -> Callable[[], int]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import jax.numpy as jnp
 
 from pipeline import run_directory
 from pipeline.backends.base import Backend, Executable
 from pipeline.config.recipe import Recipe
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, RecipeError
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.summary import Summary, versions
@@ -39,8 +41,11 @@ def run(
         run_dir = resumed
     else:
         run_dir = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
-    run_directory.write_recipe(run_dir, recipe)
-    with Reporter(run_dir) as reporter, _summary(recipe, run_dir) as summary:
+    with ExitStack() as stack:
+        stack.enter_context(run_directory.owned(run_dir))
+        run_directory.write_recipe(run_dir, recipe)
+        reporter = stack.enter_context(Reporter(run_dir))
+        summary = stack.enter_context(_summary(recipe, run_dir))
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if recipe.train.resume == "auto" and resumed is None:
             reporter.stage("resume", "no unfinished run of this recipe; starting a new one")
@@ -51,7 +56,11 @@ def run(
 
 @contextmanager
 def _summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
-    """The summary of a run, written whatever happens to it."""
+    """The summary of a run, written whatever happens to it, short of being killed.
+
+    That of the run that is resumed goes first: should this one be killed, it is not done.
+    """
+    (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     begun = time.perf_counter()
     try:
@@ -109,7 +118,7 @@ def _run_stages(job: Job) -> None:
 def _use(job: Job, made: Prepared) -> None:
     """Train, checkpoint, evaluate: the stages that a compiled run is for."""
     recipe = job.recipe
-    state, host = _starting_point(job, made.executable)
+    state, host = _starting_point(job, made)
     history = History(int(state.step))
     course, reporter = made.built.course, job.reporter
     with open_observers(recipe, job.run_dir, course, history.step, reporter) as observers:
@@ -120,20 +129,27 @@ def _use(job: Job, made: Prepared) -> None:
             _evaluate(job, made, observers, state, history)
 
 
-def _starting_point(job: Job, executable: Executable) -> tuple[TrainState, Mapping[str, Any]]:
-    """Fresh weights, those of `checkpoint.restore`, or everything a killed run had saved."""
-    state, source = executable.init(), job.recipe.checkpoint.restore
+def _starting_point(job: Job, made: Prepared) -> tuple[TrainState, Mapping[str, Any]]:
+    """Fresh weights, those of `checkpoint.restore`, or everything a killed run had saved.
+
+    Raises RecipeError when the run to resume is longer already.
+    """
+    state, source = made.executable.init(), job.recipe.checkpoint.restore
     host: Mapping[str, Any] = {}
     if source is not None:
         state, step = restore_weights(source, state)
+        if "train" not in job.recipe.stages:
+            state = replace(state, step=jnp.asarray(step, jnp.int32))
         job.reporter.stage("restore", f"weights of step {step} from {source}")
     elif job.resuming:
         found = restore_state(job.run_dir, state)
         state, host = found or (state, host)
-        step = int(state.step)
+        step, total = int(state.step), made.built.course.total
+        if step > total:
+            raise RecipeError([f"train: {total} steps in all, and {job.run_dir} has done {step}"])
         job.summary.resumed_from = {"run": str(job.run_dir), "step": step}
         job.reporter.stage("resume", f"{job.run_dir} from step {step}")
-    return executable.put(state), host
+    return made.executable.put(state), host
 
 
 def _train(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
+import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -33,12 +34,22 @@ def launch(args: Sequence[str]) -> int:
 
     Raises RecipeError with every problem when the recipe can't be composed.
     """
-    parsed = get_args_parser().parse_args(list(args))
+    parsed = get_args_parser().parse_intermixed_args(list(args))
     flags = [arg for arg in args if arg not in parsed.overrides]
-    if parsed.cfg and not parsed.resolve:
-        flags.append("--resolve")
+    if parsed.hydra_help or parsed.info or parsed.shell_completion:
+        _hydra(flags, parsed.overrides, lambda config: None)
+        return 0
     overrides = with_recipe(parsed.overrides)
+    if parsed.cfg == "job" and not parsed.package:
+        return _show(overrides)
     return _sweep(flags, overrides) if parsed.multirun else _single(flags, overrides)
+
+
+def _show(overrides: Sequence[str]) -> int:
+    """Print the recipe as it would be run."""
+    tree = diagnose(overrides).model_dump(mode="json")
+    print(yaml.safe_dump(tree, sort_keys=False), end="")
+    return 0
 
 
 def _single(flags: Sequence[str], overrides: Sequence[str]) -> int:
@@ -68,14 +79,20 @@ class _Job:
 
 def _sweep(flags: Sequence[str], overrides: Sequence[str]) -> int:
     given = value_of(overrides, "hydra.sweep.dir")
-    name = f"sweep_{value_of(overrides, 'recipe')}"
+    recipe = value_of(overrides, "recipe") or ""
+    name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
     sweep_dir = Path(given) if given else run_directory.create(name)
+    if sweep.read_jobs(sweep_dir):
+        raise RunError(f"{sweep_dir}: holds a sweep already; name another directory")
+    placed = [*overrides, f"hydra.sweep.dir='{sweep_dir}'"]
     try:
-        _hydra(flags, [*overrides, f"hydra.sweep.dir={sweep_dir}"], _Job(swept_keys(overrides)))
+        _hydra(flags, placed, _Job(swept_keys(overrides)))
     except RecipeError:
         if given is None:
             shutil.rmtree(sweep_dir)
         raise
+    except KeyboardInterrupt:
+        print("the sweep was stopped", file=sys.stderr)
     return sweep.conclude(sweep_dir)
 
 

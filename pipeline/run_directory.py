@@ -6,9 +6,11 @@ outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summar
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,14 @@ import yaml
 from pipeline.config.problems import dotted, show
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
+from pipeline.whole_file import write_whole
 
 OUTPUTS = Path("outputs")
-RECIPE, SUMMARY = "recipe.yaml", "summary.json"
+RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
 
+LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
 FREE_TO_CHANGE = (
-    ("train", "epochs"),
-    ("train", "passes"),
-    ("train", "steps"),
+    *LENGTH,
     ("train", "sink"),
     ("train", "sink_size"),
     ("train", "mechanism"),
@@ -41,7 +43,7 @@ FREE_TO_CHANGE = (
     ("cache",),
 )
 """What a resumed run may have other than the run it continues: nothing that decides its losses,
-but its length (the learning-rate schedule stretches with it)."""
+but its length (the learning-rate schedule stretches with it), and that only when it is named."""
 
 
 def create(name: str, outputs: Path = OUTPUTS) -> Path:
@@ -89,7 +91,26 @@ def make(run_dir: Path) -> Path:
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
     """Keep the resolved recipe beside what it made."""
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
-    (run_dir / RECIPE).write_text(text, encoding="utf-8")
+    write_whole(run_dir / RECIPE, text)
+
+
+@contextmanager
+def owned(run_dir: Path) -> Iterator[None]:
+    """Keep every other process out of a run directory. Raises RunError where one is in there."""
+    with (run_dir / LOG).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{run_dir}: another process is writing this run") from None
+        yield
+
+
+def _is_free(run_dir: Path) -> bool:
+    try:
+        with owned(run_dir):
+            return True
+    except RunError:
+        return False
 
 
 def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
@@ -102,7 +123,8 @@ def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
     if wanted is None:
         return None
     if wanted != "auto":
-        differences = list(_differences(recipe, _read_recipe(Path(wanted), wanted)))
+        before = _read_recipe(Path(wanted), wanted)
+        differences = list(_differences(recipe, before, FREE_TO_CHANGE))
         if differences:
             raise RecipeError(differences)
         return Path(wanted)
@@ -111,12 +133,17 @@ def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
 
 
 def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
-    """Is this a run of the same recipe that isn't done? One whose recipe can't be read is not."""
+    """Is this a run of the same recipe and length that isn't done, and that nobody is at?
+
+    One whose recipe can't be read is none.
+    """
     try:
         before = _read_recipe(run_dir, "auto")
     except RecipeError:
         return False
-    return not list(_differences(recipe, before)) and read_status(run_dir) != "done"
+    free = [where for where in FREE_TO_CHANGE if where not in LENGTH]
+    same = not list(_differences(recipe, before, free))
+    return same and read_status(run_dir) != "done" and _is_free(run_dir)
 
 
 def read_status(run_dir: Path) -> str | None:
@@ -136,13 +163,15 @@ def _read_recipe(run_dir: Path, wanted: str) -> Mapping[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _differences(recipe: Recipe, before: Mapping[str, Any]) -> Iterator[str]:
-    """The keys that decide a run's losses and are not as they were."""
+def _differences(
+    recipe: Recipe, before: Mapping[str, Any], free: Sequence[tuple[str, ...]]
+) -> Iterator[str]:
+    """The keys that are not as they were, but for those that are free to change."""
     now = dict(_leaves(recipe.model_dump(mode="json")))
     then = dict(_leaves(before))
     for where in dict.fromkeys((*now, *then)):
-        free = any(where[: len(prefix)] == prefix for prefix in FREE_TO_CHANGE)
-        if not free and now.get(where) != then.get(where):
+        may_change = any(where[: len(prefix)] == prefix for prefix in free)
+        if not may_change and now.get(where) != then.get(where):
             yield (
                 f"{dotted(where)} = {show(now.get(where))}: was {show(then.get(where))} in the run "
                 f"to resume; keep it, or start a new run with checkpoint.restore"

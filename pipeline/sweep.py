@@ -8,8 +8,8 @@ process ran it.
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,16 @@ from rich.table import Table
 
 from pipeline.config.compose import check, value_of
 from pipeline.errors import PipelineError, report_errors
+from pipeline.whole_file import write_whole
 
 OVERRIDES, SUMMARY, TABLE = "overrides.yaml", "summary.json", "sweep.csv"
 
 
 def run_job(config: DictConfig, swept: Sequence[str]) -> None:
-    """Run one job of a sweep in the directory that Hydra made for it."""
+    """Run one job of a sweep in the directory that Hydra made for it.
+
+    Raises KeyboardInterrupt when a signal stopped the job: it meant the sweep.
+    """
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     sweep_dir = Path(hydra_config.sweep.dir)
@@ -40,6 +44,8 @@ def run_job(config: DictConfig, swept: Sequence[str]) -> None:
         lambda: _run_checked(config, overrides, job_dir, changed), debug=bool(config.get("debug"))
     )
     write_table(sweep_dir)
+    if _row(job_dir)["status"] == "stopped":
+        raise KeyboardInterrupt
 
 
 def _run_checked(
@@ -49,15 +55,12 @@ def _run_checked(
     from pipeline.job import run
 
     try:
-        summary = run(check(config, overrides), job_dir, changed)
+        return run(check(config, overrides), job_dir, changed).exit_status
     except PipelineError as error:
         if not (job_dir / SUMMARY).exists():
             failure = {"status": "failed", "reason": str(error), "exit_status": error.exit_status}
-            (job_dir / SUMMARY).write_text(json.dumps(failure) + "\n", encoding="utf-8")
+            write_whole(job_dir / SUMMARY, json.dumps(failure) + "\n")
         raise
-    if summary.status == "stopped":
-        raise KeyboardInterrupt
-    return 0
 
 
 def conclude(sweep_dir: Path) -> int:
@@ -70,7 +73,7 @@ def conclude(sweep_dir: Path) -> int:
 def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
     """Keep what sets a job apart."""
     text = yaml.safe_dump(dict(changed), sort_keys=False)
-    (job_dir / OVERRIDES).write_text(text, encoding="utf-8")
+    write_whole(job_dir / OVERRIDES, text)
 
 
 def read_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
@@ -107,12 +110,11 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def write_table(sweep_dir: Path) -> None:
     """Rewrite `sweep.csv` as a whole."""
     rows = read_jobs(sweep_dir)
-    draft = sweep_dir / f"{TABLE}.{os.getpid()}.part"
-    with draft.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, _columns(rows))
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(draft, sweep_dir / TABLE)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(sweep_dir / TABLE, text.getvalue())
 
 
 def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:

@@ -218,7 +218,7 @@ FREE = {
     "train.resume": None,
     "dataset.root": "dataset.root=elsewhere",
     "dataset.mirrors": "dataset.mirrors=['https://elsewhere/']",
-    "stages": "stages=[data,build,compile,train]",
+    "stages": "stages=[data,build,compile,train,checkpoint]",
     "debug": "debug=true",
     "checkpoint": "checkpoint.keep=3",
     "eval": "eval.every_steps=3",

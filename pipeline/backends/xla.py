@@ -27,6 +27,8 @@ from pipeline.training.metrics import EvalSums
 from pipeline.training.state import Array, Record, TrainState
 from pipeline.training.step import TrainStep
 
+RATES_BLOCK = 1 << 14
+
 
 @register_dataclass
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class XlaExecutable:
 
     def __init__(self, work: Work, device: jax.Device, watch: Watch) -> None:
         self._work, self._device = work, device
-        self._rates = self._on_device(np.asarray(work.learning_rates, np.float32))
+        self._rates = self._on_device(_in_blocks(work.learning_rates))
         made = [_compile(source, watch) for source in self._sources()]
         self._init, self._train, self._evaluate = (program for program, _ in made)
         self.report = CompileReport(tuple(facts for _, facts in made))
@@ -157,6 +159,11 @@ class XlaExecutable:
             span = np.int32(first), np.int32(first + count)
             sums = self._evaluate(state, sums, inputs, *span)
         return jax.tree.map(np.asarray, sums)
+
+
+def _in_blocks(rates: np.ndarray) -> np.ndarray:
+    """The table, its end repeated up to a full block: runs of most lengths share a program."""
+    return np.pad(rates, (0, -len(rates) % RATES_BLOCK), mode="edge")
 
 
 def _empty_buffers(inputs: Inputs) -> tuple[Array, Array]:

@@ -43,6 +43,19 @@ def one_length(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def length_in_range(recipe: Recipe) -> Iterator[str]:
+    """A run is not longer than can be counted and kept."""
+    facts = recipe.dataset.facts()
+    if list(one_length(recipe)) or list(batch_fits(recipe)):
+        return
+    per_pass = batching(recipe, facts.train_size).steps_per_pass if facts else 1
+    try:
+        total_steps(recipe.train, per_pass)
+    except ValueError as error:
+        yield f"train: {error}"
+
+
+@rule
 def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
     """S-15: a sink is one pass (-1) or a positive number of batches."""
     size = recipe.train.sink_size
@@ -56,7 +69,8 @@ def stages_in_order(recipe: Recipe) -> Iterator[str]:
     stages = recipe.stages
     in_order = tuple(stage for stage in STAGES if stage in stages)
     if tuple(stages) != in_order:
-        yield f"stages = {show(list(stages))}: must be in the order {', '.join(in_order)}"
+        order = ", ".join(in_order)
+        yield f"stages = {show(list(stages))}: must be in this order, each once: {order}"
     needs = {"build": "data", "compile": "build", "train": "compile", "eval": "compile"}
     for stage, needed in {**needs, "checkpoint": "train"}.items():
         if stage in stages and needed not in stages:
@@ -69,6 +83,17 @@ def something_to_evaluate(recipe: Recipe) -> Iterator[str]:
     evaluates_only = "eval" in recipe.stages and "train" not in recipe.stages
     if evaluates_only and recipe.checkpoint.restore is None:
         yield "checkpoint.restore: missing; stages have eval without train, so name a checkpoint"
+
+
+@rule
+def resuming_trains(recipe: Recipe) -> Iterator[str]:
+    """Resuming goes on with a run, so it trains and saves as that run did."""
+    missing = [stage for stage in ("train", "checkpoint") if stage not in recipe.stages]
+    if recipe.train.resume is not None and missing:
+        yield (
+            f"train.resume = {recipe.train.resume}: needs the stages train and checkpoint; "
+            "to look at a finished run name it as checkpoint.restore"
+        )
 
 
 @rule
@@ -144,7 +169,7 @@ def one_warmup(recipe: Recipe) -> Iterator[str]:
 def warmup_fits(recipe: Recipe) -> Iterator[str]:
     """Warmup ends before training does."""
     facts = recipe.dataset.facts()
-    before = (one_length, one_warmup, batch_fits)
+    before = (one_length, length_in_range, one_warmup, batch_fits)
     if facts is None or any(list(check(recipe)) for check in before):
         return
     per_pass = batching(recipe, facts.train_size).steps_per_pass

@@ -26,6 +26,16 @@ DEFAULT_RECIPE = "lenet5_digits"
 UNCOMPOSABLE = (HydraException, OmegaConfBaseException, ValueError)
 """What Hydra raises on overrides that it can't make a recipe of."""
 
+SECTIONS = {
+    "dataset": ("dataset",),
+    "model": ("model",),
+    "device": ("device",),
+    "loss": ("train", "loss"),
+    "optimizer": ("train", "optimizer"),
+    "schedule": ("train", "schedule"),
+}
+"""Where in a recipe the part lies that a group chooses."""
+
 LENGTHS = ("train.epochs", "train.passes", "train.steps")
 
 _UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
@@ -56,17 +66,40 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
         files[file.stem] = file
         named = [f"+recipe={file.stem}" if key_of(o) == "recipe" else o for o in named]
         asked = file.stem
+    named = [f"+{o}" if o.startswith("recipe=") else o for o in named]
+    chosen = {key_of(override) for override in named} & set(SECTIONS)
     for name, file in files.items():
         try:
-            _make_known(name, file)
+            whole = _make_known(name, file, chosen)
         except RecipeError:
             if name == asked:
                 raise
+        else:
+            if whole and name == asked:
+                named = [*(f"~{group}" for group in {*SECTIONS, "train"} - chosen), *named]
     return named
 
 
-def _make_known(name: str, file: Path) -> None:
-    """Make a file an option of Hydra's group `recipe`."""
+def _make_known(name: str, file: Path, chosen: Collection[str]) -> bool:
+    """Make a file an option of Hydra's group `recipe`; true if it leaves nothing to defaults.
+
+    Such are the recipe.yaml of a run and what `--cfg job` shows. A part chosen on the command line
+    comes with its own defaults: what the recipe says of the one it would have had goes.
+    """
+    tree = {"name": name, **_read_recipe_file(file)}
+    whole = "defaults" not in tree and set(Recipe.model_fields) <= set(tree)
+    for group in chosen:
+        *path, last = SECTIONS[group]
+        section: Any = tree
+        for key in path:
+            section = section.get(key) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(last, None)
+    ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
+    return whole
+
+
+def _read_recipe_file(file: Path) -> dict[str, Any]:
     try:
         node = OmegaConf.load(file)
     except FileNotFoundError:
@@ -75,11 +108,11 @@ def _make_known(name: str, file: Path) -> None:
         raise RecipeError([f"{file}: not readable as YAML: {error}"]) from error
     if not isinstance(node, DictConfig):
         raise RecipeError([f"{file}: must hold keys and values, not {type(node).__name__}"])
-    tree = {"name": name, **cast(dict[str, Any], OmegaConf.to_container(node))}
+    tree = cast(dict[str, Any], OmegaConf.to_container(node))
     if "hydra" in tree or "hydra/" in str(tree.get("defaults")):
         # Hydra's own section can name code to run; a recipe is data.
         raise RecipeError([f"{file}: hydra: not for recipes; give it on the command line"])
-    ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
+    return tree
 
 
 def key_of(override: str) -> str:
@@ -142,7 +175,7 @@ def diagnose(overrides: Sequence[str]) -> Recipe:
             problem, rest = _explain(error, remaining)
             problems += [problem] if problem else []
             if rest == remaining:
-                raise RecipeError(problems) from error
+                raise RecipeError(problems or [str(error).splitlines()[0]]) from error
             remaining = with_recipe(rest)
         else:
             break

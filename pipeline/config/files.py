@@ -33,7 +33,7 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
 
 def description(file: Path) -> str:
     """The first comment line of a YAML file that is not an instruction to a program."""
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         if not line.startswith("#"):
             break
         text = line.lstrip("# ").strip()

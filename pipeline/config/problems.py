@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -53,6 +54,8 @@ def show(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = str(value)
+    if isinstance(value, str) and not isinstance(yaml.safe_load(value or "x"), str):
+        text = f"'{value}'"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

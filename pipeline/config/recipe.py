@@ -102,7 +102,8 @@ class CacheSpec(Spec):
 class Recipe(Spec):
     """One run, completely described."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
+    """What the run directory is called after."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     stages: Annotated[Seq[Stage], Field(min_length=1)]
     debug: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.observe.strict_json import json_text
+from pipeline.whole_file import write_whole
 
 Status = Literal["done", "stopped", "failed"]
 
@@ -44,10 +44,7 @@ class Summary:
 
     def write(self, run_dir: Path) -> None:
         """Replace the file as a whole, so that a reader never sees half of it."""
-        target = run_dir / "summary.json"
-        draft = target.with_suffix(".json.part")
-        draft.write_text(json_text(asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, target)
+        write_whole(run_dir / "summary.json", json_text(asdict(self), indent=2) + "\n")
 
 
 def versions(backend: Mapping[str, str]) -> dict[str, str]:

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from pipeline.config.recipe import TrainSpec
 
 
+MAX_STEPS = 100_000_000
+
+
 class Event(Enum):
     """What can happen between two steps."""
 
     SINK_END = "sink end"
-    PASS_END = "pass end"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
-    STOP = "stop"
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,17 @@ class Course:
     def segments(self, first: int, every: Mapping[Event, tuple[int, ...]]) -> Iterator[Segment]:
         """Cut the steps after boundary `first` at each event.
 
-        `every` gives the periods in steps at which an event is due; ends of sinks and passes and
-        the stop at the end are added here. Without sinks every step is a segment of its own.
+        `every` gives the periods in steps at which an event is due; the ends of sinks are added
+        here, the last one at the end. Without sinks every step is a segment of its own.
         """
-        periods = {
-            **every,
-            Event.SINK_END: (self.sink_steps or 1,),
-            Event.PASS_END: (self.steps_per_pass,),
-            Event.STOP: (self.total,),
-        }
+        periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         start = first
         while start < self.total:
             stop = min(_next_multiple(start, n) for due in periods.values() for n in due)
             stop = min(stop, self.total)
             events = {event for event, due in periods.items() if any(stop % n == 0 for n in due)}
             if stop == self.total:
-                events |= {Event.SINK_END, Event.STOP}
+                events.add(Event.SINK_END)
             yield Segment(start, stop, frozenset(events))
             start = stop
 
@@ -101,13 +97,19 @@ def course(train: TrainSpec, steps_per_pass: int) -> Course:
 def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
     """The length of a run in steps; an epoch is a sink when `sink_size` > 0, else a pass (S-06).
 
-    With `sink: false` the sink size is ignored, so an epoch is a pass then too (S-07).
+    With `sink: false` the sink size is ignored, so an epoch is a pass then too (S-07). Raises
+    ValueError when no length is given, or one beyond what is worth a table of learning rates.
     """
-    if train.steps is not None:
-        return train.steps
-    if train.passes is not None:
-        return train.passes * steps_per_pass
-    if train.epochs is None:
-        raise ValueError("one of epochs, passes and steps must be given")
     counted_in_sinks = train.sink and train.sink_size > 0
-    return train.epochs * (train.sink_size if counted_in_sinks else steps_per_pass)
+    steps_per_epoch = train.sink_size if counted_in_sinks else steps_per_pass
+    if train.steps is not None:
+        total = train.steps
+    elif train.passes is not None:
+        total = train.passes * steps_per_pass
+    elif train.epochs is not None:
+        total = train.epochs * steps_per_epoch
+    else:
+        raise ValueError("one of epochs, passes and steps must be given")
+    if total > MAX_STEPS:
+        raise ValueError(f"{total} steps in all; must be at most {MAX_STEPS}")
+    return total

@@ -6,6 +6,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.checks import CHECKS
+from pipeline.config.compose import with_recipe
 from pipeline.errors import RecipeError
 
 
@@ -43,7 +44,10 @@ CASES = {
         "model = lenet6: there is no such model; did you mean lenet5?",
     ),
     "wrong type": (["train.sink_size=banana"], "train.sink_size = banana: must be a whole number"),
-    "number as text": (["train.batch_size='32'"], "train.batch_size = 32: must be a whole number"),
+    "number as text": (
+        ["train.batch_size='32'"],
+        "train.batch_size = '32': must be a whole number",
+    ),
     "fraction": (["train.batch_size=32.5"], "train.batch_size = 32.5: must be a whole number"),
     "not finite": (["train.optimizer.lr=inf"], "train.optimizer.lr = inf: must be a finite number"),
     "negative": (["train.batch_size=-4"], "train.batch_size = -4: must be greater than 0"),
@@ -66,12 +70,26 @@ CASES = {
         ["train.sink_size=0"],
         "train.sink_size = 0: must be -1 (a sink per pass) or positive",
     ),
-    "stages out of order": (["stages=[build,data]"], "must be in the order data, build"),
+    "stages out of order": (
+        ["stages=[build,data]"],
+        "must be in this order, each once: data, build",
+    ),
     "stage without its ground": (["stages=[data,train]"], "train needs compile"),
     "evaluation of nothing": (
         ["stages=[data,build,compile,eval]"],
         "checkpoint.restore: missing; stages have eval without train, so name a checkpoint",
     ),
+    "resuming without training": (
+        ["train.resume=auto", "stages=[data]"],
+        "train.resume = auto: needs the stages train and checkpoint",
+    ),
+    "length beyond reason": (
+        ["train.passes=60000000"],
+        "train: 112500000000 steps in all; must be",
+    ),
+    "stage twice": (["stages=[data,data]"], "must be in this order, each once: data"),
+    "name that leaves the folder": (["name=../x"], "name = ../x: "),
+    "number in quotes": (["train.steps='30'"], "train.steps = '30': must be a whole number"),
     "two origins": (
         ["train.resume=auto", "checkpoint.restore=x"],
         "train.resume = auto: conflicts with checkpoint.restore = x",
@@ -134,7 +152,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) == 10
+    assert len(CHECKS) == 12
 
 
 def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:
@@ -147,3 +165,17 @@ def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None
 def test_unknown_recipe_is_named_with_the_ones_there_are() -> None:
     (found,) = problems(recipe="lenet5_mnits")
     assert "recipe = lenet5_mnits: there is no such recipe; did you mean lenet5_mnist?" in found
+
+
+def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None:
+    """Nothing that the recipe says of the part it would have had is left behind."""
+    chosen = load_recipe("lenet5_digits", ["dataset=mnist", "model=resnet20", "optimizer=adam"])
+    plain = load_recipe("lenet5_mnist", ["model=resnet20", "optimizer=adam", "dataset=mnist"])
+    assert chosen.dataset == plain.dataset
+    assert chosen.model == plain.model == load_recipe("resnet20_cifar10").model
+    assert chosen.train.optimizer == plain.train.optimizer
+    assert chosen.train.optimizer.lr == 0.001
+
+
+def test_the_plus_before_recipe_may_be_left_out() -> None:
+    assert with_recipe(["recipe=mlp_mnist"]) == ["+recipe=mlp_mnist"]

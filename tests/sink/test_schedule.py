@@ -39,6 +39,16 @@ def test_total_steps_without_a_length_is_refused() -> None:
         total_steps(Length(), 10)
 
 
+def test_a_length_beyond_all_reason_is_refused() -> None:
+    with pytest.raises(ValueError, match="100000001 steps in all; must be at most 100000000"):
+        total_steps(Length(steps=100_000_001), 10)
+
+
+def test_a_sink_longer_than_a_pass_is_not_cut_at_its_end() -> None:
+    run = Course(total=50, steps_per_pass=7, sink_steps=20)
+    assert [s.stop for s in run.segments(0, {})] == [20, 40, 50]
+
+
 def test_sinks_continue_where_the_last_one_stopped() -> None:
     """S-06: pass offsets at the boundaries of sinks of 1000 over 1875 batches."""
     run = course(Length(epochs=10, sink_size=1000), 1875)
@@ -58,7 +68,7 @@ def test_without_sinks_every_step_is_a_segment() -> None:
     run = course(Length(steps=4, sink=False), 3)
     segments = list(run.segments(0, {}))
     assert [(s.start, s.stop) for s in segments] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert [Event.PASS_END in s.events for s in segments] == [False, False, True, False]
+    assert [Event.SINK_END in s.events for s in segments] == [True] * 4
     assert (run.place(4).sink, run.place(4).sink_step) == (2, 1)
 
 
@@ -70,7 +80,6 @@ def test_a_sink_is_cut_at_each_event() -> None:
     assert [s.stop for s in segments if Event.CHECKPOINT in s.events] == [7, 14, 21]
     assert [s.stop for s in segments if Event.EVALUATE in s.events] == [12, 24]
     assert [s.stop for s in segments if Event.SINK_END in s.events] == [10, 20, 25]
-    assert [s.stop for s in segments if Event.STOP in s.events] == [25]
 
 
 @given(

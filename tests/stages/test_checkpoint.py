@@ -50,7 +50,7 @@ def assert_same_logs(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
-@pytest.mark.parametrize("step", [5, 10, 20, 40])
+@pytest.mark.parametrize("step", [5, 10, 40])
 def test_a_resumed_run_equals_one_that_was_never_broken(
     step: int, unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -192,7 +192,7 @@ def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("where", "step"),
-    [("", 40), ("checkpoints", 40), ("checkpoints/40", 40), ("checkpoints/10", 10)],
+    [("", 40), ("checkpoints", 40), ("checkpoints/10", 10)],
 )
 def test_evaluating_a_checkpoint_gives_the_runs_own_metrics(
     where: str, step: int, unbroken: Path, tiny: Compose, tmp_path: Path

@@ -49,18 +49,23 @@ def test_the_cache_can_be_switched_off(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("feed", "told"),
+    ("overrides", "model", "told"),
     [
-        ("auto", "training data resident, 0.0 MB on the device"),
-        ("stream", "training data stream, 2.2 MB on the device"),
+        ([], "lenet5", "training data resident, 0.0 MB on the device"),
+        ([*SMALL, "train.feed=stream"], "mlp", "training data stream, 2.2 MB on the device"),
     ],
+    ids=["resident", "stream"],
 )
 def test_programs_and_data_are_told(
-    feed: str, told: str, tiny: Compose, capsys: pytest.CaptureFixture[str]
+    overrides: list[str],
+    model: str,
+    told: str,
+    tiny: Compose,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    compiled(tiny(*SMALL, f"train.feed={feed}"))
+    compiled(tiny(*overrides))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("compile")]
-    assert lines[0] == "compile    mlp for cpu:0 cpu, batch 16"
+    assert lines[0] == f"compile    {model} for cpu:0 cpu, batch 16"
     for line, name in zip(
         lines[1:], ("initialisation", "training step", "evaluation"), strict=False
     ):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -46,15 +46,6 @@ class Noisy(nn.Module):
         return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not train)(normal))
 
 
-@pytest.fixture(autouse=True)
-def uncached() -> Iterator[None]:
-    """Run op by op, where keeping every small program on disk would take most of the time."""
-    before = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield
-    jax.config.update("jax_enable_compilation_cache", before)
-
-
 def make_parts(**changed: Any) -> StepParts:
     rescale = Rescale(factor=SCALE, shift=0.0)
     parts = StepParts(
@@ -75,8 +66,18 @@ def make_parts(**changed: Any) -> StepParts:
     return replace(parts, **changed)
 
 
+@functools.cache
+def plain() -> TrainStep:
+    """The step of `make_parts()`, compiled once for all tests."""
+    return make_step()
+
+
 def make_step(**changed: Any) -> TrainStep:
-    return make_train_step(make_parts(**changed))
+    """The three functions, compiled, but not well: each is called once or twice."""
+    step = make_train_step(make_parts(**changed))
+    quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
+    compiled = {name: quick(getattr(step, name)) for name in ("init", "step", "evaluate")}
+    return replace(step, **compiled)
 
 
 def make_batch(number: int = 0, samples: int = BATCH, **changed: Any) -> Batch:
@@ -142,7 +143,7 @@ def by_hand(params: Any, batch: Batch, samples: int) -> tuple[float, Any]:
 
 def test_two_steps_are_what_they_are_on_paper() -> None:
     """Loss, rate, gradient norm, and p <- p - lr * v with v <- 0.9 v + g."""
-    step = make_step()
+    step = plain()
     state = start(step)
     params, velocity = flat(state.params), 0.0
     for number, rate in enumerate(RATES):
@@ -157,14 +158,14 @@ def test_two_steps_are_what_they_are_on_paper() -> None:
 
 
 def test_records_are_float32_scalars() -> None:
-    step = make_step()
+    step = plain()
     _, record = step.step(start(step), make_batch(), RATES)
     assert [(x.dtype, x.shape) for x in record] == 4 * [(np.float32, ())]
     assert Record._fields == ("loss", "learning_rate", "grad_norm", "loss_scale")
 
 
 def test_the_learning_rate_stays_at_the_end_of_its_table() -> None:
-    step = make_step()
+    step = plain()
     state = replace(start(step), step=np.int32(9))
     _, record = step.step(state, make_batch(), RATES)
     assert record.learning_rate == RATES[-1]
@@ -181,7 +182,7 @@ def test_a_sum_is_not_divided() -> None:
 
 def test_a_short_batch_is_the_mean_over_its_real_samples() -> None:
     """D-09: the last batch of a pass with drop_remainder false."""
-    step = make_step()
+    step = plain()
     state = start(step)
     padded = make_batch(count=np.int32(3))
     loss, gradients = by_hand(state.params, padded, samples=3)
@@ -193,7 +194,7 @@ def test_a_short_batch_is_the_mean_over_its_real_samples() -> None:
 
 
 def test_what_a_batch_is_padded_with_does_not_matter() -> None:
-    step = make_step()
+    step = plain()
     images = make_batch().columns["image"].copy()
     images[3] = 255 - images[3]
     labels = np.array([*make_batch().columns["label"][:3], 0], np.int32)
@@ -212,9 +213,10 @@ def rows_padded() -> Batch:
 @pytest.mark.parametrize("loss_scale", [2.0, 1024.0, 2.0**-10])
 def test_a_loss_scale_leaves_the_update_as_it_was(loss_scale: float) -> None:
     """P-01 (4) and (6); a power of two costs no rounding, so bit for bit."""
-    plain, scaled = make_step(), make_step(loss_scale=loss_scale)
-    after, record = plain.step(start(plain), make_batch(), RATES)
-    after_scaled, record_scaled = scaled.step(start(scaled), make_batch(), RATES)
+    step = plain()
+    scaled = replace(start(step), loss_scale=np.float32(loss_scale))
+    after, record = step.step(start(step), make_batch(), RATES)
+    after_scaled, record_scaled = step.step(scaled, make_batch(), RATES)
     assert_same(after.params, after_scaled.params)
     assert_same(record[:3], record_scaled[:3])
     assert (record.loss_scale, record_scaled.loss_scale) == (1.0, loss_scale)
@@ -245,8 +247,8 @@ def test_a_step_that_is_not_finite_leaves_the_state_as_it_was(network: nn.Module
 
 def test_the_gradient_norm_is_that_before_clipping() -> None:
     clip = ClipSpec(norm=1e-3, value=None).build()
-    plain, clipped = make_step(), make_step(optimizer=optax.chain(clip, make_parts().optimizer))
-    _, record = plain.step(start(plain), make_batch(), RATES)
+    clipped = make_step(optimizer=optax.chain(clip, make_parts().optimizer))
+    _, record = plain().step(start(plain()), make_batch(), RATES)
     after, record_clipped = clipped.step(start(clipped), make_batch(), RATES)
     assert record_clipped.grad_norm == record.grad_norm > 1e-3
     moved = flat(after.params) - flat(start(clipped).params)
@@ -266,7 +268,7 @@ def test_chw_images_reach_the_network_as_nhwc() -> None:
 
 
 def test_fresh_weights_are_a_function_of_the_whole_seed() -> None:
-    step = make_step()
+    step = plain()
     again, other, high = (step.init(seed_words(seed)) for seed in (7, 8, 7 + 2**32))
     assert_same(start(step), again)
     for state in (other, high):
