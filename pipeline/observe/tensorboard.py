@@ -20,6 +20,7 @@ from pipeline.sink.telemetry import Telemetry
 
 SCALARS = ("loss", "learning_rate", "grad_norm", "loss_scale")
 CELL_PIXELS = 24
+PICTURED_CLASSES = 1000
 
 
 class TensorBoard(Quiet):
@@ -55,8 +56,9 @@ class TensorBoard(Quiet):
         """The metrics that are single numbers, macro averages, and the confusion matrix."""
         for name, value in evaluation.scalars().items():
             self._writer.add_scalar(f"eval/{name}", value, step)
-        picture = confusion_picture(evaluation.confusion)
-        self._writer.add_image("eval/confusion", picture, step, dataformats="HWC")
+        if len(evaluation.confusion) <= PICTURED_CLASSES:
+            picture = confusion_picture(evaluation.confusion)
+            self._writer.add_image("eval/confusion", picture, step, dataformats="HWC")
         self._writer.flush()
 
     def add_recipe(self, recipe: Mapping[str, Any]) -> None:

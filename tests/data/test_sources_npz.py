@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.data.columns import RawData
-from pipeline.data.sources.npz import NumpyArchive
+from pipeline.data.sources.npz import NumpyArchive, split_arrays
 from pipeline.errors import DataError
 from tests.data.section import section
 
@@ -123,6 +123,13 @@ def test_damaged_npz_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"mine.npz: .*(CRC|can't be read)"):
         NumpyArchive(**section(root=path, classes=None)).read(tmp_path)
+
+
+def test_more_classes_than_can_be_counted_are_refused() -> None:
+    images, labels = np.zeros((2, 4, 4), np.uint8), np.array([0, 2**40])
+    arrays = {"x_train": images, "x_test": images, "y_train": labels, "y_test": labels}
+    with pytest.raises(ValueError, match="labels go up to 1099511627776; there can be 10,000"):
+        split_arrays(arrays, None)
 
 
 def test_root_is_required() -> None:

@@ -19,6 +19,10 @@ from pipeline.registry import part
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
+MAX_CLASSES = 10_000
+"""Evaluation counts a matrix of classes by classes."""
+
+
 @part("dataset")
 class NumpyArchive(DatasetSpec):
     """Images uint8 or float32, (n, H, W) or (n, H, W, C); labels whole numbers, (n,) or (n, 1)."""
@@ -74,6 +78,8 @@ def split_arrays(arrays: Mapping[str, np.ndarray], classes: int | None) -> RawDa
         if samples != answers:
             raise ValueError(f"x_{split} has {samples:,} images, y_{split} {answers:,} labels")
     classes = classes or 1 + max(int(values.max()) for values in labels.values())
+    if classes > MAX_CLASSES:
+        raise ValueError(f"labels go up to {classes - 1}; there can be {MAX_CLASSES:,} classes")
     for name, values in labels.items():
         if values.min() < 0 or values.max() >= classes:
             raise ValueError(
