@@ -11,6 +11,7 @@ import pytest
 import pipeline
 from pipeline import load_recipe, run
 from pipeline.errors import PipelineError, RecipeError
+from pipeline.run_directory import write_recipe
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
@@ -65,3 +66,12 @@ def test_importing_costs_nothing() -> None:
     script = "import sys, pipeline; print(sorted({m.split('.')[0] for m in sys.modules}))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert not {"jax", "hydra", "pydantic", "numpy"} & set(eval(result.stdout))
+
+
+def test_a_run_can_be_made_again_from_the_recipe_it_left(tmp_path: Path) -> None:
+    """A whole recipe stands for itself: no default shows through, whatever the parts were."""
+    first = load_recipe("mlp_fashion_mnist", ["optimizer=adamw", "train.steps=7", "model=resnet20"])
+    write_recipe(tmp_path, first)
+    again = load_recipe(str(tmp_path / "recipe.yaml"))
+    assert again == first
+    assert load_recipe(str(tmp_path / "recipe.yaml"), ["optimizer=sgd"]).train.optimizer.lr == 0.01

@@ -20,6 +20,7 @@ from pipeline.run_directory import (
     create,
     make,
     make_unique,
+    owned,
     to_resume,
     write_recipe,
 )
@@ -264,3 +265,20 @@ def test_outputs_lie_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert create("x").relative_to("outputs").parts
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_run_has_one_owner_at_a_time(tiny: Compose, tmp_path: Path) -> None:
+    """A second process neither joins a run that is being written, nor finds it to resume."""
+    run_dir = leave(tmp_path / "day" / "run", tiny())
+    message = re.escape(f"{run_dir}: another process is writing this run")
+    with owned(run_dir):
+        assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+        with pytest.raises(RunError, match=message), owned(run_dir):
+            pass
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == run_dir
+
+
+def test_auto_takes_no_run_of_another_length(tiny: Compose, tmp_path: Path) -> None:
+    """Its schedule was another one, so it could not go on as if unbroken."""
+    leave(tmp_path / "day" / "run", tiny("train.steps=50"))
+    assert to_resume(tiny("train.steps=60", "train.resume=auto"), tmp_path) is None

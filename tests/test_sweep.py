@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,3 +208,31 @@ def test_the_table_shows_what_there_is_in_few_words(
     assert "two lines xxx" in shown
     assert "xxx..." in shown
     assert "step_ms" not in shown
+
+
+def test_a_sweep_does_not_write_over_another(
+    pipeline: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine")
+    assert (pipeline(*sweep), pipeline(*sweep)) == (0, 1)
+    assert "mine: holds a sweep already; name another directory" in capsys.readouterr().err
+
+
+def test_a_signal_stops_the_sweep_and_not_only_its_job(
+    pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("pipeline.observe.monitors.TimeMonitor.on_sink", interrupted)
+    assert pipeline("-m", STEPS, "seed=1,2,3", "train.sink_size=7") == 1
+    (sweep_dir,) = sweeps(tmp_path)
+    rows = read_table(sweep_dir)
+    assert [(row["job"], row["status"], row["steps"]) for row in rows] == [("0", "stopped", "7")]
+
+
+def test_recipes_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
+    assert main(["-m", "+recipe=lenet5_digits,mlp_mnist", *TINY, "stages=[data]"]) in (0, 2)
+    (sweep_dir,) = sweeps(tmp_path)
+    assert sweep_dir.name.endswith("_sweep")
+    assert len(read_table(sweep_dir)) == 2

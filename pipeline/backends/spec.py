@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from pipeline.registry import Spec
@@ -15,6 +16,6 @@ class DeviceSpec(Spec):
 
     name: str
 
+    @abstractmethod
     def open(self) -> Backend:
         """The backend that compiles for this device. Raises RunError where there is none."""
-        raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,9 +32,9 @@ class Op(Spec):
         """What one value becomes. Raises ValueError where the op can't be applied to it."""
         return value
 
+    @abstractmethod
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         """Map values of shape (batch, *shape); uniforms have shape (batch, draws)."""
-        raise NotImplementedError
 
 
 Ops = Seq[Annotated[Op, PartOf("op")]]
@@ -79,9 +80,9 @@ class DatasetSpec(Spec):
         """Sizes known without reading; None where only the files tell."""
         return None
 
+    @abstractmethod
     def read(self, cache: Path) -> RawData:
         """Read both splits, downloading into `cache` where needed.
 
         Raises DataError that names the file and what would be right.
         """
-        raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -17,9 +18,9 @@ class InitializerSpec(Spec):
 
     name: str
 
+    @abstractmethod
     def build(self) -> Any:
         """A `jax.nn.initializers`-style function (key, shape, dtype) -> array."""
-        raise NotImplementedError
 
 
 Initializer = Annotated[InitializerSpec, PartOf("initializer")]

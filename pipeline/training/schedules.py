@@ -7,6 +7,7 @@ end, 100 % (cosine) of the value, where rounding costs 6e-8.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal, Self
@@ -49,9 +50,9 @@ class DecaySpan:
 class WarmupDecay(ScheduleSpec):
     """Base of the schedules: lr * (i + 1) / W for the W updates of warmup, then lr * `decay`."""
 
+    @abstractmethod
     def decay(self, span: DecaySpan) -> np.ndarray:
         """The factor on the learning rate at each update of the span, float64."""
-        raise NotImplementedError
 
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
         """The learning rate of each of `steps` updates, float32.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,9 +36,9 @@ class LossSpec(Spec):
     name: str
     reduction: Literal["mean", "sum"]
 
+    @abstractmethod
     def build(self) -> Callable[[Any, Any], Any]:
         """A function (logits (B, C), labels (B,) int or (B, C) float) -> loss per sample (B,)."""
-        raise NotImplementedError
 
 
 class DecayRule(Spec):
@@ -56,12 +57,12 @@ class OptimizerSpec(Spec):
     decay_rules: Seq[DecayRule]
     """The last rule that matches a parameter wins over `weight_decay`."""
 
+    @abstractmethod
     def build(self) -> optax.GradientTransformation:
         """Gradients -> descent direction, before the learning rate: p <- p - lr * direction.
 
         The learning rate is not baked in, so that one compiled program serves every value of it.
         """
-        raise NotImplementedError
 
 
 class ScheduleSpec(Spec):
@@ -81,6 +82,6 @@ class ScheduleSpec(Spec):
             )
         return self.warmup_steps or round(self.warmup_passes * steps_per_pass)
 
+    @abstractmethod
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
         """The learning rate of each of `steps` updates, float32 (L-03)."""
-        raise NotImplementedError
