@@ -224,5 +224,5 @@ def test_values_out_of_range_are_refused(spec, fields):
 
 
 def test_a_schedule_says_how_it_decays():
-    with pytest.raises(TypeError, match="abstract method '?decay"):
+    with pytest.raises(TypeError, match=r"abstract method '?decay"):
         WarmupDecay(name="bare", **NO_WARMUP)
