@@ -74,7 +74,7 @@ class EarlyStop:
 
 @dataclass(frozen=True)
 class Training:
-    """What training is done with; `evaluate` and `checkpoints` are None where it does without."""
+    """What training is done with; `checkpoints` is None without the checkpoint stage."""
 
     recipe: Recipe
     course: Course
