@@ -25,8 +25,8 @@ from pipeline.config.compose import (
     value_of,
     with_recipe,
 )
-from pipeline.config.files import CONF
 from pipeline.errors import RecipeError, RunError
+from pipeline.shipped import CONF
 
 
 def launch(args: Sequence[str]) -> int:

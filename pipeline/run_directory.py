@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.problems import dotted, show
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
+from pipeline.problems import dotted, show
 from pipeline.whole_file import write_whole
 
 OUTPUTS = Path("outputs")

@@ -16,9 +16,10 @@ import yaml
 from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.config.compose import check_tree
-from pipeline.config.files import RECIPES, find_groups
+from pipeline.config.files import find_groups
 from pipeline.config.recipe import Recipe
 from pipeline.config.schema import recipe_schema
+from pipeline.shipped import RECIPES
 from tests import outcome
 from tests.conftest import STEPS, TINY
 

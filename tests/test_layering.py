@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    {"errors", "registry", "whole_file"},
+    {"errors", "problems", "registry", "shipped", "whole_file"},
     {"data", "models", "training", "sink"},
     {"backends"},
     {"config"},

@@ -11,8 +11,9 @@ import yaml
 
 from pipeline import load_recipe
 from pipeline.config.compose import DEFAULT_RECIPE
-from pipeline.config.files import RECIPES, description
+from pipeline.config.files import description
 from pipeline.job import run
+from pipeline.shipped import RECIPES
 from tests import outcome
 from tests.conftest import ROOT
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pipeline.config.problems import no_such, show
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching
 from pipeline.data.transform import column_specs
+from pipeline.problems import no_such, show
 from pipeline.sink.schedule import total_steps
 from pipeline.training.spec import METRICS
 

@@ -17,12 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipeline.config.checks import conflicts
-from pipeline.config.files import CONF, find_recipes
-from pipeline.config.problems import describe, no_such
+from pipeline.config.files import find_recipes
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
+from pipeline.problems import describe, no_such
+from pipeline.shipped import CONF
 
 DEFAULT_RECIPE = "lenet5_digits"
+YAML = (".yaml", ".yml")
 UNCOMPOSABLE = (HydraException, OmegaConfBaseException, ValueError)
 """What Hydra raises on overrides that it can't make a recipe of."""
 
@@ -54,14 +56,15 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
     """The overrides with a recipe named, the default one if none was; a file becomes a name.
 
     Hydra must know a recipe before it composes, so all that can be found are made known to it
-    here. Raises RecipeError when the one that is named can't be read.
+    here; so are the files that a part is chosen by, as in `device=./mine.yaml`. Raises RecipeError
+    when one that is named can't be read.
     """
     files = dict(find_recipes(Path.cwd()))
-    named = list(overrides)
+    named = [_with_part_known(override) for override in overrides]
     asked = value_of(named, "recipe")
     if asked is None:
         asked, named = DEFAULT_RECIPE, [f"+recipe={DEFAULT_RECIPE}", *named]
-    elif asked.endswith((".yaml", ".yml")):
+    elif asked.endswith(YAML):
         file = Path(asked)
         files[file.stem] = file
         named = [f"+recipe={file.stem}" if key_of(o) == "recipe" else o for o in named]
@@ -80,13 +83,34 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
     return named
 
 
+def _with_part_known(override: str) -> str:
+    """The override with the files that it names as names that Hydra knows."""
+    group, options = key_of(override), override.partition("=")[2].split(",")
+    if group not in SECTIONS or not any(option.endswith(YAML) for option in options):
+        return override
+    return f"{group}={','.join(_make_part_known(group, option) for option in options)}"
+
+
+def _make_part_known(group: str, option: str) -> str:
+    """Make a file an option of a group and return its name; the name of an option stays."""
+    if not option.endswith(YAML):
+        return option
+    file = Path(option).expanduser()
+    if (CONF / group / f"{file.stem}.yaml").is_file():
+        problem = f"{group} = {option}: {file.stem} is a shipped {group}; call the file otherwise"
+        raise RecipeError([problem])
+    tree, package = _read_yaml(file, group), ".".join(SECTIONS[group])
+    ConfigStore.instance().store(group=group, name=file.stem, package=package, node=tree)
+    return file.stem
+
+
 def _make_known(name: str, file: Path, chosen: Collection[str]) -> bool:
     """Make a file an option of Hydra's group `recipe`; true if it leaves nothing to defaults.
 
     Such are the recipe.yaml of a run and what `--cfg job` shows. A part chosen on the command line
     comes with its own defaults: what the recipe says of the one it would have had goes.
     """
-    tree = {"name": name, **_read_recipe_file(file)}
+    tree = {"name": name, **_read_yaml(file, "recipe")}
     whole = "defaults" not in tree and set(Recipe.model_fields) <= set(tree)
     for group in chosen:
         *path, last = SECTIONS[group]
@@ -99,11 +123,11 @@ def _make_known(name: str, file: Path, chosen: Collection[str]) -> bool:
     return whole
 
 
-def _read_recipe_file(file: Path) -> dict[str, Any]:
+def _read_yaml(file: Path, key: str) -> dict[str, Any]:
     try:
         node = OmegaConf.load(file)
     except FileNotFoundError:
-        raise RecipeError([f"recipe = {file}: there is no such file"]) from None
+        raise RecipeError([f"{key} = {file}: there is no such file"]) from None
     except Exception as error:  # yaml has no common base for what a malformed file can raise
         raise RecipeError([f"{file}: not readable as YAML: {error}"]) from error
     if not isinstance(node, DictConfig):

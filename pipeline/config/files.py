@@ -1,20 +1,11 @@
-"""Where conf/ and the recipes lie, in a checkout and in an installed wheel, and what they say."""
+"""Which groups and recipes there are, and what their files say."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def _shipped(folder: str) -> Path:
-    inside_wheel = _PACKAGE / folder
-    return inside_wheel if inside_wheel.is_dir() else _PACKAGE.parent / folder
-
-
-CONF = _shipped("conf")
-RECIPES = _shipped("recipes")
+from pipeline.shipped import CONF, RECIPES
 
 
 def find_recipes(working_folder: Path) -> Mapping[str, Path]:

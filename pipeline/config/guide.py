@@ -13,6 +13,7 @@ Train what a YAML recipe describes.
   python -m pipeline                                    the default recipe, lenet5_digits
   python -m pipeline +recipe=NAME KEY=VALUE ...         a recipe, with keys overridden
   python -m pipeline +recipe=path/to/mine.yaml          a recipe of your own
+  python -m pipeline device=path/to/mine.yaml           a device of your own; so with every group
   python -m pipeline -m +recipe=NAME KEY=A,B GROUP=C,D  a sweep: every combination
   python -m pipeline --cfg job +recipe=NAME             show the resolved recipe
   python -m pipeline schema                             JSON schema of recipes, for editors

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.config.recipe import Recipe
+from pipeline.registry import parts
 
 DEFAULTS = {
     "type": "array",
@@ -17,9 +18,12 @@ def recipe_schema() -> dict[str, Any]:
     """The schema of recipe files and of the files under conf/.
 
     They hold a part of a recipe each: conf/ fills in the rest, so no key is required and a part
-    may leave out its name. Whether a recipe is complete is checked when it has been composed.
+    may leave out its name. A device may start from another one's file. Whether a recipe is complete
+    is checked when it has been composed.
     """
     schema = _partial(Recipe.model_json_schema())
+    for device in parts("device").values():
+        schema["$defs"][device.__name__]["properties"]["defaults"] = DEFAULTS
     schema["properties"] = {
         "defaults": DEFAULTS,
         "hydra": {"type": "object"},

@@ -4,56 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    Field,
-    GetCoreSchemaHandler,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Strict,
-    model_validator,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from pipeline.models.fields import CLASSES, Features, Padding, Size
 from pipeline.models.spec import Initializer, Layers, LayerSpec
-from pipeline.registry import part
-
-CLASSES = "$classes"
-
-
-class _Expected:
-    """Says in one sentence what a field of several types takes, instead of once for each type."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        message = f"must be {self.text}"
-        return core_schema.custom_error_schema(
-            handler(source), "expected", custom_error_message=message
-        )
-
-
-Features = Annotated[
-    PositiveInt | Literal["$classes"], _Expected(f"a whole number above 0, or {CLASSES}")
-]
-"""How many features a layer gives; `$classes` stands for the dataset's number of classes."""
-
-Size = Annotated[
-    PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], Strict(False)],
-    _Expected("a whole number above 0, or [height, width]"),
-]
-
-Edges = Annotated[tuple[NonNegativeInt, NonNegativeInt], Strict(False)]
-Padding = Annotated[
-    Literal["same", "valid"] | NonNegativeInt | Annotated[tuple[Edges, Edges], Strict(False)],
-    _Expected("same, valid, a whole number or [[top, bottom], [left, right]]"),
-]
-"""`same` gives ceil(size / stride) positions, `valid` adds nothing."""
+from pipeline.registry import Seq, part
 
 
 @part("layer")
@@ -79,6 +36,23 @@ class Conv(LayerSpec):
                 "every group must give as many features"
             )
         return self
+
+
+@part("layer")
+class ConvTranspose(LayerSpec):
+    """The transpose of a convolution: every pixel spreads over a window of the result.
+
+    `same` gives size * stride positions, `valid` all that the windows reach.
+    """
+
+    name: Literal["conv_transpose"] = "conv_transpose"
+    features: Features
+    kernel: Size
+    stride: Size = 1
+    padding: Literal["same", "valid"] = "same"
+    bias: bool = False
+    kernel_init: Initializer | None = None
+    bias_init: Initializer | None = None
 
 
 @part("layer")
@@ -167,6 +141,20 @@ class Swish(Activation):
     name: Literal["swish"] = "swish"
 
 
+@part("layer")
+class HardSigmoid(Activation):
+    """min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, sec. 5.2)."""
+
+    name: Literal["hard_sigmoid"] = "hard_sigmoid"
+
+
+@part("layer")
+class HardSwish(Activation):
+    """x * hard_sigmoid(x)."""
+
+    name: Literal["hard_swish"] = "hard_swish"
+
+
 class Pool(LayerSpec):
     """Base of the layers that reduce a moving window of the image."""
 
@@ -195,6 +183,22 @@ class GlobalAvgPool(LayerSpec):
     """Mean over all positions: (batch, height, width, channels) -> (batch, channels)."""
 
     name: Literal["global_avg_pool"] = "global_avg_pool"
+
+
+@part("layer")
+class Upsample(LayerSpec):
+    """Every pixel `factor` times over, in height and in width (nearest neighbour)."""
+
+    name: Literal["upsample"] = "upsample"
+    factor: PositiveInt = 2
+
+
+@part("layer")
+class ChannelShuffle(LayerSpec):
+    """Deal the channels of `groups` groups out in turn (Zhang et al. 2018, fig. 1)."""
+
+    name: Literal["channel_shuffle"] = "channel_shuffle"
+    groups: PositiveInt
 
 
 @part("layer")
@@ -227,6 +231,37 @@ class Residual(LayerSpec):
 
     name: Literal["residual"] = "residual"
     body: Layers
+    shortcut: Layers = ()
+
+
+@part("layer")
+class Branches(LayerSpec):
+    """What several branches make of x, their channels side by side; an empty one passes x on.
+
+    With `split` each branch reads its own share of the channels instead of all of them.
+    """
+
+    name: Literal["branches"] = "branches"
+    branches: Annotated[Seq[Layers], Field(min_length=1)]
+    split: bool = False
+
+
+@part("layer")
+class Gate(LayerSpec):
+    """x * body(x), where the body gives one factor for each channel, or values of x's shape."""
+
+    name: Literal["gate"] = "gate"
+    body: Layers
+
+
+@part("layer")
+class DualPath(LayerSpec):
+    """Of body(x) and shortcut(x) the first `added` channels are added, the rest stand side by side
+    (Chen et al. 2017, sec. 4); an empty shortcut is the identity."""
+
+    name: Literal["dual_path"] = "dual_path"
+    body: Layers
+    added: PositiveInt
     shortcut: Layers = ()
 
 

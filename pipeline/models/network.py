@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from functools import singledispatch
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array, lax
 
+from pipeline.models import combinations as combinations
 from pipeline.models import layers
 from pipeline.models.convolution import Pair, conv2d
 from pipeline.models.pooling import max_pool
 from pipeline.models.spec import InitSpec, LayerSpec
+from pipeline.models.walk import Site, forward, require_groups, require_images, walk
 
 _ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -23,6 +21,8 @@ _ACTIVATIONS = {
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
     "swish": jax.nn.swish,
+    "hard_sigmoid": jax.nn.hard_sigmoid,
+    "hard_swish": jax.nn.hard_swish,
 }
 
 
@@ -45,89 +45,13 @@ class Network(nn.Module):
         Raises ValueError that names the layer and the shape where one does not fit the next.
         """
         site = Site((), self.initializers, self.dtype, train)
-        logits = _walk(self.layers, images.astype(self.dtype), site)
+        logits = walk(self.layers, images.astype(self.dtype), site)
         if logits.ndim != 2:
             raise ValueError(
                 f"the network ends in shape {logits.shape}, not (batch, classes); "
                 "end it in global_avg_pool or flatten, and dense"
             )
         return logits.astype(jnp.float32)
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where a layer stands in the network, and what it is computed with."""
-
-    path: tuple[str, ...]
-    initializers: InitSpec
-    dtype: str
-    train: bool
-
-    @property
-    def name(self) -> str:
-        """The layer's own name among its siblings."""
-        return self.path[-1]
-
-    def inside(self, name: str) -> Site:
-        """The site of the child called `name`."""
-        return dataclasses.replace(self, path=(*self.path, name))
-
-    def __str__(self) -> str:
-        return "/".join(self.path)
-
-
-@singledispatch
-def forward(layer: LayerSpec, x: Array, site: Site) -> Array:
-    """What a layer makes of x, called inside the flax module that it is part of.
-
-    A distribution that adds a layer registers its computation: `@forward.register`.
-    """
-    raise TypeError(
-        f"{site}: nothing computes layer {layer.name}; "
-        "register a function with pipeline.models.network.forward.register"
-    )
-
-
-def _walk(stack: tuple[LayerSpec, ...], x: Array, site: Site) -> Array:
-    for name, layer in zip(layers.scope_names(stack), stack, strict=True):
-        x = forward(layer, x, site.inside(name))
-    return x
-
-
-class _Sequence(nn.Module):
-    body: tuple[LayerSpec, ...]
-    site: Site
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        return _walk(self.body, x, self.site)
-
-
-@forward.register
-def _sequence(layer: layers.Sequence, x: Array, site: Site) -> Array:
-    return _Sequence(layer.body * layer.repeat, site, name=site.name)(x)
-
-
-class _Residual(nn.Module):
-    layer: layers.Residual
-    site: Site
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        body = _walk(self.layer.body, x, self.site)
-        inside = self.site.inside("shortcut")
-        shortcut = _Sequence(self.layer.shortcut, inside, name=inside.name)(x)
-        if body.shape != shortcut.shape:
-            raise ValueError(
-                f"{self.site}: the body gives shape {body.shape} and the shortcut "
-                f"{shortcut.shape}; they are added, so both must be the same"
-            )
-        return body + shortcut
-
-
-@forward.register
-def _residual(layer: layers.Residual, x: Array, site: Site) -> Array:
-    return _Residual(layer, site, name=site.name)(x)
 
 
 class _Conv(nn.Module):
@@ -140,7 +64,7 @@ class _Conv(nn.Module):
         size, strides, dilation = _pair(layer.kernel), _pair(layer.stride), _pair(layer.dilation)
         window = ((size[0] - 1) * dilation[0] + 1, (size[1] - 1) * dilation[1] + 1)
         pads = _pads(x, window, strides, layer.padding, self.site)
-        _require_groups(x, layer.groups, self.site)
+        require_groups(x, layer.groups, self.site)
         features = _features(layer, self.site)
         shape = (*size, x.shape[-1] // layer.groups, features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
@@ -161,6 +85,35 @@ class _Conv(nn.Module):
 @forward.register
 def _conv(layer: layers.Conv, x: Array, site: Site) -> Array:
     return _Conv(layer, site, name=site.name)(x)
+
+
+class _ConvTranspose(nn.Module):
+    layer: layers.ConvTranspose
+    site: Site
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        layer, init, dtype = self.layer, self.site.initializers, self.site.dtype
+        require_images(x, self.site)
+        features = _features(layer, self.site)
+        shape = (*_pair(layer.kernel), x.shape[-1], features)
+        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
+        y = lax.conv_transpose(
+            x,
+            kernel.astype(dtype),
+            _pair(layer.stride),
+            layer.padding.upper(),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        if layer.bias:
+            bias_init = (layer.bias_init or init.bias).build()
+            y += self.param("bias", bias_init, (features,), jnp.float32).astype(dtype)
+        return y
+
+
+@forward.register
+def _conv_transpose(layer: layers.ConvTranspose, x: Array, site: Site) -> Array:
+    return _ConvTranspose(layer, site, name=site.name)(x)
 
 
 @forward.register
@@ -199,7 +152,7 @@ def _layer_norm(layer: layers.LayerNorm, x: Array, site: Site) -> Array:
 
 @forward.register
 def _group_norm(layer: layers.GroupNorm, x: Array, site: Site) -> Array:
-    _require_groups(x, layer.groups, site)
+    require_groups(x, layer.groups, site)
     return nn.GroupNorm(layer.groups, epsilon=layer.epsilon, dtype=site.dtype, name=site.name)(x)
 
 
@@ -231,9 +184,27 @@ def _avg_pool(layer: layers.AvgPool, x: Array, site: Site) -> Array:
 
 @forward.register
 def _global_avg_pool(layer: layers.GlobalAvgPool, x: Array, site: Site) -> Array:
-    _require_images(x, site)
+    require_images(x, site)
     with jax.named_scope(site.name):
         return x.mean((1, 2))
+
+
+@forward.register
+def _upsample(layer: layers.Upsample, x: Array, site: Site) -> Array:
+    require_images(x, site)
+    batch, height, width, channels = x.shape
+    shape = (batch, height, layer.factor, width, layer.factor, channels)
+    with jax.named_scope(site.name):
+        repeated = jnp.broadcast_to(x[:, :, None, :, None], shape)
+        return repeated.reshape(batch, height * layer.factor, width * layer.factor, channels)
+
+
+@forward.register
+def _channel_shuffle(layer: layers.ChannelShuffle, x: Array, site: Site) -> Array:
+    require_groups(x, layer.groups, site)
+    with jax.named_scope(site.name):
+        grouped = x.reshape(*x.shape[:-1], layer.groups, -1)
+        return grouped.swapaxes(-1, -2).reshape(x.shape)
 
 
 @forward.register
@@ -252,7 +223,7 @@ def _pooling(layer: layers.Pool, x: Array, site: Site) -> tuple[Pair, Pair, tupl
     return window, strides, _pads(x, window, strides, layer.padding, site)
 
 
-def _features(layer: layers.Conv | layers.Dense, site: Site) -> int:
+def _features(layer: layers.Conv | layers.ConvTranspose | layers.Dense, site: Site) -> int:
     if isinstance(layer.features, str):
         raise ValueError(
             f"{site}: features {layer.features} stands for a number only in the model `layers`; "
@@ -265,7 +236,7 @@ def _pads(
     x: Array, window: Pair, strides: Pair, padding: layers.Padding, site: Site
 ) -> tuple[Pair, Pair]:
     """What is put (before, after) height and width; ValueError where no window fits into that."""
-    _require_images(x, site)
+    require_images(x, site)
     sizes = x.shape[1:3]
     if isinstance(padding, str):
         rows, columns = lax.padtype_to_pads(sizes, window, strides, padding.upper())
@@ -279,17 +250,3 @@ def _pads(
             "images are too small for this network, or the layers before shrink them too much"
         )
     return rows, columns
-
-
-def _require_images(x: Array, site: Site) -> None:
-    if x.ndim != 4:
-        raise ValueError(
-            f"{site}: reads images (batch, height, width, channels), and shape {x.shape} reaches it"
-        )
-
-
-def _require_groups(x: Array, groups: int, site: Site) -> None:
-    if x.shape[-1] % groups:
-        raise ValueError(
-            f"{site}: groups {groups} does not divide the {x.shape[-1]} channels of shape {x.shape}"
-        )

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from pipeline.config.files import CONF, RECIPES
 from pipeline.config.schema import recipe_schema
+from pipeline.shipped import CONF, RECIPES
 
 ROOT = CONF.parent
 FILES = sorted([CONF / "config.yaml", *CONF.glob("*/*.yaml"), *RECIPES.glob("*.yaml")])

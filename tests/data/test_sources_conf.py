@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.config.files import CONF
 from pipeline.data.spec import DatasetSpec
 from pipeline.registry import parts
+from pipeline.shipped import CONF
 
 FILES = sorted((CONF / "dataset").glob("*.yaml"))
 NEEDS_ROOT = {"numpy", "image_folder"}

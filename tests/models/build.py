@@ -11,10 +11,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from omegaconf import OmegaConf
 
-from pipeline.config.files import CONF
 from pipeline.models.network import Network
 from pipeline.models.spec import InitSpec, LayerSpec, ModelSpec
 from pipeline.registry import parts
+from pipeline.shipped import CONF
 
 INIT = {"conv": "he_normal", "dense": "he_uniform", "bias": {"name": "normal", "sigma": 0.5}}
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.config.files import CONF
+from pipeline.shipped import CONF
 from tests.models.build import QUICK, conf_model, count, initialise, parameters, random, shapes
 from tests.models.conftest import CheckGolden
 
@@ -25,13 +25,53 @@ SIZES = {
     "resnet50": IMAGENET,
     "resnet101": IMAGENET,
     "resnet152": IMAGENET,
+    "alexnet": ((227, 227, 3), 10),
+    "vgg16": IMAGENET,
+    "vgg16_bn": IMAGENET,
+    "vgg19": IMAGENET,
+    "vgg19_bn": IMAGENET,
+    "squeezenet1_0": IMAGENET,
+    "squeezenet1_1": IMAGENET,
+    "squeezenet_residual": IMAGENET,
+    "googlenet": IMAGENET,
+    "mobilenet_v1": IMAGENET,
+    "mobilenet_v2": IMAGENET,
+    "mobilenet_v3_large": IMAGENET,
+    "mobilenet_v3_small": IMAGENET,
+    "se_resnet18": IMAGENET,
+    "se_resnet50": IMAGENET,
+    "resnext50_32x4d": IMAGENET,
+    "wide_resnet50_2": IMAGENET,
+    "wide_resnet101_2": IMAGENET,
 }
+PUBLISHED = {
+    "alexnet": 56_057_418,  # by hand, from the layers of MindSpore's zoo
+    "vgg16": 138_357_544,  # torchvision
+    "vgg16_bn": 138_365_992,  # torchvision
+    "vgg19": 143_667_240,  # torchvision
+    "vgg19_bn": 143_678_248,  # torchvision
+    "squeezenet1_0": 1_248_424,  # torchvision
+    "squeezenet1_1": 1_235_496,  # torchvision
+    "squeezenet_residual": 1_248_424,  # as 1.0: a bypass has no weights
+    "googlenet": 6_624_904,  # torchvision, without auxiliary classifiers
+    "mobilenet_v1": 4_231_976,  # Keras, trainable
+    "mobilenet_v2": 3_504_872,  # torchvision
+    "mobilenet_v3_large": 5_483_032,  # torchvision
+    "mobilenet_v3_small": 2_542_856,  # torchvision
+    "se_resnet18": 11_778_592,  # timm, legacy_seresnet18
+    "se_resnet50": 28_088_024,  # timm, legacy_seresnet50
+    "resnext50_32x4d": 25_028_904,  # torchvision
+    "wide_resnet50_2": 68_883_240,  # torchvision
+    "wide_resnet101_2": 126_886_696,  # torchvision
+}
+"""How many parameters others count in the same network."""
+
 SMALL = ["layers", "lenet5", "mlp", "resnet20"]
 
 
 def test_every_file_is_tested() -> None:
     assert set(SIZES) == set(FILES)
-    assert len(FILES) == 9
+    assert len(FILES) == 27
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -50,6 +90,7 @@ def test_parameters_are_as_kept(name: str, check_golden: CheckGolden) -> None:
     for path, leaf in parameters(variables).items():
         assert leaf.dtype == jnp.float32
         lines.append(f"{path} {'x'.join(map(str, leaf.shape))} {leaf.size:,}")
+    assert count(variables) == PUBLISHED.get(name, count(variables))
     check_golden(f"parameters_{name}.txt", "\n".join([*lines, f"total {count(variables):,}\n"]))
 
 

@@ -46,17 +46,14 @@ class LayerList(ModelSpec):
         return self
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        return tuple(_for_classes(layer, classes) for layer in self.layers)
+        return _for_classes(self.layers, classes)
 
 
-def _for_classes(layer: LayerSpec, classes: int) -> LayerSpec:
-    changes: dict[str, Any] = {}
-    for field, value in layer:
-        if value == CLASSES:
-            changes[field] = classes
-        elif isinstance(value, tuple):
-            changes[field] = tuple(
-                _for_classes(item, classes) if isinstance(item, LayerSpec) else item
-                for item in value
-            )
-    return layer.model_copy(update=changes)
+def _for_classes(value: Any, classes: int) -> Any:
+    """A layer, or layers within tuples, with the number of classes in place of `$classes`."""
+    if isinstance(value, tuple):
+        return tuple(_for_classes(item, classes) for item in value)
+    if not isinstance(value, LayerSpec):
+        return classes if value == CLASSES else value
+    changes = {field: _for_classes(inner, classes) for field, inner in value}
+    return value.model_copy(update=changes)

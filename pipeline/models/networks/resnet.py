@@ -1,4 +1,5 @@
-"""Residual networks for ImageNet (M-03) and for CIFAR (He et al. 2016, sec. 4.2)."""
+"""Residual networks for ImageNet (M-03) and for CIFAR (He et al. 2016, sec. 4.2), and their kin:
+ResNeXt (Xie et al. 2017), wide ResNets and squeeze-and-excitation (Hu et al. 2018)."""
 
 from __future__ import annotations
 
@@ -6,21 +7,12 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from pipeline.models.layers import (
-    BatchNorm,
-    Conv,
-    Dense,
-    GlobalAvgPool,
-    MaxPool,
-    Relu,
-    Residual,
-)
+from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, MaxPool, Relu, Residual
 from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.stacks import Stack, conv_norm, squeeze_excite
 from pipeline.registry import Seq, part
 
 _EXPANSION = {"basic": 1, "bottleneck": 4}
-
-Stack = tuple[LayerSpec, ...]
 
 
 @part("model")
@@ -41,6 +33,12 @@ class ResNet(ModelSpec):
     """imagenet: 7x7/2 convolution and 3x3/2 max pool; cifar: 3x3 convolution."""
     zero_init_last: bool
     """Start the last batch norm of every block at 0, so that fresh blocks are the identity."""
+    groups: PositiveInt = 1
+    """Groups of a bottleneck's 3x3 convolution: the cardinality of ResNeXt."""
+    group_width: PositiveInt = 64
+    """Features of each of these groups where the width is 64, and in proportion where it is not."""
+    squeeze: PositiveInt | None = None
+    """Squeeze and excitation ends every block, with one hidden feature for so many channels."""
 
     @model_validator(mode="after")
     def _one_width_per_stage(self) -> Self:
@@ -48,6 +46,11 @@ class ResNet(ModelSpec):
             raise ValueError(
                 f"blocks {list(self.blocks)} and widths {list(self.widths)} must have one entry "
                 "per stage each"
+            )
+        if self.block == "basic" and (self.groups, self.group_width) != (1, 64):
+            raise ValueError(
+                f"groups {self.groups} and group_width {self.group_width} are for bottlenecks; "
+                "a basic block has 1 and 64"
             )
         return self
 
@@ -73,26 +76,24 @@ class ResNet(ModelSpec):
     def _block(self, scope: str, channels: int, width: int, stride: int) -> Residual:
         features = width * _EXPANSION[self.block]
         if self.block == "basic":
-            convs = (*_conv(width, 3, stride), Relu(), Conv(features=features, kernel=3))
+            convs = (*conv_norm(width, 3, stride), Relu(), *conv_norm(features, 3))
         else:
+            inner = width * self.group_width // 64 * self.groups
             convs = (
-                *_conv(width, 1),
+                *conv_norm(inner, 1),
                 Relu(),
-                *_conv(width, 3, stride),
+                *conv_norm(inner, 3, stride, groups=self.groups),
                 Relu(),
-                Conv(features=features, kernel=1),
+                *conv_norm(features, 1),
             )
         last = BatchNorm(scale_init=0.0 if self.zero_init_last else 1.0)
+        gate = (squeeze_excite(features, features // self.squeeze),) if self.squeeze else ()
         changes = stride != 1 or channels != features
-        shortcut = _conv(features, 1, stride) if changes else ()
-        return Residual(scope=scope, body=(*convs, last), shortcut=shortcut)
+        shortcut = conv_norm(features, 1, stride) if changes else ()
+        return Residual(scope=scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
 
 
 def _stem(stem: Literal["imagenet", "cifar"], width: int) -> Stack:
     if stem == "cifar":
-        return (*_conv(width, 3), Relu())
-    return (*_conv(width, 7, 2), Relu(), MaxPool(kernel=3, stride=2, padding="same"))
-
-
-def _conv(features: int, kernel: int, stride: int = 1) -> Stack:
-    return (Conv(features=features, kernel=kernel, stride=stride), BatchNorm())
+        return (*conv_norm(width, 3), Relu())
+    return (*conv_norm(width, 7, 2), Relu(), MaxPool(kernel=3, stride=2, padding="same"))

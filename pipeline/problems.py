@@ -1,4 +1,4 @@
-"""Problems of a recipe in words: dotted key, the value, what would be right, the nearest name."""
+"""Problems in words: dotted key, the value, what would be right, the nearest name."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ def describe(error: ValidationError, tree: Mapping[str, Any]) -> list[str]:
 def no_such(noun: str, name: str, known: Iterable[str]) -> str:
     """`there is no such model; did you mean lenet5? There is layers, lenet5, mlp, resnet`."""
     names = sorted(known)
-    guess = _nearest(name, names)
+    guess = nearest(name, names)
     question = f"; did you mean {guess}?" if guess else "."
     return f"there is no such {noun}{question} There is {', '.join(names)}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is spelled most like `name`; None where none is."""
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
 
 
@@ -64,7 +65,7 @@ def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
     key, value, context = dotted(where), details["input"], details.get("ctx", {})
     match details["type"]:
         case "extra_forbidden":
-            guess = _nearest(str(where[-1]), _keys_beside(where, tags, tree))
+            guess = nearest(str(where[-1]), _keys_beside(where, tags, tree))
             question = f"; did you mean {dotted((*where[:-1], guess))}?" if guess else ""
             return f"{key} = {show(value)}: there is no such key{question}"
         case "missing":

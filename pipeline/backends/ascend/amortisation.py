@@ -1,0 +1,82 @@
+"""What longer sinks buy, as a curve: time of a step against steps per launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from pipeline.backends.ascend.page import drawing, line, page, rectangle, text, ticks
+from pipeline.whole_file import write_whole
+
+WIDTH, HEIGHT = 1056.0, 420.0
+LEFT, RIGHT, TOP, BOTTOM = 56.0, 72.0, 26.0, 52.0
+GRID, AXIS, CURVE = "#e3e6e5", "#9aa4aa", "#2b5c8f"
+
+Point = tuple[int, float]
+
+
+def write_amortisation(
+    points: Sequence[Point], path: Path, *, title: str = "What longer sinks buy"
+) -> None:
+    """Write modelled steps in ms, by sink size, as an HTML page with one drawing.
+
+    Raises:
+        ValueError: no point, a sink of no step, or a time that is not above zero and finite.
+    """
+    if not points:
+        raise ValueError("no sink size to draw")
+    for size, ms in points:
+        if size < 1 or not (math.isfinite(ms) and ms > 0):
+            raise ValueError(f"sink of {size} steps at {ms} ms: both should be above zero")
+    write_whole(path, amortisation(sorted(points), title))
+
+
+def amortisation(points: Sequence[Point], title: str) -> str:
+    """The page's text; points in the order of their sink sizes."""
+    best_ms = min(ms for _, ms in points)
+    gain = max(ms for _, ms in points) / best_ms
+    words = (
+        f"From {points[0][0]} to {points[-1][0]} steps per launch, a step gets {gain:.2f} x faster."
+    )
+    return page(
+        title,
+        (
+            f"<h1>{escape(title)}</h1>",
+            f"<p>{escape(words)}</p>",
+            "<h2>Milliseconds a step, by steps per launch</h2>",
+            drawing(WIDTH, HEIGHT, "Time of a step against sink size", tuple(_marks(points))),
+            "<footer>All times are modelled, none was measured on a device.</footer>",
+        ),
+    )
+
+
+def _marks(points: Sequence[Point]) -> Iterator[str]:
+    most = max(ms for _, ms in points) * 1.08
+    low, high = math.log10(points[0][0]), math.log10(points[-1][0])
+    wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def place(size: float, ms: float) -> tuple[float, float]:
+        along = (math.log10(size) - low) / (high - low) if high > low else 0.5
+        return LEFT + along * wide, TOP + (1 - ms / most) * tall
+
+    floor = TOP + tall
+    for ms in ticks(most, 6):
+        _, y = place(points[0][0], ms)
+        yield line(LEFT, y, WIDTH - RIGHT, y, GRID)
+        yield text(LEFT - 12, y + 4, f"{ms:g}", anchor="end", quiet=True)
+    yield line(LEFT, floor, WIDTH - RIGHT, floor, AXIS)
+    spots = [place(size, ms) for size, ms in points]
+    path = " ".join(f"{x:.2f},{y:.2f}" for x, y in spots)
+    yield f'<polyline points="{path}" fill="none" stroke="{CURVE}" stroke-width="2.5"/>'
+    for (size, ms), (x, y) in zip(points, spots, strict=True):
+        yield line(x, floor, x, floor + 5, AXIS)
+        yield text(x, floor + 22, f"{size:,}", anchor="middle", size=13)
+        yield _dot(x, y, f"sink of {size}: {ms:.3f} ms")
+        yield text(x, y - 14, f"{ms:.3g}", anchor="middle", size=13)
+    yield text(LEFT + wide / 2, HEIGHT - 8, "steps per launch", anchor="middle", quiet=True)
+
+
+def _dot(x: float, y: float, tip: str) -> str:
+    return f'<circle cx="{x:.2f}" cy="{y:.2f}" r="5" fill="{CURVE}"><title>{escape(tip)}</title></circle>'

@@ -1,0 +1,36 @@
+"""An emulated chip as a backend: numbers from XLA on the host, the chip's figures beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pipeline.backends.base import Executable, Mechanism, Watch, Work
+from pipeline.backends.xla import XlaBackend, find_device
+
+if TYPE_CHECKING:
+    from pipeline.backends.devices.ascend import Ascend
+
+
+class AscendBackend:
+    """One emulated device. What it computes is, bit for bit, what the host's processor does."""
+
+    def __init__(self, spec: Ascend) -> None:
+        self.spec = spec
+        self._host = XlaBackend(find_device("cpu", 0))
+        self.device = self._host.device
+
+    def describe(self) -> Mapping[str, str]:
+        """The chip, the processor that computes in its place, and the versions."""
+        host = self._host.describe()
+        return {**host, "device": f"{self.spec.chip}, emulated on {host['device']}"}
+
+    def mechanism(
+        self, asked: Literal["auto", "loop", "soft"], *, sink: bool
+    ) -> tuple[Mechanism, str]:
+        """How the host runs steps; how the chip would launch them is `spec.mode`."""
+        return self._host.mechanism(asked, sink=sink)
+
+    def compile(self, work: Work, watch: Watch) -> Executable:
+        """Compile a run for the host. Raises RunError when XLA refuses."""
+        return self._host.compile(work, watch)

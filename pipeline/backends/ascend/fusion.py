@@ -1,0 +1,99 @@
+"""Buffer fusion: vector kernels that take over a product's result before it is in memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from pipeline.backends.ascend.recognise import FusionPattern, Patterns
+from pipeline.backends.ascend.tasks import Task, TaskGraph
+
+
+def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
+    """The graph with every fusion made that the patterns allow, each product once."""
+    uses = _uses(graph)
+    into: dict[int, tuple[int, FusionPattern]] = {}
+    for place, task in enumerate(graph.tasks):
+        if task.cube is None:
+            continue
+        found = _partner(graph, uses, place, patterns)
+        if found is not None and found[0] not in into:
+            into[found[0]] = (place, found[1])
+    return _rewritten(graph, into)
+
+
+@dataclass(frozen=True)
+class _Uses:
+    readers: dict[int, list[int]]
+    outputs: frozenset[int]
+
+
+def _uses(graph: TaskGraph) -> _Uses:
+    readers: dict[int, list[int]] = defaultdict(list)
+    for place, task in enumerate(graph.tasks):
+        for buffer in task.reads:
+            readers[buffer].append(place)
+    return _Uses(dict(readers), frozenset(graph.outputs))
+
+
+def _partner(
+    graph: TaskGraph, uses: _Uses, place: int, patterns: Patterns
+) -> tuple[int, FusionPattern] | None:
+    task = graph.tasks[place]
+    made = task.writes[0]
+    readers = uses.readers.get(made, [])
+    for pattern in patterns.fusions:
+        if task.cost_class not in pattern.producer or pattern.phase not in (None, task.phase):
+            continue
+        for reader in readers:
+            other = graph.tasks[reader]
+            single = len(readers) == 1 and made not in uses.outputs
+            if _takes(pattern, task, other) and (pattern.keep or single):
+                return reader, pattern
+    return None
+
+
+def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
+    if other.cost_class not in pattern.consumer or other.phase != task.phase:
+        return False
+    if other.repeat != task.repeat or other.cube is not None or other.vector is None:
+        return False
+    operations = other.vector.simple + other.vector.heavy
+    return pattern.max_operations is None or (
+        operations <= pattern.max_operations and other.vector.heavy == 0
+    )
+
+
+def _rewritten(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]]) -> TaskGraph:
+    """Partners run at the later one's place, where all that both read is there."""
+    moved = {place for place, _ in into.values()}
+    tasks: list[Task] = []
+    places: dict[int, int] = {}
+    for place, task in enumerate(graph.tasks):
+        if place in moved and not _may_stay(graph, into, place):
+            continue
+        if place in into and place not in moved:
+            task = _joined(graph.tasks[into[place][0]], task, into[place][1])
+            places[into[place][0]] = len(tasks)
+        places[place] = len(tasks)
+        tasks.append(task)
+    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
+    return replace(graph, tasks=tuple(tasks), gradients=gradients)
+
+
+def _may_stay(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]], place: int) -> bool:
+    return not any(producer == place for producer, _ in into.values())
+
+
+def _joined(product: Task, other: Task, pattern: FusionPattern) -> Task:
+    made = product.writes[0]
+    reads = [*product.reads, *(buffer for buffer in other.reads if buffer != made)]
+    writes = [*product.writes, *other.writes] if pattern.keep else list(other.writes)
+    return replace(
+        product,
+        type=f"FusionOp_{product.type}_{other.type}",
+        reads=tuple(dict.fromkeys(reads)),
+        writes=tuple(dict.fromkeys(writes)),
+        vector=other.vector,
+        fused=(*product.fused, *other.fused, pattern.name),
+    )

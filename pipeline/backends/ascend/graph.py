@@ -1,0 +1,318 @@
+"""A traced function as one flat list of primitives, from shapes alone: no weight is made.
+
+Calls are inlined. A scan's body is there once, its nodes repeated by the scan's length. Of a `cond`
+the dearest branch is kept, and of one that asks for the platform the one for any platform.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+from jax.extend import core
+
+from pipeline.errors import RunError
+
+OPAQUE_CALLS = frozenset({"max_pool"})
+"""Jitted functions kept as one node, under their own name, forward and backward."""
+
+VIEWS_OF_SCAN = ("scan_slice", "scan_stack", "scan_carry")
+
+Marked = Literal["forward", "backward", "unmarked"]
+
+
+class UnboundedLoopError(RunError):
+    """A while loop without a trip count that can be read off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array of the traced function."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One application of a primitive; inputs and outputs are indices of values.
+
+    `mark` is what JAX's name stack says of differentiation. `calls` are the jitted functions that
+    it is in. Nodes of one `loop` run `repeat` times.
+    """
+
+    primitive: str
+    params: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    scope: str
+    mark: Marked
+    calls: tuple[str, ...]
+    loop: int
+    repeat: int
+
+
+@dataclass
+class Graph:
+    """Values and the nodes that make them, in an order that can be executed."""
+
+    values: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    constants: set[int] = field(default_factory=set)
+    equations: int = 0
+    """Of the function as traced, dead and constant ones too."""
+    folded: int = 0
+    """Equations that were dead, or computed at compile time."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the walk is."""
+
+    scope: str = ""
+    calls: tuple[str, ...] = ()
+    loop: int = 0
+    repeat: int = 1
+
+
+def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
+    """The graph of `function(*arguments)`; arguments may be `jax.ShapeDtypeStruct`s.
+
+    Raises UnboundedLoopError where a while loop has no trip count.
+    """
+    closed = jax.jit(function).trace(*arguments).jaxpr
+    walk = _Walk()
+    graph = walk.graph
+    graph.inputs = tuple(walk.fresh(var) for var in closed.jaxpr.invars)
+    graph.outputs = walk.closed(closed, graph.inputs, _Place())
+    return _pruned(graph)
+
+
+class _Walk:
+    """Inlines a jaxpr into a graph."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.loops = 0
+
+    def fresh(self, var: Any) -> int:
+        """A new value of the shape of a variable."""
+        self.graph.values.append(Value(tuple(var.aval.shape), str(var.aval.dtype)))
+        return len(self.graph.values) - 1
+
+    def constant(self, var: Any) -> int:
+        """A new value that is known when the graph is compiled."""
+        index = self.fresh(var)
+        self.graph.constants.add(index)
+        return index
+
+    def closed(self, closed: Any, inputs: Sequence[int], place: _Place) -> tuple[int, ...]:
+        """Inline a closed jaxpr; gives its outputs."""
+        return self.open(closed.jaxpr, inputs, place)
+
+    def open(self, jaxpr: Any, inputs: Sequence[int], place: _Place) -> tuple[int, ...]:
+        """Inline a jaxpr; gives its outputs."""
+        env: dict[Any, int] = {var: self.constant(var) for var in jaxpr.constvars}
+        env |= dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> int:
+            return self.constant(atom) if isinstance(atom, core.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            outputs = self.equation(eqn, [read(atom) for atom in eqn.invars], place)
+            env |= dict(zip(eqn.outvars, outputs, strict=True))
+        return tuple(read(atom) for atom in jaxpr.outvars)
+
+    def equation(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """One equation: inlined where it holds a jaxpr, else a node."""
+        name = eqn.primitive.name
+        stack = str(eqn.source_info.name_stack)
+        scope = "/".join(part for part in (place.scope, stack) if part)
+        inside = _Place(scope, place.calls, place.loop, place.repeat)
+        if name == "scan":
+            return self.scan(eqn, inputs, inside)
+        if name == "while":
+            return self.while_loop(eqn, inputs, inside)
+        if name == "cond":
+            return self.cond(eqn, inputs, inside)
+        called = eqn.params.get("name")
+        inner = _inner_jaxpr(eqn)
+        if inner is not None and called not in OPAQUE_CALLS:
+            calls = (*place.calls, called) if isinstance(called, str) else place.calls
+            deeper = _Place(scope, calls, place.loop, place.repeat)
+            return self.open(inner, inputs, deeper)
+        self.graph.equations += 1
+        primitive = called if inner is not None else name
+        return self.node(primitive, eqn, inputs, inside)
+
+    def node(self, primitive: str, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """Add a node for an equation."""
+        outputs = tuple(self.fresh(var) for var in eqn.outvars)
+        self._add(primitive, eqn.params, tuple(inputs), outputs, place)
+        return outputs
+
+    def _add(
+        self,
+        primitive: str,
+        params: Mapping[str, Any],
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        place: _Place,
+    ) -> None:
+        mark = _mark_of(place.scope)
+        node = Node(
+            primitive, params, inputs, outputs, place.scope, mark, place.calls, place.loop,
+            place.repeat,
+        )  # fmt: skip
+        self.graph.nodes.append(node)
+
+    def scan(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """The body once, repeated; what it scans over is sliced, what it stacks is written."""
+        params = eqn.params
+        consts, carries = params["num_consts"], params["num_carry"]
+        body = params["jaxpr"].jaxpr
+        self.loops += 1
+        inside = _Place(place.scope, place.calls, self.loops, place.repeat * params["length"])
+        sliced = [
+            self._view("scan_slice", index, var, inside)
+            for index, var in zip(
+                inputs[consts + carries :], body.invars[consts + carries :], strict=True
+            )
+        ]
+        made = self.open(body, [*inputs[: consts + carries], *sliced], inside)
+        carried = [
+            self._view("scan_carry", index, var, place)
+            for index, var in zip(made[:carries], eqn.outvars[:carries], strict=True)
+        ]
+        stacked = [
+            self._view("scan_stack", index, var, inside)
+            for index, var in zip(made[carries:], eqn.outvars[carries:], strict=True)
+        ]
+        return (*carried, *stacked)
+
+    def _view(self, primitive: str, source: int, var: Any, place: _Place) -> int:
+        index = self.fresh(var)
+        self._add(primitive, {}, (source,), (index,), place)
+        return index
+
+    def while_loop(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """A loop that counts to a constant, as often as it counts; others can't be priced."""
+        count = trip_count(eqn)
+        if count is None:
+            raise UnboundedLoopError(
+                f"while loop in {place.scope or 'the function'}: its number of trips can't be read "
+                "off; write it as jax.lax.scan or as jax.lax.fori_loop with constant bounds"
+            )
+        skipped, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        self.loops += 1
+        inside = _Place(place.scope, place.calls, self.loops, place.repeat * count)
+        body = eqn.params["body_jaxpr"].jaxpr
+        made = self.open(body, inputs[skipped:], inside)
+        assert len(inputs) - skipped - consts == len(made)
+        return tuple(
+            self._view("scan_carry", index, var, place)
+            for index, var in zip(made, eqn.outvars, strict=True)
+        )
+
+    def cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """One of the branches: that for any platform, or else the dearest."""
+        branches = eqn.params["branches"]
+        if eqn.params.get("branches_platforms") is not None:
+            chosen = branches[-1]
+        else:
+            chosen = max(branches, key=lambda branch: _weight(branch.jaxpr))
+        return self.open(chosen.jaxpr, inputs[1:], place)
+
+
+def _inner_jaxpr(eqn: Any) -> Any:
+    """The jaxpr that a call-like equation calls, if it is one."""
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(key)
+        if inner is not None:
+            inner = getattr(inner, "jaxpr", inner)
+            return inner if len(inner.invars) == len(eqn.invars) else None
+    return None
+
+
+def _mark_of(scope: str) -> Marked:
+    if "transpose(" in scope:
+        return "backward"
+    return "forward" if "jvp(" in scope else "unmarked"
+
+
+def _weight(jaxpr: Any) -> int:
+    """Elements that a jaxpr makes, matrix products by their multiply-adds: enough to compare."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        inner = _inner_jaxpr(eqn)
+        length = eqn.params.get("length", 1)
+        total += length * _weight(inner) if inner is not None else 0
+        made = sum(math.prod(var.aval.shape) for var in eqn.outvars)
+        if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
+            made *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
+        total += made
+    return total
+
+
+def trip_count(eqn: Any) -> int | None:
+    """How often a `while` equation that counts by one up to a literal runs; None for others."""
+    cond = eqn.params["cond_jaxpr"].jaxpr
+    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
+        return None
+    counter, limit = cond.eqns[0].invars
+    start = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+    limit = _literal(limit, cond.invars, eqn.invars[: eqn.params["cond_nconsts"]])
+    if isinstance(counter, core.Literal) or limit is None:
+        return None
+    position = cond.invars.index(counter) - eqn.params["cond_nconsts"]
+    first = _literal(start[position], (), ())
+    if first is None or not _counts_by_one(eqn, position):
+        return None
+    return max(0, limit - first)
+
+
+def _literal(atom: Any, variables: Sequence[Any], arguments: Sequence[Any]) -> int | None:
+    if not isinstance(atom, core.Literal) and atom in variables[: len(arguments)]:
+        atom = arguments[list(variables).index(atom)]
+    return int(atom.val) if isinstance(atom, core.Literal) else None
+
+
+def _counts_by_one(eqn: Any, position: int) -> bool:
+    body = eqn.params["body_jaxpr"].jaxpr
+    before = body.invars[eqn.params["body_nconsts"] + position]
+    after = body.outvars[position]
+    return any(
+        inner.primitive.name == "add"
+        and after in inner.outvars
+        and before in inner.invars
+        and any(isinstance(atom, core.Literal) and atom.val == 1 for atom in inner.invars)
+        for inner in body.eqns
+    )
+
+
+def _pruned(graph: Graph) -> Graph:
+    """Without what no output needs and what is known at compile time."""
+    constants = graph.constants
+    for node in graph.nodes:
+        if all(index in constants for index in node.inputs) and "random" not in node.primitive:
+            constants.update(node.outputs)
+    needed = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        alive = any(out in needed for out in node.outputs)
+        if alive and not all(out in constants for out in node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    graph.folded = graph.equations - sum(node.primitive not in VIEWS_OF_SCAN for node in kept)
+    graph.nodes = kept[::-1]
+    return graph

@@ -1,0 +1,78 @@
+"""How a step is launched, fed and spread over devices: what a schedule is asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pipeline.errors import PipelineError
+
+Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+class OptionError(PipelineError):
+    """What was asked of the emulated device makes no sense, or does not fit it."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """A launch mode and what goes with it.
+
+    `op_by_op` launches every kernel from the host, `graph_sink` the whole step, `loop_sink` a
+    loop of `sink_size` steps. A loop sink takes its batches from the queue on the device and
+    op-by-op launch never does (MindSpore's `dataset_sink_mode` turns on all three at once), so
+    `data_sink` decides for `graph_sink` alone.
+
+    `fusion` has MindSpore's `all_reduce_fusion_config`; None is one all-reduce. `overlap` lets an
+    all-reduce start before the backward pass ends. `batch_size` and `batch_bytes` are of one
+    device. `host_images_per_s` is what the host prepares for one device (see
+    `feeding.device_images_per_s`); None means that data is always ready. `op_launch_us` replaces
+    the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in the
+    msprof trace of AlexNet (2023) both dropout masks follow one another on one.
+
+    Raises:
+        OptionError: a value is out of its range; the message names it.
+    """
+
+    mode: Mode = "loop_sink"
+    sink_size: int = 1
+    devices: int = 1
+    fusion: tuple[int, ...] | None = None
+    overlap: bool = True
+    batch_size: int = 1
+    batch_bytes: int = 0
+    host_images_per_s: float | None = None
+    data_sink: bool = True
+    op_launch_us: float | None = None
+    ai_cpu_streams: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptionError(f"mode: {self.mode!r} is none of {', '.join(MODES)}")
+        for name in ("sink_size", "devices", "batch_size", "ai_cpu_streams"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}: {getattr(self, name)} should be at least 1")
+        _check_range("batch_bytes", self.batch_bytes, least=0)
+        if self.op_launch_us is not None:
+            _check_range("op_launch_us", self.op_launch_us, least=0)
+        if self.host_images_per_s is not None:
+            _check_range("host_images_per_s", self.host_images_per_s, least=1e-9)
+
+    @property
+    def queued(self) -> bool:
+        """Whether batches come from the queue on the device."""
+        return self.mode == "loop_sink" or (self.mode == "graph_sink" and self.data_sink)
+
+    @property
+    def steps_per_launch(self) -> int:
+        return self.sink_size if self.mode == "loop_sink" else 1
+
+
+def _check_range(name: str, value: float, *, least: float) -> None:
+    if not (math.isfinite(value) and value >= least):
+        what = "zero or more" if least == 0 else "more than zero"
+        raise OptionError(f"{name}: {value} should be {what}, and finite")

@@ -1,0 +1,164 @@
+"""What an Ascend executes: tasks over buffers, with no figure of any hardware in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Layout = Literal["ND", "NC1HWC0", "FRACTAL_Z", "FRACTAL_NZ"]
+Engine = Literal["cube", "vector", "ai_cpu", "hccl"]
+Phase = Literal["forward", "backward", "communication", "optimizer", "data"]
+Role = Literal["parameter", "state", "gradient", "activation", "input", "output", "constant"]
+
+CostClass = Literal[
+    "conv",
+    "conv_input_grad",
+    "conv_kernel_grad",
+    "matmul",
+    "depthwise",
+    "depthwise_input_grad",
+    "depthwise_kernel_grad",
+    "elementwise",
+    "cast",
+    "optimizer",
+    "bn_reduce",
+    "bn_update",
+    "bias_grad",
+    "reduce",
+    "rows",
+    "max_pool",
+    "max_pool_grad",
+    "avg_pool",
+    "trans_data",
+    "transpose",
+    "copy",
+    "fill",
+    "gather",
+    "scatter",
+    "sort",
+    "ai_cpu",
+    "all_reduce",
+]
+"""What efficiencies are fitted by.
+
+`rows` works along the minor axis (softmax, layer norm), `reduce` across rows, `bn_reduce` and
+`bn_update` are batch normalisation's passes over feature maps, `bias_grad` sums a gradient over
+everything but its channels, `copy` is concat, slice and pad, `fill` is MemSet.
+"""
+
+CHANNEL_BLOCK = 16
+"""C0: the channels that a block of NC1HWC0 and the edge of a fractal hold, for float16 as well as
+for float32 (ascend-910-hardware.md, section 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A value in device memory. `nbytes` counts what its layout pads; masks are 1 bit an element.
+
+    `within` is the buffer that this one is a part of: a slice that a scan reads or writes.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    nbytes: int
+    role: Role
+    name: str
+    within: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CubeWork:
+    """A product of matrices, `batch` times (batch, m, k) x (batch, k, n) -> (batch, m, n).
+
+    A convolution is its im2col view. `m`, `k`, `n` are not padded. `taps` is the kernel's area:
+    in a forward convolution k = taps * input channels, and each tap's channels are padded apart;
+    in a kernel gradient m = taps * input channels. `batch` counts groups and attention heads.
+    `macs` are the useful multiply-adds of the whole task. `stride` is the product of the strides
+    (of the forward convolution).
+    """
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    macs: int
+    taps: int = 1
+    stride: int = 1
+    dtype: str = "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class VectorWork:
+    """Element-wise work: operations of the vector unit for each of `elements`.
+
+    `simple` are adds, products, comparisons, selections, conversions; `heavy` are divisions,
+    exponentials, logarithms, roots and the like.
+    """
+
+    elements: int
+    dtype: str
+    simple: float = 1.0
+    heavy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One kernel. A scan's body is there once, with `repeat` its length.
+
+    `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path that
+    JAX kept, `fused` the primitives or ops that the kernel does besides. `reads` and `writes` are
+    indices of buffers; `reads` has every buffer once.
+    """
+
+    type: str
+    scope: str
+    engine: Engine
+    phase: Phase
+    cost_class: CostClass
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    cube: CubeWork | None = None
+    vector: VectorWork | None = None
+    repeat: int = 1
+    fused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks in the order of execution over their buffers.
+
+    `primitives` counts every equation of the traced function by what became of it: "task",
+    "fused", "free" or "unsupported". `gradients` are (parameter name, bytes all-reduced, index of
+    the task that makes it), in the order in which they are made; `inputs` are the buffers that a
+    batch fills, `parameters`, `state` those that live from step to step.
+    """
+
+    buffers: tuple[Buffer, ...]
+    tasks: tuple[Task, ...]
+    inputs: tuple[int, ...] = ()
+    parameters: tuple[int, ...] = ()
+    state: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    gradients: tuple[tuple[str, int, int], ...] = ()
+    primitives: Mapping[str, int] = field(default_factory=dict)
+    unsupported: Mapping[str, int] = field(default_factory=dict)
+    aliases: Mapping[int, int] = field(default_factory=dict)
+    """Output buffer -> the state or parameter buffer that it updates in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTime:
+    """What one execution of a task costs.
+
+    `us` is never below `roofline_us`, the time that the peak rates of engine and memory allow.
+    `bound` says what decided it; `provenance` how sure its class is: "measured" where kernels of
+    that class were timed, "derived" by analogy, "assumed" otherwise.
+    """
+
+    us: float
+    roofline_us: float
+    bound: Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
+    provenance: Literal["measured", "derived", "assumed"]

@@ -1,0 +1,51 @@
+"""An emulated Ascend 910: a part of kind "device"."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from pipeline.backends.ascend.hardware import Chip
+from pipeline.backends.spec import DeviceSpec
+from pipeline.registry import Seq, part
+
+if TYPE_CHECKING:
+    from pipeline.backends.base import Backend
+
+MAX_DEVICES = 1024
+
+
+@part("device")
+class Ascend(Chip, DeviceSpec):
+    """An Ascend 910: XLA computes its numbers on the host, a model of the chip its time."""
+
+    name: Literal["ascend"] = "ascend"
+    devices: Annotated[PositiveInt, Field(le=MAX_DEVICES)]
+    """Devices that train together, each on a batch of its own."""
+    mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
+    """How steps are launched; auto: as `train.sink` and `train.sink_size` say."""
+    precision: Literal["O0", "O2", "O3"] | None
+    """MindSpore's amp_level that a step is priced for; null: the types that it was traced with."""
+    all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
+    """Numbers of parameters at which the gradients are split; null: one all-reduce for all."""
+    host_workers: PositiveInt
+    """Processes of the emulated host that prepare data."""
+    auto_tune: bool
+    """Search the tiles of every cube task before it is priced."""
+    strict: bool
+    """An operation that the model doesn't know is an error, not an estimate by its bytes."""
+
+    @field_validator("all_reduce_fusion")
+    @classmethod
+    def _ascending(cls, points: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if points is not None and any(low >= high for low, high in pairwise(points)):
+            raise ValueError(f"{list(points)} must ascend, as in [85, 160]")
+        return points
+
+    def open(self) -> Backend:
+        """XLA on the host's processor, under the name of the chip."""
+        from pipeline.backends.ascend.backend import AscendBackend
+
+        return AscendBackend(self)

@@ -1,0 +1,55 @@
+"""Densely connected networks (Huang et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from pipeline.models.layers import (
+    AvgPool,
+    BatchNorm,
+    Branches,
+    Conv,
+    Dense,
+    GlobalAvgPool,
+    MaxPool,
+    Relu,
+)
+from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.stacks import Stack, conv_norm
+from pipeline.registry import Seq, part
+
+
+@part("model")
+class DenseNet(ModelSpec):
+    """Dense blocks, in which every layer reads all features before it: DenseNet-BC (sec. 3).
+
+    Between two blocks a 1x1 convolution halves the features and an average pool the image.
+    """
+
+    name: Literal["densenet"] = "densenet"
+    growth: PositiveInt
+    """Features that each layer adds; the stem gives twice as many."""
+    blocks: Seq[PositiveInt]
+    """How many layers each dense block has."""
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        channels = 2 * self.growth
+        halve = MaxPool(kernel=3, stride=2, padding="same")
+        layers: list[LayerSpec] = [*conv_norm(channels, 7, 2), Relu(), halve]
+        for number, count in enumerate(self.blocks, start=1):
+            if number > 1:
+                channels //= 2
+                layers += (*_preactivated(channels, 1), AvgPool(kernel=2))
+            layers += [self._layer(f"block{number}_layer{index}") for index in range(count)]
+            channels += count * self.growth
+        return (*layers, BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
+
+    def _layer(self, scope: str) -> Branches:
+        body = (*_preactivated(4 * self.growth, 1), *_preactivated(self.growth, 3))
+        return Branches(scope=scope, branches=((), body))
+
+
+def _preactivated(features: int, kernel: int) -> Stack:
+    return BatchNorm(), Relu(), Conv(features=features, kernel=kernel)

@@ -1,0 +1,81 @@
+"""EfficientNet (Tan and Le 2019)."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, PositiveFloat
+
+from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Swish
+from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded, squeeze_excite
+from pipeline.registry import part
+
+
+class _Row(NamedTuple):
+    """A stage of table 1; `stride` is that of its first block."""
+
+    expansion: int
+    kernel: int
+    stride: int
+    features: int
+    blocks: int
+
+
+_ROWS = (
+    _Row(1, 3, 1, 16, 1),
+    _Row(6, 3, 2, 24, 2),
+    _Row(6, 5, 2, 40, 2),
+    _Row(6, 3, 2, 80, 3),
+    _Row(6, 5, 1, 112, 3),
+    _Row(6, 5, 2, 192, 4),
+    _Row(6, 3, 1, 320, 1),
+)
+
+
+@part("model")
+class EfficientNet(ModelSpec):
+    """Inverted residuals with squeeze and excitation, scaled in width and in depth.
+
+    Blocks are not dropped at random. With 1000 classes B0 has 5,288,548 parameters.
+    """
+
+    name: Literal["efficientnet"] = "efficientnet"
+    width: PositiveFloat
+    """How many times the features of B0 every layer gives, in multiples of 8."""
+    depth: PositiveFloat
+    """How many times the blocks of B0 each stage has, rounded up."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        channels = self._scaled(32)
+        layers: list[LayerSpec] = [*_conv(channels, 3, 2), Swish()]
+        for number, row in enumerate(_ROWS, start=1):
+            features = self._scaled(row.features)
+            for index in range(ceil(row.blocks * self.depth)):
+                stride = row.stride if index == 0 else 1
+                keeps = stride == 1 and channels == features
+                body = _block(channels, row, features, stride)
+                layers.append(residual_if(keeps, f"stage{number}_block{index}", body))
+                channels = features
+        head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
+        return (*layers, *_conv(self._scaled(1280), 1), Swish(), *head)
+
+    def _scaled(self, features: int) -> int:
+        return rounded(features * self.width)
+
+
+def _block(channels: int, row: _Row, features: int, stride: int) -> Stack:
+    hidden = channels * row.expansion
+    return (
+        *((*_conv(hidden, 1), Swish()) if row.expansion > 1 else ()),
+        *_conv(hidden, row.kernel, stride, groups=hidden),
+        Swish(),
+        squeeze_excite(hidden, max(1, channels // 4), act=Swish()),
+        *_conv(features, 1),
+    )
+
+
+def _conv(features: int, kernel: int, stride: int = 1, groups: int = 1) -> Stack:
+    return conv_norm(features, kernel, stride, groups=groups, epsilon=1e-3)

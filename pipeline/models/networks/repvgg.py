@@ -1,0 +1,53 @@
+"""RepVGG as it is trained (Ding et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
+from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.stacks import conv_norm
+from pipeline.registry import Seq, part
+
+
+@part("model")
+class RepVGG(ModelSpec):
+    """Blocks that add a 3x3, a 1x1 and, where the shape stays, the input, each normalised."""
+
+    name: Literal["repvgg"] = "repvgg"
+    stem: PositiveInt
+    """Features of the first block."""
+    blocks: Seq[PositiveInt]
+    """How many blocks each stage has; the first one halves the image."""
+    widths: Seq[PositiveInt]
+    """Features of the blocks, stage by stage."""
+
+    @model_validator(mode="after")
+    def _one_width_per_stage(self) -> Self:
+        if not self.blocks or len(self.blocks) != len(self.widths):
+            raise ValueError(
+                f"blocks {list(self.blocks)} and widths {list(self.widths)} must have one entry "
+                "per stage each"
+            )
+        return self
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        layers: list[LayerSpec] = [_block("stem", self.stem, 2, same=False), Relu()]
+        channels = self.stem
+        for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):
+            for index in range(count):
+                stride = 2 if index == 0 else 1
+                same = stride == 1 and channels == width
+                layers += (_block(f"stage{stage}_block{index}", width, stride, same), Relu())
+                channels = width
+        return (*layers, GlobalAvgPool(), Dense(features=classes))
+
+
+def _block(scope: str, features: int, stride: int, same: bool) -> Residual:
+    three, one = conv_norm(features, 3, stride), conv_norm(features, 1, stride)
+    if not same:
+        return Residual(scope=scope, body=three, shortcut=one)
+    convs = Residual(scope="convs", body=three, shortcut=one)
+    return Residual(scope=scope, body=(convs,), shortcut=(BatchNorm(),))

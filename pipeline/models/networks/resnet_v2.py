@@ -1,0 +1,91 @@
+"""Residual networks of full pre-activation (He et al. 2016, "Identity mappings"), and the wide
+ones for CIFAR (Zagoruyko and Komodakis 2016)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from pipeline.models.layers import (
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    GlobalAvgPool,
+    MaxPool,
+    Relu,
+    Residual,
+    Sequence,
+)
+from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.stacks import Stack
+from pipeline.registry import Seq, part
+
+_EXPANSION = {"basic": 1, "bottleneck": 4}
+
+
+@part("model")
+class ResNetV2(ModelSpec):
+    """Stages of residual blocks in which batch norm and ReLU come before each convolution.
+
+    Where a block changes the shape, its shortcut is a 1x1 convolution of the activated input, and
+    stands with the residual behind the first batch norm and ReLU.
+    """
+
+    name: Literal["resnet_v2"] = "resnet_v2"
+    block: Literal["basic", "bottleneck"]
+    blocks: Seq[PositiveInt]
+    """How many blocks each stage has."""
+    widths: Seq[PositiveInt]
+    """Features of the 3x3 convolutions, stage by stage; a bottleneck gives four times as many."""
+    stem: Literal["imagenet", "cifar"]
+    """imagenet: 7x7/2 convolution and 3x3/2 max pool; cifar: 3x3 convolution."""
+    stem_width: PositiveInt
+    """Features of the first convolution."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """Rate of the dropout before the 3x3 convolution, or before the second one of a basic block."""
+
+    @model_validator(mode="after")
+    def _one_width_per_stage(self) -> Self:
+        if not self.blocks or len(self.blocks) != len(self.widths):
+            raise ValueError(
+                f"blocks {list(self.blocks)} and widths {list(self.widths)} must have one entry "
+                "per stage each"
+            )
+        return self
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        layers: list[LayerSpec] = [*self._stem()]
+        channels = self.stem_width
+        for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):
+            for index in range(count):
+                stride = 2 if stage > 1 and index == 0 else 1
+                layers.append(self._block(f"stage{stage}_block{index}", channels, width, stride))
+                channels = width * _EXPANSION[self.block]
+        return (*layers, BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
+
+    def _stem(self) -> Stack:
+        if self.stem == "cifar":
+            return (Conv(features=self.stem_width, kernel=3),)
+        conv = Conv(features=self.stem_width, kernel=7, stride=2)
+        return conv, MaxPool(kernel=3, stride=2, padding="same")
+
+    def _block(self, scope: str, channels: int, width: int, stride: int) -> LayerSpec:
+        features = width * _EXPANSION[self.block]
+        activate = (BatchNorm(), Relu())
+        body = self._convs(width, features, stride)
+        if stride == 1 and channels == features:
+            return Residual(scope=scope, body=(*activate, *body))
+        shortcut = (Conv(features=features, kernel=1, stride=stride),)
+        return Sequence(scope=scope, body=(*activate, Residual(body=body, shortcut=shortcut)))
+
+    def _convs(self, width: int, features: int, stride: int) -> Stack:
+        activate = (BatchNorm(), Relu())
+        between = (*activate, Dropout(rate=self.dropout)) if self.dropout else activate
+        if self.block == "basic":
+            first = Conv(features=width, kernel=3, stride=stride)
+            return first, *between, Conv(features=features, kernel=3)
+        middle = Conv(features=width, kernel=3, stride=stride)
+        last = Conv(features=features, kernel=1)
+        return Conv(features=width, kernel=1), *between, middle, *activate, last

@@ -1,0 +1,69 @@
+"""Xception (Chollet 2017, fig. 5)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from pipeline.models.layers import BatchNorm, Conv, Dense, GlobalAvgPool, MaxPool, Relu, Residual
+from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.stacks import Stack, conv_norm
+from pipeline.registry import part
+
+_FEATURES = (32, 64, 128, 256, 728, 1024, 1536, 2048)
+
+
+@part("model")
+class Xception(ModelSpec):
+    """Residual blocks of depthwise separable convolutions, for images of 299x299.
+
+    With 1000 classes it has 22,855,952 parameters.
+    """
+
+    name: Literal["xception"] = "xception"
+    width: PositiveFloat
+    """How many times the paper's features every convolution gives."""
+    middle: PositiveInt
+    """How many blocks keep the size; the paper has 8."""
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        w = [max(1, round(features * self.width)) for features in _FEATURES]
+        return (
+            *conv_norm(w[0], 3, 2, padding="valid"),
+            Relu(),
+            *conv_norm(w[1], 3, padding="valid"),
+            Relu(),
+            _halving("entry0", _separable(w[1], w[2]), w[2], w[2]),
+            _halving("entry1", _after_relu(w[2], w[3]), w[3], w[3]),
+            _halving("entry2", _after_relu(w[3], w[4]), w[4], w[4]),
+            *(_keeping(f"middle{index}", w[4]) for index in range(self.middle)),
+            _halving("exit", _after_relu(w[4], w[4]), w[4], w[5]),
+            *_separable(w[5], w[6]),
+            Relu(),
+            *_separable(w[6], w[7]),
+            Relu(),
+            GlobalAvgPool(),
+            Dense(features=classes),
+        )
+
+
+def _separable(channels: int, features: int) -> Stack:
+    """A 3x3 of every channel on its own, then a 1x1 of all, and batch norm."""
+    depthwise = Conv(features=channels, kernel=3, groups=channels)
+    return depthwise, Conv(features=features, kernel=1), BatchNorm()
+
+
+def _after_relu(channels: int, features: int) -> Stack:
+    return (Relu(), *_separable(channels, features))
+
+
+def _keeping(scope: str, features: int) -> Residual:
+    return Residual(scope=scope, body=_after_relu(features, features) * 3)
+
+
+def _halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
+    """`first` gives `channels`; a second separable convolution gives `features` of half the size."""
+    pool = MaxPool(kernel=3, stride=2, padding="same")
+    body = (*first, *_after_relu(channels, features), pool)
+    return Residual(scope=scope, body=body, shortcut=conv_norm(features, 1, 2))

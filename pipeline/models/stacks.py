@@ -1,0 +1,59 @@
+"""Layers that many networks have in common."""
+
+from __future__ import annotations
+
+from pipeline.models.fields import Padding, Size
+from pipeline.models.layers import (
+    BatchNorm,
+    Conv,
+    Dense,
+    Gate,
+    GlobalAvgPool,
+    Relu,
+    Residual,
+    Sequence,
+    Sigmoid,
+)
+from pipeline.models.spec import LayerSpec
+
+Stack = tuple[LayerSpec, ...]
+
+
+def conv_norm(
+    features: int,
+    kernel: Size,
+    stride: Size = 1,
+    *,
+    groups: int = 1,
+    padding: Padding = "same",
+    epsilon: float = 1e-5,
+) -> Stack:
+    """A convolution without bias, and batch norm."""
+    conv = Conv(features=features, kernel=kernel, stride=stride, padding=padding, groups=groups)
+    return conv, BatchNorm(epsilon=epsilon)
+
+
+def squeeze_excite(
+    channels: int, hidden: int, act: LayerSpec | None = None, gate: LayerSpec | None = None
+) -> Gate:
+    """Weigh each channel by what two dense layers make of all their means (Hu et al. 2018).
+
+    `act` follows the first of them, ReLU unless given, and `gate` the second, sigmoid.
+    """
+    first, second = Dense(features=hidden), Dense(features=channels)
+    body = (GlobalAvgPool(), first, act or Relu(), second, gate or Sigmoid())
+    return Gate(scope="squeeze_excite", body=body)
+
+
+def residual_if(same: bool, scope: str, body: Stack) -> LayerSpec:
+    """body(x) + x where the body keeps the shape, else the body alone, in the same scope."""
+    return Residual(scope=scope, body=body) if same else Sequence(scope=scope, body=body)
+
+
+def rounded(width: float, divisor: int = 8) -> int:
+    """The multiple of `divisor` nearest to `width`, but never less than 90 % of it.
+
+    The rule of the MobileNets, from their reference implementation (tensorflow/models, slim).
+    """
+    nearest = max(divisor, int(width + divisor / 2) // divisor * divisor)
+    return nearest if nearest >= 0.9 * width else nearest + divisor

@@ -1,0 +1,16 @@
+"""Where conf/ and the recipes lie, in a checkout and in an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _shipped(folder: str) -> Path:
+    inside_wheel = _PACKAGE / folder
+    return inside_wheel if inside_wheel.is_dir() else _PACKAGE.parent / folder
+
+
+CONF = _shipped("conf")
+RECIPES = _shipped("recipes")
