@@ -36,6 +36,7 @@ PART_MODULES = (
     "pipeline.models.initializers",
     "pipeline.models.layers",
     "pipeline.models.networks",
+    "pipeline.models.tokens",
     "pipeline.training.losses",
     "pipeline.training.optimizers",
     "pipeline.training.schedules",

@@ -57,7 +57,7 @@ class ConvTranspose(LayerSpec):
 
 @part("layer")
 class Dense(LayerSpec):
-    """Linear map of (batch, features)."""
+    """Linear map of (batch, features), or of each token of (batch, tokens, features)."""
 
     name: Literal["dense"] = "dense"
     features: Features

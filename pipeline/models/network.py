@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array, lax
 
+from pipeline.models import attention as attention
 from pipeline.models import combinations as combinations
 from pipeline.models import layers
 from pipeline.models.convolution import Pair, conv2d
 from pipeline.models.pooling import max_pool
 from pipeline.models.spec import InitSpec, LayerSpec
+from pipeline.models.tokens import Embedding
 from pipeline.models.walk import Site, forward, require_groups, require_images, walk
 
 _ACTIVATIONS = {
@@ -45,7 +47,9 @@ class Network(nn.Module):
         Raises ValueError that names the layer and the shape where one does not fit the next.
         """
         site = Site((), self.initializers, self.dtype, train)
-        logits = walk(self.layers, images.astype(self.dtype), site)
+        reads_numbers = bool(self.layers) and isinstance(self.layers[0], Embedding)
+        x = images if reads_numbers else images.astype(self.dtype)
+        logits = walk(self.layers, x, site)
         if logits.ndim != 2:
             raise ValueError(
                 f"the network ends in shape {logits.shape}, not (batch, classes); "
@@ -118,7 +122,7 @@ def _conv_transpose(layer: layers.ConvTranspose, x: Array, site: Site) -> Array:
 
 @forward.register
 def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
-    if x.ndim != 2:
+    if x.ndim not in (2, 3):
         raise ValueError(
             f"{site}: reads (batch, features), and shape {x.shape} reaches it; "
             "put flatten or global_avg_pool before it"

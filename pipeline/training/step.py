@@ -110,6 +110,47 @@ def _update(
 ) -> tuple[TrainState, Record]:
     images, labels = _mapped(parts.train_ops, parts.image, batch)
     dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
+    scaled, (loss, batch_stats) = _gradients(parts, state, images, labels, batch.count, dropout)
+    gradients = jax.tree.map(lambda g: g / state.loss_scale, scaled)
+    rate = learning_rates[jnp.minimum(state.step, learning_rates.shape[0] - 1)]
+    record = Record(loss, rate, optax.tree.norm(gradients), state.loss_scale)
+    new = _advance(parts, state, gradients, batch_stats, rate)
+    finite = jnp.isfinite(record.loss) & jnp.isfinite(record.grad_norm)
+    return jax.tree.map(lambda now, before: jnp.where(finite, now, before), new, state), record
+
+
+def make_bare_step(
+    parts: StepParts, learning_rate: float
+) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
+    """The update alone, on mapped images (B, H, W, C) float32 and labels: what a device is
+    priced for.
+
+    It has neither the map ops, which are the host's there, nor the gradient's norm and the guard
+    against what is not finite, which are this pipeline's telemetry.
+    """
+
+    def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
+        images, labels = batch
+        dropout = jax.random.fold_in(jax.random.key(0), state.step)
+        gradients, (loss, batch_stats) = _gradients(
+            parts, state, images, labels, images.shape[0], dropout, scaled=False
+        )
+        return _advance(parts, state, gradients, batch_stats, learning_rate), loss
+
+    return step
+
+
+def _gradients(
+    parts: StepParts,
+    state: TrainState,
+    images: Array,
+    labels: Array,
+    count: Array | int,
+    dropout: Array,
+    *,
+    scaled: bool = True,
+) -> tuple[Any, tuple[Array, Any]]:
+    """Gradients of the scaled loss; the loss itself and the new batch statistics."""
 
     def scaled_loss(params: Any) -> tuple[Array, tuple[Array, Any]]:
         logits, changed = parts.network.apply(
@@ -119,30 +160,25 @@ def _update(
             mutable=["batch_stats"],
             rngs={"dropout": dropout},
         )
-        loss = _reduced(parts, parts.loss(logits, labels), batch.count)
-        return loss * state.loss_scale, (loss, changed.get("batch_stats", {}))
+        loss = _reduced(parts, parts.loss(logits, labels), count)
+        scale = state.loss_scale if scaled else 1.0
+        return loss * scale, (loss, changed.get("batch_stats", {}))
 
-    scaled, (loss, batch_stats) = jax.grad(scaled_loss, has_aux=True)(state.params)
-    gradients = jax.tree.map(lambda g: g / state.loss_scale, scaled)
-    rate = learning_rates[jnp.minimum(state.step, learning_rates.shape[0] - 1)]
-    record = Record(loss, rate, optax.tree.norm(gradients), state.loss_scale)
-    return _advance(parts, state, gradients, batch_stats, record), record
+    return jax.grad(scaled_loss, has_aux=True)(state.params)
 
 
-def _reduced(parts: StepParts, losses: Array, count: Array) -> Array:
+def _reduced(parts: StepParts, losses: Array, count: Array | int) -> Array:
     """The loss of a batch over its real samples."""
     real = jnp.where(jnp.arange(losses.shape[0]) < count, losses, 0.0)
     return real.sum() / count if parts.reduction == "mean" else real.sum()
 
 
 def _advance(
-    parts: StepParts, state: TrainState, gradients: Any, batch_stats: Any, record: Record
+    parts: StepParts, state: TrainState, gradients: Any, batch_stats: Any, rate: Array | float
 ) -> TrainState:
     directions, opt_state = parts.optimizer.update(gradients, state.opt_state, state.params)
-    params = jax.tree.map(lambda p, d: p - record.learning_rate * d, state.params, directions)
-    new = TrainState(state.step + 1, params, batch_stats, opt_state, state.loss_scale)
-    finite = jnp.isfinite(record.loss) & jnp.isfinite(record.grad_norm)
-    return jax.tree.map(lambda now, before: jnp.where(finite, now, before), new, state)
+    params = jax.tree.map(lambda p, d: p - rate * d, state.params, directions)
+    return TrainState(state.step + 1, params, batch_stats, opt_state, state.loss_scale)
 
 
 def _evaluate(parts: StepParts, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:

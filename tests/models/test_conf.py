@@ -43,6 +43,24 @@ SIZES = {
     "resnext50_32x4d": IMAGENET,
     "wide_resnet50_2": IMAGENET,
     "wide_resnet101_2": IMAGENET,
+    "densenet121": IMAGENET,
+    "densenet169": IMAGENET,
+    "inception_v3": ((299, 299, 3), 1000),
+    "efficientnet_b0": IMAGENET,
+    "efficientnet_b1": ((240, 240, 3), 1000),
+    "xception": ((299, 299, 3), 1000),
+    "shufflenet_v2_x0_5": IMAGENET,
+    "shufflenet_v2_x1_0": IMAGENET,
+    "resnetv2_50": IMAGENET,
+    "wide_resnet40_10": ((32, 32, 3), 10),
+    "regnet_x_800mf": IMAGENET,
+    "repvgg_a0": IMAGENET,
+    "repvgg_a1": IMAGENET,
+    "dpn92": IMAGENET,
+    "vit_b_16": IMAGENET,
+    "vit_tiny": IMAGENET,
+    "bert_base": ((512, 1, 1), 2),
+    "wide_deep": ((39, 1, 2), 2),
 }
 PUBLISHED = {
     "alexnet": 56_057_418,  # by hand, from the layers of MindSpore's zoo
@@ -63,6 +81,21 @@ PUBLISHED = {
     "resnext50_32x4d": 25_028_904,  # torchvision
     "wide_resnet50_2": 68_883_240,  # torchvision
     "wide_resnet101_2": 126_886_696,  # torchvision
+    "densenet121": 7_978_856,  # torchvision
+    "densenet169": 14_149_480,  # torchvision
+    "inception_v3": 23_834_568,  # torchvision, without the auxiliary classifier
+    "efficientnet_b0": 5_288_548,  # torchvision
+    "efficientnet_b1": 7_794_184,  # torchvision
+    "xception": 22_855_952,  # Keras, trainable
+    "shufflenet_v2_x0_5": 1_366_792,  # torchvision
+    "shufflenet_v2_x1_0": 2_278_604,  # torchvision
+    "resnetv2_50": 25_568_360 - 19_008,  # Keras, trainable, whose convolutions have 19,008 biases
+    "regnet_x_800mf": 7_259_656,  # torchvision
+    "dpn92": 37_668_392,  # timm
+    "vit_b_16": 86_567_656,  # torchvision
+    "vit_tiny": 5_717_416,  # timm, vit_tiny_patch16_224
+    "bert_base": 109_482_240 - 2 * 768 + 2 * 769,  # transformers; one segment, and a classifier
+    "wide_deep": 184_696 * 81 + 1 + 3_121 * 1024 + 1025 * 512 + 513 * 256 + 257 * 128 + 129,
 }
 """How many parameters others count in the same network."""
 
@@ -71,7 +104,7 @@ SMALL = ["layers", "lenet5", "mlp", "resnet20"]
 
 def test_every_file_is_tested() -> None:
     assert set(SIZES) == set(FILES)
-    assert len(FILES) == 27
+    assert len(FILES) == 45
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from pipeline.backends.ascend.page import drawing, line, page, rectangle, text, ticks
+from pipeline.backends.ascend.page import drawing, line, page, text, ticks
 from pipeline.whole_file import write_whole
 
 WIDTH, HEIGHT = 1056.0, 420.0
@@ -35,10 +35,10 @@ def write_amortisation(
 
 def amortisation(points: Sequence[Point], title: str) -> str:
     """The page's text; points in the order of their sink sizes."""
-    best_ms = min(ms for _, ms in points)
-    gain = max(ms for _, ms in points) / best_ms
+    (first, first_ms), (last, last_ms) = points[0], points[-1]
     words = (
-        f"From {points[0][0]} to {points[-1][0]} steps per launch, a step gets {gain:.2f} x faster."
+        f"A step takes {first_ms:.3g} ms in sinks of {first:,} and {last_ms:.3g} ms in sinks of "
+        f"{last:,}: {first_ms / last_ms:.2f} times as fast."
     )
     return page(
         title,
@@ -79,4 +79,5 @@ def _marks(points: Sequence[Point]) -> Iterator[str]:
 
 
 def _dot(x: float, y: float, tip: str) -> str:
-    return f'<circle cx="{x:.2f}" cy="{y:.2f}" r="5" fill="{CURVE}"><title>{escape(tip)}</title></circle>'
+    place = f'cx="{x:.2f}" cy="{y:.2f}" r="5"'
+    return f'<circle {place} fill="{CURVE}"><title>{escape(tip)}</title></circle>'

@@ -35,6 +35,11 @@ class Boundary:
     def starved_by(self) -> Bound:
         return "host data" if self.feed.host_us >= self.feed.pcie_us or self.copy_us else "pcie"
 
+    @property
+    def busy_us(self) -> float:
+        """Work on a batch, hidden or not: preparing, copying, GetNext and loop control."""
+        return self.feed.host_us + self.feed.pcie_us + self.interval_us - self.copy_us
+
     def parts(self) -> Iterator[Part]:
         """The boundary's time, taken apart."""
         yield Part("host", "host launch", self.host_us)

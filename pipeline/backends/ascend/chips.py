@@ -108,12 +108,12 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _parse(file: Path) -> dict[str, Any]:
     try:
-        node = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        tree = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except Exception as error:  # yaml has no common base for what a malformed file can raise
         raise ChipError(file, [f"not readable as YAML: {error}"]) from error
-    if not isinstance(node, dict):
-        raise ChipError(file, [f"must hold keys and values, not a {type(node).__name__}"])
-    return cast(dict[str, Any], node)
+    if not isinstance(tree, dict):
+        raise ChipError(file, ["must hold keys and values, not a list"])
+    return cast(dict[str, Any], tree)
 
 
 def _origin(name: Any, file: Path) -> Path:

@@ -45,6 +45,8 @@ class Constants:
     l2_none: float
     cube_overlap: float
     """Exponent of the sum of a product's stages: 1 adds them, infinity overlaps them."""
+    few_channels: float
+    """Rate of a kernel gradient whose input has fewer channels than a block, against others."""
     vector_overlap: float
     vector_rate: float
     """Lanes in use against those there are."""
@@ -55,6 +57,7 @@ class Constants:
     gather_row_cycles: float
     scatter_row_cycles: float
     minor_row_cycles: float
+    transpose_element_cycles: float
     bias_segment_cycles: float
     bias_bytes_per_cycle: float
     pool_block_cycles: float

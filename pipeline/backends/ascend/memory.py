@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from pipeline.backends.ascend.hardware import Hardware
-from pipeline.backends.ascend.lifetimes import Lifetime, lifetimes, root
+from pipeline.backends.ascend.lifetimes import Lifetime, lifetimes, owners
 from pipeline.backends.ascend.placement import Block, find_overlap, live_bytes, pack
 from pipeline.backends.ascend.tasks import TaskGraph
 
@@ -196,21 +196,21 @@ def _buckets(
 ) -> list[tuple[int, ...]]:
     """The buffers of each all-reduce, in the order in which the gradients are made."""
     positions = [range(len(graph.gradients))] if buckets is None else buckets
+    owner = owners(graph)
     taken: set[int] = set()
     groups = []
     for bucket in positions:
-        written = (i for at in bucket for i in _gradient_buffers(graph, at))
+        written = (owner[i] for at in bucket for i in _gradient_buffers(graph, at))
         group = [i for i in dict.fromkeys(written) if i in lives and i not in taken]
         taken.update(group)
         groups += [tuple(group)] if group else []
     return groups
 
 
-def _gradient_buffers(graph: TaskGraph, position: int) -> list[int]:
+def _gradient_buffers(graph: TaskGraph, position: int) -> Sequence[int]:
     """What the task that makes a gradient writes, without what it makes besides."""
     task = graph.tasks[graph.gradients[position][2]]
-    marked = [i for i in task.writes if graph.buffers[i].role == "gradient"]
-    return [root(graph, index) for index in marked or task.writes]
+    return [i for i in task.writes if graph.buffers[i].role == "gradient"] or task.writes
 
 
 def _fused(
@@ -246,8 +246,10 @@ def _single(
 
 def _saved(graph: TaskGraph) -> set[int]:
     """Buffers that the forward pass writes and the backward pass reads."""
-    made = {i for task in graph.tasks if task.phase == "forward" for i in task.writes}
-    return made & {i for task in graph.tasks if task.phase == "backward" for i in task.reads}
+    owner = owners(graph)
+    made = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
+    used = {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
+    return made & used
 
 
 def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:

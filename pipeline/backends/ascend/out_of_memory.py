@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+from pipeline.backends.ascend.lifetimes import owners
 from pipeline.backends.ascend.memory import GIB, Limit, MemoryPlan, Placement, Pool
+from pipeline.backends.ascend.placement import Block, live_bytes
 from pipeline.backends.ascend.tasks import TaskGraph
 
 MIB = 2**20
@@ -17,9 +19,8 @@ def out_of_memory_message(
 ) -> str:
     """The message for a plan whose verdict is "out of memory", in MindSpore's manner.
 
-    It names the kernel whose buffer is the first to end above the limit and what it asks for, then
-    the ten largest tensors that are live at the peak and, where the batch size is given, the
-    largest that should fit.
+    It names the first kernel that finds no room and what it asks for, then the ten largest tensors
+    that are live at the peak and, where the batch size is given, the largest that should fit.
     """
     limit = plan.tightest
     victim = _first_beyond(plan, limit)
@@ -65,11 +66,16 @@ def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
 
 
 def _growing(plan: MemoryPlan, graph: TaskGraph, batch: int) -> Iterator[Placement]:
-    """Buffers live at the peak that come of the inputs and have the batch in their first axis."""
+    """Buffers live at the peak that come of the inputs and have the batch in their first axis.
+
+    In what a scan stacks that is the second axis.
+    """
     batched = _from_inputs(graph)
+    stacked = {buffer.within for buffer in graph.buffers}
     for placed in plan.placements:
         buffer = graph.buffers[placed.buffer]
-        leads = bool(buffer.shape) and buffer.shape[0] % batch == 0
+        axes = buffer.shape[: 2 if placed.buffer in stacked else 1]
+        leads = any(size % batch == 0 for size in axes)
         live = placed.birth <= plan.peak_task < placed.death
         if live and leads and buffer.role in BATCHED and placed.buffer in batched:
             yield placed
@@ -77,28 +83,37 @@ def _growing(plan: MemoryPlan, graph: TaskGraph, batch: int) -> Iterator[Placeme
 
 def _from_inputs(graph: TaskGraph) -> set[int]:
     """What the forward and backward passes make of a batch: no cast of a weight, no update."""
-    reached = set(graph.inputs)
+    owner = owners(graph)
+    reached = {owner[index] for index in graph.inputs}
     for task in graph.tasks:
         of_network = task.phase in ("forward", "backward")
-        if task.phase == "data" or (of_network and not reached.isdisjoint(task.reads)):
-            reached.update(task.writes)
+        if task.phase == "data" or (of_network and any(owner[i] in reached for i in task.reads)):
+            reached.update(owner[index] for index in task.writes)
     return reached
 
 
 def _first_beyond(plan: MemoryPlan, limit: Limit) -> Placement:
-    """The earliest buffer that ends above the limit; with one pool for all, the last pool's."""
+    """The largest buffer of the first task during which more is live than the limit allows.
+
+    Where gaps alone are too much, the largest that ends above the limit. With one limit for all
+    pools, the feature maps have what the others leave.
+    """
     pool = cast(Pool, "feature maps" if limit.what == "device memory" else limit.what)
     others = sum(use.used_bytes for name, use in plan.pools.items() if name != pool)
     room = limit.limit_bytes - (others if limit.what == "device memory" else 0)
     inside = [placed for placed in plan.placements if placed.pool == pool]
+    blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
+    over = (live_bytes(blocks, len(plan.live_bytes)) > room).nonzero()[0]
+    asking = [placed for placed in inside if over.size and placed.birth == over[0]]
     beyond = [placed for placed in inside if placed.offset_bytes + placed.nbytes > room]
-    return min(beyond or inside, key=lambda placed: (placed.birth, placed.buffer))
+    return max(asking or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 
 def _maker(graph: TaskGraph, placed: Placement) -> str:
     """The task that writes a buffer as `scope/Type-op3`; a buffer that is given by its name."""
+    owner = owners(graph)
     for position, task in enumerate(graph.tasks):
-        if placed.buffer in task.writes:
+        if placed.buffer in (owner[index] for index in task.writes):
             return f"{task.scope or 'Default'}/{task.type}-op{position}"
     return graph.buffers[placed.buffer].name
 

@@ -17,6 +17,7 @@ p { margin: 0; color: #4c575f; max-width: 76ch; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { font-family: inherit; fill: #1d2429; }
 svg .quiet { fill: #5d6971; }
+svg .light { fill: #ffffff; pointer-events: none; }
 dl { display: flex; flex-wrap: wrap; gap: 14px 44px; margin: 22px 0 0; }
 dt { font-size: 12.5px; color: #5d6971; }
 dd { margin: 0; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
@@ -77,10 +78,17 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float =
 
 
 def text(
-    x: float, y: float, words: str, *, size: float = 12, anchor: str = "start", quiet: bool = False
+    x: float,
+    y: float,
+    words: str,
+    *,
+    size: float = 12,
+    anchor: str = "start",
+    quiet: bool = False,
+    light: bool = False,
 ) -> str:
-    """Text whose baseline is at y."""
-    kind = ' class="quiet"' if quiet else ""
+    """Text whose baseline is at y; `light` for a dark ground."""
+    kind = ' class="quiet"' if quiet else ' class="light"' if light else ""
     place = f'x="{x:.2f}" y="{y:.2f}" font-size="{size:g}" text-anchor="{anchor}"'
     return f"<text {place}{kind}>{escape(words)}</text>"
 

@@ -132,8 +132,9 @@ def _iteration(timeline: Timeline, y: float) -> Iterator[str]:
     for name, us, colour in parts:
         x, end = _x(at_us, timeline), _x(at_us + us, timeline)
         yield rectangle(x, y, end - x, LANE, colour, f"{name} {_ms(us)}")
-        if end - x > 90:
-            yield text((x + end) / 2, y + 16, f"{name} {_ms(us)}", anchor="middle")
+        words = f"{name} {_ms(us)}"
+        if end - x > 7 * len(words):
+            yield text((x + end) / 2, y + 16, words, anchor="middle")
         at_us += us
 
 
@@ -143,7 +144,11 @@ def _blocks(spans: Sequence[Span], y: float, timeline: Timeline, graph: TaskGrap
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
         what = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
         tip = f"{what}, {span.duration_us:.1f} us"
-        yield rectangle(x, y, end - x, LANE, COLOURS[span.kind], tip)
+        width = end - x - (0.8 if end - x > 4 else 0)
+        yield rectangle(x, y, width, LANE, COLOURS[span.kind], tip)
+        words = f"{span.name} {_ms(span.duration_us)}"
+        if count == 1 and width > 7 * len(words):
+            yield text(x + width / 2, y + 16, words, anchor="middle", light=True)
 
 
 def _merged(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:

@@ -10,15 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.backends.ascend.boundary import boundary_of
+from pipeline.backends.ascend.boundary import Boundary, boundary_of
 from pipeline.backends.ascend.feeding import feed_of
 from pipeline.backends.ascend.hardware import Hardware
 from pipeline.backends.ascend.options import StepOptions
 from pipeline.backends.ascend.plan import Plan, make_plan
-from pipeline.backends.ascend.shares import bound_of, busy_of, exposed_of, kind_of, parts_of
+from pipeline.backends.ascend.shares import Part, bound_of, busy_of, exposed_of, kind_of, parts_of
 from pipeline.backends.ascend.streams import Issue, Run, critical_path_us, issue_times, run_step
 from pipeline.backends.ascend.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.timeline import STREAMS, IterationTrace, Span, Timeline
+from pipeline.backends.ascend.timeline import (
+    STREAMS,
+    Bound,
+    IterationTrace,
+    Kind,
+    Span,
+    Timeline,
+)
 
 
 def schedule(
@@ -36,8 +43,8 @@ def schedule(
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
     plan = make_plan(graph, options, hw)
     feed = feed_of(options, hw)
-    run = alone = run_step(graph, times, plan, hw, options)
-    issue = None
+    alone = run_step(graph, times, plan, hw, options)
+    run, issue = alone, None
     if options.mode == "op_by_op":
         each_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
         issue = issue_times(graph, plan, each_us, hw)
@@ -46,14 +53,6 @@ def schedule(
     parts = (*boundary.parts(), *parts_of(graph, times, run))
     spans = (*boundary.spans(), *_run_spans(graph, times, plan, run, issue, boundary.end_us))
     host_us = boundary.host_us + (issue.end_us if issue else 0.0)
-    bound = bound_of(parts)
-    if issue and host_us > alone.end_us:
-        bound = "host launch"
-    if boundary.wait_us:
-        bound = boundary.starved_by
-    busy = busy_of(graph, run)
-    busy["host"] += host_us
-    busy["data"] += feed.host_us + feed.pcie_us + boundary.interval_us - boundary.copy_us
     return Timeline(
         mode=options.mode,
         devices=options.devices,
@@ -64,11 +63,25 @@ def schedule(
         critical_path_us=critical_path_us(graph, times, plan),
         iteration=_iteration(graph, run, boundary.end_us),
         exposed_us=exposed_of(parts),
-        busy_us=busy,
-        bound=bound,
+        busy_us=_busy(graph, run, boundary, host_us),
+        bound=_bound(parts, boundary, host_led=issue is not None and host_us > alone.end_us),
         launch_us=boundary.host_us * options.steps_per_launch,
         steps_per_launch=options.steps_per_launch,
     )
+
+
+def _bound(parts: Sequence[Part], boundary: Boundary, *, host_led: bool) -> Bound:
+    """Who is waited for sets the pace, however little of the step the wait is."""
+    if boundary.wait_us:
+        return boundary.starved_by
+    return "host launch" if host_led else bound_of(parts)
+
+
+def _busy(graph: TaskGraph, run: Run, boundary: Boundary, host_us: float) -> dict[Kind, float]:
+    busy = busy_of(graph, run)
+    busy["host"] += host_us
+    busy["data"] += boundary.busy_us
+    return busy
 
 
 def _iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:

@@ -64,8 +64,8 @@ class TilePlan:
     """A tiling and the cycles of each stage on the busiest core.
 
     `cycles_load` are L1 -> L0A and L0B, hidden behind the cube by double buffering; `cycles_l2`
-    are L2 -> L1 with what is read again; `cycles_out` L0C -> UB -> L2. `us` sums the stages by
-    the exponent that the search was given.
+    are L2 -> L1 with what is read again; `cycles_out` L0C -> UB -> L2. `us` sums them by the
+    exponent that the search was given.
     """
 
     tiling: Tiling
@@ -127,13 +127,23 @@ def _best(product: Product, hw: Hardware, overlap: float, rows: NDArray[np.float
     at = int(np.argmin(totals))
     tiling = Tiling(*(int(value) for value in rows[at]))
     us = float(totals[at]) / hw.ai_core_clock_mhz
-    return TilePlan(tiling, *(float(stage[at]) for stage in stages), us)
+    cube, load, l2, out = (float(stage[at]) for stage in stages)
+    return TilePlan(tiling, cube, load, l2, out, us)
 
 
-def total_cycles(stages: tuple[NDArray[np.float64], ...], overlap: float) -> NDArray[np.float64]:
-    """Cube and L0 loads overlap; the L2's loads and the output are summed to them by a p-norm."""
+def total_cycles(
+    stages: tuple[NDArray[np.float64], ...],
+    overlap: float,
+    read_cycles: float = 0.0,
+    write_cycles: float = 0.0,
+) -> NDArray[np.float64]:
+    """Cycles of a product: cube beside L0 loads, reads, writes, summed by a p-norm.
+
+    Reads and writes are as slow as device memory makes them: `read_cycles`, `write_cycles`.
+    """
     cube, load, l2, out = stages
-    parts = np.stack([np.maximum(cube, load), l2, out])
+    reads, writes = np.maximum(l2, read_cycles), np.maximum(out, write_cycles)
+    parts = np.stack([np.maximum(cube, load), reads, writes])
     return np.asarray((parts**overlap).sum(axis=0) ** (1 / overlap))
 
 

@@ -63,7 +63,7 @@ def _keeping(scope: str, features: int) -> Residual:
 
 
 def _halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
-    """`first` gives `channels`; a second separable convolution gives `features` of half the size."""
+    """`first` gives `channels`, a separable convolution after it `features`; a pool halves them."""
     pool = MaxPool(kernel=3, stride=2, padding="same")
     body = (*first, *_after_relu(channels, features), pool)
     return Residual(scope=scope, body=body, shortcut=conv_norm(features, 1, 2))

@@ -17,13 +17,12 @@ from pipeline.backends.ascend.memory import GIB, Budget, MemoryPlan, plan_memory
 from pipeline.backends.ascend.tasks import TaskGraph
 from tests.backends.ascend.memory_graphs import buffer, chain, graphs, task
 
-
-@pytest.fixture(scope="module")
-def hw() -> Hardware:
-    return hardware_of(load_chip("ascend910"))
-
-
 HW = hardware_of(load_chip("ascend910"))
+
+
+@pytest.fixture
+def hw() -> Hardware:
+    return HW
 
 
 def overlapping(plan: MemoryPlan) -> list[tuple[int, int]]:
@@ -104,7 +103,8 @@ def test_no_placement_in_any_order_is_shorter_by_much(spans: list[tuple[int, int
     """Brute force: every buffer as low as it can lie, in every order, gives the true optimum."""
     tasks = [([], [i for i, s in enumerate(spans) if s[1] == position]) for position in range(8)]
     for index, (_, birth, length) in enumerate(spans):
-        tasks[birth + length - 1][0].append(index)
+        if length > 1:
+            tasks[birth + length - 1][0].append(index)
     graph = TaskGraph(
         buffers=tuple(buffer(i, 512 * size) for i, (size, _, _) in enumerate(spans)),
         tasks=tuple(task(reads, writes) for reads, writes in tasks),
@@ -188,6 +188,29 @@ def test_an_update_in_place_takes_no_memory(hw: Hardware) -> None:
     apart = plan_memory(graph, hw)
     shared = plan_memory(replace(graph, aliases={2: 0}), hw)
     assert (apart.used_bytes, shared.used_bytes) == (3 * 4096, 2 * 4096)
+
+
+def test_a_slice_lies_in_what_it_is_a_slice_of(hw: Hardware) -> None:
+    """A scan stacks five slices of 512 bytes; they are read again by a scan behind it."""
+    slices = (replace(buffer(1, 512), within=0), replace(buffer(2, 512), within=0))
+    graph = TaskGraph(
+        buffers=(buffer(0, 2560), *slices, buffer(3, 512)),
+        tasks=(
+            task([], [3]),
+            task([3], [1], repeat=5),
+            task([], [3]),
+            task([2], [3], "backward", repeat=5),
+        ),
+    )
+    (stacked, _) = plan_memory(graph, hw).placements
+    assert (stacked.buffer, stacked.nbytes, stacked.birth, stacked.death) == (0, 2560, 1, 4)
+    assert stacked.component == "saved activations"
+
+
+def test_buffers_within_each_other_are_refused(hw: Hardware) -> None:
+    circle = (replace(buffer(0, 512), within=1), replace(buffer(1, 512), within=0))
+    with pytest.raises(ValueError, match=r"^buffer 0 \(b0\) is within itself$"):
+        plan_memory(TaskGraph(circle, (task([0], [1]),)), hw)
 
 
 def test_gradients_that_are_reduced_together_lie_side_by_side(hw: Hardware) -> None:

@@ -1,0 +1,116 @@
+"""What the layers of `tokens` compute."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from pipeline.models import tokens
+from pipeline.models.walk import Site, forward, require_images
+
+_SCATTERED = nn.initializers.truncated_normal(0.02)
+"""Of everything that is learned by place or by number (Devlin et al. 2019, reference code)."""
+
+
+class _Embedding(nn.Module):
+    layer: tokens.Embedding
+    site: Site
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape = (self.layer.vocabulary, self.layer.features)
+        table = self.param("table", _SCATTERED, shape, jnp.float32)
+        numbers = x.reshape(x.shape[0], -1).astype(jnp.int32)
+        return jnp.take(table.astype(self.site.dtype), numbers, axis=0)
+
+
+@forward.register
+def _embedding(layer: tokens.Embedding, x: Array, site: Site) -> Array:
+    return _Embedding(layer, site, name=site.name)(x)
+
+
+@forward.register
+def _tokens(layer: tokens.Tokens, x: Array, site: Site) -> Array:
+    require_images(x, site)
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+class _ClassToken(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        token = self.param("token", _SCATTERED, (1, 1, x.shape[-1]), jnp.float32)
+        first = jnp.broadcast_to(token.astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
+        return jnp.concatenate([first, x], axis=1)
+
+
+@forward.register
+def _class_token(layer: tokens.ClassToken, x: Array, site: Site) -> Array:
+    _require_tokens(x, site)
+    return _ClassToken(name=site.name)(x)
+
+
+class _PositionEmbedding(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        return x + self.param("table", _SCATTERED, x.shape[1:], jnp.float32).astype(x.dtype)
+
+
+@forward.register
+def _position_embedding(layer: tokens.PositionEmbedding, x: Array, site: Site) -> Array:
+    _require_tokens(x, site)
+    return _PositionEmbedding(name=site.name)(x)
+
+
+class _SelfAttention(nn.Module):
+    layer: tokens.SelfAttention
+    site: Site
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        batch, count, features = x.shape
+        heads = (batch, count, self.layer.heads, features // self.layer.heads)
+        query, key, value = (
+            self._dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
+        )
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / heads[-1] ** 0.5
+        weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(x.dtype)
+        weights = nn.Dropout(self.layer.dropout, deterministic=not self.site.train)(weights)
+        read = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        return self._dense(features, "out")(read.reshape(x.shape))
+
+    def _dense(self, features: int, name: str) -> nn.Dense:
+        init = self.site.initializers
+        return nn.Dense(
+            features,
+            dtype=self.site.dtype,
+            kernel_init=init.dense.build(),
+            bias_init=init.bias.build(),
+            name=name,
+        )
+
+
+@forward.register
+def _self_attention(layer: tokens.SelfAttention, x: Array, site: Site) -> Array:
+    _require_tokens(x, site)
+    if x.shape[-1] % layer.heads:
+        raise ValueError(
+            f"{site}: heads {layer.heads} does not divide the {x.shape[-1]} features of "
+            f"shape {x.shape}"
+        )
+    return _SelfAttention(layer, site, name=site.name)(x)
+
+
+@forward.register
+def _first_token(layer: tokens.FirstToken, x: Array, site: Site) -> Array:
+    _require_tokens(x, site)
+    return x[:, 0]
+
+
+def _require_tokens(x: Array, site: Site) -> None:
+    if x.ndim != 3:
+        raise ValueError(
+            f"{site}: reads (batch, tokens, features), and shape {x.shape} reaches it; "
+            "put tokens or embedding before it"
+        )

@@ -1,0 +1,120 @@
+"""Transformer encoders: of image patches (Dosovitskiy et al. 2021) and of text (BERT)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from pipeline.models.layers import Conv, Dense, Dropout, Gelu, LayerNorm, Residual, Sequence, Tanh
+from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.stacks import Stack
+from pipeline.models.tokens import (
+    ClassToken,
+    Embedding,
+    FirstToken,
+    PositionEmbedding,
+    SelfAttention,
+    Tokens,
+)
+from pipeline.registry import part
+
+
+class Encoder(ModelSpec):
+    """Base of what both encoders say of their blocks."""
+
+    features: PositiveInt
+    """Of each token."""
+    hidden: PositiveInt
+    """Features between the two dense layers of a block."""
+    heads: PositiveInt
+    """Of each self-attention; they share the features evenly."""
+    blocks: PositiveInt
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+
+    @model_validator(mode="after")
+    def _heads_share_features(self) -> Self:
+        if self.features % self.heads:
+            raise ValueError(f"features {self.features} is not a multiple of heads {self.heads}")
+        return self
+
+    def _mix(self, attention_dropout: float) -> Stack:
+        """Tokens read each other."""
+        attention = SelfAttention(heads=self.heads, dropout=attention_dropout)
+        return attention, Dropout(rate=self.dropout)
+
+    def _think(self, between: Stack = ()) -> Stack:
+        """Each token on its own."""
+        first, second = Dense(features=self.hidden), Dense(features=self.features)
+        return first, Gelu(), *between, second, Dropout(rate=self.dropout)
+
+
+@part("model")
+class ViT(Encoder):
+    """Square patches as tokens behind a class token, in blocks that normalise first.
+
+    GELU is the house's tanh form.
+    """
+
+    name: Literal["vit"] = "vit"
+    patch: PositiveInt
+    """Height and width of a patch, in pixels."""
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        norm, drop = LayerNorm(epsilon=1e-6), Dropout(rate=self.dropout)
+        block = (
+            Residual(body=(norm, *self._mix(0.0))),
+            Residual(body=(norm, *self._think((drop,)))),
+        )
+        patches = Conv(
+            features=self.features,
+            kernel=self.patch,
+            stride=self.patch,
+            padding="valid",
+            bias=True,
+        )
+        return (
+            patches,
+            Tokens(),
+            ClassToken(),
+            PositionEmbedding(),
+            drop,
+            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            norm,
+            FirstToken(),
+            Dense(features=classes),
+        )
+
+
+@part("model")
+class Bert(Encoder):
+    """The encoder of BERT (Devlin et al. 2019) with its pooler, classifying one text.
+
+    A sample is an image of shape (tokens, 1, 1) whose values are the numbers of the tokens. There
+    is one segment, without a vector of its own, and all tokens are read, padding too.
+    """
+
+    name: Literal["bert"] = "bert"
+    vocabulary: PositiveInt
+    """How many different tokens there are."""
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        norm, drop = LayerNorm(epsilon=1e-12), Dropout(rate=self.dropout)
+        block = (
+            Residual(body=self._mix(self.dropout)),
+            norm,
+            Residual(body=self._think()),
+            norm,
+        )
+        return (
+            Embedding(vocabulary=self.vocabulary, features=self.features),
+            PositionEmbedding(),
+            norm,
+            drop,
+            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            FirstToken(),
+            Dense(scope="pooler", features=self.features),
+            Tanh(),
+            drop,
+            Dense(features=classes),
+        )

@@ -1,0 +1,78 @@
+"""The emulated device as a part of a recipe: its keys, its errors, and numbers that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.backends.devices.ascend import Ascend
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+from pipeline.job import run
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+
+
+def device(*overrides: str, name: str = "ascend910") -> Ascend:
+    chosen = load_recipe("lenet5_digits", [f"device={name}", *overrides]).device
+    assert isinstance(chosen, Ascend)
+    return chosen
+
+
+def test_a_recipe_says_how_the_device_is_used() -> None:
+    spec = device("device.devices=8", "device.all_reduce_fusion=[85,160]", "device.precision=null")
+    assert (spec.devices, spec.all_reduce_fusion, spec.precision) == (8, (85, 160), None)
+    assert (spec.mode, spec.host_workers, spec.auto_tune, spec.strict) == ("auto", 12, False, False)
+    assert device("device.hbm_gib.value=16").hbm_gib.value == 16
+
+
+CASES = {
+    "no device": ("device.devices=0", "device.devices = 0: must be greater than 0"),
+    "half a device": ("device.devices=0.5", "device.devices = 0.5: must be a whole number"),
+    "too many": (
+        "device.devices=1025",
+        "device.devices = 1025: must be less than or equal to 1024",
+    ),
+    "launch mode": (
+        "device.mode=eager",
+        "device.mode = eager: must be 'auto', 'op_by_op', 'graph_sink' or 'loop_sink'",
+    ),
+    "precision": ("device.precision=O1", "device.precision = O1: must be 'O0', 'O2' or 'O3'"),
+    "split points": (
+        "device.all_reduce_fusion=[160,85]",
+        "device.all_reduce_fusion: [160, 85] must ascend, as in [85, 160]",
+    ),
+    "no split point": ("device.all_reduce_fusion=[]", "device.all_reduce_fusion = []: "),
+    "nobody prepares data": ("device.host_workers=0", "device.host_workers = 0: must be greater"),
+    "a bare number": (
+        "device.ai_core_clock_mhz=1100",
+        "device.ai_core_clock_mhz: must be {value: NUMBER, source: where it is from,",
+    ),
+    "another unit": (
+        "+device.ai_core_clock_ghz=1",
+        "there is no such key; did you mean device.ai_core_clock_mhz?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("override", "message"), CASES.values(), ids=CASES.keys())
+def test_a_problem_is_one_clear_line(override: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        device(override)
+    (found,) = caught.value.problems
+    assert message in found
+
+
+def test_numbers_are_bit_equal_with_the_emulator_on_and_off(tiny: Compose, tmp_path: Path) -> None:
+    on, off = tmp_path / "on", tmp_path / "off"
+    for folder, name in ((on, "ascend910_proa"), (off, "cpu")):
+        folder.mkdir()
+        run(tiny(f"device={name}", "train.sink_size=20", "eval.every_steps=10"), folder)
+    assert outcome.metrics(on) == outcome.metrics(off)
+    outcome.assert_equal_arrays(outcome.arrays(on), outcome.arrays(off))
+    versions = outcome.read_summary(on)["versions"]
+    assert versions["device"].startswith("Ascend 910 ProA, emulated on cpu:0")

@@ -1,0 +1,56 @@
+"""Parts chosen by a file of one's own: `device=./mine.yaml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.compose import with_recipe
+from pipeline.errors import RecipeError
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def problem(*overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_digits", overrides)
+    (found,) = caught.value.problems
+    return found
+
+
+def test_a_part_can_be_chosen_by_its_file(tmp_path: Path) -> None:
+    """It may start from a shipped one, and takes the place of the recipe's part as a name does."""
+    net = write(tmp_path, "thin.yaml", "defaults: [resnet20, _self_]\nwidths: [8, 16, 32]\n")
+    loss = write(tmp_path, "distance.yaml", "defaults: [mse, _self_]\n")
+    recipe = load_recipe(
+        "lenet5_digits", [f"model={net}", f"loss={loss}", "model.block=bottleneck"]
+    )
+    plain = load_recipe("lenet5_digits", ["model=resnet20", "model.block=bottleneck", "loss=mse"])
+    assert recipe.model == plain.model.model_copy(update={"widths": (8, 16, 32)})
+    assert recipe.train == plain.train
+
+
+def test_a_file_is_an_option_of_a_sweep(tmp_path: Path) -> None:
+    file = write(tmp_path, "mine.yaml", "name: cpu\n")
+    assert with_recipe([f"device={file},cpu"])[-1] == "device=mine,cpu"
+    assert with_recipe(["device=cpu,gpu"])[-1] == "device=cpu,gpu"
+
+
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
+    assert problem("device=none.yaml") == "device = none.yaml: there is no such file"
+    taken = write(tmp_path, "cpu.yaml", "name: cpu\n")
+    assert problem(f"device={taken}") == (
+        f"device = {taken}: cpu is a shipped device; call the file otherwise"
+    )
+    code = write(tmp_path, "code.yaml", "name: cpu\nhydra: {}\n")
+    assert "hydra: not for recipes" in problem(f"device={code}")
+    misspelt = write(tmp_path, "gpus.yaml", "name: gpu\nindxe: 0\nindex: 1\n")
+    assert problem(f"device={misspelt}") == (
+        "device.indxe = 0: there is no such key; did you mean device.index?"
+    )
