@@ -29,8 +29,8 @@ class WideDeepNetwork(nn.Module):
         its feature and its value.
 
         The first logit is 0, so that softmax is the logistic function of the second. A number that
-        is not in the vocabulary gives NaN. Raises ValueError on samples of another shape, and unless
-        there are two classes.
+        is not in the vocabulary gives NaN. Raises ValueError on samples of another shape, and on
+        other than two classes.
         """
         if self.classes != 2:
             raise ValueError(
@@ -38,7 +38,7 @@ class WideDeepNetwork(nn.Module):
             )
         if samples.ndim != 4 or samples.shape[2:] != (1, 2):
             raise ValueError(
-                f"reads samples (batch, fields, 1, 2), the number and the value of each "
+                "reads samples (batch, fields, 1, 2), the number and the value of each "
                 f"field, and shape {samples.shape} reaches it"
             )
         numbers, values = samples[:, :, 0, 0].astype(jnp.int32), samples[:, :, 0, 1]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from omegaconf import OmegaConf
 
@@ -36,7 +37,7 @@ def network(*layers: LayerSpec, dtype: str = "float32") -> Network:
     return Network(layers, InitSpec.model_validate(INIT), dtype)
 
 
-def shapes(module: Network, image: Sequence[int]) -> Variables:
+def shapes(module: nn.Module, image: Sequence[int]) -> Variables:
     """Shapes and dtypes of the variables for images (height, width, channels); makes no weight."""
     return jax.eval_shape(
         lambda key, images: module.init(key, images, train=False),
@@ -45,10 +46,26 @@ def shapes(module: Network, image: Sequence[int]) -> Variables:
     )
 
 
-def initialise(module: Network, images: np.ndarray) -> Variables:
+def initialise(module: nn.Module, images: np.ndarray) -> Variables:
     """Fresh variables, drawn in one compiled program."""
     draw = jax.jit(lambda key: module.init(key, images, train=False), compiler_options=QUICK)
     return draw(jax.random.key(0))
+
+
+def positions(module: nn.Module, image: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """What each module gives for one image, by path: its shape without the batch."""
+    _, seen = jax.eval_shape(
+        lambda images: module.init_with_output(
+            jax.random.key(0), images, train=False, capture_intermediates=True
+        ),
+        jax.ShapeDtypeStruct((1, *image), jnp.float32),
+    )
+    found = flatten_dict(seen["intermediates"], sep="/")
+    return {
+        path.removesuffix("/__call__"): leaf.shape[1:]
+        for path, (leaf,) in found.items()
+        if hasattr(leaf, "shape")
+    }
 
 
 def parameters(variables: Mapping[str, Any]) -> dict[str, Any]:

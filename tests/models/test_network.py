@@ -13,13 +13,17 @@ from pipeline.models.initializers import Constant, Ones
 from pipeline.models.layers import (
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
     Conv,
+    ConvTranspose,
     Dense,
     Dropout,
     Flatten,
     Gelu,
     GlobalAvgPool,
     GroupNorm,
+    HardSigmoid,
+    HardSwish,
     LayerNorm,
     MaxPool,
     Relu,
@@ -29,6 +33,7 @@ from pipeline.models.layers import (
     Sigmoid,
     Swish,
     Tanh,
+    Upsample,
 )
 from pipeline.models.network import Network
 from pipeline.models.spec import LayerSpec
@@ -82,6 +87,37 @@ def test_conv_takes_a_kernel_that_is_not_square() -> None:
     assert variables["conv_0/kernel"].shape == (1, 5, 4, 2)
     expected = np.einsum("bhwi,wio->bho", IMAGES[:, ::2], variables["conv_0/kernel"][0])
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (3, 1)])
+def test_conv_transpose_spreads_every_pixel_over_a_window(kernel: int, stride: int) -> None:
+    layer = ConvTranspose(features=3, kernel=kernel, stride=stride, padding="valid", bias=True)
+    y, variables = images_out(layer)
+    weights = np.asarray(variables["conv_transpose_0/kernel"])[::-1, ::-1]
+    expected = np.zeros((3, 5 * stride + kernel, 4 * stride + kernel, 3))
+    for i in range(6):
+        for j in range(5):
+            window = np.einsum("bi,hwio->bhwo", IMAGES[:, i, j], weights)
+            rows, columns = slice(i * stride, i * stride + kernel), slice(j * stride, None)
+            expected[:, rows, columns][:, :, :kernel] += window
+    expected += np.asarray(variables["conv_transpose_0/bias"])
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_conv_transpose_same_multiplies_the_size_by_the_stride() -> None:
+    y, variables = images_out(ConvTranspose(features=2, kernel=3, stride=2))
+    assert y.shape == (3, 12 * 10 * 2)
+    assert set(variables) == {"conv_transpose_0/kernel"}
+
+
+def test_upsample_repeats_every_pixel() -> None:
+    y, _ = images_out(Upsample(factor=3))
+    np.testing.assert_array_equal(y, IMAGES.repeat(3, 1).repeat(3, 2).reshape(3, -1))
+
+
+def test_channel_shuffle_deals_the_groups_out_in_turn() -> None:
+    y, _ = run(network(ChannelShuffle(groups=2)), np.arange(6, dtype=np.float32)[None])
+    np.testing.assert_array_equal(y, [[0, 3, 1, 4, 2, 5]])
 
 
 def test_dense_multiplies_and_adds() -> None:
@@ -148,6 +184,8 @@ def test_group_norm_normalises_every_sample_over_a_group() -> None:
         (Tanh(), np.tanh),
         (Sigmoid(), lambda x: 1 / (1 + np.exp(-x))),
         (Swish(), lambda x: x / (1 + np.exp(-x))),
+        (HardSigmoid(), lambda x: min(max(x + 3, 0), 6) / 6),
+        (HardSwish(), lambda x: x * min(max(x + 3, 0), 6) / 6),
     ],
 )
 def test_activations_match_their_formulas(layer: LayerSpec, function: Any) -> None:
@@ -340,6 +378,9 @@ def test_layers_appear_by_name_in_the_compiled_program() -> None:
             (Conv(features=6, kernel=3, groups=3), Flatten()),
             r"conv_0: groups 3 does not divide the 4 channels of shape \(1, 6, 5, 4\)",
         ),
+        ((ChannelShuffle(groups=3), Flatten()), "channel_shuffle_0: groups 3 does not divide"),
+        ((Flatten(), Upsample(), Flatten()), "upsample_0: reads images"),
+        ((Flatten(), ConvTranspose(features=3, kernel=2)), "conv_transpose_0: reads images"),
         ((GroupNorm(groups=3), Flatten()), "group_norm_0: groups 3 does not divide the 4 channels"),
         (
             (Flatten(), Dense(features="$classes")),

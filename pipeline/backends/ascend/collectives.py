@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from pipeline.backends.ascend.hardware import Hardware
@@ -137,23 +138,15 @@ def _bucket(gradients: Sequence[Gradient], members: Sequence[int]) -> Bucket:
     return Bucket(tuple(members), sum(gradients[index][1] for index in members))
 
 
-def split_before(
-    bucket: Bucket, gradients: Sequence[Gradient], used: Sequence[int]
+def split_rounds(
+    bucket: Bucket, gradients: Sequence[Gradient], rounds: Sequence[int]
 ) -> tuple[Bucket, ...]:
-    """Part a bucket where a gradient is used before the next is made, as with two optimizers.
+    """Part a bucket by round, as with two optimizers of which one is done before the other.
 
-    `used[i]` is the position of the first task that needs gradient i all-reduced; positions are
-    those of tasks.
+    `rounds[i]` counts the rounds of updates that are over before gradient i is made.
     """
-    groups: list[list[int]] = []
-    limit = -1
-    for index in bucket.gradients:
-        if not groups or gradients[index][2] > limit:
-            groups.append([])
-            limit = used[index]
-        groups[-1].append(index)
-        limit = min(limit, used[index])
-    return tuple(_bucket(gradients, group) for group in groups)
+    groups = groupby(bucket.gradients, key=rounds.__getitem__)
+    return tuple(_bucket(gradients, tuple(members)) for _, members in groups)
 
 
 def _check_fusion(fusion: Sequence[int], count: int) -> Sequence[int]:

@@ -1,6 +1,6 @@
 """What one execution of a task takes: stages from the hardware's figures, one fitted rate a class.
 
-    us = floor + work / rate        never below the roofline
+    us = floor + work        never below the roofline
 
 The work is what the class is bound by: the stages of a product, a streaming kernel's traffic and
 lanes, the segments that a pooling or a bias gradient walks, the rows that a gather picks. The form
@@ -10,6 +10,7 @@ and its constants follow the kernels of public traces (`fit_kernels.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pipeline.backends.ascend.efficiency import Constants, Efficiency, load_efficiency
 from pipeline.backends.ascend.hardware import Hardware
@@ -81,11 +82,11 @@ def _price(
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
-    work = _work_of(index, task, traffic, setting)
-    floor_us, work_us = floor_us_of(work.cores, hw), work.us / entry.rate
+    work = _work_of(index, task, traffic, setting, entry.rate)
+    floor_us = floor_us_of(work.cores, hw)
     roofline_us = roofline_us_of(task, traffic, hw)
-    bound: Bound = "floor" if floor_us > work_us else work.bound
-    return TaskTime(max(floor_us + work_us, roofline_us), roofline_us, bound, entry.provenance)
+    bound: Bound = "floor" if floor_us > work.us else work.bound
+    return TaskTime(max(floor_us + work.us, roofline_us), roofline_us, bound, entry.provenance)
 
 
 def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
@@ -110,14 +111,17 @@ def floor_us_of(cores: float, hw: Hardware) -> float:
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
 
 
-def _work_of(index: int, task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _work_of(index: int, task: Task, traffic: Traffic, setting: Setting, rate: float) -> Work:
+    """Products on the cube take the rate for what they compute, the others for all they do."""
+    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
+        return _cube_work(index, task, task.cube, traffic, setting, rate)
     if task.cube and task.cost_class in DEPTHWISE_CLASSES:
-        return depthwise_work(task.cube, traffic, setting)
-    if task.cube and task.cost_class in CUBE_CLASSES:
-        if runs_on_vector(task):
-            return vector_product(task.cube, setting.hw)
-        return _cube_work(index, task, task.cube, traffic, setting)
-    return vector_work(task, traffic, setting)
+        work = depthwise_work(task.cube, traffic, setting)
+    elif task.cube and runs_on_vector(task):
+        return vector_product(task.cube, setting.hw)
+    else:
+        work = vector_work(task, traffic, setting)
+    return replace(work, us=work.us / rate)
 
 
 def runs_on_vector(task: Task) -> bool:
@@ -127,7 +131,9 @@ def runs_on_vector(task: Task) -> bool:
     return task.cube.dtype in ("float32", "float64", "int32", "int64")
 
 
-def _cube_work(index: int, task: Task, work: CubeWork, traffic: Traffic, setting: Setting) -> Work:
+def _cube_work(
+    index: int, task: Task, work: CubeWork, traffic: Traffic, setting: Setting, rate: float
+) -> Work:
     """Stages of the tiling, those that move data as slow as device memory makes them."""
     plan = _plan(index, task, work, setting)
     hw, constants = setting.hw, setting.constants
@@ -137,13 +143,14 @@ def _cube_work(index: int, task: Task, work: CubeWork, traffic: Traffic, setting
     )
     read_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
-    parts_us = max(cube_us, load_us), max(l2_us, read_us), max(out_us, write_us)
+    compute_us = max(cube_us, load_us) / (rate * _channel_rate(task, work, constants))
     stages: tuple[tuple[float, Bound], ...] = (
-        (cube_us, "cube"),
-        (max(load_us, l2_us, out_us), "l2"),
+        (compute_us, "cube"),
+        (max(l2_us, out_us), "l2"),
         (max(read_us, write_us), "memory"),
     )
-    us = join(*parts_us, power=constants.cube_overlap) / _channel_rate(task, work, constants)
+    moves_us = max(l2_us, read_us), max(out_us, write_us)
+    us = join(compute_us, *moves_us, power=constants.cube_overlap)
     return Work(us, max(stages)[1], plan.tiling.cores_count)
 
 

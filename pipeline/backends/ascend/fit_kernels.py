@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from pipeline.backends.ascend.chips import load_chip
-from pipeline.backends.ascend.cost import price_tasks, runs_on_vector
+from pipeline.backends.ascend.cost import CUBE_CLASSES, price_tasks, runs_on_vector
 from pipeline.backends.ascend.efficiency import (
     EFFICIENCY_FILE,
     RATE_BOUNDS,
@@ -60,7 +60,7 @@ held at device memory's nominal rate, which MemSet reaches."""
 AT_LEAST_ONE = ("cube_overlap", "vector_overlap")
 FEWEST = 5
 HUBER = 0.2
-CONSTANT_SD, RATE_SD = 0.4, 0.5
+CONSTANT_SD, RATE_SD = 0.4, 0.8
 SHORT_US = 10.0
 """Kernels much shorter than this weigh less: they are floor and little else."""
 STEPS = (0.2, 0.07, 0.02)
@@ -169,7 +169,8 @@ def _efficiency_at(at: Mapping[str, float], start: Efficiency) -> Efficiency:
     for name, value in values.items():
         if name.startswith("rate "):
             cost_class = name.removeprefix("rate ")
-            rate = min(max(value, low), high)
+            most = 1.0 if cost_class in CUBE_CLASSES else high
+            rate = min(max(value, low), most)
             classes[cost_class] = replace(classes[cost_class], rate=rate)
     return Efficiency(constants, MappingProxyType(classes))
 

@@ -101,6 +101,7 @@ class _Lowering:
         self.prepared: dict[tuple[int, Layout], int] = {}
         self.classes: dict[int, CostClass] = {}
         self.laid_out: dict[int, int] = {}
+        self.deferred: list[Task] = []
         self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
         self.counts: Counter[str] = Counter()
         self._name_loops()
@@ -120,7 +121,10 @@ class _Lowering:
             filled = tuple(self.buffer(index) for index in self.signature.inputs)
             self.add("GetNext", "", "ai_cpu", "data", "ai_cpu", (), filled)
         for kernel in self.kernels.form():
+            if kernel.phase == "optimizer":
+                self.flush()
             self.lower_kernel(kernel)
+        self.flush()
         return TaskGraph(
             buffers=tuple(self.buffers),
             tasks=tuple(self.tasks),
@@ -133,6 +137,11 @@ class _Lowering:
             unsupported=dict(self.unsupported),
             aliases=self.aliases(),
         )
+
+    def flush(self) -> None:
+        """Gradients are laid out anew once they are all there."""
+        self.tasks += self.deferred
+        self.deferred = []
 
     def coverage(self) -> dict[str, int]:
         """What became of every equation."""
@@ -469,7 +478,7 @@ class _Lowering:
         """A weight's gradient is laid out plainly, after the all-reduce, for its update."""
         source = self.index[value]
         made = self._converted(value, source, "ND", kernel, "float32")
-        self.tasks[-1] = replace(self.tasks[-1], phase="optimizer")
+        self.deferred.append(replace(self.tasks.pop(), phase="optimizer"))
         self.buffers[made] = replace(self.buffers[made], role="gradient")
         self.index[value] = made
         self.laid_out[made] = source

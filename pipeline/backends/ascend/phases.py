@@ -37,18 +37,27 @@ def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
 
 
 def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
-    """Unmarked nodes that depend on the backward pass are the optimizer's."""
+    """Where JAX leaves no mark, what the loss depends on is forward, the rest the optimizer's."""
+    if all(node.mark != "backward" for node in graph.nodes):
+        return ("forward",) * len(graph.nodes)
+    needed: set[int] = set()
+    early: list[bool] = []
+    for node in reversed(graph.nodes):
+        early.append(node.mark != "unmarked" or any(index in needed for index in node.outputs))
+        if early[-1]:
+            needed.update(node.inputs)
     late: set[int] = set()
     phases: list[Phase] = []
-    for node in graph.nodes:
+    for node, is_early in zip(graph.nodes, reversed(early), strict=True):
+        unmarked = node.mark == "unmarked"
         if node.mark == "backward":
-            late.update(node.outputs)
             phases.append("backward")
-        elif node.mark == "unmarked" and any(index in late for index in node.inputs):
-            late.update(node.outputs)
+        elif unmarked and (not is_early or any(index in late for index in node.inputs)):
             phases.append("optimizer")
         else:
             phases.append("forward")
+        if phases[-1] != "forward":
+            late.update(node.outputs)
     return tuple(phases)
 
 

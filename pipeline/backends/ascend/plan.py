@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Literal
 
 from pipeline.backends.ascend.collectives import (
     Bucket,
+    Gradient,
     all_reduce_us,
     buckets,
     check_devices,
-    split_before,
+    split_rounds,
 )
 from pipeline.backends.ascend.hardware import Hardware
 from pipeline.backends.ascend.options import StepOptions
@@ -21,8 +23,6 @@ Lane = Literal["compute", "ai_cpu", "hccl"]
 LANES: dict[str, Lane] = {"ai_cpu": "ai_cpu", "hccl": "hccl"}
 TAIL = frozenset({"optimizer", "communication"})
 """Phases of what comes after an all-reduce: re-forming what it gave, and the update."""
-
-NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,17 @@ class Plan:
     producers: tuple[tuple[int, ...], ...]
     waits: tuple[tuple[int, ...], ...]
     needs: tuple[int, ...]
-    buckets: tuple[Bucket, ...]
     costs_us: tuple[float, ...]
     sources: tuple[tuple[int, ...], ...]
     issued_after: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Passes that make gradients, then the updates that use them. Most steps have one round."""
+
+    passes: list[int] = field(default_factory=list)
+    updates: list[int] = field(default_factory=list)
 
 
 def make_plan(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Plan:
@@ -56,22 +63,22 @@ def make_plan(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Plan:
     tasks = graph.tasks
     lanes: tuple[Lane, ...] = tuple(LANES.get(task.engine, "compute") for task in tasks)
     producers = _producers(tasks)
-    together = _buckets(graph, producers, options) if options.devices > 1 else ()
+    gradients = sorted(graph.gradients, key=itemgetter(2)) if options.devices > 1 else []
+    rounds = _rounds(tasks, producers, {made_by for _, _, made_by in gradients})
+    together = _together(gradients, rounds, options)
     sources = tuple(
-        tuple(sorted({graph.gradients[index][2] for index in bucket.gradients}))
-        for bucket in together
+        tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in together
     )
-    needs = _needs(tasks, producers, sources)
+    needs = _needs(tasks, producers, sources, rounds)
     issued: list[tuple[int, ...]] = [()] * len(tasks)
     for number, made_by in enumerate(sources):
         issued[made_by[-1]] += (number,)
     return Plan(
-        order=_order(tasks, needs),
+        order=_order(rounds, needs),
         lanes=lanes,
         producers=producers,
         waits=_waits(lanes, producers),
         needs=needs,
-        buckets=together,
         costs_us=tuple(all_reduce_us(one.nbytes, options.devices, hw) for one in together),
         sources=sources,
         issued_after=tuple(issued),
@@ -101,52 +108,68 @@ def _waits(
     )
 
 
-def _buckets(
-    graph: TaskGraph, producers: Sequence[tuple[int, ...]], options: StepOptions
+def _rounds(
+    tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], makers: Collection[int]
+) -> tuple[Round, ...]:
+    """Put off what follows all-reduces until the passes are over, or until one depends on it.
+
+    A pass depends on an update where an adversary is updated before the other network's turn.
+    """
+    rounds = [Round()]
+    put_off: set[int] = set()
+    for index, task in enumerate(tasks):
+        if task.phase in TAIL and index not in makers:
+            rounds[-1].updates.append(index)
+            put_off.add(index)
+            continue
+        if not put_off.isdisjoint(producers[index]):
+            rounds.append(Round())
+            put_off.clear()
+        rounds[-1].passes.append(index)
+    return tuple(rounds)
+
+
+def _together(
+    gradients: Sequence[Gradient], rounds: Sequence[Round], options: StepOptions
 ) -> tuple[Bucket, ...]:
-    used_at: dict[int, int] = {}
-    for index, task in enumerate(graph.tasks):
-        if task.phase in TAIL:
-            for producer in producers[index]:
-                used_at.setdefault(producer, index)
-    used = [used_at.get(made_by, NEVER) for _, _, made_by in graph.gradients]
+    round_of = {index: number for number, one in enumerate(rounds) for index in one.passes}
+    made_in = [round_of[made_by] for _, _, made_by in gradients]
     return tuple(
         part
-        for bucket in buckets(graph.gradients, options.fusion)
-        for part in split_before(bucket, graph.gradients, used)
+        for bucket in buckets(gradients, options.fusion)
+        for part in split_rounds(bucket, gradients, made_in)
     )
 
 
 def _needs(
-    tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], sources: Sequence[tuple[int, ...]]
+    tasks: Sequence[Task],
+    producers: Sequence[tuple[int, ...]],
+    sources: Sequence[tuple[int, ...]],
+    rounds: Sequence[Round],
 ) -> tuple[int, ...]:
     """The last all-reduce that each task depends on, itself or through others.
 
-    An update whose gradient can't be told waits for the last all-reduce before it.
+    An update whose gradient can't be told waits for the last all-reduce of its round.
     """
     bucket_of = {made_by: number for number, group in enumerate(sources) for made_by in group}
-    complete_at = {max(made_by): number for number, made_by in enumerate(sources)}
-    needs: list[int] = []
-    latest = -1
-    for index, task in enumerate(tasks):
-        need = max((needs[one] for one in producers[index]), default=-1)
-        if task.phase in TAIL:
-            need = max(need, *(bucket_of.get(one, -1) for one in producers[index]), -1)
-            if task.cost_class == "optimizer" and need < 0:
-                need = latest
-        needs.append(need)
-        latest = complete_at.get(index, latest)
+    needs = [-1] * len(tasks)
+    last = -1
+    for one in rounds:
+        last = max(last, *(bucket_of.get(index, -1) for index in one.passes), -1)
+        for index in one.passes:
+            needs[index] = max((needs[before] for before in producers[index]), default=-1)
+        for index in one.updates:
+            need = max((needs[before] for before in producers[index]), default=-1)
+            need = max(need, *(bucket_of.get(before, -1) for before in producers[index]), -1)
+            unknown = need < 0 and tasks[index].cost_class == "optimizer"
+            needs[index] = last if unknown else need
     return tuple(needs)
 
 
-def _order(tasks: Sequence[Task], needs: Sequence[int]) -> tuple[int, ...]:
+def _order(rounds: Sequence[Round], needs: Sequence[int]) -> tuple[int, ...]:
     """Updates in the order in which their gradients are all-reduced; all else as it was."""
-    order: list[int] = []
-    run: list[int] = []
-    for index, task in enumerate(tasks):
-        if task.phase in TAIL:
-            run.append(index)
-            continue
-        order += [*sorted(run, key=needs.__getitem__), index]
-        run = []
-    return (*order, *sorted(run, key=needs.__getitem__))
+    return tuple(
+        index
+        for one in rounds
+        for index in (*one.passes, *sorted(one.updates, key=needs.__getitem__))
+    )

@@ -126,6 +126,8 @@ def _launches(graph: TaskGraph, plan: Plan, issue: Issue, begin_us: float) -> It
     """The host's launches; one ends when the device may start."""
     free_us = 0.0
     for index in plan.order:
+        if graph.tasks[index].phase == "data":
+            continue
         task, last_us = graph.tasks[index], issue.each_us * (graph.tasks[index].repeat - 1)
         at_us = max(free_us, issue.tasks_us[index] - issue.each_us)
         free_us = issue.tasks_us[index] + last_us

@@ -50,14 +50,16 @@ class Run:
 def issue_times(graph: TaskGraph, plan: Plan, op_launch_us: float, hw: Hardware) -> Issue:
     """Launches op by op: the first takes as long as a graph's at least, then one follows another.
 
-    Each turn of a scan is launched on its own, and each all-reduce after its last gradient.
+    Each turn of a scan is launched on its own, and each all-reduce after its last gradient. What
+    gets the batch is no launch: the host copies it between steps.
     """
     tasks_us = [0.0] * len(graph.tasks)
-    buckets_us = [0.0] * len(plan.buckets)
+    buckets_us = [0.0] * len(plan.costs_us)
     now = max(hw.graph_launch_us, op_launch_us) - op_launch_us
     for index in plan.order:
+        task = graph.tasks[index]
         tasks_us[index] = now + op_launch_us
-        now += graph.tasks[index].repeat * op_launch_us
+        now += task.repeat * op_launch_us if task.phase != "data" else 0.0
         for bucket in plan.issued_after[index]:
             now += op_launch_us
             buckets_us[bucket] = now
@@ -146,7 +148,7 @@ class _Device:
         at = self.issue.tasks_us[index] if self.issue else 0.0
         cause: Cause = "host"
         for producer in self.plan.waits[index]:
-            handed = self.ends[producer] + self.hw.event_handover_us
+            handed = self.ends[producer] + self.handover_us(producer)
             if handed > at:
                 at, cause = handed, CAUSES.get(self.plan.lanes[producer], "host")
         need = self.plan.needs[index]
@@ -156,6 +158,10 @@ class _Device:
             if handed > at:
                 at, cause = handed, "communication"
         return at, cause
+
+    def handover_us(self, producer: int) -> float:
+        """An event between streams; the one after GetNext is in the interval between steps."""
+        return 0.0 if self.tasks[producer].phase == "data" else self.hw.event_handover_us
 
     def reduce_until(self, last: int) -> None:
         """Lay out the all-reduces up to `last`, the AI Cores having computed until now."""
@@ -180,7 +186,7 @@ class _Device:
         return self.compute_free + alone_us - shared / slowdown
 
     def finish(self) -> Run:
-        self.reduce_until(len(self.plan.buckets) - 1)
+        self.reduce_until(len(self.plan.costs_us) - 1)
         end = max(self.compute_free, self.hccl_free)
         self.holes["communication"] += end - self.compute_free
         last = max((self.ends[index] for index in self.lanes), default=0.0)
@@ -201,14 +207,14 @@ class _Device:
 def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: Plan) -> float:
     """The longest chain of tasks and all-reduces of which each needs the one before."""
     ends = [0.0] * len(graph.tasks)
-    reduced = [-1.0] * len(plan.buckets)
+    reduced = [-1.0] * len(plan.costs_us)
     for index in plan.order:
         start = max((ends[one] for one in plan.producers[index]), default=0.0)
         need = plan.needs[index]
         if need >= 0:
             start = max(start, _reduced_at(need, reduced, ends, plan))
         ends[index] = start + times[index].us * graph.tasks[index].repeat
-    unread = (_reduced_at(number, reduced, ends, plan) for number in range(len(plan.buckets)))
+    unread = (_reduced_at(number, reduced, ends, plan) for number in range(len(plan.costs_us)))
     return max((*ends, *unread), default=0.0)
 
 

@@ -6,6 +6,7 @@ in a cycle. Rates and sizes are those of CANN's platform file (AICoreSpec, AICor
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -90,9 +91,15 @@ def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int 
     if cost_class in ("conv", "conv_input_grad"):
         k = work.taps * _blocks(work.k // work.taps)
     if cost_class == "conv_input_grad":
-        skipped = work.stride if work.taps == 1 else 1
-        m, reuse = _blocks(work.m // skipped), work.taps * work.stride / skipped
+        rows = _rows_that_matter(work)
+        m, reuse = _blocks(rows), max(rows * work.taps * work.stride / work.m, 1.0)
     return Product(work.batch, m, k, n, reuse, out_bytes)
+
+
+def _rows_that_matter(work: CubeWork) -> int:
+    """Rows of an input gradient but those that a strided 1 x 1 convolution never reads."""
+    share = work.macs / (work.batch * work.m * work.k * work.n)
+    return max(math.ceil(work.m * share), 1) if work.taps == 1 and share < 1 else work.m
 
 
 def _blocks(length: int) -> int:

@@ -18,6 +18,10 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1, "in
 BIAS_CHANNELS_PER_CORE = 8
 """BiasAddGrad ran on 8, 16, 24 and 32 cores for 64, 128, 192 and 256 channels (trace of 2023)."""
 
+NORMALISATION_PASSES = 3.0
+"""Operations for each element of a batch normalisation kernel. Scale and shift are one multiply-add
+with numbers of the channel, as are the sums; the backward pass has two and a mask."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -97,6 +101,8 @@ def _lanes_us(task: Task, setting: Setting) -> float:
     if work is None:
         return 0.0
     passes = work.simple + constants.heavy_operations * work.heavy
+    if task.cost_class in ("bn_reduce", "bn_update"):
+        passes = min(passes, NORMALISATION_PASSES)
     lane_bytes = work.elements * max(item_bytes(work.dtype), 2)
     return lane_bytes * passes / (setting.hw.vector_bytes_per_us * constants.vector_rate)
 

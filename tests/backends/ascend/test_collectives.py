@@ -11,7 +11,7 @@ from pipeline.backends.ascend.collectives import (
     all_reduce,
     all_reduce_us,
     buckets,
-    split_before,
+    split_rounds,
 )
 from pipeline.backends.ascend.options import OptionError
 from tests.backends.ascend.made_up import HW
@@ -130,9 +130,10 @@ def test_fusion_that_names_no_parameter_is_an_error(fusion: tuple[int, ...]) -> 
         buckets(_gradients(161), fusion)
 
 
-def test_a_bucket_is_parted_where_one_optimizer_runs_before_the_other_net() -> None:
+def test_a_bucket_is_parted_where_one_optimizer_is_done_before_the_other() -> None:
     gradients = [("d1", 1, 3), ("d0", 2, 4), ("g1", 4, 9), ("g0", 8, 10)]
     (bucket,) = buckets(gradients, None)
-    parts = split_before(bucket, gradients, used=[6, 5, 12, 11])
+    assert split_rounds(bucket, gradients, rounds=[0, 0, 0, 0]) == (bucket,)
+    parts = split_rounds(bucket, gradients, rounds=[0, 0, 1, 1])
     assert [part.gradients for part in parts] == [(0, 1), (2, 3)]
     assert [part.nbytes for part in parts] == [3, 12]

@@ -121,6 +121,18 @@ def test_two_all_reduces_hide_the_first_under_the_backward_pass() -> None:
     assert split.step_us < schedule(graph, times, BARE, late).step_us
 
 
+def test_without_overlap_all_reduces_wait_for_the_backward_pass() -> None:
+    graph, times = network(10, 1000.0, 10_000_000)
+    chosen = StepOptions(devices=8, sink_size=10**9, fusion=(4, 9), overlap=False)
+    first, second = (
+        span for span in schedule(graph, times, BARE, chosen).spans if span.stream == "hccl"
+    )
+    alone = all_reduce_us(50_000_000, 8, BARE)
+    assert first.start_us == pytest.approx(11_000, abs=0.01)
+    assert first.duration_us == pytest.approx(alone)
+    assert second.start_us >= first.end_us
+
+
 def test_two_all_reduces_of_resnet50_as_published() -> None:
     """MindSpore r1.5, case 3: tail 6.15 -> 4.20 ms, step 23.61 -> 22.00, 7.45 ms for both."""
     # 161 gradients, 12 MB of them of parameters 0..85, made within 11.8 ms.
@@ -146,6 +158,36 @@ def test_updates_run_in_the_order_in_which_their_gradients_arrive() -> None:
     # Written from the last made to the first; the first made are all-reduced first.
     assert plan.order[5:] == (7, 8, 5, 6)
     assert [plan.needs[index] for index in plan.order[5:]] == [0, 0, 1, 1]
+
+
+def test_what_re_forms_a_gradient_early_is_put_off_until_it_is_reduced() -> None:
+    """Lowering may write it right after the gradient; the backward pass does not wait for it."""
+    tasks = (
+        task(phase="backward", writes=(0,)),
+        task("vector", "optimizer", cost_class="trans_data", reads=(0,), writes=(1,)),
+        task(phase="backward", writes=(2,)),
+        task("vector", "optimizer", cost_class="optimizer", reads=(1,), writes=(3,)),
+    )
+    graph = TaskGraph((), tasks, gradients=(("w", 1000, 0), ("b", 1000, 2)))
+    plan = make_plan(graph, StepOptions(devices=8), HW)
+    assert plan.order == (0, 2, 1, 3)
+    assert plan.needs == (-1, 0, -1, 0)
+    assert plan.sources == ((0, 2),)
+
+
+def test_the_batch_is_neither_launched_nor_handed_over() -> None:
+    """The interval between steps has GetNext and its event already."""
+    tasks = (
+        task("ai_cpu", "data", type="GetNext", writes=(0,)),
+        task(reads=(0,), writes=(1,)),
+    )
+    graph, times = TaskGraph((), tasks), [timed(0), timed(100)]
+    alone, its_times = chain(100.0)
+    for mode in MODES:
+        chosen = StepOptions(mode=mode)
+        assert schedule(graph, times, HW, chosen).step_us == pytest.approx(
+            schedule(alone, its_times, HW, chosen).step_us
+        )
 
 
 def test_two_optimizers_reduce_apart() -> None:
@@ -297,6 +339,20 @@ def test_overlap_is_never_slower_than_none(case: Case, chosen: StepOptions) -> N
 
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
+def test_nothing_runs_before_what_it_needs(case: Case, chosen: StepOptions) -> None:
+    fusion = tuple(range(0, len(case[0].gradients), 2)) or None
+    plan = make_plan(case[0], replace(chosen, fusion=fusion), HW)
+    assert sorted(plan.order) == list(range(len(case[0].tasks)))
+    place = {index: number for number, index in enumerate(plan.order)}
+    for index, number in place.items():
+        before = [*plan.producers[index]]
+        for bucket in range(plan.needs[index] + 1):
+            before += plan.sources[bucket]
+        assert all(place[other] < number for other in before)
+
+
+@given(graphs(), options())
+@settings(max_examples=150, deadline=None)
 def test_ends_are_those_of_a_walk_through_what_each_task_waits_for(
     case: Case, chosen: StepOptions
 ) -> None:
@@ -305,11 +361,12 @@ def test_ends_are_those_of_a_walk_through_what_each_task_waits_for(
     chosen = replace(chosen, devices=1, ai_cpu_streams=1)
     lanes = ["compute" if one.engine in ("cube", "vector") else one.engine for one in graph.tasks]
     writer = {buffer: index for index, one in enumerate(graph.tasks) for buffer in one.writes}
+    order = make_plan(graph, chosen, HW).order
 
     @cache
     def end_us(index: int) -> float:
         lane, one = lanes[index], graph.tasks[index]
-        before = [other for other in range(index) if lanes[other] == lane]
+        before = [other for other in order[: order.index(index)] if lanes[other] == lane]
         free = end_us(before[-1]) if before else 0.0
         owed = [end_us(writer[buffer]) + 17.0 for buffer in one.reads
                 if lanes[writer[buffer]] != lane or lane == "ai_cpu"]  # fmt: skip

@@ -34,10 +34,15 @@ def test_blocks_give_their_layers_a_scope() -> None:
 
 @pytest.mark.parametrize(
     "layers",
-    [HEAD, [{"name": "sequence", "body": HEAD}], ["flatten", {"use": "head"}]],
+    [
+        HEAD,
+        [{"name": "sequence", "body": HEAD}],
+        ["flatten", {"use": "head"}],
+        [{"name": "branches", "branches": [[{"use": "flat_head"}]]}],
+    ],
 )
 def test_classes_stands_for_their_number_at_any_depth(layers: list[Any]) -> None:
-    model = conf_model("layers", blocks={"head": [HEAD[1]]}, layers=layers)
+    model = conf_model("layers", blocks={"head": [HEAD[1]], "flat_head": HEAD}, layers=layers)
     (kernel,) = [
         leaf.shape
         for path, leaf in parameters(shapes(model.build(7, "float32"), (2, 2, 1))).items()

@@ -26,6 +26,31 @@ def test_resnets_for_imagenet_have_as_many_parameters_as_torchvisions(
     assert count(shapes(module, (224, 224, 3))) == expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"blocks": [3, 4, 23, 3], "groups": 32, "group_width": 8}, 88_791_336),
+        ({"blocks": [3, 4, 23, 3], "squeeze": 16}, 49_326_872),
+    ],
+)
+def test_resnext101_and_se_resnet101_have_as_many_parameters_as_others_count(
+    changes: dict[str, Any], expected: int
+) -> None:
+    module = conf_model("resnet50", **changes).build(1000, "float32")
+    assert count(shapes(module, (224, 224, 3))) == expected
+
+
+def test_squeeze_and_excitation_is_the_last_of_every_body() -> None:
+    layers = conf_model("se_resnet18").layers_for(10)
+    assert {layer.body[-1].name for layer in layers if layer.name == "residual"} == {"gate"}
+
+
+@pytest.mark.parametrize("changes", [{"groups": 2}, {"group_width": 128}])
+def test_basic_blocks_have_no_groups(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="are for bottlenecks; a basic block has 1 and 64"):
+        conf_model("resnet18", **changes)
+
+
 def test_resnet20_has_19_convolutions_and_two_shortcuts() -> None:
     variables = shapes(conf_model("resnet20").build(10, "float32"), (32, 32, 3))
     body = 432 + 6 * 9 * 16 * 16 + 9 * (16 * 32 + 32 * 64) + 5 * 9 * (32 * 32 + 64 * 64)

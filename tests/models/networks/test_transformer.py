@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.models.build import conf_model, count, positions, shapes
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"features": 384, "hidden": 1536, "heads": 6}, 22_050_664),
+        ({"features": 1024, "hidden": 4096, "heads": 16, "blocks": 24}, 304_326_632),
+    ],
+)
+def test_vit_small_and_large_have_as_many_parameters_as_others_count(
+    changes: dict[str, Any], expected: int
+) -> None:
+    module = conf_model("vit_b_16", **changes).build(1000, "float32")
+    assert count(shapes(module, (224, 224, 3))) == expected
+
+
+def test_bert_large_has_as_many_parameters_as_published_but_for_segments() -> None:
+    changes = {"features": 1024, "hidden": 4096, "heads": 16, "blocks": 24}
+    module = conf_model("bert_base", **changes).build(2, "float32")
+    assert count(shapes(module, (512, 1, 1))) == 335_141_888 - 2 * 1024 + 2 * 1025
+
+
+def test_patches_become_tokens_behind_the_class_token() -> None:
+    seen = positions(conf_model("vit_tiny").build(10, "float32"), (224, 224, 3))
+    assert seen["conv_0"] == (14, 14, 192)
+    assert seen["class_token_0"] == seen["block11"] == (197, 192)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "bert_base"])
+def test_heads_share_the_features_evenly(name: str) -> None:
+    with pytest.raises(ValidationError, match="features 100 is not a multiple of heads 3"):
+        conf_model(name, features=100, heads=3)

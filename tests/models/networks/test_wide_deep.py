@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from tests.models.build import conf_model, initialise, parameters, shapes
+
+SMALL = {
+    "vocabulary": 300,
+    "embedding": 3,
+    "hidden": [4],
+    "table_init": {"name": "normal", "sigma": 1.0},
+}
+NUMBERS = np.array([[299, 0, 1], [257, 258, 0]])
+VALUES = np.array([[1, 0.5, 0], [2, 1, -1]], np.float32)
+SAMPLES = np.stack([NUMBERS.astype(np.float32), VALUES], -1)[:, :, None]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_logit_is_the_sum_of_the_wide_and_the_deep_part(dtype: str) -> None:
+    module = conf_model("wide_deep", **SMALL).build(2, dtype)
+    variables = initialise(module, SAMPLES)
+    p = parameters(variables)
+    logits = module.apply(variables, SAMPLES, train=True)
+    wide = (p["wide"][NUMBERS][..., 0] * VALUES).sum(1) + p["wide_bias"]
+    rows = (p["deep"][NUMBERS] * VALUES[..., None]).reshape(2, 9)
+    hidden = np.maximum(rows, 0) @ p["dense_0/kernel"] + p["dense_0/bias"]
+    deep = np.maximum(hidden, 0) @ p["dense_1/kernel"] + p["dense_1/bias"]
+    assert logits.dtype == np.float32
+    tolerance = 1e-5 if dtype == "float32" else 0.05
+    np.testing.assert_allclose(logits[:, 1], wide + deep[:, 0], atol=tolerance)
+    np.testing.assert_array_equal(logits[:, 0], 0)
+
+
+def test_softmax_of_the_logits_is_the_logistic_function() -> None:
+    module = conf_model("wide_deep", **SMALL).build(2, "float32")
+    logits = module.apply(initialise(module, SAMPLES), SAMPLES, train=False)
+    np.testing.assert_allclose(
+        jax.nn.softmax(logits)[:, 1], 1 / (1 + np.exp(-logits[:, 1])), rtol=1e-5
+    )
+
+
+def test_a_number_outside_the_vocabulary_gives_nan() -> None:
+    module = conf_model("wide_deep", **{**SMALL, "vocabulary": 299}).build(2, "float32")
+    logits = np.asarray(module.apply(initialise(module, SAMPLES), SAMPLES, train=False))
+    np.testing.assert_array_equal(np.isnan(logits[:, 1]), [True, False])
+
+
+def test_other_classes_and_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="tells 2 classes apart, and the dataset has 10"):
+        shapes(conf_model("wide_deep").build(10, "float32"), (39, 1, 2))
+    with pytest.raises(ValueError, match=r"and shape \(1, 39, 2, 1\) reaches it"):
+        shapes(conf_model("wide_deep").build(2, "float32"), (39, 2, 1))
