@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.models import network as network
 from pipeline.models.initializers import HeNormal, HeUniform, Zeros
 from pipeline.models.layers import (
     BatchNorm,
@@ -21,10 +20,10 @@ from pipeline.models.layers import (
     Upsample,
     scope_names,
 )
+from pipeline.models.network import Site, forward
 from pipeline.models.networks.mobilenet_v3 import MobileNetV3
 from pipeline.models.networks.resnet import ResNet
 from pipeline.models.spec import InitSpec, LayerSpec, ModelSpec
-from pipeline.models.walk import Site, forward
 
 STRIDES = (4, 8, 16, 32)
 """By how much the backbone shrinks the images where the pyramid reads it."""

@@ -7,8 +7,8 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import Dense, Relu
+from pipeline.models.network import Site, walk
 from pipeline.models.spec import Initializer, InitSpec, LayerSpec
-from pipeline.models.walk import Site, walk
 
 
 class WideDeepNetwork(nn.Module):

@@ -20,6 +20,7 @@ from pipeline.sink.telemetry import Telemetry
 
 SCALARS = ("loss", "learning_rate", "grad_norm", "loss_scale")
 CELL_PIXELS = 24
+PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
 
 
@@ -68,7 +69,12 @@ class TensorBoard(Quiet):
         self._writer.add_text("recipe", indented, 0)
 
     def add_images(self, images: np.ndarray) -> None:
-        """Training images (n, H, W, C) as the ops leave them, each stretched to its own range."""
+        """Training images (n, H, W, C) as the ops leave them, each stretched to its own range.
+
+        What has other than 1, 3 or 4 channels is no picture and is left out.
+        """
+        if images.shape[-1] not in PICTURED_CHANNELS:
+            return
         low, high = images.min(axis=(1, 2, 3)), images.max(axis=(1, 2, 3))
         span = np.maximum(high - low, 1e-12)
         shown = (images - low[:, None, None, None]) / span[:, None, None, None]

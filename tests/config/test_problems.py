@@ -33,7 +33,7 @@ CASES = {
     "unknown name": (
         ["model.name=lenet6"],
         "model.name = lenet6: there is no such model; did you mean lenet5? "
-        "There is layers, lenet5, mlp, resnet",
+        "There is alexnet, bert, densenet, dpn, ",
     ),
     "unknown op": (
         ["dataset.eval.ops=[resise]"],

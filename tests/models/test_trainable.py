@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 
 from pipeline.models.network import Network
 from pipeline.registry import parts
@@ -83,19 +84,19 @@ def test_every_part_is_tested() -> None:
     assert names == set(parts("model")) - OTHERS
 
 
-def small(name: str) -> tuple[nn.Module, np.ndarray, np.ndarray]:
+def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.ndarray]:
     """The network, four samples for it and their labels."""
     changes, image = SMALL[name]
     spec, labels = conf_model(name, **changes), np.array([1, 0, 0, 1])
     if name in ("bert_base", "wide_deep"):
         numbers = np.random.default_rng(0).integers(0, 20, (4, *image)).astype(np.float32)
-        return spec.build(2, "float32"), numbers, labels
+        return spec.build(2, dtype), numbers, labels
     images = random(4, *image)
     if name not in KEPT:
-        return spec.build(2, "float32"), images, labels
+        return spec.build(2, dtype), images, labels
     kept = KEPT[name]
     layers = [layer for layer in spec.layers_for(2) if layer.scope is None or layer.scope in kept]
-    return Network(tuple(layers), spec.init, "float32"), images, labels
+    return Network(tuple(layers), spec.init, dtype), images, labels
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -122,3 +123,21 @@ def test_a_step_along_the_gradient_lowers_the_loss(name: str) -> None:
     stepped = jax.tree.map(lambda leaf, slope: leaf - rate * slope, variables["params"], gradients)
     after, _ = descend(stepped)
     assert float(after) == pytest.approx(0.99 * float(before), rel=0.005)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_activations_keep_their_dtype_and_logits_are_float32(name: str) -> None:
+    module, samples, _ = small(name, "bfloat16")
+
+    def outputs() -> object:
+        _, variables = module.init_with_output(
+            jax.random.key(0), samples, train=False, capture_intermediates=True
+        )
+        return variables["intermediates"]
+
+    found = {
+        path: leaf.dtype.name
+        for path, (leaf,) in flatten_dict(jax.eval_shape(outputs), sep="/").items()
+    }
+    assert found.pop("__call__") == "float32"
+    assert set(found.values()) == {"bfloat16"}

@@ -97,6 +97,12 @@ def test_a_flat_image_is_no_division_by_zero(tmp_path: Path) -> None:
     assert len(read(tmp_path).Images("train/images")) == 1
 
 
+def test_samples_that_are_no_pictures_are_left_out(tmp_path: Path) -> None:
+    with board(tmp_path) as writer:
+        writer.add_images(np.ones((3, 39, 1, 2), np.float32))
+    assert read(tmp_path).Tags()["images"] == []
+
+
 def test_the_recipe_is_there_as_text(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.add_recipe({"name": "mine", "train": {"batch_size": 32}})

@@ -5,3 +5,22 @@
 What flows: a function and its shapes -> `Graph` (graph.py) -> `TaskGraph` (lowering) -> one
 `TaskTime` per task (cost.py) -> `Timeline` under a launch mode (schedule.py) -> `Report`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.backends.ascend.pricing import Chipset, chipset, price
+    from pipeline.backends.ascend.report import Report
+
+__all__ = ["Chipset", "Report", "chipset", "price"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: recipes are checked without jax."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pipeline.backends.ascend import pricing
+
+    return getattr(pricing, name)

@@ -156,7 +156,8 @@ def _cube_work(
 
 def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
     """The first layer's kernel gradient is slower than its padding explains."""
-    few = task.cost_class == "conv_kernel_grad" and work.m // work.taps < CHANNEL_BLOCK
+    whole = task.cost_class == "conv_kernel_grad" and work.batch == 1
+    few = whole and work.m // work.taps < CHANNEL_BLOCK
     return constants.few_channels if few else 1.0
 
 

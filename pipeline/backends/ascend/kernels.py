@@ -236,7 +236,9 @@ class Kernels:
             return True
         if made.outputs[0] in self.random and used.outputs[0] not in self.random:
             return self._is_large(made.outputs[0])
-        return self.by_op and self._is_large(made.outputs[0]) and _another_op(made, used)
+        same_phase = self.phases.of_node[producer] == self.phases.of_node[user]
+        alone = self.by_op and same_phase and _another_op(made, used)
+        return alone and self._is_large(made.outputs[0])
 
     def _is_saved_mask(self, producer: int, user: int) -> bool:
         """Masks are kept for the backward pass, an element a bit."""

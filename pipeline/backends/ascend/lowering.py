@@ -219,7 +219,7 @@ class _Lowering:
         self.buffers.append(
             Buffer(
                 len(self.buffers),
-                self.graph.values[value].shape,
+                self._stored_shape(value, layout),
                 dtype,
                 layout,
                 math.ceil(stored * item_bytes(dtype)),
@@ -229,6 +229,14 @@ class _Lowering:
             )
         )
         return len(self.buffers) - 1
+
+    def _stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
+        """Plain feature maps are stored as NCHW, as the vendor's frameworks do."""
+        shape, axis = self.graph.values[value].shape, self.axes.get(value)
+        if layout != "ND" or axis is None or len(shape) != 4:
+            return shape
+        rest = [size for place, size in enumerate(shape) if place not in (0, axis)]
+        return (shape[0], shape[axis], *rest)
 
     def _layout(self, value: int) -> Layout:
         if value in self.signature.inputs:

@@ -89,6 +89,8 @@ def _figures(timeline: Timeline) -> str:
 
 
 def _ms(us: float) -> str:
+    if us < 10:
+        return f"{us:.1f} us"
     return f"{us / 1e3:.3g} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
 
 

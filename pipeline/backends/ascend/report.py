@@ -18,7 +18,7 @@ from pipeline.backends.ascend.trace import write_trace
 from pipeline.backends.ascend.uncertainty import interval_of
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.price import Pricing, Question
+    from pipeline.backends.ascend.pricing import Pricing, Question
 
 MODES: tuple[Mode, ...] = ("op_by_op", "graph_sink", "loop_sink")
 

@@ -4,19 +4,25 @@
 and feeds the next batch (`host_step_us`); a sink does so once for all its steps. Between two steps
 there is at least the interval that MindInsight shows in a sink (GetNext, loop control): no figure
 says that a host-driven step has a shorter one.
+
+Op by op, the host launches the next step's ops while the device still runs this step's, so that a
+steady step takes what the slower of the two takes: the host its launches, the device a graph's
+step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from pipeline.backends.ascend.boundary import Boundary, boundary_of
 from pipeline.backends.ascend.feeding import feed_of
 from pipeline.backends.ascend.hardware import Hardware
+from pipeline.backends.ascend.launches import Issue, issue_times, launch_spans, wrapped
 from pipeline.backends.ascend.options import StepOptions
-from pipeline.backends.ascend.plan import Plan, make_plan
+from pipeline.backends.ascend.plan import Lane, Plan, make_plan
 from pipeline.backends.ascend.shares import Part, bound_of, busy_of, exposed_of, kind_of, parts_of
-from pipeline.backends.ascend.streams import Issue, Run, critical_path_us, issue_times, run_step
+from pipeline.backends.ascend.streams import Run, critical_path_us, run_step
 from pipeline.backends.ascend.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.timeline import (
     STREAMS,
@@ -42,39 +48,68 @@ def schedule(
     if len(times) != len(graph.tasks):
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
     plan = make_plan(graph, options, hw)
-    feed = feed_of(options, hw)
-    alone = run_step(graph, times, plan, hw, options)
-    run, issue = alone, None
-    if options.mode == "op_by_op":
-        each_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
-        issue = issue_times(graph, plan, each_us, hw)
-        run = run_step(graph, times, plan, hw, options, issue)
-    boundary = boundary_of(feed, run.end_us, hw, options)
+    launched = _launched(graph, times, plan, hw, options)
+    run, boundary, issue = launched.run, launched.boundary, launched.issue
     parts = (*boundary.parts(), *parts_of(graph, times, run))
-    spans = (*boundary.spans(), *_run_spans(graph, times, plan, run, issue, boundary.end_us))
     host_us = boundary.host_us + (issue.end_us if issue else 0.0)
     return Timeline(
         mode=options.mode,
         devices=options.devices,
-        spans=_in_order(spans),
-        step_us=boundary.end_us + run.end_us,
-        device_us=alone.end_us,
+        spans=_in_order((*_host_spans(graph, plan, launched), *_run_spans(graph, times, launched))),
+        step_us=launched.step_us,
+        device_us=launched.device_us,
         host_us=host_us,
         critical_path_us=critical_path_us(graph, times, plan),
         iteration=_iteration(graph, run, boundary.end_us),
         exposed_us=exposed_of(parts),
         busy_us=_busy(graph, run, boundary, host_us),
-        bound=_bound(parts, boundary, host_led=issue is not None and host_us > alone.end_us),
+        bound=_bound(parts, launched),
         launch_us=boundary.host_us * options.steps_per_launch,
         steps_per_launch=options.steps_per_launch,
     )
 
 
-def _bound(parts: Sequence[Part], boundary: Boundary, *, host_led: bool) -> Bound:
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step laid out: what precedes it, its tasks, and how far ahead the host launches them."""
+
+    boundary: Boundary
+    run: Run
+    lanes: tuple[Lane, ...]
+    device_us: float
+    issue: Issue | None = None
+    ahead_us: float = 0.0
+    host_led: bool = False
+
+    @property
+    def step_us(self) -> float:
+        return self.boundary.end_us + self.run.end_us
+
+
+def _launched(
+    graph: TaskGraph, times: Sequence[TaskTime], plan: Plan, hw: Hardware, options: StepOptions
+) -> _Launched:
+    feed = feed_of(options, hw)
+    alone = run_step(graph, times, plan, hw, options)
+    if options.mode != "op_by_op":
+        boundary = boundary_of(feed, alone.end_us, hw, options)
+        return _Launched(boundary, alone, plan.lanes, alone.end_us)
+    each_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
+    issue = issue_times(graph, plan, each_us, hw)
+    waiting = run_step(graph, times, plan, hw, options, issue)
+    device_us = hw.graph_launch_us + alone.end_us
+    ahead_us = max(0.0, waiting.end_us - max(issue.end_us, device_us))
+    run = run_step(graph, times, plan, hw, options, issue.ahead_by(ahead_us, hw))
+    boundary = boundary_of(feed, run.end_us, hw, options)
+    host_led = issue.end_us > device_us
+    return _Launched(boundary, run, plan.lanes, alone.end_us, issue, ahead_us, host_led)
+
+
+def _bound(parts: Sequence[Part], launched: _Launched) -> Bound:
     """Who is waited for sets the pace, however little of the step the wait is."""
-    if boundary.wait_us:
-        return boundary.starved_by
-    return "host launch" if host_led else bound_of(parts)
+    if launched.boundary.wait_us:
+        return launched.boundary.starved_by
+    return "host launch" if launched.host_led else bound_of(parts)
 
 
 def _busy(graph: TaskGraph, run: Run, boundary: Boundary, host_us: float) -> dict[Kind, float]:
@@ -94,18 +129,12 @@ def _iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
     return IterationTrace(begin_us + first_us, last_us - first_us, run.end_us - last_us)
 
 
-def _run_spans(
-    graph: TaskGraph,
-    times: Sequence[TaskTime],
-    plan: Plan,
-    run: Run,
-    issue: Issue | None,
-    begin_us: float,
-) -> Iterator[Span]:
+def _run_spans(graph: TaskGraph, times: Sequence[TaskTime], launched: _Launched) -> Iterator[Span]:
+    run, begin_us = launched.run, launched.boundary.end_us
     for index, task in enumerate(graph.tasks):
         yield Span(
             task.type,
-            plan.lanes[index],
+            launched.lanes[index],
             begin_us + run.starts_us[index],
             run.ends_us[index] - run.starts_us[index],
             kind_of(task),
@@ -114,25 +143,23 @@ def _run_spans(
             run.ai_cpu_lanes.get(index, 0),
             times[index].bound,
         )
-    for number, (start, end) in enumerate(run.buckets_us):
-        name = f"AllReduce {number + 1}" if len(run.buckets_us) > 1 else "AllReduce"
-        kind = "communication"
-        yield Span(name, "hccl", begin_us + start, end - start, kind, kind)  # type: ignore[arg-type]
-    if issue:
-        yield from _launches(graph, plan, issue, begin_us)
+    for number, (start, end) in enumerate(run.buckets_us, 1):
+        name = f"AllReduce {number}" if len(run.buckets_us) > 1 else "AllReduce"
+        at_us, us = begin_us + start, end - start
+        yield Span(name, "hccl", at_us, us, "communication", "communication")
 
 
-def _launches(graph: TaskGraph, plan: Plan, issue: Issue, begin_us: float) -> Iterator[Span]:
-    """The host's launches; one ends when the device may start."""
-    free_us = 0.0
-    for index in plan.order:
-        if graph.tasks[index].phase == "data":
-            continue
-        task, last_us = graph.tasks[index], issue.each_us * (graph.tasks[index].repeat - 1)
-        at_us = max(free_us, issue.tasks_us[index] - issue.each_us)
-        free_us = issue.tasks_us[index] + last_us
-        name, us = f"Launch {task.type}", free_us - at_us
-        yield Span(name, "host", begin_us + at_us, us, "host", task.phase, index)
+def _host_spans(graph: TaskGraph, plan: Plan, launched: _Launched) -> Iterator[Span]:
+    """What precedes the step; a host that runs ahead does its part of it earlier."""
+    begin_us = launched.boundary.end_us - launched.ahead_us
+    for span in launched.boundary.spans():
+        if span.stream == "host" and launched.ahead_us:
+            early_us = begin_us - launched.boundary.interval_us - span.duration_us
+            yield from wrapped(replace(span, start_us=early_us), launched.step_us)
+        else:
+            yield span
+    if launched.issue:
+        yield from launch_spans(graph, plan, launched.issue, begin_us, launched.step_us)
 
 
 def _in_order(spans: Sequence[Span]) -> tuple[Span, ...]:

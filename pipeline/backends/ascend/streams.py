@@ -12,22 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.backends.ascend.hardware import Hardware
+from pipeline.backends.ascend.launches import Issue
 from pipeline.backends.ascend.options import StepOptions
 from pipeline.backends.ascend.plan import Lane, Plan
 from pipeline.backends.ascend.tasks import TaskGraph, TaskTime
 
 Cause = Literal["host", "ai_cpu", "communication"]
 CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
-
-
-@dataclass(frozen=True, slots=True)
-class Issue:
-    """When the host launches each task and each all-reduce of a step, and `each_us` a launch."""
-
-    tasks_us: tuple[float, ...]
-    buckets_us: tuple[float, ...]
-    each_us: float
-    end_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +36,6 @@ class Run:
     compute_us: Sequence[float]
     holes_us: dict[Cause, float]
     end_us: float
-
-
-def issue_times(graph: TaskGraph, plan: Plan, op_launch_us: float, hw: Hardware) -> Issue:
-    """Launches op by op: the first takes as long as a graph's at least, then one follows another.
-
-    Each turn of a scan is launched on its own, and each all-reduce after its last gradient. What
-    gets the batch is no launch: the host copies it between steps.
-    """
-    tasks_us = [0.0] * len(graph.tasks)
-    buckets_us = [0.0] * len(plan.costs_us)
-    now = max(hw.graph_launch_us, op_launch_us) - op_launch_us
-    for index in plan.order:
-        task = graph.tasks[index]
-        tasks_us[index] = now + op_launch_us
-        now += task.repeat * op_launch_us if task.phase != "data" else 0.0
-        for bucket in plan.issued_after[index]:
-            now += op_launch_us
-            buckets_us[bucket] = now
-    return Issue(tuple(tasks_us), tuple(buckets_us), op_launch_us, max(now, hw.graph_launch_us))
 
 
 def run_step(

@@ -17,6 +17,7 @@ from pipeline.backends.ascend.tiling import (
     Tiling,
     blocks_of,
     candidates,
+    row_of,
     stage_cycles,
     total_cycles,
 )
@@ -26,7 +27,7 @@ POPULATION_COUNT, GENERATIONS_COUNT, ELITE_COUNT = 24, 12, 6
 MUTATION_CHANCE = 0.3
 ROUNDS_COUNT, WALKS_PER_ROUND = 10, 20
 EXPLORATION = 0.5
-"""Weight of the upper confidence bound: rewards are the default's time by the tiling's, near 1."""
+"""Weight of the upper confidence bound; rewards are between 0 and 1, the default's is 1/2."""
 
 Genes = tuple[int, int, int, int, int]
 """Cores of the batch, m, k, n, and the index of the block."""
@@ -69,18 +70,12 @@ def search_tiles(objective: Objective, default: Tiling, mode: Mode, seed: int, k
     return search(objective, default, generator)
 
 
-def _row(tiling: Tiling) -> NDArray[np.float64]:
-    t = tiling
-    row = (t.cores_batch, t.cores_m, t.cores_k, t.cores_n, t.block_m, t.block_n)
-    return np.array([row], dtype=np.float64)
-
-
 def _tiling(row: NDArray[np.float64]) -> Tiling:
     return Tiling(*(int(value) for value in row))
 
 
 def _search_all(objective: Objective, default: Tiling) -> Search:
-    rows = np.concatenate([_row(default), candidates(objective.product, objective.hw)])
+    rows = np.concatenate([row_of(default), candidates(objective.product, objective.hw)])
     times_us = objective.times_us(rows)
     at = int(np.argmin(times_us))
     return Search(_tiling(rows[at]), len(rows), (float(times_us[at]),))
@@ -92,8 +87,8 @@ class _Ledger:
     def __init__(self, objective: Objective, default: Tiling) -> None:
         self.objective, self.blocks = objective, blocks_of(objective.hw)
         self.known: dict[Genes, float] = {}
-        self.best_row = _row(default)[0]
-        self.best_us = float(objective.times_us(_row(default))[0])
+        self.best_row = row_of(default)[0]
+        self.best_us = float(objective.times_us(row_of(default))[0])
         self.default_us = self.best_us
         self.rounds_us: list[float] = []
 
@@ -201,7 +196,7 @@ def _walk(
         path.append(node)
     genes = _repaired(chosen, objective)
     ledger.price([genes])
-    reward = ledger.default_us / ledger.known[genes]
+    reward = 1 / (1 + ledger.known[genes] / ledger.default_us)
     for node in path:
         node.visits += 1
         node.reward += reward

@@ -7,7 +7,7 @@ in a cycle. Rates and sizes are those of CANN's platform file (AICoreSpec, AICor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 
 import numpy as np
@@ -120,12 +120,12 @@ def best_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
 
 def plan_of(tiling: Tiling, product: Product, hw: Hardware, overlap: float) -> TilePlan:
     """Cycles of one given tiling."""
-    row = np.array([_row(tiling)], dtype=np.float64)
-    return _best(product, hw, overlap, row)
+    return _best(product, hw, overlap, row_of(tiling))
 
 
-def _row(t: Tiling) -> tuple[int, ...]:
-    return (t.cores_batch, t.cores_m, t.cores_k, t.cores_n, t.block_m, t.block_n)
+def row_of(tiling: Tiling) -> NDArray[np.float64]:
+    """A tiling as the only row of an array of candidates."""
+    return np.array([astuple(tiling)], dtype=np.float64)
 
 
 def _best(product: Product, hw: Hardware, overlap: float, rows: NDArray[np.float64]) -> TilePlan:
@@ -239,7 +239,7 @@ def _search_space(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np
         (m, k, n)
         for m in range(1, cores + 1)
         for k in range(1, cores // m + 1)
-        for n in (cores // m // k,)
+        for n in range(1, cores // m // k + 1)
     ]
     return np.array([(1, *s, *b) for s in splits for b in blocks], dtype=np.float64)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,19 +58,25 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
 
 def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
     """The spans of steps one after another, each sink after its launch."""
-    share_us = timeline.launch_us / timeline.steps_per_launch
+    if timeline.steps_per_launch == 1:
+        for step in range(steps):
+            yield from _shifted(timeline.spans, step * timeline.step_us)
+        return
+    launch = [span for span in timeline.spans if _is_launch(span)]
+    fed = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
+    rest = [span for span in timeline.spans if span not in launch and span not in fed]
     for step in range(steps):
         begin_us = _begin_us(timeline, step)
-        if step % timeline.steps_per_launch == 0 and timeline.launch_us:
-            launch = next(span for span in timeline.spans if _is_launch(span))
-            at_us = begin_us - timeline.launch_us
-            yield replace(launch, start_us=at_us, duration_us=timeline.launch_us)
-        for span in timeline.spans:
-            # What feeds the queue keeps the mean pace, through the launches of sinks as well.
-            own_pace = span.stream in ("feed", "pcie")
-            origin_us = step * timeline.step_us if own_pace else begin_us - share_us
-            if not _is_launch(span):
-                yield replace(span, start_us=origin_us + span.start_us)
+        if step % timeline.steps_per_launch == 0:
+            at_us, us = begin_us - timeline.launch_us, timeline.launch_us
+            yield from (replace(span, start_us=at_us, duration_us=us) for span in launch)
+        yield from _shifted(rest, begin_us - timeline.launch_us / timeline.steps_per_launch)
+        # What feeds the queue keeps the mean pace, through the launches of sinks as well.
+        yield from _shifted(fed, step * timeline.step_us)
+
+
+def _shifted(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
+    return (replace(span, start_us=span.start_us + by_us) for span in spans)
 
 
 def _begin_us(timeline: Timeline, step: int) -> float:

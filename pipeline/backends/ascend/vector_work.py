@@ -65,8 +65,10 @@ def vector_product(work: CubeWork, hw: Hardware) -> Work:
 
     The trace of 2020 has them on one core where there are 2 rows, on all for 4096.
     """
-    cores = min(hw.ai_cores_count, work.batch * math.ceil(work.m / CHANNEL_BLOCK))
-    return Work(work.macs / (hw.fp32_matmul_gmacs_per_s * 1e3 * cores), "vector", cores)
+    parts = work.batch * math.ceil(work.m / CHANNEL_BLOCK)
+    cores = min(hw.ai_cores_count, parts)
+    macs = math.ceil(parts / cores) * min(work.m, CHANNEL_BLOCK) * work.k * work.n
+    return Work(macs / (hw.fp32_matmul_gmacs_per_s * 1e3), "vector", cores)
 
 
 def depthwise_work(work: CubeWork, traffic: Traffic, setting: Setting) -> Work:
@@ -175,13 +177,21 @@ def _minor_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
 
 
 def _trans_data_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
-    """A stream where rows are whole blocks of 32 bytes; else row by row."""
-    cores = _cores(traffic, setting)
-    plain = [b for b in (setting.buffers[i] for i in (*task.reads, *task.writes)) if b.shape]
-    plain = [buffer for buffer in plain if buffer.layout == "ND"]
-    rows = sum(math.prod(b.shape[:-1]) for b in plain[:1] if b.shape[-1] % CHANNEL_BLOCK)
-    each = setting.constants.minor_row_cycles
+    """A stream where rows are whole blocks of 32 bytes; else row by row, short ones by element."""
+    constants, cores = setting.constants, _cores(traffic, setting)
+    row = _plain_row(setting.buffers[task.reads[0]], setting.buffers[task.writes[0]])
+    if row % CHANNEL_BLOCK == 0:
+        return _joined(0.0, traffic, setting, cores)
+    rows = math.prod(setting.buffers[task.writes[0]].shape) // row
+    each = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
     return _joined(_cycles_us(rows, cores, each, setting.hw), traffic, setting, cores)
+
+
+def _plain_row(source: Buffer, made: Buffer) -> int:
+    """Elements that lie together in the plain layout: a row, a channel's plane where those are."""
+    plain, blocked = (source, made) if source.layout == "ND" else (made, source)
+    planes = blocked.layout == "NC1HWC0" and plain.shape[-1:] != blocked.shape[-1:]
+    return max(math.prod(plain.shape[2:] if planes else plain.shape[-1:]), 1)
 
 
 def _transpose_work(task: Task, traffic: Traffic, setting: Setting) -> Work:

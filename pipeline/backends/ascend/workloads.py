@@ -91,9 +91,7 @@ def model_spec(name: str) -> ModelSpec:
 
 
 @cache
-def image_step(
-    model: str, batch: int, pixels: int, classes: int
-) -> TracedStep:
+def image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
     """A step of a network on images (batch, pixels, pixels, 3), with momentum; 1 channel at 32."""
     channels = 1 if model.startswith("lenet") else 3
     return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)

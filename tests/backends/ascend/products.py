@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +42,7 @@ def buffer(index: int, shape: tuple[int, ...], dtype: str = "float16") -> Buffer
 
 def graph_of(
     cost_class: CostClass,
-    reads: list[tuple[tuple[int, ...], str]],
+    reads: Sequence[tuple[tuple[int, ...], str]],
     write: tuple[tuple[int, ...], str],
     cube: CubeWork | None = None,
     vector: VectorWork | None = None,

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -52,3 +55,19 @@ def test_other_classes_and_samples_are_refused() -> None:
         shapes(conf_model("wide_deep").build(10, "float32"), (39, 1, 2))
     with pytest.raises(ValueError, match=r"and shape \(1, 39, 2, 1\) reaches it"):
         shapes(conf_model("wide_deep").build(2, "float32"), (39, 2, 1))
+
+
+FRESH = """
+import jax, jax.numpy as jnp
+from pipeline.models.networks.wide_deep import WideDeep
+normal = {"name": "normal"}
+init = {"conv": normal, "dense": normal, "bias": normal}
+spec = WideDeep(vocabulary=9, embedding=2, hidden=(3,), table_init=normal, init=init)
+samples = jnp.zeros((4, 5, 1, 2))
+print(spec.build(2, "float32").init_with_output(jax.random.key(0), samples, train=False)[0].shape)
+"""
+
+
+def test_it_computes_its_layers_where_nothing_else_of_the_house_was_imported() -> None:
+    result = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
+    assert result.stdout.strip() == "(4, 2)", result.stderr

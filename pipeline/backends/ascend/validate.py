@@ -1,0 +1,134 @@
+"""Published against modelled: `python -m pipeline.backends.ascend.validate`.
+
+Every row is priced by a fit that had seen no row of its family; the interval, too, is scaled on the
+other families. Rows whose host was, or may have been, the slower part say only what the device took
+at most; they are shown, and counted where the model is slower than they allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.backends.ascend.calibrate import (
+    Parts,
+    calibration_at,
+    fit,
+    fitted_parts,
+    report_of,
+    spread_of,
+)
+from pipeline.backends.ascend.workloads import Published, published_steps
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One row: published, modelled with its family left out, and the interval."""
+
+    row: Published
+    modelled_ms: float
+    low_ms: float
+    high_ms: float
+
+    @property
+    def error(self) -> float:
+        """Modelled against published, as a share: 0.1 is 10 % too slow."""
+        return self.modelled_ms / self.row.ms - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the published time is in the interval."""
+        return self.low_ms <= self.row.ms <= self.high_ms
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good the left-out rows of a kind are."""
+
+    rows: int
+    median_error: float
+    mean_error: float
+    worst_error: float
+    kendall_tau: float
+    coverage: float
+
+
+def validate(parts: Sequence[Parts], rows: Sequence[Published]) -> tuple[Verdict, ...]:
+    """Every row by a fit, and with an interval, that its family had no part in."""
+    verdicts: dict[str, Verdict] = {}
+    for family in sorted({row.family for row in rows}):
+        seen = [part for part in parts if part.row.family != family]
+        log_sd, scale = spread_of(seen)
+        calibration = calibration_at(fit(seen), log_sd, scale)
+        for row in rows:
+            if row.family == family:
+                report = report_of(row, calibration)
+                verdicts[row.id] = Verdict(row, report.step_ms, *report.interval_ms)
+    return tuple(verdicts[row.id] for row in rows)
+
+
+def score(verdicts: Sequence[Verdict]) -> Score:
+    """Errors, order and coverage of rows that tell the device's own speed."""
+    errors = np.array([abs(verdict.error) for verdict in verdicts])
+    return Score(
+        len(verdicts),
+        float(np.median(errors)),
+        float(errors.mean()),
+        float(errors.max()),
+        kendall_tau([v.row.ms for v in verdicts], [v.modelled_ms for v in verdicts]),
+        float(np.mean([verdict.inside for verdict in verdicts])),
+    )
+
+
+def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
+    """Kendall's tau-a over pairs that are not tied in either (Kendall 1938)."""
+    x, y = np.asarray(one), np.asarray(other)
+    upper = np.triu_indices(len(x), 1)
+    order = np.sign(np.subtract.outer(x, x))[upper] * np.sign(np.subtract.outer(y, y))[upper]
+    return float(order.sum() / np.count_nonzero(order)) if np.any(order) else math.nan
+
+
+def _print_table(verdicts: Sequence[Verdict]) -> None:
+    print(
+        f"{'id':7} {'network':22} {'batch':>6} {'dev.':>5} {'mode':10} {'published':>10} "
+        f"{'modelled':>9} {'error':>7}  80 % interval"
+    )
+    for v in verdicts:
+        bound = "<=" if v.row.quality == "at_most" else "  "
+        note = "" if v.inside or v.row.quality == "at_most" else "  outside"
+        print(
+            f"{v.row.id:7} {v.row.model:22} {v.row.batch:6d} {v.row.devices:5d} {v.row.mode:10} "
+            f"{bound}{v.row.ms:8.2f} {v.modelled_ms:9.2f} {v.error:+7.0%}  "
+            f"[{v.low_ms:.2f}, {v.high_ms:.2f}]{note}"
+        )
+
+
+def _print_score(title: str, verdicts: Sequence[Verdict]) -> None:
+    found = score(verdicts)
+    print(
+        f"{title}: {found.rows} rows, error median {found.median_error:.1%}, mean "
+        f"{found.mean_error:.1%}, worst {found.worst_error:.0%}; Kendall tau "
+        f"{found.kendall_tau:.2f}; {found.coverage:.0%} inside the 80 % interval"
+    )
+
+
+def main() -> None:
+    """Print the table and the scores."""
+    parts = fitted_parts()
+    verdicts = validate(parts, published_steps())
+    _print_table(verdicts)
+    sunk = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
+    eager = [v for v in verdicts if v.row.mode == "op_by_op"]
+    bounds = [v for v in verdicts if v.row.quality == "at_most"]
+    kept = sum(v.error <= 0.1 for v in bounds)
+    print()
+    _print_score("graph mode, device-bound, family left out", sunk)
+    _print_score("eager PyTorch, 80 us an op", eager)
+    print(f"rows bounded by the host: {kept} of {len(bounds)} kept, within 10 %")
+
+
+if __name__ == "__main__":
+    main()
