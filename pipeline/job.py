@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pipeline import run_directory
-from pipeline.backends.base import Backend, Executable
+from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.config.recipe import Recipe
 from pipeline.errors import PipelineError, RecipeError
 from pipeline.observe.observers import Observers, open_observers
@@ -22,6 +22,7 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint import Checkpoints, restore_state, restore_weights
 from pipeline.stages.compile import compile_run
 from pipeline.stages.data import Dataset, load_data, sample_images
+from pipeline.stages.estimate import estimate_run
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.train import History, Training, train
 from pipeline.training.state import TrainState
@@ -88,12 +89,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the first three stages made."""
+    """What the first three stages made; `estimate` on an emulated device."""
 
     backend: Backend
     dataset: Dataset
     built: Built
     executable: Executable
+    estimate: Estimate | None
 
 
 def _run_stages(job: Job) -> None:
@@ -109,10 +111,17 @@ def _run_stages(job: Job) -> None:
     summary.parameters = built.parameters
     if "compile" not in recipe.stages:
         return
+    estimate = estimate_run(recipe, dataset, built, backend, job.run_dir, reporter)
+    runs = bool({"train", "eval"} & set(recipe.stages))
+    if estimate is not None:
+        summary.modelled = dict(estimate.summary())
+        if not runs:
+            # What is only priced needs no program of the processor that computes in its place.
+            return
     executable = compile_run(recipe, dataset, built, backend, reporter)
     summary.time["compile_s"] = executable.report.compile_s
-    if {"train", "eval"} & set(recipe.stages):
-        _use(job, Prepared(backend, dataset, built, executable))
+    if runs:
+        _use(job, Prepared(backend, dataset, built, executable, estimate))
 
 
 def _use(job: Job, made: Prepared) -> None:
@@ -121,7 +130,8 @@ def _use(job: Job, made: Prepared) -> None:
     state, host = _starting_point(job, made)
     history = History(int(state.step))
     course, reporter = made.built.course, job.reporter
-    with open_observers(recipe, job.run_dir, course, history.step, reporter) as observers:
+    first, estimate = history.step, made.estimate
+    with open_observers(recipe, job.run_dir, course, first, reporter, estimate) as observers:
         if "train" in recipe.stages:
             observers.show_samples(sample_images(recipe, made.dataset))
             state = _train(job, made, observers, state, host, history)

@@ -20,11 +20,15 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.backends.ascend.amortisation import write_amortisation
 from pipeline.config.compose import check, value_of
 from pipeline.errors import PipelineError, report_errors
 from pipeline.whole_file import write_whole
 
 OVERRIDES, SUMMARY, TABLE = "overrides.yaml", "summary.json", "sweep.csv"
+SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
+MODELLED = ("sink_size", "step_ms", "samples_per_s", "bound")
+"""What the table has of `modelled`, on emulated devices."""
 
 
 def run_job(config: DictConfig, swept: Sequence[str]) -> None:
@@ -67,6 +71,8 @@ def conclude(sweep_dir: Path) -> int:
     """Show the table; 0 when every job is done, 2 when a recipe was wrong, else 1."""
     rows = read_jobs(sweep_dir)
     _show(rows, sweep_dir / TABLE)
+    for picture in write_pictures(sweep_dir, rows):
+        print(f"what longer sinks buy, modelled: {picture}")
     return max((row["exit_status"] for row in rows), default=0)
 
 
@@ -89,6 +95,7 @@ def _row(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         summary = {"status": "running"}
     metrics, times = summary.get("metrics", {}), summary.get("time", {})
+    modelled = summary.get("modelled", {})
     return {
         "job": folder.name,
         **changed,
@@ -98,9 +105,38 @@ def _row(folder: Path) -> dict[str, Any]:
         "steps": summary.get("steps"),
         "step_ms": times.get("step_ms"),
         "train_s": times.get("train_s"),
+        **{f"modelled_{name}": modelled.get(name) for name in MODELLED},
         "exit_status": summary.get("exit_status", int(summary["status"] != "done")),
         "reason": summary.get("reason"),
     }
+
+
+def write_pictures(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Where sink sizes were swept on an emulated device, a step's time against them.
+
+    A picture for each combination of the other keys that were swept.
+    """
+    pictures: list[Path] = []
+    for others, points in _curves(sweep_dir, rows).items():
+        number = f"_{len(pictures)}" if pictures else ""
+        picture = sweep_dir / f"{AMORTISATION}{number}.html"
+        title = "What longer sinks buy" + (f": {others}" if others else "")
+        write_amortisation(tuple(points.items()), picture, title=title)
+        pictures.append(picture)
+    return pictures
+
+
+def _curves(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Modelled ms by steps a sink, for each combination of the other keys that has several."""
+    curves: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if SINK_SIZE in row and row["modelled_step_ms"] is not None:
+            text = (sweep_dir / row["job"] / OVERRIDES).read_text(encoding="utf-8")
+            changed = yaml.safe_load(text)
+            others = (f"{key}={value}" for key, value in changed.items() if key != SINK_SIZE)
+            curve = curves.setdefault(", ".join(others), {})
+            curve[row["modelled_sink_size"]] = row["modelled_step_ms"]
+    return {others: points for others, points in curves.items() if len(points) > 1}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -123,6 +123,14 @@ def test_a_failed_run_returns_1(say: Say) -> None:
     assert said.err.count("\n") == 1
 
 
+def test_a_step_without_room_on_the_device_returns_1(say: Say) -> None:
+    small = ["device.hbm_gib.value=1e-3", "device.feature_map_memory_gib.value=1e-3"]
+    said = say(*TINY, STEPS, "device=ascend910", *small)
+    assert said.status == 1
+    assert said.err.startswith("error: Device(id:0) memory isn't enough: kernel name: ")
+    assert "Traceback" not in said.err
+
+
 BAD = {
     "unknown option": (["model=lenet6"], "model = lenet6: there is no such model"),
     "unknown recipe": (["+recipe=nothing"], "recipe = nothing: there is no such recipe"),
@@ -142,6 +150,26 @@ BAD = {
     "checkpoint that is not there": (
         [*TINY, STEPS, "stages=[data,build,compile,eval]", "checkpoint.restore=nowhere"],
         "checkpoint.restore = nowhere: holds no checkpoint",
+    ),
+    "no device": (
+        ["device=ascend910", "device.devices=0"],
+        "device.devices = 0: must be greater than 0",
+    ),
+    "type that the chip lacks": (
+        ["device=ascend910", "train.precision=bf16"],
+        "train.precision = bf16: Ascend 910A has no bfloat16, but float16, float32,",
+    ),
+    "figure without its unit": (
+        ["device=ascend910", "+device.hbm={value: 16, source: mine, confidence: assumed}"],
+        "device.hbm = ",
+    ),
+    "figure without its source": (
+        ["device=ascend910", "device.hbm_gib=16"],
+        "device.hbm_gib: must be {value: NUMBER, source: where it is from,",
+    ),
+    "batch over the queue": (
+        [*TINY, STEPS, "device=ascend910", "device.data_queue_gib.value=1e-5"],
+        "train.batch_size: 16 makes a batch of 0.00 GiB, more than the 1e-05 GiB of the queue",
     ),
     "unknown flag": (["--nothing"], "unrecognized arguments: --nothing"),
 }

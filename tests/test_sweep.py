@@ -236,3 +236,38 @@ def test_recipes_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
     (sweep_dir,) = sweeps(tmp_path)
     assert sweep_dir.name.endswith("_sweep")
     assert len(read_table(sweep_dir)) == 2
+
+
+def test_sink_sizes_on_an_emulated_device_give_the_curve_of_amortisation(
+    pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Priced, not trained; the processor that is there has nothing modelled to show."""
+    priced = ("device=cpu,ascend910", "stages=[data,build,compile]", STEPS)
+    assert pipeline("-m", *priced, "train.sink_size=1,10,-1", "train.optimizer.lr=0.1") == 0
+    (sweep_dir,) = sweeps(tmp_path)
+    rows = read_table(sweep_dir)
+    emulated = [row for row in rows if row["device"] == "ascend910"]
+    assert [row["modelled_sink_size"] for row in emulated] == ["1", "10", "6"]
+    assert {row["modelled_step_ms"] for row in rows if row["device"] == "cpu"} == {""}
+    steps = {row["train.sink_size"]: float(row["modelled_step_ms"]) for row in emulated}
+    assert steps["1"] > steps["-1"] > steps["10"]
+    assert [file.name for file in sweep_dir.glob("*.html")] == ["amortisation.html"]
+    html = (sweep_dir / "amortisation.html").read_text()
+    assert "What longer sinks buy: device=ascend910" in html
+    assert html.count("<circle") == 3
+    assert f"what longer sinks buy, modelled: {sweep_dir}" in capsys.readouterr().out
+
+
+def test_every_combination_of_other_keys_has_a_curve(
+    pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job, (size, devices) in enumerate([(1, 1), (1, 8), (9, 1), (9, 8), (1, 64)]):
+        modelled = {"sink_size": size, "step_ms": 3.0 / size, "samples_per_s": 1.0, "bound": "cube"}
+        keys = {"train.sink_size": size, "device.devices": devices}
+        leave(tmp_path / str(job), {**DONE, "modelled": modelled}, **keys)
+    assert conclude(tmp_path) == 0
+    curves = sorted(tmp_path.glob("*.html"))
+    assert [file.name for file in curves] == ["amortisation.html", "amortisation_1.html"]
+    titles = ["device.devices=1<", "device.devices=8<"]
+    assert all(title in file.read_text() for title, file in zip(titles, curves, strict=True))
+    capsys.readouterr()

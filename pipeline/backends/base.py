@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -80,6 +81,54 @@ class Executable(Protocol):
         """Sums over the first so many evaluation batches."""
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """A run as an emulated device is asked about it: shapes alone, no data and no weights.
+
+    `step(state, batch) -> (state, loss)` is one update on a batch as the map ops leave it,
+    `batch(size)` the shapes of one of any size. `sink_steps` is the length of a sink, also where
+    `sink` is off.
+    """
+
+    name: str
+    step: Callable[[Any, Any], tuple[Any, Any]]
+    state: TrainState
+    batch: Callable[[int], Any]
+    batch_size: int
+    sink: bool
+    sink_steps: int
+    total_steps: int
+
+
+class Estimate(Protocol):
+    """What the model of a device says of a step. No figure in it is measured.
+
+    As text it is what the user reads.
+    """
+
+    @property
+    def device(self) -> str:
+        """The device that is modelled, and how many of it."""
+
+    @property
+    def step_ms(self) -> float:
+        """One steady step."""
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """Between these the true time of a step lies in 80 % of all cases."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all devices together."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """What summary.json holds under `modelled`."""
+
+    def save(self, folder: Path) -> tuple[str, ...]:
+        """Write what there is to look at into a run directory; the names of the files."""
+
+
 class Backend(Protocol):
     """A device that can compile and run a step."""
 
@@ -90,6 +139,12 @@ class Backend(Protocol):
 
     def compile(self, work: Work, watch: Watch) -> Executable:
         """Compile a run. Raises RunError when the device can't take it."""
+
+    def estimate(self, proposal: Proposal) -> Estimate | None:
+        """What a run would cost, on a device that is emulated; None on one that is there.
+
+        Raises RunError when the device can't take it, RecipeError when it can't be asked to.
+        """
 
     def mechanism(
         self, asked: Literal["auto", "loop", "soft"], *, sink: bool

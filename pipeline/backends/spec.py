@@ -16,6 +16,10 @@ class DeviceSpec(Spec):
 
     name: str
 
+    def refuses(self, dtype: str) -> str | None:
+        """Why activations can't be of a type on this device, and what can be; None: they can."""
+        return None
+
     @abstractmethod
     def open(self) -> Backend:
         """The backend that compiles for this device. Raises RunError where there is none."""

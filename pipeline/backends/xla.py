@@ -19,7 +19,15 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
-from pipeline.backends.base import CompileReport, Executable, Mechanism, Program, Watch, Work
+from pipeline.backends.base import (
+    CompileReport,
+    Executable,
+    Mechanism,
+    Program,
+    Proposal,
+    Watch,
+    Work,
+)
 from pipeline.data.feed import Feed, Inputs, batch_at
 from pipeline.errors import RunError
 from pipeline.sink.telemetry import Telemetry
@@ -79,6 +87,9 @@ class XlaBackend:
     def compile(self, work: Work, watch: Watch) -> Executable:
         """Compile initialisation, the training loop and the evaluation loop."""
         return XlaExecutable(work, self.device, watch)
+
+    def estimate(self, proposal: Proposal) -> None:
+        """Nothing: what a step costs here is measured."""
 
 
 @dataclass(frozen=True)

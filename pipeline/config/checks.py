@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pipeline.config.recipe import STAGES, Recipe
+from pipeline.config.recipe import COMPUTE_DTYPES, STAGES, Recipe
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching
 from pipeline.data.transform import column_specs
@@ -61,6 +61,14 @@ def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
     size = recipe.train.sink_size
     if size == 0 or size < -1:
         yield f"train.sink_size = {size}: must be -1 (a sink per pass) or positive"
+
+
+@rule
+def device_has_type(recipe: Recipe) -> Iterator[str]:
+    """The device computes in the type of the activations."""
+    problem = recipe.device.refuses(COMPUTE_DTYPES[recipe.train.precision])
+    if problem is not None:
+        yield f"train.precision = {recipe.train.precision}: {problem}"
 
 
 @rule

@@ -15,6 +15,8 @@ from pipeline.training.spec import LossSpec, OptimizerSpec, ScheduleSpec
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
+COMPUTE_DTYPES = {"O0": "float32", "bf16": "bfloat16"}
+"""What activations are, by `train.precision`."""
 
 
 class TrainSpec(Spec):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.backends.base import Estimate
 from pipeline.observe.reporter import Bar, Reporter
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
@@ -96,10 +97,20 @@ class LossMonitor(Quiet):
 
 
 class TimeMonitor(Quiet):
-    """The documents' line (C-03), and beside it where the run stands and how fast it goes."""
+    """The documents' line (C-03), and beside it where the run stands and how fast it goes.
 
-    def __init__(self, reporter: Reporter, course: Course, batch_size: int) -> None:
+    On an emulated device the line ends with what the device would have taken, marked as modelled.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        course: Course,
+        batch_size: int,
+        estimate: Estimate | None = None,
+    ) -> None:
         self._reporter, self._course, self._batch_size = reporter, course, batch_size
+        self._modelled = f" | {_modelled(estimate)}" if estimate else ""
         self._seconds, self._steps = 0.0, 0
 
     def on_sink(self, report: SinkReport) -> None:
@@ -117,9 +128,16 @@ class TimeMonitor(Quiet):
             f"epoch time: {epoch_ms:5.3f} ms, per step time: {step_ms:5.3f} ms | {sink}"
             f"step {report.step}/{course.total}, pass {place.pass_} | "
             f"{self._batch_size * self._steps / self._seconds:,.0f} images/s, "
-            f"lr {report.learning_rate:.6g}"
+            f"lr {report.learning_rate:.6g}{self._modelled}"
         )
         self._seconds, self._steps = 0.0, 0
+
+
+def _modelled(estimate: Estimate) -> str:
+    return (
+        f"modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
+        f"{estimate.samples_per_s:,.0f} images/s"
+    )
 
 
 class EvalMonitor(Quiet):

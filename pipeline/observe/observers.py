@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from pipeline.backends.base import Estimate
 from pipeline.config.recipe import Recipe
 from pipeline.observe.metrics_log import MetricsLog
 from pipeline.observe.monitors import (
@@ -54,14 +55,22 @@ class Observers:
 
 
 def open_observers(
-    recipe: Recipe, run_dir: Path, course: Course, first: int, reporter: Reporter
+    recipe: Recipe,
+    run_dir: Path,
+    course: Course,
+    first: int,
+    reporter: Reporter,
+    estimate: Estimate | None = None,
 ) -> Observers:
-    """Open what watches a run that goes on from boundary `first`."""
+    """Open what watches a run that goes on from boundary `first`.
+
+    An `estimate` is shown beside what is measured, under names of its own.
+    """
     batch_size = recipe.train.batch_size
     monitors: list[Monitor] = [
         MetricsLog(run_dir, course, first),
         LossMonitor(reporter, course, recipe.monitor.loss_every),
-        TimeMonitor(reporter, course, batch_size),
+        TimeMonitor(reporter, course, batch_size, estimate),
         EvalMonitor(reporter),
     ]
     bar = reporter.bar(course.total, first) if "train" in recipe.stages else None
@@ -69,7 +78,7 @@ def open_observers(
         monitors.append(ProgressMonitor(bar))
     tensorboard = None
     if recipe.monitor.tensorboard:
-        tensorboard = TensorBoard(run_dir / "tensorboard", first, batch_size)
+        tensorboard = TensorBoard(run_dir / "tensorboard", first, batch_size, estimate)
         tensorboard.add_recipe(recipe.model_dump(mode="json"))
         monitors.append(tensorboard)
     return Observers(monitors, tensorboard)

@@ -15,6 +15,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.summary import hparams
 
+from pipeline.backends.base import Estimate
 from pipeline.observe.monitors import Evaluation, Quiet, SinkReport
 from pipeline.sink.telemetry import Telemetry
 
@@ -27,13 +28,16 @@ PICTURED_CLASSES = 1000
 class TensorBoard(Quiet):
     """Writes `tensorboard/` of a run; on resume, what was written behind `first` is purged."""
 
-    def __init__(self, folder: Path, first: int, batch_size: int) -> None:
+    def __init__(
+        self, folder: Path, first: int, batch_size: int, estimate: Estimate | None = None
+    ) -> None:
         purge = first + 1 if first else None
         # The suffix keeps a run resumed within the second from overwriting the file before.
         self._writer = SummaryWriter(
             str(folder), purge_step=purge, max_queue=10_000, filename_suffix=f".{first}"
         )
         self._batch_size = batch_size
+        self._estimate = estimate
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """One event for every step with all its scalars: a quarter of the cost of one each."""
@@ -49,9 +53,12 @@ class TensorBoard(Quiet):
             writer.add_event(event, step=step, walltime=now)
 
     def on_sink(self, report: SinkReport) -> None:
-        """The throughput of a sink."""
+        """The throughput of a sink; beside it that of the device that is modelled."""
         images_per_s = self._batch_size * report.steps / max(report.seconds, 1e-9)
         self._writer.add_scalar("train/images_per_s", images_per_s, report.step)
+        if self._estimate is not None:
+            for name, value in _modelled(self._estimate, report.step).items():
+                self._writer.add_scalar(f"modelled/{name}", value, report.step)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """The metrics that are single numbers, macro averages, and the confusion matrix."""
@@ -89,6 +96,18 @@ class TensorBoard(Quiet):
     def close(self) -> None:
         """Flush and close."""
         self._writer.close()
+
+
+def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:
+    """What the device takes for a step, and would have taken for all steps so far."""
+    low, high = estimate.interval_ms
+    return {
+        "step_ms": estimate.step_ms,
+        "step_ms_low": low,
+        "step_ms_high": high,
+        "samples_per_s": estimate.samples_per_s,
+        "elapsed_s": estimate.step_ms * steps / 1e3,
+    }
 
 
 def confusion_picture(confusion: np.ndarray) -> np.ndarray:

@@ -11,16 +11,20 @@ import jax
 import numpy as np
 import optax
 
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import COMPUTE_DTYPES, Recipe
 from pipeline.data.random import seed_words
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import Course, course
 from pipeline.stages.data import Dataset
 from pipeline.training.state import TrainState
-from pipeline.training.step import StepParts, TrainStep, initial_variables, make_train_step
-
-COMPUTE_DTYPES = {"O0": "float32", "bf16": "bfloat16"}
+from pipeline.training.step import (
+    StepParts,
+    TrainStep,
+    initial_state,
+    initial_variables,
+    make_train_step,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Built:
     """A training step, the course it will run, and what it will be given."""
 
     step: TrainStep
+    parts: StepParts
     course: Course
     learning_rates: np.ndarray
     seed: np.ndarray
@@ -45,13 +50,14 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     seed = seed_words(recipe.seed)
     _check_labels(recipe, dataset, parts)
     with _blaming(f"model {recipe.model.name}"):
-        jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+        variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
     with _blaming("train.optimizer"):
-        state = jax.eval_shape(step.init, seed)
+        state = jax.eval_shape(lambda made: initial_state(parts, made), variables)
     _refuse_padding_into_statistics(recipe, dataset, state)
     leaves = jax.tree.leaves(state.params)
     built = Built(
         step=step,
+        parts=parts,
         course=run,
         learning_rates=_learning_rates(recipe, run),
         seed=seed,

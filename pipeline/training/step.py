@@ -58,7 +58,7 @@ def make_train_step(parts: StepParts) -> TrainStep:
     """Put the parts of a step together."""
 
     def init(seed: Array) -> TrainState:
-        return _initial_state(parts, seed)
+        return initial_state(parts, initial_variables(parts, seed))
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
         return _update(parts, state, batch, learning_rates)
@@ -71,13 +71,13 @@ def make_train_step(parts: StepParts) -> TrainStep:
 
 def initial_variables(parts: StepParts, seed: Array) -> Mapping[str, Any]:
     """Fresh parameters and batch statistics. Raises ValueError where layers don't fit."""
-    height, width, channels = _hwc(parts.image)
+    height, width, channels = image_shape(parts.image)
     image = jnp.zeros((1, height, width, channels), jnp.float32)
     return parts.network.init(_key(seed, 0), image, train=False)
 
 
-def _initial_state(parts: StepParts, seed: Array) -> TrainState:
-    variables = initial_variables(parts, seed)
+def initial_state(parts: StepParts, variables: Mapping[str, Any]) -> TrainState:
+    """The state at step 0 of fresh parameters and batch statistics."""
     params = variables["params"]
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -94,7 +94,8 @@ def _key(seed: Array, stream: int) -> Array:
     return jax.random.fold_in(key, stream)
 
 
-def _hwc(image: ColumnSpec) -> tuple[int, ...]:
+def image_shape(image: ColumnSpec) -> tuple[int, ...]:
+    """Height, width and channels of an image, however the map ops leave it."""
     return image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
 
 

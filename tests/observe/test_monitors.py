@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,3 +188,31 @@ def test_a_quiet_monitor_watches_without_a_word(event: str) -> None:
     """C-01: a monitor overrides what it cares for."""
     arguments = {"on_steps": (None, 0.0), "on_sink": (None,), "on_eval": (1, None), "close": ()}
     assert getattr(Quiet(), event)(*arguments[event]) is None
+
+
+class Modelled:
+    """What an emulated device says of a step."""
+
+    device = "8 x Ascend 910A"
+    step_ms = 2.5
+    interval_ms = (2.0, 3.125)
+    samples_per_s = 102_400.0
+
+    def summary(self) -> dict[str, object]:
+        return {"step_ms": self.step_ms}
+
+    def save(self, folder: Path) -> tuple[str, ...]:
+        return ()
+
+
+def test_the_time_line_ends_with_what_is_modelled() -> None:
+    """Beside what was measured, which stays as it is."""
+    lines = []
+    for estimate in (None, Modelled()):
+        page = Page()
+        monitor = TimeMonitor(page.reporter, Course(200, 100, 100), 32, estimate)
+        monitor.on_sink(ended(100, steps=100, seconds=2.0))
+        lines += page.lines
+    measured, both = lines
+    assert "modelled" not in measured
+    assert both == (f"{measured} | modelled for 8 x Ascend 910A: 2.500 ms a step, 102,400 images/s")

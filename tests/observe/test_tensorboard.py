@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from pipeline.observe.monitors import Evaluation, SinkReport
 from pipeline.observe.tensorboard import TensorBoard, confusion_picture
 from pipeline.sink.telemetry import Telemetry
-from tests.observe.test_monitors import EVALUATION
+from tests.observe.test_monitors import EVALUATION, Modelled
 
 EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
 
@@ -166,3 +166,20 @@ def test_an_evaluation_of_many_classes_is_written(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.on_eval(1, Evaluation(EVALUATION.metrics, np.eye(120, dtype=int)))
     assert len(read(tmp_path).Images("eval/confusion")) == 1
+
+
+def test_what_is_modelled_has_tags_of_its_own(tmp_path: Path) -> None:
+    with_estimate = TensorBoard(tmp_path / "on", 0, 32, Modelled())
+    with board(tmp_path / "off") as without:
+        for writer in (with_estimate, without):
+            writer.on_sink(SinkReport(100, 1.0, 0.1, 2.0, 100))
+            writer.on_sink(SinkReport(200, 1.0, 0.1, 2.0, 100))
+    with_estimate.close()
+    tags = set(read(tmp_path / "on").Tags()["scalars"])
+    assert tags - set(read(tmp_path / "off").Tags()["scalars"]) == {
+        *("modelled/step_ms", "modelled/step_ms_low", "modelled/step_ms_high"),
+        *("modelled/samples_per_s", "modelled/elapsed_s"),
+    }
+    assert scalars(tmp_path / "on", "modelled/step_ms") == {100: 2.5, 200: 2.5}
+    assert scalars(tmp_path / "on", "modelled/elapsed_s") == {100: 0.25, 200: 0.5}
+    assert scalars(tmp_path / "on", "train/images_per_s") == {100: 1600.0, 200: 1600.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.ascend.options import OptionError
@@ -84,9 +85,7 @@ def _priced(idea: _Idea, before: float) -> Change | None:
     except OptionError:
         return None
     after = _rate(idea.pricing, idea.question, step_us)
-    return Change(
-        idea.kind, idea.what, idea.override, step_us / 1e3, after, after / before - 1
-    )
+    return Change(idea.kind, idea.what, idea.override, step_us / 1e3, after, after / before - 1)
 
 
 def _fits(idea: _Idea) -> bool:
@@ -133,7 +132,7 @@ def _precisions(question: Question) -> Iterator[Otherwise]:
         what = "float16 but for batch normalisation and the loss"
         yield "precision", what, "device.precision=O2", {"precision": "O2"}
     if question.precision in ("O0", "O2"):
-        what = "float16 throughout"
+        what = "float16 throughout, batch normalisation included"
         yield "precision", what, "device.precision=O3", {"precision": "O3"}
 
 
@@ -151,7 +150,7 @@ def _sinks(question: Question) -> Iterator[Otherwise]:
 
 def _buckets(pricing: Pricing, question: Question) -> Iterator[Otherwise]:
     graph, _ = pricing.tasks(question)
-    in_order = sorted(graph.gradients, key=lambda gradient: -gradient[2])
+    in_order = sorted(graph.gradients, key=itemgetter(2))[::-1]
     for points in split_points([nbytes for _, nbytes, _ in in_order]):
         if points != question.fusion:
             what = f"gradients in {len(points) + 1} all-reduces"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.backends.base import Executable, Mechanism, Watch, Work
+from pipeline.backends.base import Estimate, Executable, Mechanism, Proposal, Watch, Work
 from pipeline.backends.xla import XlaBackend, find_device
 
 if TYPE_CHECKING:
@@ -34,3 +34,9 @@ class AscendBackend:
     def compile(self, work: Work, watch: Watch) -> Executable:
         """Compile a run for the host. Raises RunError when XLA refuses."""
         return self._host.compile(work, watch)
+
+    def estimate(self, proposal: Proposal) -> Estimate:
+        """The price of a run on the chip. Raises RunError, RecipeError."""
+        from pipeline.backends.ascend.estimate import AscendEstimate
+
+        return AscendEstimate(proposal, self.spec)

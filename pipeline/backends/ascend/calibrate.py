@@ -27,9 +27,9 @@ from pipeline.backends.ascend.report import Report
 from pipeline.backends.ascend.uncertainty import NORMAL_90, class_spread
 from pipeline.backends.ascend.workloads import Published, published_steps, traced
 
-PRIOR_LOG_SD = 0.3
+PRIOR_LOG_SD = 0.2
 """How far a group's multiplier may be from 1: kernels of it were measured, but few."""
-TASK_US_PRIOR = (1.5, 1.5)
+TASK_US_PRIOR = (1.0, 0.7)
 """Mean and spread: the floors come from AlexNet, whose kernels are few and large."""
 HUBER = 0.2
 FIT_MODES = ("loop_sink", "graph_sink")
@@ -165,7 +165,7 @@ def fitted_parts(
     """All rows that are fitted to, taken apart."""
     parts = []
     for row in published_steps():
-        if row.mode in FIT_MODES:
+        if row.mode in FIT_MODES and row.quality != "pair":
             watch(row)
             parts.append(take_apart(row))
     return tuple(parts)

@@ -25,14 +25,10 @@ GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
         "streaming": (
             "elementwise", "cast", "optimizer", "bn_reduce", "bn_update", "rows", "fill", "reduce",
         ),
-        "irregular": (
-            "bias_grad", "max_pool", "max_pool_grad", "avg_pool", "trans_data", "transpose",
-            "copy", "gather", "scatter", "sort",
-        ),
+        "windows": ("max_pool", "max_pool_grad", "avg_pool"),
     }
 )  # fmt: skip
-"""Classes that share a multiplier: what the cube does, what streams through the vector unit, and
-what does neither well."""
+"""Classes that share a multiplier. Those in no group stay as kernels have them."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pipeline.errors import RunError
 
 Provenance = Literal["measured", "derived", "assumed"]
 EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
-RATE_BOUNDS = (0.05, 1.5)
+RATE_BOUNDS = (0.05, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Constants:
     bias_segment_cycles: float
     bias_bytes_per_cycle: float
     pool_block_cycles: float
-    pool_bytes_per_cycle: float
+    pool_tap_cycles: float
     pool_grad_block_cycles: float
-    pool_grad_bytes_per_cycle: float
+    pool_grad_tap_cycles: float
 
 
 @dataclass(frozen=True)

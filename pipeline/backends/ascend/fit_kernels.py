@@ -48,10 +48,10 @@ PRIORS = Constants(
     transpose_element_cycles=1.4,
     bias_segment_cycles=190.0,
     bias_bytes_per_cycle=17.0,
-    pool_block_cycles=300.0,
-    pool_bytes_per_cycle=9.0,
-    pool_grad_block_cycles=5200.0,
-    pool_grad_bytes_per_cycle=4.5,
+    pool_block_cycles=700.0,
+    pool_tap_cycles=2.1,
+    pool_grad_block_cycles=5300.0,
+    pool_grad_tap_cycles=4.1,
 )
 """Where the fit starts. Overlap: 1 adds stages, infinity hides all but the longest. The cycles are
 slopes of a few kernels of one kind that differ in size, read off the traces by hand. Writes are

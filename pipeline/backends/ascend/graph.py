@@ -73,6 +73,8 @@ class Graph:
     """Of the function as traced, dead and constant ones too."""
     folded: int = 0
     """Equations that were dead, or computed at compile time."""
+    carried: list[tuple[int, int]] = field(default_factory=list)
+    """What a loop carries: the value at the start of a turn, and what the turn makes of it."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,18 @@ def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
 
     Raises UnboundedLoopError where a while loop has no trip count.
     """
-    closed = jax.jit(function).trace(*arguments).jaxpr
+    return trace_with_result(function, *arguments)[0]
+
+
+def trace_with_result(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
+    """The graph, and the shapes of what the function gives, as `jax.eval_shape` has them."""
+    traced = jax.jit(lambda *given: function(*given)).trace(*arguments)
+    closed = traced.jaxpr
     walk = _Walk()
     graph = walk.graph
     graph.inputs = tuple(walk.fresh(var) for var in closed.jaxpr.invars)
-    graph.outputs = walk.closed(closed, graph.inputs, _Place())
-    return _pruned(graph)
+    graph.outputs = walk.open(closed.jaxpr, graph.inputs, _Place())
+    return _pruned(graph), traced.out_info
 
 
 class _Walk:
@@ -115,10 +123,6 @@ class _Walk:
         index = self.fresh(var)
         self.graph.constants.add(index)
         return index
-
-    def closed(self, closed: Any, inputs: Sequence[int], place: _Place) -> tuple[int, ...]:
-        """Inline a closed jaxpr; gives its outputs."""
-        return self.open(closed.jaxpr, inputs, place)
 
     def open(self, jaxpr: Any, inputs: Sequence[int], place: _Place) -> tuple[int, ...]:
         """Inline a jaxpr; gives its outputs."""
@@ -145,6 +149,9 @@ class _Walk:
             return self.while_loop(eqn, inputs, inside)
         if name == "cond":
             return self.cond(eqn, inputs, inside)
+        if name == "optimization_barrier":
+            self.graph.equations += 1
+            return tuple(inputs)
         called = eqn.params.get("name")
         inner = _inner_jaxpr(eqn)
         if inner is not None and called not in OPAQUE_CALLS:
@@ -181,24 +188,43 @@ class _Walk:
         params = eqn.params
         consts, carries = params["num_consts"], params["num_carry"]
         body = params["jaxpr"].jaxpr
-        self.loops += 1
-        inside = _Place(place.scope, place.calls, self.loops, place.repeat * params["length"])
+        inside = self._loop(place, params["length"])
+        first = consts + carries
         sliced = [
             self._view("scan_slice", index, var, inside)
-            for index, var in zip(
-                inputs[consts + carries :], body.invars[consts + carries :], strict=True
-            )
+            for index, var in zip(inputs[first:], body.invars[first:], strict=True)
         ]
-        made = self.open(body, [*inputs[: consts + carries], *sliced], inside)
-        carried = [
-            self._view("scan_carry", index, var, place)
-            for index, var in zip(made[:carries], eqn.outvars[:carries], strict=True)
-        ]
+        carried = self._turn(body, consts, inputs[:first], inside)
+        made = self.open(body, [*inputs[:consts], *carried, *sliced], inside)
         stacked = [
             self._view("scan_stack", index, var, inside)
             for index, var in zip(made[carries:], eqn.outvars[carries:], strict=True)
         ]
-        return (*carried, *stacked)
+        return (*self._after(carried, made[:carries], eqn.outvars, place), *stacked)
+
+    def _loop(self, place: _Place, length: int) -> _Place:
+        self.loops += 1
+        return _Place(place.scope, place.calls, self.loops, place.repeat * length)
+
+    def _turn(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
+        """What the body starts a turn with: what it hands on as it is needs no other place."""
+        variables = body.invars[consts : len(inputs)]
+        return [
+            index if before is after else self._view("scan_carry", index, before, inside)
+            for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False)
+        ]
+
+    def _after(
+        self, carried: Sequence[int], made: Sequence[int], variables: Sequence[Any], place: _Place
+    ) -> list[int]:
+        """What a loop leaves of what it carries."""
+        self.graph.carried += [
+            (before, after) for before, after in zip(carried, made, strict=True) if before != after
+        ]
+        return [
+            after if before == after else self._view("scan_carry", after, var, place)
+            for before, after, var in zip(carried, made, variables, strict=False)
+        ]
 
     def _view(self, primitive: str, source: int, var: Any, place: _Place) -> int:
         index = self.fresh(var)
@@ -214,15 +240,12 @@ class _Walk:
                 "off; write it as jax.lax.scan or as jax.lax.fori_loop with constant bounds"
             )
         skipped, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        self.loops += 1
-        inside = _Place(place.scope, place.calls, self.loops, place.repeat * count)
         body = eqn.params["body_jaxpr"].jaxpr
-        made = self.open(body, inputs[skipped:], inside)
-        assert len(inputs) - skipped - consts == len(made)
-        return tuple(
-            self._view("scan_carry", index, var, place)
-            for index, var in zip(made, eqn.outvars, strict=True)
-        )
+        inside = self._loop(place, count)
+        given = inputs[skipped:]
+        carried = self._turn(body, consts, given, inside)
+        made = self.open(body, [*given[:consts], *carried], inside)
+        return tuple(self._after(carried, made, eqn.outvars, place))
 
     def cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
         """One of the branches: that for any platform, or else the dearest."""
@@ -252,16 +275,21 @@ def _mark_of(scope: str) -> Marked:
 
 def _weight(jaxpr: Any) -> int:
     """Elements that a jaxpr makes, matrix products by their multiply-adds: enough to compare."""
-    total = 0
-    for eqn in jaxpr.eqns:
-        inner = _inner_jaxpr(eqn)
-        length = eqn.params.get("length", 1)
-        total += length * _weight(inner) if inner is not None else 0
-        made = sum(math.prod(var.aval.shape) for var in eqn.outvars)
-        if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-            made *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
-        total += made
-    return total
+    return sum(_weight_of(eqn) for eqn in jaxpr.eqns)
+
+
+def _weight_of(eqn: Any) -> int:
+    inner = _inner_jaxpr(eqn)
+    if inner is not None:
+        return int(eqn.params.get("length", 1)) * _weight(inner)
+    if eqn.primitive.name == "cond":
+        return max(_weight(branch.jaxpr) for branch in eqn.params["branches"])
+    if eqn.primitive.name == "while":
+        return (trip_count(eqn) or 1) * _weight(eqn.params["body_jaxpr"].jaxpr)
+    made = sum(math.prod(var.aval.shape) for var in eqn.outvars)
+    if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
+        made *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
+    return made
 
 
 def trip_count(eqn: Any) -> int | None:
@@ -302,17 +330,63 @@ def _counts_by_one(eqn: Any, position: int) -> bool:
 
 def _pruned(graph: Graph) -> Graph:
     """Without what no output needs and what is known at compile time."""
-    constants = graph.constants
-    for node in graph.nodes:
-        if all(index in constants for index in node.inputs) and "random" not in node.primitive:
-            constants.update(node.outputs)
-    needed = set(graph.outputs)
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        alive = any(out in needed for out in node.outputs)
-        if alive and not all(out in constants for out in node.outputs):
-            kept.append(node)
-            needed.update(node.inputs)
+    _find_constants(graph)
+    needed = _needed(graph)
+    kept = [
+        node
+        for node in graph.nodes
+        if any(out in needed and out not in graph.constants for out in node.outputs)
+    ]
     graph.folded = graph.equations - sum(node.primitive not in VIEWS_OF_SCAN for node in kept)
-    graph.nodes = kept[::-1]
+    graph.nodes = kept
+    graph.carried = [pair for pair in graph.carried if pair[0] in needed]
     return graph
+
+
+def _find_constants(graph: Graph) -> None:
+    """Everything computed from constants alone; a loop's counters count as known too."""
+    made_of = dict(graph.carried)
+    varying: set[int] = set()
+    given = set(graph.constants)
+    while True:
+        constants = _constants_unless(graph, given, varying)
+        wrong = {
+            before
+            for before, after in made_of.items()
+            if before in constants and after not in constants
+        }
+        if not wrong:
+            graph.constants = constants
+            return
+        varying |= wrong
+
+
+def _constants_unless(graph: Graph, given: set[int], varying: set[int]) -> set[int]:
+    """Constants, if what loops carry is constant but for the `varying`."""
+    carried = {before for before, _ in graph.carried}
+    constants = set(given)
+    for node in graph.nodes:
+        known = all(index in constants for index in node.inputs) and "random" not in node.primitive
+        for out in node.outputs:
+            turns = out in carried and (out in varying or graph.values[out].size > 1)
+            if known and not turns:
+                constants.add(out)
+    return constants
+
+
+def _needed(graph: Graph) -> set[int]:
+    """What the outputs depend on, by way of a loop's next turn too."""
+    maker = {out: node for node in graph.nodes for out in node.outputs}
+    made_of = dict(graph.carried)
+    needed: set[int] = set()
+    stack = list(graph.outputs)
+    while stack:
+        index = stack.pop()
+        if index in needed:
+            continue
+        needed.add(index)
+        if index in made_of:
+            stack.append(made_of[index])
+        if index in maker and index not in graph.constants:
+            stack += maker[index].inputs
+    return needed

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.backends.ascend.graph import Graph, Node, Value
-from pipeline.backends.ascend.kernels import Wiring
 from pipeline.backends.ascend.primitives import kind_of
 from pipeline.backends.ascend.tasks import CHANNEL_BLOCK, Layout
+from pipeline.backends.ascend.wiring import Wiring
 
 ITEM_BYTES = {"bfloat16": 2.0, "bool": 1 / 8, "key<fry>": 8.0, "float8_e4m3fn": 1.0}
 

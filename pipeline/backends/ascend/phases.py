@@ -37,33 +37,60 @@ def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
 
 
 def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
-    """Where JAX leaves no mark, what the loss depends on is forward, the rest the optimizer's."""
+    """Where JAX leaves no mark, what the loss depends on, or what depends on the forward pass
+    alone, is forward; the rest is the optimizer's, but for sums of gradients over a loop's turns.
+    """
     if all(node.mark != "backward" for node in graph.nodes):
         return ("forward",) * len(graph.nodes)
-    needed: set[int] = set()
-    early: list[bool] = []
-    for node in reversed(graph.nodes):
-        early.append(node.mark != "unmarked" or any(index in needed for index in node.outputs))
-        if early[-1]:
-            needed.update(node.inputs)
-    late: set[int] = set()
+    needed = _needed_by_marked(graph)
+    summing = _accumulating_loops(graph)
+    of_value: dict[int, Phase] = {}
     phases: list[Phase] = []
-    for node, is_early in zip(graph.nodes, reversed(early), strict=True):
-        unmarked = node.mark == "unmarked"
-        if node.mark == "backward":
-            phases.append("backward")
-        elif unmarked and (not is_early or any(index in late for index in node.inputs)):
-            phases.append("optimizer")
-        else:
-            phases.append("forward")
-        if phases[-1] != "forward":
-            late.update(node.outputs)
+    for node in graph.nodes:
+        phase = _phase_of(node, {of_value.get(index) for index in node.inputs}, needed)
+        if phase == "optimizer" and node.loop in summing:
+            phase = "backward"
+        phases.append(phase)
+        of_value.update(dict.fromkeys(node.outputs, phase))
     return tuple(phases)
 
 
-def _weights(
-    graph: Graph, parameters: Collection[int], of_node: Sequence[Phase]
-) -> frozenset[int]:
+def _phase_of(node: Node, before: set[Phase | None], needed: frozenset[int]) -> Phase:
+    """The phase of a node, given those of what makes its inputs."""
+    if node.mark != "unmarked":
+        return node.mark
+    if before & {"backward", "optimizer"}:
+        return "optimizer"
+    early = "forward" in before or any(index in needed for index in node.outputs)
+    return "forward" if early else "optimizer"
+
+
+def _needed_by_marked(graph: Graph) -> frozenset[int]:
+    """What nodes that are marked depend on."""
+    needed: set[int] = set()
+    for node in reversed(graph.nodes):
+        if node.mark != "unmarked" or any(index in needed for index in node.outputs):
+            needed.update(node.inputs)
+    return frozenset(needed)
+
+
+def _accumulating_loops(graph: Graph) -> frozenset[int]:
+    """Loops with a backward pass in them whose turns don't train what the next turn reads."""
+    late: set[int] = set()
+    for node in graph.nodes:
+        if node.mark == "backward" or any(index in late for index in node.inputs):
+            late.update(node.outputs)
+    trained = {before for before, after in graph.carried if after in late}
+    backward = {node.loop for node in graph.nodes if node.mark == "backward" and node.loop}
+    training = {
+        node.loop
+        for node in graph.nodes
+        if node.mark == "forward" and any(index in trained for index in node.inputs)
+    }
+    return frozenset(backward - training)
+
+
+def _weights(graph: Graph, parameters: Collection[int], of_node: Sequence[Phase]) -> frozenset[int]:
     weights = set(parameters)
     for node, phase in zip(graph.nodes, of_node, strict=True):
         if phase != "optimizer" and _only_reforms(node) and node.inputs[0] in weights:

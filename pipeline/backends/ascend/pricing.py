@@ -99,9 +99,15 @@ def price(
     return Pricing(trace_step(step, state, batch, parameters), chip).report(question)
 
 
-@cache
 def chipset(name_or_path: str) -> Chipset:
     """A chip by its name in conf/device, or from its YAML file. Raises ChipError."""
+    file = Path(name_or_path)
+    return _chipset(name_or_path, file.stat().st_mtime_ns if file.is_file() else None)
+
+
+@cache
+def _chipset(name_or_path: str, written_ns: int | None) -> Chipset:
+    """A chip as its file was when it was written last."""
     return chipset_of(load_chip(name_or_path))
 
 
@@ -136,9 +142,9 @@ class Pricing:
                 without=question.without,
             )  # fmt: skip
             self._refuse_foreign_types(graph)
-            hardware = self.chip.hardware
-            tiles = tune(graph, hardware, efficiency=self.calibration.efficiency).tiles if question.auto_tune else None
-            times = price_tasks(graph, hardware, self.calibration.efficiency, tiles)
+            hardware, efficiency = self.chip.hardware, self.calibration.efficiency
+            tuned = tune(graph, hardware, efficiency=efficiency) if question.auto_tune else None
+            times = price_tasks(graph, hardware, efficiency, tuned.tiles if tuned else None)
             self._priced[key] = graph, _without_data(graph, times)
         return self._priced[key]
 

@@ -6,14 +6,16 @@ from typing import Literal
 
 Kind = Literal[
     "view", "elementwise", "reduce", "conv", "matmul", "window", "move", "gather", "scatter",
-    "sort", "random", "loop_view", "collective", "unsupported",
+    "sort", "random", "cumulative", "loop_view", "collective", "unsupported",
 ]  # fmt: skip
 
 VIEWS = frozenset(
     {
         "reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p", "name",
-        "optimization_barrier", "sharding_constraint", "pvary", "pbroadcast", "device_put",
-        "layout_constraint", "bitcast_convert_type", "real", "reduce_precision", "split_free",
+        "sharding_constraint", "pvary", "pbroadcast", "layout_constraint",
+        "bitcast_convert_type", "real", "reduce_precision", "reshard", "reduced_vary_cast_p",
+        "vary_unreduced_cast_p", "with_memory_space_constraint", "from_edtype", "to_edtype",
+        "random_wrap", "random_unwrap",
     }
 )  # fmt: skip
 """No data moves: another shape for the same memory."""
@@ -33,11 +35,13 @@ HEAVY = frozenset(
         "div", "rem", "exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "tanh",
         "logistic", "pow", "integer_pow", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
         "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv", "lgamma", "digamma",
+        "bessel_i0e", "bessel_i1e", "igamma", "igammac", "igamma_grad_a", "polygamma", "zeta",
+        "regularized_incomplete_beta",
     }
 )  # fmt: skip
 """Several passes: the vector unit iterates or interpolates."""
 
-VIRTUAL = frozenset({"broadcast_in_dim", "iota"})
+VIRTUAL = frozenset({"broadcast_in_dim", "iota", "tile", "axis_index", "empty", "zeros_like"})
 """Made on the fly by whatever reads them."""
 
 REDUCTIONS = frozenset(
@@ -51,9 +55,10 @@ WINDOWS = frozenset(
     {
         "reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window",
         "select_and_scatter_add", "select_and_scatter", "select_and_gather_add", "max_pool",
-        "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp",
     }
 )  # fmt: skip
+
+CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 
 MOVES = frozenset(
     {
@@ -65,19 +70,28 @@ MOVES = frozenset(
 SCATTERS = frozenset(
     {
         "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
-        "scatter_min", "scatter-max", "scatter_max", "scatter_sub",
+        "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub",
     }
 )  # fmt: skip
 
+GENERATORS = ("threefry", "philox", "rng_")
+
 LOOP_VIEWS = frozenset({"scan_slice", "scan_stack", "scan_carry"})
 
-COLLECTIVES = frozenset({"psum", "psum2", "psum_invariant", "all_gather", "reduce_scatter", "pmax", "pmin"})
+COLLECTIVES = frozenset(
+    {
+        "psum", "psum2", "psum_invariant", "unreduced_psum", "all_gather", "all_gather_invariant",
+        "all_gather_reduced", "reduce_scatter", "unreduced_reduce_scatter", "pmax", "pmin",
+        "all_to_all", "ppermute",
+    }
+)  # fmt: skip
 
 _SETS: tuple[tuple[frozenset[str], Kind], ...] = (
     (VIEWS, "view"),
     (SIMPLE | HEAVY | VIRTUAL, "elementwise"),
     (REDUCTIONS, "reduce"),
     (WINDOWS, "window"),
+    (CUMULATIVE, "cumulative"),
     (MOVES, "move"),
     (SCATTERS, "scatter"),
     (LOOP_VIEWS, "loop_view"),
@@ -109,9 +123,9 @@ OPS: dict[str, str] = {
 
 def kind_of(primitive: str) -> Kind:
     """What a primitive is to the device."""
-    if "random" in primitive or primitive in ("threefry2x32", "rng_bit_generator"):
-        return "random"
-    return _KINDS.get(primitive, "unsupported")
+    if primitive in _KINDS:
+        return _KINDS[primitive]
+    return "random" if primitive.startswith(("random_", *GENERATORS)) else "unsupported"
 
 
 def passes_of(primitive: str) -> tuple[float, float]:

@@ -91,3 +91,15 @@ def matrix_work(graph: Graph, node: Node, dtype: str) -> CubeWork:
     rows = math.prod(left) // max(1, batch * summed)
     columns = math.prod(right) // max(1, batch * summed)
     return CubeWork(batch, rows, summed, columns, batch * rows * summed * columns, dtype=dtype)
+
+
+def window_area(node: Node) -> int:
+    """Positions under a pooling window. A jitted `max_pool` takes one axis after the other, by a
+    slice for each position forward and a pad backward.
+    """
+    if "window_dimensions" in node.params:
+        return math.prod(node.params["window_dimensions"])
+    inner = node.params.get("jaxpr")
+    names = [eqn.primitive.name for eqn in inner.jaxpr.eqns] if inner is not None else []
+    steps = max(names.count("slice"), names.count("pad"))
+    return max(1, (steps // 2) ** 2)

@@ -32,6 +32,7 @@ class KernelPattern(Spec):
     calls: Seq[str] = ()
     after: CostClass | None = None
     channels: bool = False
+    maps: bool = False
     updates: bool = False
     results: int = 1
     masked_by: Literal["random"] | None = None
@@ -78,6 +79,7 @@ class Features:
     calls: frozenset[str]
     after: frozenset[str]
     channels: bool
+    maps: bool
     updates: bool
     results: int
     random_mask: bool
@@ -103,6 +105,7 @@ def _fits(pattern: KernelPattern, features: Features) -> bool:
         and (not pattern.calls or not features.calls.isdisjoint(pattern.calls))
         and (pattern.after is None or pattern.after in features.after)
         and (features.channels or not pattern.channels)
+        and (features.maps or not pattern.maps)
         and (features.updates or not pattern.updates)
         and features.results >= pattern.results
         and (pattern.masked_by is None or features.random_mask)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.ascend.memory import MemoryPlan
 from pipeline.backends.ascend.options import Mode
+from pipeline.backends.ascend.picture import write_picture
 from pipeline.backends.ascend.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.timeline import IterationTrace, Timeline
+from pipeline.backends.ascend.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.ascend.trace import write_trace
 from pipeline.backends.ascend.uncertainty import interval_of
 
@@ -124,6 +125,15 @@ class Report:
             for task, time in zip(self.graph.tasks, self.times, strict=True)
         )
 
+    @cached_property
+    def shares(self) -> Mapping[Kind, float]:
+        """What the step is spent on, as parts of 1; what is hidden behind something else has none.
+
+        Cube, vector, format conversion, communication, AI CPU, data and host.
+        """
+        exposed = self.timeline.exposed_us
+        return {kind: us / self.timeline.step_us for kind, us in exposed.items()}
+
     @property
     def bound(self) -> str:
         """What limits the step."""
@@ -182,7 +192,11 @@ class Report:
                 "tail": self.iteration.tail_us / 1e3,
             },
             "modelled_exposed_ms": {k: us / 1e3 for k, us in self.timeline.exposed_us.items()},
+            "modelled_shares": dict(self.shares),
             "modelled_modes_ms": {mode: report.step_ms for mode, report in self.modes.items()},
+            "modelled_modes_interval_ms": {
+                mode: list(report.interval_ms) for mode, report in self.modes.items()
+            },
             "bound": self.bound,
             "memory": self._memory_dict(),
             "layers": [
@@ -212,6 +226,10 @@ class Report:
     def save_trace(self, path: str | Path) -> None:
         """The step as a trace that Perfetto and chrome://tracing open."""
         write_trace(self.timeline, self.graph, Path(path))
+
+    def save_picture(self, path: str | Path, title: str = "Modelled step") -> None:
+        """The step as a picture: an HTML page that needs no other file."""
+        write_picture(self.timeline, self.graph, Path(path), title=title)
 
 
 def layer_of(scope: str) -> str:

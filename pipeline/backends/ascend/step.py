@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pipeline.backends.ascend.graph import Graph, trace_graph
+from pipeline.backends.ascend.graph import Graph, trace_with_result
 from pipeline.backends.ascend.layouts import item_bytes
 from pipeline.backends.ascend.lowering import Signature, lower
 from pipeline.backends.ascend.phases import Precision
@@ -90,10 +90,9 @@ def _traced(
     step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
-    made = jax.eval_shape(step, state, batch)
+    graph, made = trace_with_result(step, state, batch)
     if not isinstance(made, tuple) or len(made) != 2:
         raise RunError(f"step gives {type(made).__name__}; it must give (state, anything)")
-    graph = trace_graph(step, state, batch)
     return TracedStep(graph, _signature(graph, state, batch, made[0], parameters))
 
 

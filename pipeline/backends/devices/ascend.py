@@ -44,6 +44,15 @@ class Ascend(Chip, DeviceSpec):
             raise ValueError(f"{list(points)} must ascend, as in [85, 160]")
         return points
 
+    def refuses(self, dtype: str) -> str | None:
+        """The chip's file lists its types."""
+        if dtype in self.dtypes:
+            return None
+        return (
+            f"{self.chip} has no {dtype}, but {', '.join(self.dtypes)}; train in O0, and choose "
+            "device.precision=O2 for float16"
+        )
+
     def open(self) -> Backend:
         """XLA on the host's processor, under the name of the chip."""
         from pipeline.backends.ascend.backend import AscendBackend

@@ -72,7 +72,13 @@ def test_numbers_are_bit_equal_with_the_emulator_on_and_off(tiny: Compose, tmp_p
     for folder, name in ((on, "ascend910_proa"), (off, "cpu")):
         folder.mkdir()
         run(tiny(f"device={name}", "train.sink_size=20", "eval.every_steps=10"), folder)
-    assert outcome.metrics(on) == outcome.metrics(off)
+    assert (on / "metrics.jsonl").read_bytes() == (off / "metrics.jsonl").read_bytes()
     outcome.assert_equal_arrays(outcome.arrays(on), outcome.arrays(off))
     versions = outcome.read_summary(on)["versions"]
     assert versions["device"].startswith("Ascend 910 ProA, emulated on cpu:0")
+    modelled = [outcome.read_summary(folder)["modelled"] for folder in (on, off)]
+    assert modelled[0]["step_ms"] > 0
+    assert modelled[1] == {}
+    logs = [(folder / "run.log").read_text() for folder in (on, off)]
+    assert logs[0].count(" | modelled for Ascend 910 ProA: ") == 3
+    assert "modelled" not in logs[1]

@@ -1,0 +1,56 @@
+"""Which value is the gradient of which parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.backends.ascend.buffers import Signature
+from pipeline.backends.ascend.graph import Graph
+from pipeline.backends.ascend.phases import Phases
+from pipeline.backends.ascend.wiring import Wiring
+
+
+def find_gradients(
+    graph: Graph, signature: Signature, phases: Phases, wiring: Wiring
+) -> dict[int, int]:
+    """Parameter -> the value of the backward pass that its update starts from.
+
+    The way back from the update goes through values of the parameter's own size, so that a norm
+    over all gradients leads to none; only where that ends nowhere, through all.
+    """
+    source = _Sources(graph, phases, wiring)
+    found = {}
+    for out, into in signature.updates.items():
+        if into not in signature.parameters:
+            continue
+        size = graph.values[into].size
+        made = source.of(out, lambda index, size=size: graph.values[index].size == size)
+        if made is None:
+            made = source.of(out, lambda index: True)
+        if made is not None:
+            found[into] = made
+    return found
+
+
+class _Sources:
+    def __init__(self, graph: Graph, phases: Phases, wiring: Wiring) -> None:
+        self.graph, self.phases, self.wiring = graph, phases, wiring
+
+    def of(self, out: int, follows: Callable[[int], bool]) -> int | None:
+        """The last value of the backward pass from which an update is computed."""
+        found: set[int] = set()
+        stack = [self.wiring.alias[out]]
+        seen = set(stack)
+        while stack:
+            index = stack.pop()
+            position = self.wiring.producer.get(index)
+            if position is None or self.phases.of_node[position] == "forward":
+                continue
+            if self.phases.of_node[position] == "backward":
+                found.add(index)
+                continue
+            for before in (self.wiring.alias[i] for i in self.graph.nodes[position].inputs):
+                if before not in seen and follows(before):
+                    seen.add(before)
+                    stack.append(before)
+        return max(found, default=None)

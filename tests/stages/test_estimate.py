@@ -1,0 +1,166 @@
+"""A run on an emulated device is priced first: told, written down, and refused where it must be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from pipeline.backends.base import Proposal
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError, RunError
+from pipeline.job import run
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.build import build
+from pipeline.stages.data import load_data
+from pipeline.stages.estimate import estimate_run, propose
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+
+PRICED = ("device=ascend910", "stages=[data,build,compile]")
+
+
+def proposal(recipe: Recipe) -> Proposal:
+    reporter = Reporter()
+    dataset = load_data(recipe, reporter)
+    return propose(recipe, dataset, build(recipe, dataset, reporter))
+
+
+def test_a_proposal_is_the_run_in_shapes(tiny: Compose) -> None:
+    made = proposal(tiny("train.sink_size=20"))
+    images, labels = made.batch(8)
+    assert (images.shape, str(images.dtype)) == ((8, 32, 32, 1), "float32")
+    assert (labels.shape, str(labels.dtype)) == ((8,), "int32")
+    assert (made.batch_size, made.sink, made.sink_steps, made.total_steps) == (16, True, 20, 45)
+    state, loss = jax.eval_shape(made.step, made.state, made.batch(8))
+    assert loss.shape == ()
+    assert jax.tree.structure(state) == jax.tree.structure(made.state)
+
+
+def test_a_device_that_is_there_estimates_nothing(tiny: Compose, tmp_path: Path) -> None:
+    recipe, reporter = tiny(), Reporter()
+    dataset = load_data(recipe, reporter)
+    built = build(recipe, dataset, reporter)
+    assert estimate_run(recipe, dataset, built, recipe.device.open(), tmp_path, reporter) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+MODES = {
+    "a sink": (["train.sink_size=20"], "loop_sink", 20),
+    "a sink per pass": (["train.sink_size=-1"], "loop_sink", 6),
+    "no sink": (["train.sink=false", "train.sink_size=7"], "graph_sink", 7),
+    "as the device says": (["device.mode=op_by_op", "train.sink_size=7"], "op_by_op", 7),
+}
+
+
+@pytest.mark.parametrize(("overrides", "mode", "size"), MODES.values(), ids=MODES.keys())
+def test_the_launch_mode_is_the_recipes(
+    overrides: list[str], mode: str, size: int, tiny: Compose, tmp_path: Path
+) -> None:
+    modelled = run(tiny(*PRICED, *overrides), tmp_path / "run").modelled
+    assert (modelled["mode"], modelled["sink_size"]) == (mode, size)
+    assert modelled["step_ms"] == modelled["modes"][mode]["step_ms"]
+
+
+def test_a_priced_run_is_not_compiled_and_leaves_its_files(
+    tiny: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("nothing is to be compiled")
+
+    monkeypatch.setattr("pipeline.job.compile_run", never)
+    summary = run(tiny(*PRICED, "device.devices=8"), tmp_path / "run")
+    modelled = outcome.read_summary(tmp_path / "run")["modelled"]
+    assert (summary.status, "compile_s" in summary.time) == ("done", False)
+    assert modelled["device"] == "8 x Ascend 910A"
+    assert modelled["interval_ms"][0] < modelled["step_ms"] < modelled["interval_ms"][1]
+    assert modelled["samples_per_s"] == pytest.approx(8 * 16e3 / modelled["step_ms"])
+    assert modelled["run_s"] == pytest.approx(45 * modelled["step_ms"] / 1e3)
+    assert modelled["memory"]["verdict"] == "fits"
+
+    price = json.loads((tmp_path / "run" / "price.json").read_text())
+    assert price["modelled_step_ms"] == modelled["step_ms"]
+    assert price["recipe"] == "lenet5_digits"
+    kinds = [change["kind"] for change in price["changes"]]
+    assert sorted(kinds) == ["auto_tune", "batch", "buckets", "precision", "sink", "workers"]
+    assert json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    assert "<svg" in (tmp_path / "run" / "timeline.html").read_text()
+    told = capsys.readouterr().out
+    assert "MODELLED, not measured: 8 x Ascend 910A, batch 16, O2, loop_sink of 200 steps" in told
+    assert "modelled   price.json, trace.json, timeline.html in " in told
+
+
+def test_what_has_no_room_fails_before_anything_runs(tiny: Compose, tmp_path: Path) -> None:
+    small = [f"device.{name}.value=1e-3" for name in ("hbm_gib", "feature_map_memory_gib")]
+    with pytest.raises(RunError) as caught:
+        run(tiny("device=ascend910", *small), tmp_path / "run")
+    message = str(caught.value)
+    assert message.startswith("Device(id:0) memory isn't enough: kernel name: ")
+    assert "The largest tensors there:" in message
+    assert "(asked for: 16)" in message
+    summary = outcome.read_summary(tmp_path / "run")
+    assert (summary["status"], summary["exit_status"], summary["steps"]) == ("failed", 1, 0)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+REFUSED = {
+    "queue": (
+        ["device.data_queue_gib.value=5e-5"],
+        "train.batch_size: 16 makes a batch of 0.00 GiB, more than the 5e-05 GiB of the queue",
+    ),
+    "servers": (
+        ["device.devices=12"],
+        "device.devices: 12 is no whole number of servers of 8; 8 and 16 are",
+    ),
+    "split points": (
+        ["device.devices=8", "device.all_reduce_fusion=[4,99]"],
+        "device.all_reduce_fusion: [4, 99] should grow and stay below 8,",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_the_device_cannot_be_asked_is_wrong_in_the_recipe(
+    overrides: list[str], message: str, tiny: Compose, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        run(tiny(*PRICED, *overrides), tmp_path / "run")
+    (problem,) = caught.value.problems
+    assert problem.startswith(message)
+
+
+def odd(kind: str) -> Callable[..., Any]:
+    """A step that no model of the device knows what to do with."""
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        images = batch[0].reshape(len(batch[0]), -1)
+        if kind == "loop":
+            return state, jax.lax.while_loop(lambda x: (x > 1).any(), lambda x: x / 2, images)
+        return state, jax.numpy.linalg.cholesky(images @ images.T)
+
+    return step
+
+
+ODD = {
+    "loop": ([], "its number of trips can't be read off; write it as jax.lax.scan"),
+    "cholesky": (["device.strict=true"], "no rule for cholesky; price with strict = false"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_step_that_cannot_be_priced_fails_the_run(
+    kind: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides, message = ODD[kind]
+    monkeypatch.setattr("pipeline.stages.estimate.make_bare_step", lambda *_: odd(kind))
+    with pytest.raises(RunError, match=message):
+        run(tiny(*PRICED, *overrides), tmp_path / "run")
+    assert outcome.read_summary(tmp_path / "run")["exit_status"] == 1

@@ -1,0 +1,36 @@
+"""The examples in the documents run, and say what they promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = re.findall(
+    r"^```python\n(.*?)^```$",
+    (ROOT / "docs" / "ascend910.md").read_text(),
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def test_there_are_two_examples() -> None:
+    assert len(EXAMPLES) == 2
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)), ids=["flax", "by hand"])
+def test_an_example_runs_as_it_stands(number: int, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(EXAMPLES[number])
+    said = subprocess.run(
+        [sys.executable, "-W", "error", "example.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    match = re.match(r"modelled: ([\d.]+) ms a step", said.stdout)
+    assert match is not None
+    assert float(match[1]) > 0
+    if "save_trace" in EXAMPLES[number]:
+        assert (tmp_path / "net_trace.json").stat().st_size > 1000
+        assert "<svg" in (tmp_path / "net_timeline.html").read_text()
