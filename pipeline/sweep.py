@@ -155,7 +155,8 @@ def write_table(sweep_dir: Path) -> None:
 
 def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     filled = {name for row in rows for name, value in row.items() if value is not None}
-    columns = [name for name in _columns(rows) if name in filled]
+    # What the runs made of train.sink_size, -1 resolved, is for the picture.
+    columns = [name for name in _columns(rows) if name in filled and name != "modelled_sink_size"]
     table = Table(*columns, title=str(file))
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))

@@ -22,7 +22,7 @@ from pipeline.backends.ascend.calibration import (
     Calibration,
     calibrate_with,
 )
-from pipeline.backends.ascend.price import Chipset, Pricing, Question, chipset
+from pipeline.backends.ascend.pricing import Chipset, Pricing, Question, chipset
 from pipeline.backends.ascend.report import Report
 from pipeline.backends.ascend.uncertainty import NORMAL_90, class_spread
 from pipeline.backends.ascend.workloads import Published, published_steps, traced

@@ -277,6 +277,10 @@ class _Lowering:
 
     def _move(self, kernel: Kernel, node: Node, kind: str) -> None:
         """Moves, gathers, scatters, sorts, collectives, and what has no rule."""
+        cut = node.primitive in ("slice", "split") and kernel.phase == "backward"
+        if cut and kernel.roots[0] in self.buffers.axes:
+            self._slice_plainly(kernel, node)
+            return
         reads = tuple(map(self.buffers.of, kernel.sources))
         writes = tuple(map(self.buffers.of, kernel.roots))
         other: CostClass = "transpose" if node.primitive == "transpose" else "copy"
@@ -292,6 +296,21 @@ class _Lowering:
             vector=VectorWork(self._moved(node, kind), self.dtypes[node.outputs[0]]),
             fused=(node.primitive,),
         )
+
+    def _slice_plainly(self, kernel: Kernel, node: Node) -> None:
+        """Parts of a concatenation's gradient: the vendor's Slice knows plain layouts only, and
+        runs once for each part.
+        """
+        whole = self.operands.prepare_plain(kernel.sources[0], kernel)
+        for root in kernel.roots:
+            part = self.buffers.add(root, self.dtypes[root], "ND")
+            self.buffers.change(part, role="activation")
+            work = VectorWork(self.graph.values[root].size, self.dtypes[root])
+            self.operands.add(
+                kernel, "Slice", "copy", (whole,), (part,), vector=work, fused=(node.primitive,)
+            )
+            blocked = (self.buffers.of(root),)
+            self.operands.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work)
 
     def _moved(self, node: Node, kind: str) -> int:
         """Elements that move: what is gathered or scattered, not the table."""

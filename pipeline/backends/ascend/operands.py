@@ -90,6 +90,16 @@ class Operands:
         self.add(kernel, "TransData", "trans_data", (source,), (made,), vector=work)
         return made
 
+    def prepare_plain(self, value: int, kernel: Kernel) -> int:
+        """A feature map in the plain layout, laid out once for all that read it so."""
+        key: tuple[int, Layout] = (value, "ND")
+        if key not in self._prepared:
+            source, dtype = self.buffers.of(value), self.buffers.dtypes[value]
+            blocked = self.buffers.all[source].layout == "NC1HWC0"
+            made = self.convert(value, source, "ND", kernel, dtype) if blocked else source
+            self._prepared[key] = made
+        return self._prepared[key]
+
     def _repeat_of(self, value: int) -> int:
         producer = self.buffers.wiring.producer.get(value)
         return self.graph.nodes[producer].repeat if producer is not None else 1
