@@ -70,6 +70,10 @@ CASES = {
         ["train.sink_size=0"],
         "train.sink_size = 0: must be -1 (a sink per pass) or positive",
     ),
+    "type that the device lacks": (
+        ["device=ascend910", "train.precision=bf16"],
+        "train.precision = bf16: Ascend 910A has no bfloat16, but float16, float32, ",
+    ),
     "stages out of order": (
         ["stages=[build,data]"],
         "must be in this order, each once: data, build",
@@ -152,7 +156,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) == 12
+    assert len(CHECKS) == 13
 
 
 def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:

@@ -21,6 +21,13 @@ RECOMPUTE_RATIO = 1.3
 """A value used by several kernels is kept in memory where computing it again would read this many
 times its own bytes."""
 
+LONGEST_CHAIN = 100
+"""Operations on the way to a value within one kernel. The vendor's fusion passes stop far earlier;
+this bound is for chains of thousands, which no kernel holds."""
+
+WELL_CONNECTED = 300
+"""A value that has so many nodes between it and the ends of its kernels is kept, whatever it is."""
+
 
 class Kernels:
     """Forms the kernels of a graph."""
@@ -41,6 +48,7 @@ class Kernels:
 
     def form(self) -> list[Kernel]:
         """All kernels, in an order in which they can run."""
+        self._break_long_chains()
         self._keep_masked_gradients()
         self._keep_what_is_dear_to_recompute()
         kernels = [self._kernel(position) for position in self._roots()]
@@ -91,6 +99,18 @@ class Kernels:
         position = self.wiring.producer.get(index)
         return position is not None and self._kind(position) in FUSABLE and index not in self.kept
 
+    def _break_long_chains(self) -> None:
+        lengths: dict[int, int] = {}
+        for position, node in enumerate(self.graph.nodes):
+            if self._kind(position) not in FUSABLE:
+                continue
+            inputs = (self.wiring.alias[index] for index in node.inputs)
+            length = 1 + max((lengths.get(index, 0) for index in inputs), default=0)
+            for out in node.outputs:
+                if length >= LONGEST_CHAIN:
+                    self.kept.add(out)
+                lengths[out] = 0 if out in self.kept else length
+
     def _keep_masked_gradients(self) -> None:
         """What a ReluGrad gives is kept: several kernels read it, and it closes a chain."""
         users = self._kernel_keys()
@@ -127,11 +147,17 @@ class Kernels:
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False
-        extra = (sources - self._read_besides(out, end) for end in self._ends(out))
-        return any(sum(map(self.nbytes, more)) > limit for more in extra)
+        ends = self._ends(out)
+        if ends is None:
+            return True
+        for end in ends:
+            besides = self._read_besides(out, end)
+            if besides is None or sum(map(self.nbytes, sources - besides)) > limit:
+                return True
+        return False
 
-    def _ends(self, value: int) -> list[int]:
-        """The nodes that end the kernels which would compute a value."""
+    def _ends(self, value: int) -> list[int] | None:
+        """The nodes that end the kernels which would compute a value; None where they are many."""
         ends: dict[int, None] = {}
         stack, seen = [value], {value}
         while stack:
@@ -139,28 +165,26 @@ class Kernels:
                 outputs = self.graph.nodes[user].outputs
                 if self._kind(user) == "reduce" or any(out in self.kept for out in outputs):
                     ends[user] = None
-                for out in outputs:
-                    if self._is_interior(out) and out not in seen:
-                        seen.add(out)
-                        stack.append(out)
+                fresh = [out for out in outputs if self._is_interior(out) and out not in seen]
+                seen.update(fresh)
+                stack += fresh
+            if len(seen) + len(ends) > WELL_CONNECTED:
+                return None
         return list(ends)
 
-    def _read_besides(self, value: int, end: int) -> set[int]:
-        """What the kernel that ends in a node reads, were a value in memory."""
+    def _read_besides(self, value: int, end: int) -> set[int] | None:
+        """What the kernel that ends in a node reads, were a value in memory; None if too much."""
         found: set[int] = set()
         stack, seen = [end], {end}
-        while stack:
-            for index in (
-                self.wiring.alias[index] for index in self.graph.nodes[stack.pop()].inputs
-            ):
-                if index == value:
-                    continue
+        while stack and len(seen) <= WELL_CONNECTED:
+            node = self.graph.nodes[stack.pop()]
+            for index in {self.wiring.alias[index] for index in node.inputs} - {value}:
                 if not self._is_interior(index):
                     found.add(index)
                 elif self.wiring.producer[index] not in seen:
                     seen.add(self.wiring.producer[index])
                     stack.append(self.wiring.producer[index])
-        return found
+        return found if not stack else None
 
     def _levels(self) -> dict[int, int]:
         """How many kernels, one after the other, it takes to have each value in memory."""

@@ -78,15 +78,31 @@ def trace_step(
     """
     leaves, tree = jax.tree.flatten((state, batch))
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(_shaped, leaves))
+    try:
+        hash((step, tree, parameters))
+    except TypeError:
+        return _trace(step, tree, shapes, parameters)
     return _traced(step, tree, shapes, parameters)
 
 
 def _shaped(leaf: Any) -> Any:
-    return leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return leaf
+    if isinstance(leaf, (bool, int, float, complex)):
+        return jax.numpy.asarray(leaf)
+    raise RunError(
+        f"state or batch holds {leaf!r}; its leaves must be arrays, numbers or ShapeDtypeStructs"
+    )
 
 
 @lru_cache(maxsize=TRACES_KEPT)
 def _traced(
+    step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
+) -> TracedStep:
+    return _trace(step, tree, shapes, parameters)
+
+
+def _trace(
     step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
@@ -135,12 +151,26 @@ def _trained(
         numbered = jax.tree.unflatten(jax.tree.structure(state), list(of_state))
         picked = set(jax.tree.leaves(parameters(numbered)))
         if not picked or not picked <= set(of_state):
-            raise RunError("parameters picks no leaf of the state; as in lambda state: state.params")
+            raise RunError(
+                "parameters picks no leaf of the state; it should, as lambda state: state.params"
+            )
         return picked
     used = {i for node in graph.nodes if node.mark == "forward" for i in node.inputs}
-    changed = set(updates.values())
+    taught = _taught(graph)
     return {
-        index
-        for index in of_state
-        if index in used and index in changed and graph.values[index].dtype.startswith("float")
+        into
+        for out, into in updates.items()
+        if into in of_state and into in used and out in taught
     }
+
+
+def _taught(graph: Graph) -> set[int]:
+    """Values that gradients reach as numbers: not running statistics, which come of the forward
+    pass, nor a loss scale, which depends on no more than whether gradients are finite.
+    """
+    made: set[int] = set()
+    for node in graph.nodes:
+        if node.mark == "backward" or any(index in made for index in node.inputs):
+            floats = (out for out in node.outputs if "float" in graph.values[out].dtype)
+            made.update(floats)
+    return made

@@ -91,6 +91,19 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
     return float(order.sum() / np.count_nonzero(order)) if np.any(order) else math.nan
 
 
+def ratios_of_pairs(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float]]:
+    """Op by op against graph, of the networks that were published both ways: name, ratio
+    published, ratio modelled.
+    """
+    pairs = [v for v in verdicts if v.row.quality == "pair"]
+    found = []
+    for name in dict.fromkeys(v.row.model for v in pairs):
+        of_mode = {v.row.mode: v for v in pairs if v.row.model == name}
+        eager, sunk = of_mode["op_by_op"], of_mode["loop_sink"]
+        found.append((name, eager.row.ms / sunk.row.ms, eager.modelled_ms / sunk.modelled_ms))
+    return found
+
+
 def _print_table(verdicts: Sequence[Verdict]) -> None:
     print(
         f"{'id':7} {'network':22} {'batch':>6} {'dev.':>5} {'mode':10} {'published':>10} "
@@ -121,13 +134,15 @@ def main() -> None:
     verdicts = validate(parts, published_steps())
     _print_table(verdicts)
     sunk = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
-    eager = [v for v in verdicts if v.row.mode == "op_by_op"]
+    eager = [v for v in verdicts if v.row.mode == "op_by_op" and v.row.quality == "device"]
     bounds = [v for v in verdicts if v.row.quality == "at_most"]
     kept = sum(v.error <= 0.1 for v in bounds)
     print()
     _print_score("graph mode, device-bound, family left out", sunk)
     _print_score("eager PyTorch, 80 us an op", eager)
     print(f"rows bounded by the host: {kept} of {len(bounds)} kept, within 10 %")
+    for name, published, modelled in ratios_of_pairs(verdicts):
+        print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,7 @@ def test_changes_come_best_first_and_one_of_a_kind(pricing: Pricing) -> None:
     assert all(one.gain >= other.gain for one, other in pairwise(changes))
 
 
-CASES = {
+CASES: dict[str, tuple[Question, dict[str, Any], str]] = {
     "sink": (SMALL, {"sink_size": 1000}, "train.sink=true train.sink_size=1000"),
     "precision": (replace(SMALL, precision=None), {"precision": "O2"}, "device.precision=O2"),
     "auto_tune": (SMALL, {"auto_tune": True}, "device.auto_tune=true"),
