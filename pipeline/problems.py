@@ -80,6 +80,10 @@ def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
             return f"{key} = {show(value)}: must be {context['expected']}"
         case "value_error":
             return f"{key}: {context['error']}" if key else str(context["error"])
+        case "string_too_short":
+            return f"{key} = {show(value)}: must not be empty"
+        case "too_short":
+            return f"{key} = {show(value)}: must have at least {context['min_length']}"
         case kind:
             expected = _EXPECTED.get(kind)
             message = f"must be {expected}" if expected else _sentence(details["msg"])

@@ -2,7 +2,7 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  checkpoints/  tensorboard/
-On an emulated device also price.json, trace.json and timeline.html.
+On an emulated device also price.json, trace.json, timeline.html, and AutoTune's result.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +31,8 @@ OVERRIDES, SUMMARY, TABLE = "overrides.yaml", "summary.json", "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
 MODELLED = ("sink_size", "step_ms", "samples_per_s", "bound")
 """What the table has of `modelled`, on emulated devices."""
+NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
+"""Columns for other programs: in the file, but not in print, where they leave no room for others."""
 
 
 def run_job(config: DictConfig, swept: Sequence[str]) -> None:
@@ -155,12 +159,18 @@ def write_table(sweep_dir: Path) -> None:
 
 def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     filled = {name for row in rows for name, value in row.items() if value is not None}
-    # What the runs made of train.sink_size, -1 resolved, is for the picture.
-    columns = [name for name in _columns(rows) if name in filled and name != "modelled_sink_size"]
-    table = Table(*columns, title=str(file))
+    columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
+    heads = [_head(name) for name in columns]
+    table = Table(*heads, title=str(file), box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     Console().print(table)
+
+
+def _head(column: str) -> str:
+    """A column's name in words, which a narrow terminal sets one below another."""
+    name = column.removeprefix("metrics.").replace("samples_per_s", "samples/s")
+    return re.sub("[._]", " ", name)
 
 
 def _cell(value: Any) -> str:

@@ -207,7 +207,23 @@ def test_the_table_shows_what_there_is_in_few_words(
     assert "0.1235" in shown
     assert "two lines xxx" in shown
     assert "xxx..." in shown
-    assert "step_ms" not in shown
+    assert "step ms" not in shown
+
+
+def test_the_table_of_an_emulated_device_can_be_read_in_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    modelled = {"sink_size": 10, "step_ms": 2.336, "samples_per_s": 13697.5, "bound": "host launch"}
+    metrics, times = {"accuracy": 0.5794, "loss": 1.442}, {"step_ms": 5.453, "train_s": 0.3663}
+    summary = {**DONE, "steps": 50, "metrics": metrics, "time": times, "modelled": modelled}
+    for number in range(2):
+        leave(tmp_path / str(number), summary, seed=number)
+    conclude(tmp_path)
+    shown = capsys.readouterr().out
+    for words in ("accuracy", "modelled", "samples/s", "0.5794", "5.453", "2.336", "1.37e+04"):
+        assert words in shown
+    assert "…" not in shown
 
 
 def test_a_sweep_does_not_write_over_another(

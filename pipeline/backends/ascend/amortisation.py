@@ -11,7 +11,8 @@ from pipeline.backends.ascend.page import drawing, line, page, text, ticks
 from pipeline.whole_file import write_whole
 
 WIDTH, HEIGHT = 1056.0, 420.0
-LEFT, RIGHT, TOP, BOTTOM = 56.0, 72.0, 26.0, 52.0
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 8.0, 26.0, 52.0
+INSET = 48.0
 GRID, AXIS, CURVE = "#e3e6e5", "#9aa4aa", "#2b5c8f"
 
 Point = tuple[int, float]
@@ -59,7 +60,7 @@ def _marks(points: Sequence[Point]) -> Iterator[str]:
 
     def place(size: float, ms: float) -> tuple[float, float]:
         along = (math.log10(size) - low) / (high - low) if high > low else 0.5
-        return LEFT + along * wide, TOP + (1 - ms / most) * tall
+        return LEFT + INSET + along * (wide - 2 * INSET), TOP + (1 - ms / most) * tall
 
     floor = TOP + tall
     for ms in ticks(most, 6):
@@ -74,7 +75,7 @@ def _marks(points: Sequence[Point]) -> Iterator[str]:
         yield line(x, floor, x, floor + 5, AXIS)
         yield text(x, floor + 22, f"{size:,}", anchor="middle", size=13)
         yield _dot(x, y, f"sink of {size}: {ms:.3f} ms")
-        yield text(x, y - 14, f"{ms:.3g}", anchor="middle", size=13)
+        yield text(x + 6, y - 10, f"{ms:.3g}", size=13)
     yield text(LEFT + wide / 2, HEIGHT - 8, "steps per launch", anchor="middle", quiet=True)
 
 

@@ -2,8 +2,8 @@
 
 Few parameters, each with a prior: the log of a multiplier for every group of classes, and the time
 that a task takes beyond its kernel. The loss is Huber's on log(modelled / published), one-sided
-for rows that the host's pipeline may have bounded; families weigh alike, however many rows they
-have. A step is taken as linear in the groups' times, which one step of a stream is.
+for rows that the host's pipeline may have bounded; a row of a family of n weighs 1 / sqrt(n). A
+step is taken as linear in the groups' times, which one step of a stream is.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ PRIOR_LOG_SD = 0.2
 TASK_US_PRIOR = (1.0, 0.7)
 """Mean and spread: the floors come from AlexNet, whose kernels are few and large."""
 HUBER = 0.2
-FIT_MODES = ("loop_sink", "graph_sink")
-"""Eager rows are other frameworks' and are only validated against."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +138,13 @@ def left_out_errors(parts: Sequence[Parts]) -> np.ndarray:
 def spread_of(parts: Sequence[Parts]) -> tuple[float, float]:
     """What to add to the classes' spread, and the scale that makes 80 % of rows lie inside.
 
-    Families weigh alike. The first is the normal standard deviation that the median absolute error
-    of left-out rows stands for (0.6745 is the 75th percentile of the normal distribution).
+    Families weigh as in the fit. The first is the normal standard deviation that the median
+    absolute error of left-out rows stands for (0.6745 is the normal's 75th percentile).
     """
     device = [place for place, part in enumerate(parts) if part.row.quality == "device"]
     errors = np.abs(left_out_errors(parts))[device]
     families = Counter(parts[place].row.family for place in device)
-    weights = np.array([1 / families[parts[place].row.family] for place in device])
+    weights = np.array([families[parts[place].row.family] ** -0.5 for place in device])
     log_sd = quantile(errors, weights, 0.5) / 0.6745
     spreads = np.hypot([parts[place].spread for place in device], log_sd)
     return log_sd, quantile(errors / spreads, weights, 0.8) / NORMAL_90
@@ -165,7 +163,7 @@ def fitted_parts(
     """All rows that are fitted to, taken apart."""
     parts = []
     for row in published_steps():
-        if row.mode in FIT_MODES and row.quality != "pair":
+        if row.quality != "pair":
             watch(row)
             parts.append(take_apart(row))
     return tuple(parts)
@@ -183,7 +181,7 @@ def main() -> None:
         "log_sd": round(log_sd, 3),
         "interval_scale": round(scale, 3),
     }
-    head = "# Written by python -m pipeline.backends.ascend.calibrate; calibration.py says what it is.\n"
+    head = "# Written by python -m pipeline.backends.ascend.calibrate; see calibration.py\n"
     CALIBRATION_FILE.write_text(head + yaml.safe_dump(fitted, sort_keys=False), encoding="utf-8")
     print(yaml.safe_dump(fitted, sort_keys=False))
 

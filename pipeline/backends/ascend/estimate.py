@@ -6,10 +6,12 @@ import gc
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.ascend.advice import Change, advise
+from pipeline.backends.ascend.autotune import write_result
 from pipeline.backends.ascend.options import Mode, OptionError
 from pipeline.backends.ascend.out_of_memory import out_of_memory_message
 from pipeline.backends.ascend.pricing import Pricing, Question, chipset_of
@@ -134,7 +136,9 @@ class AscendEstimate:
         self.report.save_trace(folder / TRACE)
         title = f"{self._proposal.name} on {self.device}, modelled"
         self.report.save_picture(folder / PICTURE, title)
-        return PRICE, TRACE, PICTURE
+        tuning = self.report.tuning
+        tuned = (write_result(tuning, folder, datetime.now()).name,) if tuning else ()
+        return PRICE, TRACE, PICTURE, *tuned
 
 
 @contextmanager

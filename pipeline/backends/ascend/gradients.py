@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pipeline.backends.ascend.buffers import Signature
 from pipeline.backends.ascend.graph import Graph
 from pipeline.backends.ascend.phases import Phases
@@ -23,10 +21,9 @@ def find_gradients(
     for out, into in signature.updates.items():
         if into not in signature.parameters:
             continue
-        size = graph.values[into].size
-        made = source.of(out, lambda index, size=size: graph.values[index].size == size)
+        made = source.of(out, graph.values[into].size)
         if made is None:
-            made = source.of(out, lambda index: True)
+            made = source.of(out, None)
         if made is not None:
             found[into] = made
     return found
@@ -36,8 +33,10 @@ class _Sources:
     def __init__(self, graph: Graph, phases: Phases, wiring: Wiring) -> None:
         self.graph, self.phases, self.wiring = graph, phases, wiring
 
-    def of(self, out: int, follows: Callable[[int], bool]) -> int | None:
-        """The last value of the backward pass from which an update is computed."""
+    def of(self, out: int, size: int | None) -> int | None:
+        """The last value of the backward pass from which an update is computed, by way of values
+        of a size, or of any.
+        """
         found: set[int] = set()
         stack = [self.wiring.alias[out]]
         seen = set(stack)
@@ -50,7 +49,8 @@ class _Sources:
                 found.add(index)
                 continue
             for before in (self.wiring.alias[i] for i in self.graph.nodes[position].inputs):
-                if before not in seen and follows(before):
+                fits = size is None or self.graph.values[before].size == size
+                if fits and before not in seen:
                     seen.add(before)
                     stack.append(before)
         return max(found, default=None)

@@ -75,9 +75,11 @@ class Kernels:
         made, used = self.graph.nodes[producer], self.graph.nodes[user]
         if self._kind(user) not in (*FUSABLE, "reduce"):
             return made.primitive not in VIRTUAL or self._kind(user) != "loop_view"
+        if self._is_final_gradient(producer, user):
+            return True
         if made.primitive in VIRTUAL and made.loop == used.loop:
             return False
-        if made.loop != used.loop or self._outlives_its_phase(producer, user):
+        if made.loop != used.loop or self._is_saved_mask(producer, user):
             return True
         if made.outputs[0] in self.random and used.outputs[0] not in self.random:
             return self._is_large(made.outputs[0])
@@ -85,14 +87,17 @@ class Kernels:
         alone = self.by_op and same_phase and _another_op(made, used)
         return alone and self._is_large(made.outputs[0])
 
-    def _outlives_its_phase(self, producer: int, user: int) -> bool:
-        """Masks are kept for the backward pass, an element a bit; gradients for the all-reduce."""
-        out = self.graph.nodes[producer].outputs[0]
+    def _is_final_gradient(self, producer: int, user: int) -> bool:
+        """Gradients are there when they are all-reduced, before any update."""
         phases = self.phases.of_node[producer], self.phases.of_node[user]
-        if phases == ("backward", "optimizer"):
-            return out in self.phases.gradients
-        mask = self.graph.values[out].dtype == "bool"
-        return mask and self._is_large(out) and phases[0] != phases[1]
+        out = self.graph.nodes[producer].outputs[0]
+        return phases == ("backward", "optimizer") and out in self.phases.gradients
+
+    def _is_saved_mask(self, producer: int, user: int) -> bool:
+        """Masks are kept for the backward pass, an element a bit."""
+        out = self.graph.nodes[producer].outputs[0]
+        differ = self.phases.of_node[producer] != self.phases.of_node[user]
+        return differ and self.graph.values[out].dtype == "bool" and self._is_large(out)
 
     def _is_interior(self, index: int) -> bool:
         """Whether a value is computed on the way, by whoever needs it."""

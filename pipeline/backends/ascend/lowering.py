@@ -142,12 +142,14 @@ class _Lowering:
         found = find_gradients(self.graph, self.signature, self.phases, self.wiring)
         gradients = []
         for parameter, value in found.items():
+            if value not in self.buffers.index:
+                continue
             buffer = self.buffers.of(value)
             buffer = self.operands.laid_out.get(buffer, buffer)
-            place = maker.get(_root(whole, buffer))
-            if place is not None:
+            root = _root(whole, buffer)
+            if root in maker:
                 name = self.signature.parameters[parameter]
-                gradients.append((name, self.buffers.all[buffer].nbytes, place))
+                gradients.append((name, self.buffers.all[buffer].nbytes, maker[root]))
         return tuple(sorted(gradients, key=lambda gradient: (gradient[2], gradient[0])))
 
     def _lower(self, kernel: Kernel) -> None:

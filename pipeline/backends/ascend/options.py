@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from operator import index
+from typing import Any, Literal, get_args
 
 from pipeline.errors import PipelineError
 
@@ -54,8 +55,7 @@ class StepOptions:
         if self.mode not in MODES:
             raise OptionError(f"mode: {self.mode!r} is none of {', '.join(MODES)}")
         for name in ("sink_size", "devices", "batch_size", "ai_cpu_streams"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}: {getattr(self, name)} should be at least 1")
+            whole(name, getattr(self, name))
         _check_range("batch_bytes", self.batch_bytes, least=0)
         if self.op_launch_us is not None:
             _check_range("op_launch_us", self.op_launch_us, least=0)
@@ -70,6 +70,24 @@ class StepOptions:
     @property
     def steps_per_launch(self) -> int:
         return self.sink_size if self.mode == "loop_sink" else 1
+
+
+def whole(name: str, value: Any, most: int | None = None) -> int:
+    """A count as an int. Raises OptionError unless it is a whole number from 1 to `most`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise OptionError(f"{name}: {value!r} should be a whole number")
+    if value < 1:
+        raise OptionError(f"{name}: {value} should be at least 1")
+    if most is not None and value > most:
+        raise OptionError(f"{name}: {value} should be at most {most}")
+    return index(value)
+
+
+def switch(name: str, value: Any) -> bool:
+    """True or False. Raises OptionError for anything else."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}: {value!r} should be True or False")
+    return value
 
 
 def _check_range(name: str, value: float, *, least: float) -> None:

@@ -14,7 +14,9 @@ main { max-width: 1120px; margin: 0 auto; padding: 40px 32px 56px; }
 h1 { font-size: 24px; line-height: 1.25; font-weight: 650; margin: 0 0 4px; }
 h2 { font-size: 13px; font-weight: 650; margin: 36px 0 10px; color: #4c575f; }
 p { margin: 0; color: #4c575f; max-width: 76ch; }
+.drawing { overflow-x: auto; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
+.drawing svg { min-width: 720px; }
 svg text { font-family: inherit; fill: #1d2429; }
 svg .quiet { fill: #5d6971; }
 svg .light { fill: #ffffff; pointer-events: none; }
@@ -58,9 +60,9 @@ def page(title: str, body: Sequence[str]) -> str:
 
 
 def drawing(width: float, height: float, label: str, marks: Sequence[str]) -> str:
-    """An SVG element; `label` is what a reader without the picture is told."""
+    """An SVG that scrolls on a narrow screen; `label` is what a reader without it is told."""
     head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">'
-    return "\n".join((head, *marks, "</svg>"))
+    return "\n".join(('<div class="drawing">', head, *marks, "</svg>", "</div>"))
 
 
 def rectangle(x: float, y: float, width: float, height: float, colour: str, tip: str = "") -> str:

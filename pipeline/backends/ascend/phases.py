@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.backends.ascend.graph import Graph, Node
+from pipeline.backends.ascend.graph import VIEWS_OF_SCAN, Graph, Node
 from pipeline.backends.ascend.primitives import kind_of
 from pipeline.backends.ascend.tasks import Phase
 
@@ -41,7 +41,7 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
     alone, is forward; the rest is the optimizer's, but for sums of gradients over a loop's turns.
     """
     if all(node.mark != "backward" for node in graph.nodes):
-        return ("forward",) * len(graph.nodes)
+        return tuple("forward" for _ in graph.nodes)
     needed = _needed_by_marked(graph)
     summing = _accumulating_loops(graph)
     of_value: dict[int, Phase] = {}
@@ -59,6 +59,8 @@ def _phase_of(node: Node, before: set[Phase | None], needed: frozenset[int]) -> 
     """The phase of a node, given those of what makes its inputs."""
     if node.mark != "unmarked":
         return node.mark
+    if before == {"backward"} and node.primitive in VIEWS_OF_SCAN:
+        return "backward"
     if before & {"backward", "optimizer"}:
         return "optimizer"
     early = "forward" in before or any(index in needed for index in node.outputs)

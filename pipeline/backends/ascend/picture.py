@@ -66,11 +66,11 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
 
 
 def _subtitle(timeline: Timeline) -> str:
-    devices = "1 device" if timeline.devices == 1 else f"{timeline.devices} devices"
+    devices = "1 device" if timeline.devices == 1 else f"{timeline.devices:,} devices"
     mode = MODES[timeline.mode]
     if timeline.mode == "loop_sink":
-        steps = "1 step" if timeline.steps_per_launch == 1 else f"{timeline.steps_per_launch} steps"
-        mode = f"{mode} of {steps}"
+        count = timeline.steps_per_launch
+        mode = f"{mode} of {count:,} step{'s' if count > 1 else ''}"
     return f"Emulated device, {mode}, {devices}"
 
 
@@ -196,7 +196,7 @@ def _table(layers: Sequence[Layer], timeline: Timeline) -> str:
     for layer in layers:
         times = (layer.forward_us, layer.backward_us, layer.update_us, layer.us)
         cells = (
-            escape(layer.scope or "(outside any layer)"),
+            escape(layer.name),
             str(layer.tasks),
             *(_ms(us) if us else "" for us in times),
             f"{layer.us / timeline.step_us:.1%}",

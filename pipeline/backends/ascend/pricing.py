@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.ascend.autotune import tune
+from pipeline.backends.ascend.autotune import TuneResult, tune
 from pipeline.backends.ascend.calibration import Calibration, load_calibration
 from pipeline.backends.ascend.chips import load_chip
 from pipeline.backends.ascend.cost import price_tasks
 from pipeline.backends.ascend.feeding import device_images_per_s
 from pipeline.backends.ascend.hardware import Hardware, hardware_of
 from pipeline.backends.ascend.memory import MemoryPlan, plan_memory
-from pipeline.backends.ascend.options import Mode, OptionError, StepOptions
+from pipeline.backends.ascend.options import Mode, OptionError, StepOptions, switch, whole
 from pipeline.backends.ascend.phases import Precision
 from pipeline.backends.ascend.report import Report
 from pipeline.backends.ascend.schedule import schedule
 from pipeline.backends.ascend.step import Step, TracedStep, trace_step
 from pipeline.backends.ascend.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.timeline import Timeline
+from pipeline.backends.devices.ascend import MAX_DEVICES
 
 TYPES_OF_PRECISION = ("O0", "O2", "O3")
 
@@ -81,22 +82,34 @@ def price(
     (default: the float leaves that the loss reads and the step changes). `hardware` names a chip
     in conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets.
 
-    Raises RunError for a step that can't be traced or priced, ChipError for a bad chip,
-    OptionError for options out of range.
+    Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for
+    other arguments out of range. What `step` itself raises when it is traced comes through.
     """
     question = Question(
         precision,
         mode,
-        sink_size,
-        devices,
-        tuple(all_reduce_fusion) if all_reduce_fusion is not None else None,
-        host_workers,
-        data_sink,
-        auto_tune,
-        strict,
+        whole("sink_size", sink_size),
+        whole("devices", devices, most=MAX_DEVICES),
+        _points(all_reduce_fusion),
+        whole("host_workers", host_workers) if host_workers is not None else None,
+        switch("data_sink", data_sink),
+        switch("auto_tune", auto_tune),
+        switch("strict", strict),
     )
+    for name, function in (("step", step), ("parameters", parameters)):
+        if not callable(function) and (name == "step" or function is not None):
+            raise OptionError(f"{name}: {function!r} should be a function")
     chip = hardware if isinstance(hardware, Chipset) else chipset(str(hardware))
     return Pricing(trace_step(step, state, batch, parameters), chip).report(question)
+
+
+def _points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
+    """The points of `all_reduce_fusion`; whether they grow, the gradients' number decides."""
+    if fusion is None:
+        return None
+    if isinstance(fusion, str) or not isinstance(fusion, Iterable):
+        raise OptionError(f"all_reduce_fusion: {fusion!r} should be a list, as [85, 160]")
+    return tuple(whole("all_reduce_fusion", point) for point in fusion)
 
 
 def chipset(name_or_path: str) -> Chipset:
@@ -125,6 +138,7 @@ class Pricing:
         self.traced, self.chip = traced, chip
         self.calibration = calibration or load_calibration()
         self._priced: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
+        self._tuned: dict[Any, TuneResult] = {}
         self._memory: dict[Any, MemoryPlan] = {}
 
     def report(self, question: Question) -> Report:
@@ -134,19 +148,32 @@ class Pricing:
 
     def tasks(self, question: Question) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
         """The tasks of a step and the time of each."""
-        by_op = question.mode == "op_by_op"
-        key = (question.precision, by_op, question.strict, question.without, question.auto_tune)
+        key = self._key(question)
         if key not in self._priced:
             graph = self.traced.tasks(
-                self._precision(question), by_op=by_op, strict=question.strict,
+                question.precision,
+                by_op=question.mode == "op_by_op",
+                strict=question.strict,
                 without=question.without,
-            )  # fmt: skip
+            )
             self._refuse_foreign_types(graph)
             hardware, efficiency = self.chip.hardware, self.calibration.efficiency
-            tuned = tune(graph, hardware, efficiency=efficiency) if question.auto_tune else None
-            times = price_tasks(graph, hardware, efficiency, tuned.tiles if tuned else None)
+            if question.auto_tune:
+                self._tuned[key] = tune(graph, hardware, efficiency=efficiency)
+            tiles = self._tuned[key].tiles if question.auto_tune else None
+            times = price_tasks(graph, hardware, efficiency, tiles)
             self._priced[key] = graph, _without_data(graph, times)
         return self._priced[key]
+
+    def tuning(self, question: Question) -> TuneResult | None:
+        """What AutoTune found for a question that asks for it."""
+        self.tasks(question)
+        return self._tuned.get(self._key(question))
+
+    def _key(self, question: Question) -> tuple[Any, ...]:
+        """What tasks and their times depend on."""
+        by_op, precision = question.mode == "op_by_op", self._precision(question)
+        return (precision, by_op, question.strict, question.without, question.auto_tune)
 
     def _precision(self, question: Question) -> Precision | None:
         if question.precision not in (*TYPES_OF_PRECISION, None):
@@ -214,9 +241,3 @@ def _without_data(graph: TaskGraph, times: tuple[TaskTime, ...]) -> tuple[TaskTi
         replace(time, us=0.0, roofline_us=0.0) if task.phase == "data" else time
         for task, time in zip(graph.tasks, times, strict=True)
     )
-
-
-def modes_of(pricing: Pricing, question: Question) -> Mapping[Mode, Timeline]:
-    """The step under all three launch modes."""
-    modes: tuple[Mode, ...] = ("op_by_op", "graph_sink", "loop_sink")
-    return {mode: pricing.timeline(replace(question, mode=mode)) for mode in modes}

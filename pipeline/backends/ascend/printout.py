@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipeline.backends.ascend.report import Report
 
 LAYERS = 10
+UNBROKEN = "\N{NO-BREAK SPACE}"
 LIMITS = {
     "cube": "products of matrices on the cube",
     "vector": "the vector unit",
@@ -30,11 +31,15 @@ LIMITS = {
 """What a bound means."""
 
 
-def printout(report: Report, changes: Sequence[Change], steps: int | None = None) -> str:
+def printout(
+    report: Report, changes: Sequence[Change] | None = None, steps: int | None = None
+) -> str:
     """Everything that a user asks first, about 40 lines of at most 100 columns.
 
-    `changes` are those that would help, best first; `steps` is the length of the whole run.
+    `changes` are those that would help, best first, None where none was looked for; `steps` is
+    the length of the whole run.
     """
+    helpful = [] if changes is None else ["", *_changes(report, changes)]
     return "\n".join(
         (
             *_head(report, steps),
@@ -43,11 +48,11 @@ def printout(report: Report, changes: Sequence[Change], steps: int | None = None
             "",
             *_spent(report),
             "",
+            *_tuning(report),
             *_memory(report),
             "",
             *_layers(report),
-            "",
-            *_changes(report, changes),
+            *helpful,
         )
     )
 
@@ -106,7 +111,8 @@ def _modes(report: Report) -> Iterator[str]:
 
 def _spent(report: Report) -> Iterator[str]:
     kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
-    (first, *rest) = wrap(", ".join(kinds), 86)
+    lines = wrap(", ".join(kind.replace(" ", UNBROKEN) for kind in kinds), 86)
+    (first, *rest) = (line.replace(UNBROKEN, " ") for line in lines)
     yield f"  shares     {first}"
     yield from (" " * 13 + line for line in rest)
     trace = report.iteration
@@ -115,6 +121,17 @@ def _spent(report: Report) -> Iterator[str]:
         f"{trace.interval_us / 1e3:,.2f} + FP and BP {trace.fp_bp_us / 1e3:,.2f} + "
         f"aggregation and update tail {trace.tail_us / 1e3:,.2f}"
     )
+
+
+def _tuning(report: Report) -> Iterator[str]:
+    if report.tuning is not None and report.tuning.tasks:
+        before, after = report.tuned_us
+        count = len(report.tuning.tasks)
+        yield (
+            f"  auto_tune  {count} products: {before / 1e3:,.2f} ms with default tiles, "
+            f"{after / 1e3:,.2f} with those found ({after / before - 1:+.1%})"
+        )
+        yield ""
 
 
 def _memory(report: Report) -> Iterator[str]:

@@ -28,11 +28,13 @@ def convolution_work(
     """The class and the im2col view of a convolution.
 
     A gradient of the kernel is a convolution of two feature maps; one of the input convolves with
-    the kernel's transpose, the gradient spread by the stride.
+    the kernel's transpose, the gradient spread by the stride, as a transposed convolution does.
     """
     role: ConvRole = "forward"
     if backward:
         role = "input_grad" if node.inputs[1] in phases.weights else "kernel_grad"
+    elif math.prod(node.params["lhs_dilation"]) > 1:
+        role = "input_grad"
     work = _kernel_gradient(graph, node) if role == "kernel_grad" else _product(graph, node, role)
     depthwise = work.batch > 1 and _channels_of_a_group(work, role) == 1
     kind = "depthwise" if depthwise else "conv"
@@ -76,6 +78,7 @@ def _kernel_gradient(graph: Graph, node: Node) -> CubeWork:
     summed = gradient[numbers.rhs_spec[1]] * math.prod(
         gradient[axis] for axis in numbers.rhs_spec[2:]
     )
+    summed //= math.prod(node.params["lhs_dilation"])
     columns = out[numbers.out_spec[1]] // groups
     rows = taps * out[numbers.out_spec[0]]
     stride = math.prod(node.params["rhs_dilation"])
@@ -84,7 +87,7 @@ def _kernel_gradient(graph: Graph, node: Node) -> CubeWork:
 
 def matrix_work(graph: Graph, node: Node, dtype: str) -> CubeWork:
     """The sizes of a `dot_general`, its batch axes counted together."""
-    (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
+    (left_sum, _), (left_batch, _) = node.params["dimension_numbers"]
     left, right = graph.values[node.inputs[0]].shape, graph.values[node.inputs[1]].shape
     batch = math.prod(left[axis] for axis in left_batch)
     summed = math.prod(left[axis] for axis in left_sum)

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.backends.ascend.autotune import TuneResult
+from pipeline.backends.ascend.layers import layer_named
 from pipeline.backends.ascend.memory import MemoryPlan
 from pipeline.backends.ascend.options import Mode
 from pipeline.backends.ascend.picture import write_picture
@@ -64,6 +66,18 @@ class Report:
         self.pricing, self.question = pricing, question
         self.graph, self.times, self.timeline = graph, times, timeline
 
+    def __str__(self) -> str:
+        from pipeline.backends.ascend.printout import printout
+
+        return printout(self)
+
+    def __repr__(self) -> str:
+        low, high = self.interval_ms
+        return (
+            f"<Report {self.pricing.chip.name}, {self.question.mode}: modelled "
+            f"{self.step_ms:.3g} ms a step ({low:.3g} to {high:.3g})>"
+        )
+
     @property
     def step_ms(self) -> float:
         """One steady step."""
@@ -105,6 +119,11 @@ class Report:
     def memory(self) -> MemoryPlan:
         """Where everything lies in device memory."""
         return self.pricing.memory(self.question)
+
+    @property
+    def tuning(self) -> TuneResult | None:
+        """What AutoTune found, operator by operator; None where it was not asked for."""
+        return self.pricing.tuning(self.question)
 
     @cached_property
     def tasks(self) -> tuple[TaskCost, ...]:
@@ -168,7 +187,7 @@ class Report:
         spent: dict[str, float] = defaultdict(float)
         counted: dict[str, int] = defaultdict(int)
         for task in self.tasks:
-            layer = layer_of(task.scope) or f"({task.phase})"
+            layer = layer_named(task.scope, task.phase)
             spent[layer] += task.us
             counted[layer] += 1
         total = sum(spent.values()) or 1.0
@@ -199,6 +218,7 @@ class Report:
             },
             "bound": self.bound,
             "memory": self._memory_dict(),
+            "auto_tune": self._tuning_dict(),
             "layers": [
                 {"layer": layer.layer, "modelled_ms": layer.us / 1e3, "share": layer.share}
                 for layer in self.layers[:10]
@@ -219,6 +239,25 @@ class Report:
             "components": dict(plan.components),
         }
 
+    def _tuning_dict(self) -> dict[str, Any] | None:
+        if self.tuning is None:
+            return None
+        before_us, after_us = self.tuned_us
+        return {
+            "operators": len(self.tuning.tasks),
+            "modelled_before_ms": before_us / 1e3,
+            "modelled_after_ms": after_us / 1e3,
+        }
+
+    @property
+    def tuned_us(self) -> tuple[float, float]:
+        """All products of the step before and after AutoTune; nothing of either without it."""
+        tuned = self.tuning.tasks if self.tuning else ()
+        turns = [self.graph.tasks[task.index].repeat for task in tuned]
+        before = sum(task.before_us * count for task, count in zip(tuned, turns, strict=True))
+        after = sum(task.after_us * count for task, count in zip(tuned, turns, strict=True))
+        return before, after
+
     def save(self, path: str | Path) -> None:
         """`to_dict` as a JSON file."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
@@ -230,14 +269,6 @@ class Report:
     def save_picture(self, path: str | Path, title: str = "Modelled step") -> None:
         """The step as a picture: an HTML page that needs no other file."""
         write_picture(self.timeline, self.graph, Path(path), title=title)
-
-
-def layer_of(scope: str) -> str:
-    """The module path in a JAX name stack, without its marks: `jvp(Net)/conv_0` is `conv_0`."""
-    text = scope.replace("transpose(", "").replace("jvp(", "").replace("transpose", "")
-    parts = [part.strip("()") for part in text.split("/")]
-    kept = [part for part in parts if part and not part.startswith(("vmap", "jit"))]
-    return "/".join(kept[1:]) if len(kept) > 1 else (kept[0] if kept else "")
 
 
 def _plain(question: Question) -> dict[str, Any]:

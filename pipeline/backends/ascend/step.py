@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 
-from pipeline.backends.ascend.graph import Graph, trace_with_result
+from pipeline.backends.ascend.graph import Graph
 from pipeline.backends.ascend.layouts import item_bytes
 from pipeline.backends.ascend.lowering import Signature, lower
 from pipeline.backends.ascend.phases import Precision
+from pipeline.backends.ascend.primitives import kind_of
 from pipeline.backends.ascend.recognise import Patterns, vendor_patterns
 from pipeline.backends.ascend.tasks import TaskGraph
+from pipeline.backends.ascend.tracing import trace_with_result
 from pipeline.errors import RunError
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -125,12 +127,17 @@ def _signature(
         )
     )
     updates: dict[int, int] = {}
-    if jax.tree.structure(new_state) == jax.tree.structure(state):
+    if _shapes(new_state) == _shapes(state):
         updates = dict(zip(graph.outputs[: len(paths)], graph.inputs[: len(paths)], strict=True))
     chosen = _trained(graph, state, of_state, updates, parameters)
     trained = {index: name for index, name in of_state.items() if index in chosen}
     rest = {index: name for index, name in of_state.items() if index not in chosen}
     return Signature(trained, rest, inputs, updates)
+
+
+def _shapes(tree: Any) -> list[tuple[Any, str]]:
+    """Leaves take one another's places by their order: what holds them may differ."""
+    return [(tuple(leaf.shape), str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
 
 
 def _name(path: Any) -> str:
@@ -155,13 +162,22 @@ def _trained(
                 "parameters picks no leaf of the state; it should, as lambda state: state.params"
             )
         return picked
-    used = {i for node in graph.nodes if node.mark == "forward" for i in node.inputs}
+    used = _read_by_the_loss(graph)
     taught = _taught(graph)
     return {
-        into
-        for out, into in updates.items()
-        if into in of_state and into in used and out in taught
+        into for out, into in updates.items() if into in of_state and into in used and out in taught
     }
+
+
+def _read_by_the_loss(graph: Graph) -> set[int]:
+    """What marked nodes of the forward pass read, also by way of a view, a cast or a loop."""
+    used: set[int] = set()
+    for node in reversed(graph.nodes):
+        hands_on = kind_of(node.primitive) in ("view", "loop_view")
+        hands_on = hands_on or node.primitive == "convert_element_type"
+        if node.mark == "forward" or (hands_on and not used.isdisjoint(node.outputs)):
+            used.update(node.inputs)
+    return used
 
 
 def _taught(graph: Graph) -> set[int]:

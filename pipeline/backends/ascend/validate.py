@@ -21,6 +21,8 @@ from pipeline.backends.ascend.calibrate import (
     report_of,
     spread_of,
 )
+from pipeline.backends.ascend.calibration import load_calibration
+from pipeline.backends.ascend.validate_trace import alexnet_report, lines
 from pipeline.backends.ascend.workloads import Published, published_steps
 
 
@@ -138,6 +140,7 @@ def main() -> None:
     bounds = [v for v in verdicts if v.row.quality == "at_most"]
     kept = sum(v.error <= 0.1 for v in bounds)
     print()
+    print("\n".join(lines(alexnet_report(load_calibration()))), end="\n\n")
     _print_score("graph mode, device-bound, family left out", sunk)
     _print_score("eager PyTorch, 80 us an op", eager)
     print(f"rows bounded by the host: {kept} of {len(bounds)} kept, within 10 %")

@@ -16,11 +16,8 @@ def lower_window(kernel: Kernel, node: Node, operands: Operands) -> None:
     sizes = [values[index].size for index in (*node.inputs, *node.outputs)]
     largest = max(node.outputs, key=lambda index: values[index].size)
     pooled = min((size for size in sizes if size > 1), default=1)
-    reads = tuple(
-        buffers.of(index)
-        for index in kernel.sources
-        if values[index].size > 1 and index not in operands.graph.constants
-    )
+    read = (buffers.of(index) for index in kernel.sources if values[index].size > 1)
+    reads = tuple(dict.fromkeys(read))
     if _is_maximum(node):
         name = "MaxPoolGradWithArgmax" if backward else "MaxPoolWithArgmax"
         cost_class: CostClass = "max_pool_grad" if backward else "max_pool"

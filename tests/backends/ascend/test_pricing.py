@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import linen as nn
@@ -220,6 +223,18 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         1,
         "parameters picks no leaf of the state",
     ),
+    "no function": (
+        lambda: price("train", WEIGHTS, BATCH),  # type: ignore[arg-type]
+        OptionError,
+        2,
+        "step: 'train' should be a function",
+    ),
+    "parameters that are none": (
+        lambda: price(linear_step, WEIGHTS, BATCH, parameters=WEIGHTS),  # type: ignore[arg-type]
+        OptionError,
+        2,
+        "parameters: {'w': ShapeDtypeStruct(shape=(1024, 512), dtype=float32)} should be a",
+    ),
     "an unknown figure": (
         lambda: Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910")).on(
             warp=9.0
@@ -253,3 +268,35 @@ def test_questions_share_what_they_have_in_common() -> None:
     pricing = price(linear_step, WEIGHTS, BATCH).pricing
     one = pricing.report(price(linear_step, WEIGHTS, BATCH).question)
     assert one.times is pricing.report(one.question).times
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": ["O2"]}, "precision: ['O2'] is none of O0, O2, O3"),
+        ({"sink_size": float("nan")}, "sink_size: nan should be a whole number"),
+        ({"sink_size": float("inf")}, "sink_size: inf should be a whole number"),
+        ({"sink_size": "10"}, "sink_size: '10' should be a whole number"),
+        ({"sink_size": True}, "sink_size: True should be a whole number"),
+        ({"devices": None}, "devices: None should be a whole number"),
+        ({"devices": 1.5}, "devices: 1.5 should be a whole number"),
+        ({"devices": 1032}, "devices: 1032 should be at most 1024"),
+        ({"host_workers": 0}, "host_workers: 0 should be at least 1"),
+        ({"host_workers": "8"}, "host_workers: '8' should be a whole number"),
+        ({"all_reduce_fusion": "abc"}, "all_reduce_fusion: 'abc' should be a list"),
+        ({"all_reduce_fusion": 5}, "all_reduce_fusion: 5 should be a list"),
+        ({"all_reduce_fusion": [1.5]}, "all_reduce_fusion: 1.5 should be a whole number"),
+        ({"data_sink": "no"}, "data_sink: 'no' should be True or False"),
+        ({"auto_tune": 1}, "auto_tune: 1 should be True or False"),
+    ],
+)
+def test_options_of_a_wrong_kind(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
+        price(linear_step, WEIGHTS, BATCH, **options)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    report = price(linear_step, WEIGHTS, BATCH, sink_size=np.int64(10), devices=np.int32(8))
+    json.dumps(report.to_dict(), allow_nan=False)
+    same = price(linear_step, WEIGHTS, BATCH, sink_size=10, devices=8)
+    assert report.step_ms == same.step_ms

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.ascend.advice import advise
+from pipeline.backends.ascend.layers import layer_of
 from pipeline.backends.ascend.pricing import Pricing, Question, chipset
 from pipeline.backends.ascend.printout import printout
-from pipeline.backends.ascend.report import MODES, Report, layer_of
+from pipeline.backends.ascend.report import MODES, Report
 from pipeline.backends.ascend.workloads import image_step
 
 ASKED = Question(sink_size=100, devices=8, host_workers=12)
@@ -107,6 +108,8 @@ def test_the_print_out_has_it_all_in_narrow_lines(report: Report) -> None:
         *MODES
     ]
     assert sum("<- as asked" in line for line in lines) == 1
+    shares = re.findall(r"(?<=[ ,])[A-Z][A-Za-z ]+ \d+\.\d%", text)
+    assert len(shares) >= len(report.shares)
     for words in ("Cube", "Format conversion", "data tail", "of 26", "fits", "dearest layers"):
         assert words in text
     for layer in report.layers[:10]:
@@ -122,9 +125,35 @@ def test_the_print_out_has_it_all_in_narrow_lines(report: Report) -> None:
     [
         ("jvp(Net)/conv_0", "conv_0"),
         ("transpose(jvp(Net))/block/conv_0", "block/conv_0"),
+        ("transpose(jvp(Net))/block/conv_0/transpose()", "block/conv_0"),
+        ("transpose(jvp(Net))/jvp(Net)/block/up", "block/up"),
+        ("transpose(jvp(Net))/jvp(Net)/rematted_computation/block/up", "block/up"),
+        ("jvp(Net)/transpose_0/jitter/vmap(jit(f))", "transpose_0/jitter"),
+        ("jvp(encoder)/attention", "encoder/attention"),
+        ("transpose(jvp(vmap(encoder)))/attention", "encoder/attention"),
+        ("jvp(decoder)/decoder/up", "decoder/decoder/up"),
         ("Net", "Net"),
+        ("jvp()", ""),
         ("", ""),
     ],
 )
 def test_a_layer_is_the_module_path(scope: str, layer: str) -> None:
     assert layer_of(scope) == layer
+
+
+def test_a_report_prints_itself(report: Report) -> None:
+    assert str(report) == printout(report)
+    assert "what would help most" not in str(report)
+    assert f"modelled {report.step_ms:.3g} ms a step" in repr(report)
+
+
+def test_what_auto_tune_gains_is_shown(pricing: Pricing, report: Report) -> None:
+    tuned = pricing.report(replace(ASKED, auto_tune=True))
+    before_us, after_us = tuned.tuned_us
+    assert before_us - after_us == pytest.approx(1e3 * (report.device_ms - tuned.device_ms))
+    assert after_us == pytest.approx(sum(task.us for task in tuned.tasks if task.engine == "cube"))
+    assert after_us < before_us
+    assert f"{before_us / 1e3:,.2f} ms with default tiles" in str(tuned)
+    assert tuned.to_dict()["auto_tune"]["modelled_before_ms"] == before_us / 1e3
+    assert report.tuning is None
+    assert "auto_tune" not in str(report)

@@ -1,0 +1,66 @@
+"""How long it takes to price ResNet-50 on the emulated Ascend: `python -m benchmarks.pricing`.
+
+Cold is a process of its own, imports and tracing included; warm asks the same again; what-ifs
+change one figure of the chip each; 1024 devices are asked of a step that is priced already.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+COLD = """
+from pipeline.backends.ascend.pricing import Pricing, Question, chipset
+from pipeline.backends.ascend.workloads import image_step
+report = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910")).report(Question())
+print(f"{report.step_ms:.2f} {report.interval_ms[0]:.2f} {report.memory.verdict}")
+"""
+
+
+def seconds(work: Callable[[], object], rounds: int = 5) -> list[float]:
+    """Seconds of each of so many rounds."""
+    found = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begun)
+    return found
+
+
+def cold() -> None:
+    """Price in a new process."""
+    subprocess.run([sys.executable, "-c", COLD], check=True, stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    """Print a line for each way."""
+    from pipeline.backends.ascend.pricing import Pricing, Question, chipset
+    from pipeline.backends.ascend.workloads import image_step
+
+    chip = chipset("ascend910")
+    traced = image_step("resnet50", 32, 224, 1000)
+    pricing = Pricing(traced, chip)
+    pricing.report(Question())
+
+    def what_ifs() -> None:
+        for percent in range(100):
+            pricing.on(hbm_sustained_gb_per_s=800.0 + 4 * percent).report(Question())
+
+    ways: dict[str, Callable[[], object]] = {
+        "cold process": cold,
+        "warm": lambda: Pricing(traced, chip).report(Question()).interval_ms,
+        "100 what-ifs": what_ifs,
+        "1024 devices": lambda: pricing.report(Question(devices=1024)),
+    }
+    for name, work in ways.items():
+        taken = seconds(work)
+        print(
+            f"{name:14} {median(taken):8.3f} s  ({min(taken):.3f} to {max(taken):.3f})", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
