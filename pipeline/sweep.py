@@ -32,7 +32,7 @@ SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
 MODELLED = ("sink_size", "step_ms", "samples_per_s", "bound")
 """What the table has of `modelled`, on emulated devices."""
 NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
-"""Columns for other programs: in the file, but not in print, where they leave no room for others."""
+"""Columns of the file that print has no room for."""
 
 
 def run_job(config: DictConfig, swept: Sequence[str]) -> None:
@@ -161,7 +161,7 @@ def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
     heads = [_head(name) for name in columns]
-    table = Table(*heads, title=str(file), box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(*heads, title=str(file), box=SIMPLE_HEAD, show_edge=False, padding=0)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     Console().print(table)
@@ -176,5 +176,7 @@ def _head(column: str) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= value < 1e9 else f"{value:.4g}"
+    text = " ".join(str(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -19,6 +19,7 @@ import yaml
 from pipeline.backends.ascend.calibration import (
     CALIBRATION_FILE,
     GROUPS,
+    TRACED,
     Calibration,
     calibrate_with,
 )
@@ -27,8 +28,9 @@ from pipeline.backends.ascend.report import Report
 from pipeline.backends.ascend.uncertainty import NORMAL_90, class_spread
 from pipeline.backends.ascend.workloads import Published, published_steps, traced
 
-PRIOR_LOG_SD = 0.2
-"""How far a group's multiplier may be from 1: kernels of it were measured, but few."""
+TRACED_LOG_SD, UNTRACED_LOG_SD = 0.05, 0.15
+"""How far a group's multiplier may be from 1: published steps of one network differ by a third from
+one software to the next, so that they say little against kernels that were timed."""
 TASK_US_PRIOR = (1.0, 0.7)
 """Mean and spread: the floors come from AlexNet, whose kernels are few and large."""
 HUBER = 0.2
@@ -100,7 +102,8 @@ def fit(parts: Sequence[Parts]) -> np.ndarray:
 
 
 def _prior_precision() -> np.ndarray:
-    return np.append(np.full(len(GROUPS), PRIOR_LOG_SD**-2), TASK_US_PRIOR[1] ** -2)
+    spreads = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GROUPS]
+    return np.array([*spreads, TASK_US_PRIOR[1]]) ** -2
 
 
 def _errors(parts: Sequence[Parts], point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -21,14 +21,15 @@ CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
 GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
     {
         "products": ("conv", "conv_input_grad", "conv_kernel_grad", "matmul"),
-        "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
-        "streaming": (
-            "elementwise", "cast", "optimizer", "bn_reduce", "bn_update", "rows", "fill", "reduce",
-        ),
         "windows": ("max_pool", "max_pool_grad", "avg_pool"),
+        "normalisation": ("bn_reduce", "bn_update"),
+        "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
     }
-)  # fmt: skip
-"""Classes that share a multiplier. Those in no group stay as kernels have them."""
+)
+"""Classes that share a multiplier; those in no group stay as the kernels have them."""
+
+TRACED = ("products", "windows")
+"""Groups of which kernels were timed, by more than one network."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def calibrate_with(
     kernels: Efficiency | None = None,
 ) -> Calibration:
     """A calibration from its parameters; kernels' constants are those of the package."""
-    by_class = {name: multipliers[group] for group in GROUPS for name in GROUPS[group]}
+    by_class: dict[str, float] = {name: multipliers[group] for group in GROUPS for name in GROUPS[group]}
     efficiency = (kernels or load_efficiency()).scaled(by_class)
     return Calibration(efficiency, dict(multipliers), task_us, log_sd, interval_scale)
 

@@ -66,7 +66,7 @@ def queue_batches(options: StepOptions, hw: Hardware) -> int:
     if options.batch_bytes > limit_bytes:
         fits = options.batch_size * limit_bytes // options.batch_bytes
         raise OptionError(
-            f"batch_size: {options.batch_size} makes a batch of {options.batch_bytes / 2**30:.2f} "
+            f"batch_size: {options.batch_size} makes a batch of {options.batch_bytes / 2**30:.3g} "
             f"GiB, more than the {hw.data_queue_gib:g} GiB of the queue on the device; "
             + (
                 f"at most {fits} fits, or turn data sinking off"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
 from pipeline.problems import show
 from pipeline.registry import Spec
@@ -137,12 +137,25 @@ class ChipSpec(Spec):
     """Types that the chip computes in; others are refused."""
 
 
+def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
+    """Figures that no chip has would divide by nothing, or overflow, far from their file."""
+    value, name = figure.value, str(info.field_name)
+    if name.endswith(("_count", "_bytes")) and value != int(value):
+        raise ValueError(f"{value:g} must be a whole number")
+    most = MOST_OF_A_COUNT if name.endswith("_count") else MOST
+    if value and not LEAST <= value <= most:
+        raise ValueError(f"{value:g} must be from {LEAST:g} to {most:g}")
+    return figure
+
+
+LEAST, MOST, MOST_OF_A_COUNT = 1e-6, 1e9, 65536
 FIGURES = tuple(field.name for field in fields(Hardware))
 _FIELDS: dict[str, Any] = {name: (_figure_type(name), ...) for name in FIGURES}
 Chip: Any = create_model(
     "Chip",
     __base__=ChipSpec,
     __module__=__name__,
+    __validators__={"_plausible": field_validator(*FIGURES)(_plausible)},
     __doc__="A chip as its YAML file has it: every figure with its source.",
     **_FIELDS,
 )

@@ -96,6 +96,23 @@ CASES = {
     ),
     "not a number": ({"l2_mib": {"value": float("nan")}}, "l2_mib.value = nan: must be a finite"),
     "infinite": ({"l2_mib": {"value": float("inf")}}, "l2_mib.value = inf: must be a finite"),
+    "as good as nothing": (
+        {"hbm_gib": {"value": 1e-300}},
+        "hbm_gib: 1e-300 must be from 1e-06 to 1e+09",
+    ),
+    "without end": ({"l2_mib": {"value": 1e300}}, "l2_mib: 1e+300 must be from 1e-06 to 1e+09"),
+    "cores without end": (
+        {"ai_cores_count": {"value": 1e9}},
+        "ai_cores_count: 1e+09 must be from 1e-06 to 65536",
+    ),
+    "part of a byte": (
+        {"memory_alignment_bytes": {"value": 0.5}},
+        "memory_alignment_bytes: 0.5 must be a whole number",
+    ),
+    "part of a core": (
+        {"ai_cores_count": {"value": 1.5}},
+        "ai_cores_count: 1.5 must be a whole number",
+    ),
     "text": ({"l2_mib": {"value": "32 MiB"}}, "l2_mib.value = 32 MiB: must be a number"),
     "number in quotes": ({"l2_mib": {"value": "32"}}, "l2_mib.value = '32': must be a number"),
     "a bare number": (
