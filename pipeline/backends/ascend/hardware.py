@@ -148,7 +148,7 @@ def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
     return figure
 
 
-LEAST, MOST, MOST_OF_A_COUNT = 1e-6, 1e9, 65536
+LEAST, MOST, MOST_OF_A_COUNT = 1e-6, 1e9, 4096
 FIGURES = tuple(field.name for field in fields(Hardware))
 _FIELDS: dict[str, Any] = {name: (_figure_type(name), ...) for name in FIGURES}
 Chip: Any = create_model(

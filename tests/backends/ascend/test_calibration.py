@@ -155,7 +155,7 @@ def test_interval_holds_the_step_and_grows_with_the_spread():
 
 
 def test_alexnet_is_as_its_trace():
-    """The goals: the step within 15 %, phases within 25 %, classes of kernels 35 % in the median."""
+    """The goals: the step within 15 %, phases 25 %, classes of kernels 35 % in the median."""
     report = alexnet_report(load_calibration())
     step, *phases = compare_step(report)
     assert abs(step.ratio - 1) < 0.15

@@ -103,7 +103,7 @@ CASES = {
     "without end": ({"l2_mib": {"value": 1e300}}, "l2_mib: 1e+300 must be from 1e-06 to 1e+09"),
     "cores without end": (
         {"ai_cores_count": {"value": 1e9}},
-        "ai_cores_count: 1e+09 must be from 1e-06 to 65536",
+        "ai_cores_count: 1e+09 must be from 1e-06 to 4096",
     ),
     "part of a byte": (
         {"memory_alignment_bytes": {"value": 0.5}},
