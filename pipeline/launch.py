@@ -103,13 +103,10 @@ def _hydra(flags: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunct
     sys.argv = ["pipeline", *flags, *overrides]
     try:
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)()
-    except UNCOMPOSABLE as error:
+    except (*UNCOMPOSABLE, RecursionError) as error:
         for job in expand_sweeps(overrides):
             diagnose(job)
         raise RecipeError([str(error).splitlines()[0]]) from error
-    except RecursionError as error:
-        problem = "`defaults` go in a circle: a file starts from itself, or from one that does"
-        raise RecipeError([problem]) from error
     except OSError as error:
         message = f"{error.filename}: can't make the run directory: {error.strerror}"
         raise RunError(message) from error

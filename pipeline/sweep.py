@@ -161,7 +161,7 @@ def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
     heads = [_head(name) for name in columns]
-    table = Table(*heads, title=str(file), box=SIMPLE_HEAD, show_edge=False, padding=0)
+    table = Table(*heads, title=str(file), box=SIMPLE_HEAD, padding=0)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     Console().print(table)

@@ -211,7 +211,11 @@ def diagnose(overrides: Sequence[str]) -> Recipe:
 def _compose(overrides: list[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), job_name="pipeline", version_base="1.3"):
-        return compose("config", overrides)
+        try:
+            return compose("config", overrides)
+        except RecursionError as error:
+            problem = "`defaults` go in a circle: a file starts from itself, or from one that does"
+            raise RecipeError([problem]) from error
 
 
 def _explain(error: Exception, overrides: list[str]) -> tuple[str | None, list[str]]:

@@ -36,6 +36,11 @@ def test_a_part_can_be_chosen_by_its_file(tmp_path: Path) -> None:
     assert recipe.train == plain.train
 
 
+def test_a_file_that_starts_from_itself_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path, "mine.yaml", "defaults: [mine, _self_]\n")
+    assert problem(f"device={file}").startswith("`defaults` go in a circle")
+
+
 def test_a_file_is_an_option_of_a_sweep(tmp_path: Path) -> None:
     file = write(tmp_path, "mine.yaml", "name: cpu\n")
     assert with_recipe([f"device={file},cpu"])[-1] == "device=mine,cpu"

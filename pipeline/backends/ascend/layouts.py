@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.backends.ascend.graph import Graph, Node, Value
-from pipeline.backends.ascend.primitives import kind_of
 from pipeline.backends.ascend.tasks import CHANNEL_BLOCK, Layout
 from pipeline.backends.ascend.wiring import Wiring
 
@@ -73,8 +72,3 @@ def _fractal_kernel(shape: Sequence[int]) -> list[int]:
 
 def _blocks(size: int) -> int:
     return math.ceil(size / CHANNEL_BLOCK) * CHANNEL_BLOCK
-
-
-def is_matrix_product(node: Node) -> bool:
-    """Whether a node multiplies matrices, apart from convolutions."""
-    return kind_of(node.primitive) == "matmul"

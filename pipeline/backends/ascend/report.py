@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.backends.ascend.autotune import TuneResult
 from pipeline.backends.ascend.layers import layer_named
 from pipeline.backends.ascend.memory import MemoryPlan
-from pipeline.backends.ascend.options import Mode
+from pipeline.backends.ascend.options import MODES, Mode
 from pipeline.backends.ascend.picture import write_picture
 from pipeline.backends.ascend.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.timeline import IterationTrace, Kind, Timeline
@@ -22,8 +22,6 @@ from pipeline.backends.ascend.uncertainty import interval_of
 
 if TYPE_CHECKING:
     from pipeline.backends.ascend.pricing import Pricing, Question
-
-MODES: tuple[Mode, ...] = ("op_by_op", "graph_sink", "loop_sink")
 
 
 @dataclass(frozen=True)

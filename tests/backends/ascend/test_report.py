@@ -11,9 +11,10 @@ import pytest
 
 from pipeline.backends.ascend.advice import advise
 from pipeline.backends.ascend.layers import layer_of
+from pipeline.backends.ascend.options import MODES
 from pipeline.backends.ascend.pricing import Pricing, Question, chipset
 from pipeline.backends.ascend.printout import printout
-from pipeline.backends.ascend.report import MODES, Report
+from pipeline.backends.ascend.report import Report
 from pipeline.backends.ascend.workloads import image_step
 
 ASKED = Question(sink_size=100, devices=8, host_workers=12)
