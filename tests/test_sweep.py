@@ -70,9 +70,9 @@ def test_a_job_that_is_wrong_leaves_the_others_alone(
     captured = capsys.readouterr()
     assert "train.sink_size = 0: must be -1 (a sink per pass) or positive" in captured.err
     assert "Traceback" not in captured.err
-    assert [line for line in captured.out.splitlines() if line.startswith("job ")] == [
-        f"job {number:<6} train.sink_size={size}" for number, size in enumerate((1, 0, 2, 4))
-    ]
+    assert [
+        line for line in captured.out.splitlines() if line.startswith("job ") and line[4].isdigit()
+    ] == [f"job {number:<6} train.sink_size={size}" for number, size in enumerate((1, 0, 2, 4))]
     assert hparams(sweep_dir / "2") == {"train.sink_size": 2.0}
 
 

@@ -114,7 +114,7 @@ def test_what_has_no_room_fails_before_anything_runs(tiny: Compose, tmp_path: Pa
 REFUSED = {
     "queue": (
         ["device.data_queue_gib.value=5e-5"],
-        "train.batch_size: 16 makes a batch of 0.00 GiB, more than the 5e-05 GiB of the queue",
+        "train.batch_size: 16 makes a batch of 6.11e-05 GiB, more than the 5e-05 GiB of the queue",
     ),
     "servers": (
         ["device.devices=12"],

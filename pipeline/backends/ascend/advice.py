@@ -124,7 +124,7 @@ def _otherwise(pricing: Pricing, question: Question) -> Iterator[Otherwise]:
             yield "workers", what, f"device.host_workers={workers}", {"host_workers": workers}
     if not question.auto_tune:
         what = "tiles searched by AutoTune"
-        yield "auto_tune", what, "device.auto_tune=true", {"auto_tune": True}
+        yield "auto_tune", what, "device.auto_tune=exhaustive", {"auto_tune": "exhaustive"}
 
 
 def _precisions(question: Question) -> Iterator[Otherwise]:

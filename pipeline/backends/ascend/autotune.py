@@ -21,7 +21,7 @@ from pipeline.backends.ascend.cost import CUBE_CLASSES, price_tasks, runs_on_vec
 from pipeline.backends.ascend.efficiency import Efficiency, load_efficiency
 from pipeline.backends.ascend.hardware import Hardware
 from pipeline.backends.ascend.tasks import Task, TaskGraph
-from pipeline.backends.ascend.tile_search import Mode, Objective, search_tiles
+from pipeline.backends.ascend.tile_search import Objective, TuneMode, search_tiles
 from pipeline.backends.ascend.tiling import Product, Tiling, default_tiling
 from pipeline.errors import RunError
 
@@ -72,7 +72,7 @@ class TunedTask:
 class TuneResult:
     """What AutoTune did to a graph. `tiles` are what `price_tasks` takes."""
 
-    mode: Mode
+    mode: TuneMode
     tasks: tuple[TunedTask, ...]
 
     @property
@@ -100,7 +100,7 @@ def tune(
     graph: TaskGraph,
     hw: Hardware,
     *,
-    mode: Mode = "exhaustive",
+    mode: TuneMode = "exhaustive",
     bank_path: Path | None = None,
     builtin_path: Path | None = None,
     seed: int = 0,
@@ -112,8 +112,8 @@ def tune(
     `bank_path` is the custom bank: read first, written after; `repeat` tunes what it has again.
     Raises RunError for an unknown mode and for a bank that is not one.
     """
-    if mode not in get_args(Mode):
-        raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(Mode))}")
+    if mode not in get_args(TuneMode):
+        raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
     custom = read_bank(bank_path) if bank_path else {}
@@ -155,7 +155,7 @@ def _look(
     product: Product,
     hw: Hardware,
     overlap: float,
-    mode: Mode,
+    mode: TuneMode,
     seed: int,
     repeat: bool,
 ) -> _Look:
@@ -271,7 +271,7 @@ def write_result(result: TuneResult, folder: Path, now: datetime) -> Path:
     return path
 
 
-def _operator(task: TunedTask, mode: Mode) -> dict[str, Any]:
+def _operator(task: TunedTask, mode: TuneMode) -> dict[str, Any]:
     names: tuple[Status, ...] = get_args(Status)
     return {
         "op": [part for part in (task.scope, task.type) if part],

@@ -60,7 +60,9 @@ def calibrate_with(
     kernels: Efficiency | None = None,
 ) -> Calibration:
     """A calibration from its parameters; kernels' constants are those of the package."""
-    by_class: dict[str, float] = {name: multipliers[group] for group in GROUPS for name in GROUPS[group]}
+    by_class: dict[str, float] = {
+        name: multipliers[group] for group in GROUPS for name in GROUPS[group]
+    }
     efficiency = (kernels or load_efficiency()).scaled(by_class)
     return Calibration(efficiency, dict(multipliers), task_us, log_sd, interval_scale)
 

@@ -172,6 +172,7 @@ def question_of(proposal: Proposal, spec: Ascend) -> Question:
         host_workers=spec.host_workers,
         data_sink=proposal.sink,
         auto_tune=spec.auto_tune,
+        tune_bank=str(spec.tune_bank) if spec.tune_bank else None,
         strict=spec.strict,
     )
 

@@ -25,7 +25,6 @@ class Hardware:
     ai_cores_count: float
     ai_core_clock_mhz: float
     cube_fp16_macs_per_cycle: float
-    cube_edge_count: float
     vector_bytes_per_cycle: float
     fp32_matmul_gmacs_per_s: float
     """float32 products run on the vector unit of one core."""
@@ -33,7 +32,6 @@ class Hardware:
     l0b_kib: float
     l0c_kib: float
     l1_kib: float
-    ub_kib: float
     l1_to_l0a_bytes_per_cycle: float
     l1_to_l0b_bytes_per_cycle: float
     l0c_to_ub_bytes_per_cycle: float
@@ -54,7 +52,6 @@ class Hardware:
     task_floor_one_core_us: float
     task_floor_all_cores_us: float
     ai_cpu_task_us: float
-    ai_cpu_dispatch_us: float
     ai_cpu_workers_count: float
     event_handover_us: float
     sink_interval_us: float
@@ -129,11 +126,19 @@ def _figure_type(name: str) -> type[Figure]:
     return Overhead if name.endswith("_us") else Figure
 
 
+Dtype = Literal[
+    "bool", "int4", "int8", "int16", "int32", "int64", "uint4", "uint8", "uint16", "uint32",
+    "uint64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64",
+    "complex64", "complex128",
+]  # fmt: skip
+"""Types of elements that a chip may know, under JAX's names."""
+
+
 class ChipSpec(Spec):
     """What every chip file says besides its figures."""
 
     chip: Annotated[str, Field(min_length=1)]
-    dtypes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)]
     """Types that the chip computes in; others are refused."""
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-from pipeline.backends.ascend.autotune import TuneResult, tune
+from pipeline.backends.ascend.autotune import TuneMode, TuneResult, tune
 from pipeline.backends.ascend.calibration import Calibration, load_calibration
 from pipeline.backends.ascend.chips import load_chip
 from pipeline.backends.ascend.cost import price_tasks
@@ -34,7 +34,8 @@ class Question:
     `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
     traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
     prepare the data of one device; None: data is always ready. `auto_tune` searches the tiles of
-    every product. `without` names buffer fusions to leave out.
+    every product, `tune_bank` is the file that keeps what was found. `without` names buffer
+    fusions to leave out.
     """
 
     precision: Precision | None = "O2"
@@ -44,7 +45,8 @@ class Question:
     fusion: tuple[int, ...] | None = None
     host_workers: int | None = None
     data_sink: bool = True
-    auto_tune: bool = False
+    auto_tune: TuneMode | None = None
+    tune_bank: str | None = None
     strict: bool = False
     without: frozenset[str] = frozenset()
 
@@ -72,7 +74,8 @@ def price(
     all_reduce_fusion: Iterable[int] | None = None,
     host_workers: int | None = None,
     data_sink: bool = True,
-    auto_tune: bool = False,
+    auto_tune: TuneMode | None = None,
+    tune_bank: str | Path | None = None,
     strict: bool = False,
 ) -> Report:
     """Price one step of training on an emulated device.
@@ -93,7 +96,8 @@ def price(
         _points(all_reduce_fusion),
         whole("host_workers", host_workers) if host_workers is not None else None,
         switch("data_sink", data_sink),
-        switch("auto_tune", auto_tune),
+        _mode_of_tuning(auto_tune),
+        str(tune_bank) if tune_bank is not None else None,
         switch("strict", strict),
     )
     for name, function in (("step", step), ("parameters", parameters)):
@@ -101,6 +105,14 @@ def price(
             raise OptionError(f"{name}: {function!r} should be a function")
     chip = hardware if isinstance(hardware, Chipset) else chipset(str(hardware))
     return Pricing(trace_step(step, state, batch, parameters), chip).report(question)
+
+
+def _mode_of_tuning(mode: Any) -> TuneMode | None:
+    if mode is not None and mode not in get_args(TuneMode):
+        raise OptionError(
+            f"auto_tune: {mode!r} should be None or one of {', '.join(get_args(TuneMode))}"
+        )
+    return cast(TuneMode | None, mode)
 
 
 def _points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
@@ -159,7 +171,10 @@ class Pricing:
             self._refuse_foreign_types(graph)
             hardware, efficiency = self.chip.hardware, self.calibration.efficiency
             if question.auto_tune:
-                self._tuned[key] = tune(graph, hardware, efficiency=efficiency)
+                bank = Path(question.tune_bank) if question.tune_bank else None
+                self._tuned[key] = tune(
+                    graph, hardware, mode=question.auto_tune, bank_path=bank, efficiency=efficiency
+                )
             tiles = self._tuned[key].tiles if question.auto_tune else None
             times = price_tasks(graph, hardware, efficiency, tiles)
             self._priced[key] = graph, _without_data(graph, times)
@@ -173,7 +188,8 @@ class Pricing:
     def _key(self, question: Question) -> tuple[Any, ...]:
         """What tasks and their times depend on."""
         by_op, precision = question.mode == "op_by_op", self._precision(question)
-        return (precision, by_op, question.strict, question.without, question.auto_tune)
+        tuning = (question.auto_tune, question.tune_bank)
+        return (precision, by_op, question.strict, question.without, tuning)
 
     def _precision(self, question: Question) -> Precision | None:
         if question.precision not in (*TYPES_OF_PRECISION, None):

@@ -122,7 +122,7 @@ def _signature(
     inputs = dict(
         zip(
             graph.inputs[len(paths) :],
-            [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)],
+            [_batch_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)],
             strict=True,
         )
     )
@@ -142,6 +142,10 @@ def _shapes(tree: Any) -> list[tuple[Any, str]]:
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _batch_name(path: Any) -> str:
+    return "/".join(part for part in ("batch", _name(path)) if part)
 
 
 def _trained(

@@ -22,7 +22,7 @@ from pipeline.backends.ascend.tiling import (
     total_cycles,
 )
 
-Mode = Literal["exhaustive", "ga", "rl"]
+TuneMode = Literal["exhaustive", "ga", "rl"]
 POPULATION_COUNT, GENERATIONS_COUNT, ELITE_COUNT = 24, 12, 6
 MUTATION_CHANCE = 0.3
 ROUNDS_COUNT, WALKS_PER_ROUND = 10, 20
@@ -58,7 +58,9 @@ class Search:
     best_by_round_us: tuple[float, ...]
 
 
-def search_tiles(objective: Objective, default: Tiling, mode: Mode, seed: int, key: str) -> Search:
+def search_tiles(
+    objective: Objective, default: Tiling, mode: TuneMode, seed: int, key: str
+) -> Search:
     """The best tiling that the mode finds, the default among what it tries.
 
     The random numbers depend on `seed` and `key` alone.

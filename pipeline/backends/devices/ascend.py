@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from pipeline.backends.ascend.hardware import Chip
 from pipeline.backends.spec import DeviceSpec
-from pipeline.registry import Seq, part
+from pipeline.registry import FilePath, Seq, part
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend
@@ -32,8 +32,10 @@ class Ascend(Chip, DeviceSpec):
     """Numbers of parameters at which the gradients are split; null: one all-reduce for all."""
     host_workers: PositiveInt
     """Processes of the emulated host that prepare data."""
-    auto_tune: bool
-    """Search the tiles of every cube task before it is priced."""
+    auto_tune: Literal["exhaustive", "ga", "rl"] | None
+    """Search the tiles of every cube task before it is priced: all, genetic, or by a tree."""
+    tune_bank: FilePath | None
+    """The knowledge bank of tiles that were found: read first, written after."""
     strict: bool
     """An operation that the model doesn't know is an error, not an estimate by its bytes."""
 

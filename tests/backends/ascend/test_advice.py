@@ -42,7 +42,7 @@ def test_changes_come_best_first_and_one_of_a_kind(pricing: Pricing) -> None:
 CASES: dict[str, tuple[Question, dict[str, Any], str]] = {
     "sink": (SMALL, {"sink_size": 1000}, "train.sink=true train.sink_size=1000"),
     "precision": (replace(SMALL, precision=None), {"precision": "O2"}, "device.precision=O2"),
-    "auto_tune": (SMALL, {"auto_tune": True}, "device.auto_tune=true"),
+    "auto_tune": (SMALL, {"auto_tune": "exhaustive"}, "device.auto_tune=exhaustive"),
     "workers": (
         replace(SMALL, host_workers=1),
         {"host_workers": 4},
@@ -92,7 +92,7 @@ def test_a_batch_that_the_device_has_no_room_for_is_not_advised(
 
 
 def test_nothing_is_advised_that_is_so_already(pricing: Pricing) -> None:
-    best = Question(precision="O3", sink_size=1000, auto_tune=True)
+    best = Question(precision="O3", sink_size=1000, auto_tune="exhaustive")
     assert advise(pricing, best) == ()
 
 

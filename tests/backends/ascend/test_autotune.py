@@ -22,13 +22,13 @@ from pipeline.backends.ascend.autotune import (
 )
 from pipeline.backends.ascend.cost import price_tasks
 from pipeline.backends.ascend.tasks import Buffer, Task, TaskGraph
-from pipeline.backends.ascend.tile_search import Mode, Objective, search_tiles
+from pipeline.backends.ascend.tile_search import Objective, TuneMode, search_tiles
 from pipeline.backends.ascend.tiling import Product, default_tiling, row_of
 from pipeline.errors import RunError
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import convolution, matmul, stream
 
-MODES: tuple[Mode, ...] = ("exhaustive", "ga", "rl")
+MODES: tuple[TuneMode, ...] = ("exhaustive", "ga", "rl")
 GRADIENT = convolution("conv_kernel_grad", 32, 7, 512, 512)
 """Images first makes every core add up the whole kernel: there is much to gain."""
 
@@ -51,7 +51,7 @@ def _joined(*graphs: TaskGraph) -> TaskGraph:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_search_gains_where_the_rule_of_thumb_is_bad(mode: Mode) -> None:
+def test_a_search_gains_where_the_rule_of_thumb_is_bad(mode: TuneMode) -> None:
     (task,) = tuned(mode=mode).tasks
     assert task.after_us < 0.6 * task.before_us
     assert task.gain == pytest.approx(1 - task.after_us / task.before_us)
@@ -70,7 +70,7 @@ def test_a_search_gains_where_the_rule_of_thumb_is_bad(mode: Mode) -> None:
 )
 @settings(max_examples=30, deadline=None)
 def test_no_search_is_worse_than_the_default_nor_better_than_all(
-    batch: int, m: int, k: int, n: int, images: int, mode: Mode, seed: int
+    batch: int, m: int, k: int, n: int, images: int, mode: TuneMode, seed: int
 ) -> None:
     product = Product(batch, m, k, n, 1.0, 2, images)
     objective, default = Objective(product, HW, 1.25), default_tiling(product, HW, 1.25)
@@ -102,7 +102,7 @@ def test_only_what_the_cube_runs_is_tuned() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_same_seed_gives_the_same_result(mode: Mode) -> None:
+def test_the_same_seed_gives_the_same_result(mode: TuneMode) -> None:
     assert tuned(mode=mode, seed=3) == tuned(mode=mode, seed=3)
 
 

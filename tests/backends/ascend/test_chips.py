@@ -65,12 +65,12 @@ def test_a_chip_is_what_hydra_composes(name: str) -> None:
 
 def test_inheritance_is_hydras_for_a_file_of_ones_own(tmp_path: Path) -> None:
     """Figure by figure, and within a figure: a value alone keeps the source beside it."""
-    write(tmp_path, "first", chip="First", l2_mib=FIGURE, ub_kib={"value": 192})
+    write(tmp_path, "first", chip="First", l2_mib=FIGURE, l1_kib={"value": 512})
     second = write(tmp_path, "second", defaults=["first", "_self_"], l2_mib={"value": 48})
     chip = load_chip(second)
     assert (chip.chip, chip.l2_mib.value, chip.l2_mib.source) == ("First", 48, "a data sheet")
-    assert chip.ub_kib.value == 192
-    assert chip.ub_kib.source == load_chip("ascend910").ub_kib.source
+    assert chip.l1_kib.value == 512
+    assert chip.l1_kib.source == load_chip("ascend910").l1_kib.source
 
 
 @pytest.mark.parametrize(

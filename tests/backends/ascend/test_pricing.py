@@ -25,6 +25,7 @@ from pipeline.backends.ascend.graph import UnboundedLoopError
 from pipeline.backends.ascend.lowering import UnsupportedError
 from pipeline.backends.ascend.options import OptionError
 from pipeline.backends.ascend.pricing import Pricing
+from pipeline.backends.ascend.report import Report
 from pipeline.backends.ascend.step import trace_step
 from pipeline.errors import PipelineError, RunError
 
@@ -287,7 +288,7 @@ def test_questions_share_what_they_have_in_common() -> None:
         ({"all_reduce_fusion": 5}, "all_reduce_fusion: 5 should be a list"),
         ({"all_reduce_fusion": [1.5]}, "all_reduce_fusion: 1.5 should be a whole number"),
         ({"data_sink": "no"}, "data_sink: 'no' should be True or False"),
-        ({"auto_tune": 1}, "auto_tune: 1 should be True or False"),
+        ({"auto_tune": 1}, "auto_tune: 1 should be None or one of exhaustive, ga, rl"),
     ],
 )
 def test_options_of_a_wrong_kind(options: dict[str, Any], message: str) -> None:
@@ -300,3 +301,18 @@ def test_numbers_of_numpy_are_numbers() -> None:
     json.dumps(report.to_dict(), allow_nan=False)
     same = price(linear_step, WEIGHTS, BATCH, sink_size=10, devices=8)
     assert report.step_ms == same.step_ms
+
+
+def test_what_auto_tune_found_is_kept_in_its_bank(tmp_path: Path) -> None:
+    """The second search finds everything there and prices the same."""
+    bank = tmp_path / "bank.json"
+
+    def asked() -> Report:
+        return price(linear_step, WEIGHTS, BATCH, auto_tune="ga", tune_bank=bank)
+
+    first, second = asked(), asked()
+    assert first.tuning is not None
+    assert second.tuning is not None
+    assert {task.status for task in first.tuning.tasks} == {"bank_append"}
+    assert {task.status for task in second.tuning.tasks} == {"bank_hit"}
+    assert first.step_ms == second.step_ms

@@ -149,7 +149,7 @@ def test_a_report_prints_itself(report: Report) -> None:
 
 
 def test_what_auto_tune_gains_is_shown(pricing: Pricing, report: Report) -> None:
-    tuned = pricing.report(replace(ASKED, auto_tune=True))
+    tuned = pricing.report(replace(ASKED, auto_tune="ga"))
     before_us, after_us = tuned.tuned_us
     assert before_us - after_us == pytest.approx(1e3 * (report.device_ms - tuned.device_ms))
     assert after_us == pytest.approx(sum(task.us for task in tuned.tasks if task.engine == "cube"))

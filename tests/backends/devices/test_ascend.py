@@ -26,7 +26,7 @@ def device(*overrides: str, name: str = "ascend910") -> Ascend:
 def test_a_recipe_says_how_the_device_is_used() -> None:
     spec = device("device.devices=8", "device.all_reduce_fusion=[85,160]", "device.precision=null")
     assert (spec.devices, spec.all_reduce_fusion, spec.precision) == (8, (85, 160), None)
-    assert (spec.mode, spec.host_workers, spec.auto_tune, spec.strict) == ("auto", 12, False, False)
+    assert (spec.mode, spec.host_workers, spec.auto_tune, spec.strict) == ("auto", 12, None, False)
     assert device("device.hbm_gib.value=16").hbm_gib.value == 16
 
 
