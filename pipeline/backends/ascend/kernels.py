@@ -9,7 +9,7 @@ and layer norm, softmax, GELU and an optimizer one each, however they were writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.backends.ascend.graph import Graph, Node
 from pipeline.backends.ascend.joins import FUSABLE, SMALL_ELEMENTS, Form, Kernel, join_kernels
@@ -197,16 +197,13 @@ class Kernels:
         for position, node in enumerate(self.graph.nodes):
             if self._kind(position) == "view":
                 continue
-            reached = 0
-            for index in (self.wiring.alias[index] for index in node.inputs):
-                level = levels.get(index, 0)
-                reached = max(reached, level)
+            reached = max((levels.get(index, 0) for index in self._inputs(position)), default=0)
             for out in node.outputs:
                 levels[out] = reached + (0 if self._is_interior(out) else 1)
         return levels
 
     def _kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
-        """For each value, the kernels that would compute it."""
+        """For each value, the kernels that would compute it, as far as they can be told apart."""
         levels = self._levels()
         keys: dict[int, frozenset[tuple[object, ...]]] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
@@ -214,21 +211,17 @@ class Kernels:
             if kind not in (*FUSABLE, "reduce"):
                 continue
             for out in node.outputs:
-                own = (self.phases.of_node[position], kind == "reduce", levels[out], node.loop)
-                found: set[tuple[object, ...]] = set()
                 if kind == "reduce" or out in self.kept:
-                    found.add(own)
-                if kind != "reduce":
-                    for user in self.wiring.consumers.get(out, ()):
-                        for made in self.graph.nodes[user].outputs:
-                            if not (made in self.kept and out not in self.kept):
-                                found |= keys.get(made, frozenset())
-                            else:
-                                found |= {
-                                    (self.phases.of_node[user], False, levels[made], node.loop)
-                                }
-                keys[out] = frozenset(found)
+                    phase = self.phases.of_node[position]
+                    keys[out] = frozenset({(phase, kind == "reduce", levels[out], node.loop)})
+                else:
+                    keys[out] = frozenset().union(*(keys.get(made, ()) for made in self._made(out)))
         return keys
+
+    def _made(self, value: int) -> Iterator[int]:
+        """What is computed from a value."""
+        for user in self.wiring.consumers.get(value, ()):
+            yield from self.graph.nodes[user].outputs
 
     def _roots(self) -> list[int]:
         """Nodes that end a kernel."""
@@ -242,31 +235,13 @@ class Kernels:
     def _kernel(self, position: int) -> Kernel:
         """The kernel that ends in a node: everything back to what is in memory."""
         node, kind = self.graph.nodes[position], self._kind(position)
-        nodes, sources = [position], dict[int, None]()
-        elements = max(
-            (self.graph.values[index].size for index in (*node.inputs, *node.outputs)), default=0
-        )
-        stack = [position] if kind in (*FUSABLE, "reduce") else []
-        if not stack:
-            sources = dict.fromkeys(self.wiring.alias[index] for index in node.inputs)
-        seen = {position}
-        while stack:
-            for index in (self.wiring.alias[i] for i in self.graph.nodes[stack.pop()].inputs):
-                if not self._is_interior(index):
-                    sources[index] = None
-                    continue
-                producer = self.wiring.producer[index]
-                if producer in seen:
-                    continue
-                seen.add(producer)
-                nodes.append(producer)
-                stack.append(producer)
-                elements = max(elements, self.graph.values[index].size)
-        form: Form = "single"
+        fused = kind in (*FUSABLE, "reduce")
+        nodes, sources = self._gather(position) if fused else ([position], self._inputs(position))
+        made = (index for member in nodes for index in self.graph.nodes[member].outputs)
+        elements = max(self.graph.values[index].size for index in (*node.inputs, *made))
+        form: Form = "reduce" if kind == "reduce" else "single"
         if kind in FUSABLE:
             form = "rows" if self._works_along_rows(nodes, elements) else "elementwise"
-        elif kind == "reduce":
-            form = "reduce"
         return Kernel(
             form,
             self.phases.of_node[position],
@@ -278,6 +253,25 @@ class Kernels:
             node.repeat,
             scope=node.scope,
         )
+
+    def _inputs(self, position: int) -> list[int]:
+        """What a node reads, views looked through, each once."""
+        inputs = self.graph.nodes[position].inputs
+        return list(dict.fromkeys(self.wiring.alias[index] for index in inputs))
+
+    def _gather(self, end: int) -> tuple[list[int], list[int]]:
+        """The nodes of the kernel that ends in one, and the values in memory that it reads."""
+        nodes, sources = {end: None}, dict[int, None]()
+        stack = [end]
+        while stack:
+            for index in self._inputs(stack.pop()):
+                producer = self.wiring.producer.get(index)
+                if producer is None or not self._is_interior(index):
+                    sources[index] = None
+                elif producer not in nodes:
+                    nodes[producer] = None
+                    stack.append(producer)
+        return list(nodes), list(sources)
 
     def _works_along_rows(self, nodes: Iterable[int], elements: int) -> bool:
         """Whether a reduction along rows is a fair part of a kernel, not of a vector beside it."""
