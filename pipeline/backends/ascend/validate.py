@@ -1,15 +1,19 @@
-"""Published against modelled: `python -m pipeline.backends.ascend.validate`.
+"""Published against modelled: `python -m pipeline.backends.ascend.validate [FILE]`.
 
 Every row is priced by a fit that had seen no row of its family; the interval, too, is scaled on the
 other families. Rows whose host was, or may have been, the slower part say only what the device took
-at most; they are shown, and counted where the model is slower than they allow.
+at most; they are shown, and counted where the model is slower than they allow. With a FILE of your
+own steps, those are compared instead, with the calibration as it is.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +25,10 @@ from pipeline.backends.ascend.calibrate import (
     report_of,
     spread_of,
 )
-from pipeline.backends.ascend.calibration import load_calibration
+from pipeline.backends.ascend.calibration import Calibration, load_calibration
 from pipeline.backends.ascend.validate_trace import alexnet_report, lines
-from pipeline.backends.ascend.workloads import Published, published_steps
+from pipeline.backends.ascend.workloads import PUBLISHED, Published, published_steps
+from pipeline.errors import PipelineError, RunError
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,7 @@ def validate(parts: Sequence[Parts], rows: Sequence[Published]) -> tuple[Verdict
         calibration = calibration_at(fit(seen), log_sd, scale)
         for row in rows:
             if row.family == family:
-                report = report_of(row, calibration)
-                verdicts[row.id] = Verdict(row, report.step_ms, *report.interval_ms)
+                verdicts[row.id] = _verdict(row, calibration)
     return tuple(verdicts[row.id] for row in rows)
 
 
@@ -130,8 +134,44 @@ def _print_score(title: str, verdicts: Sequence[Verdict]) -> None:
     )
 
 
-def main() -> None:
-    """Print the table and the scores."""
+def compare_own(file: Path) -> tuple[Verdict, ...]:
+    """Steps of one's own, in the columns of data/published.csv, by the calibration as it is.
+
+    Raises RunError for a file that is no such table.
+    """
+    try:
+        rows = published_steps(file)
+        return tuple(_verdict(row, load_calibration()) for row in rows)
+    except (OSError, UnicodeError, KeyError, ValueError, TypeError) as error:
+        columns = ", ".join(field.name for field in fields(Published))
+        raise RunError(
+            f"{file}: not a table of steps ({error}); a CSV file with the columns {columns}, as "
+            f"{PUBLISHED.name} of this package"
+        ) from error
+
+
+def _verdict(row: Published, calibration: Calibration) -> Verdict:
+    report = report_of(row, calibration)
+    return Verdict(row, report.step_ms, *report.interval_ms)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table and the scores; of a file of one's own steps, if one is named."""
+    parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
+    parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
+    file = parser.parse_args(arguments).file
+    try:
+        if file is None:
+            _print_published()
+        else:
+            _print_table(compare_own(file))
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def _print_published() -> None:
     parts = fitted_parts()
     verdicts = validate(parts, published_steps())
     _print_table(verdicts)
@@ -149,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,6 +19,7 @@ from pipeline.backends.ascend.options import Mode
 from pipeline.backends.ascend.phases import Precision
 from pipeline.backends.ascend.step import TracedStep, trace_step
 from pipeline.data.columns import ColumnSpec
+from pipeline.errors import RunError
 from pipeline.models.dbnet import dbnet
 from pipeline.models.spec import ModelSpec
 from pipeline.registry import parts
@@ -89,8 +90,11 @@ def _row(row: Mapping[str, str]) -> Published:
 
 
 def model_spec(name: str) -> ModelSpec:
-    """A network by the name of its file in conf/model."""
-    settings: Any = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    """A network by the name of its file in conf/model. Raises RunError where there is none."""
+    known = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
+    if name not in known:
+        raise RunError(f"there is no network {name!r}; there is {', '.join(known)}")
+    settings: Any = OmegaConf.to_container(OmegaConf.load(known[name]))
     return cast(ModelSpec, parts("model")[settings["name"]].model_validate(settings))
 
 

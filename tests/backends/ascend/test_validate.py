@@ -1,0 +1,61 @@
+"""Steps of one's own against the model; what is no table of steps is said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.backends.ascend.calibration import load_calibration
+from pipeline.backends.ascend.validate import Verdict, compare_own, main, score
+from pipeline.backends.ascend.validate_trace import alexnet_report
+from pipeline.backends.ascend.workloads import PUBLISHED, published_steps
+
+HEAD, *ROWS = PUBLISHED.read_text(encoding="utf-8").splitlines()
+ALEXNET = next(row for row in ROWS if row.startswith("TR0341,"))
+
+
+def test_a_step_of_ones_own_is_priced_as_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(f"{HEAD}\n{ALEXNET}\n")
+    (verdict,) = compare_own(file)
+    assert verdict.modelled_ms == alexnet_report(load_calibration()).step_ms
+    assert verdict.low_ms < verdict.modelled_ms < verdict.high_ms
+
+    assert main([str(file)]) == 0
+    heading, line = capsys.readouterr().out.splitlines()
+    assert "published" in heading
+    assert line.split()[:2] == ["TR0341", "alexnet"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "not a table of steps"),
+        (f"{HEAD}\n{ALEXNET.replace(',32,227,', ',many,227,')}\n", "not a table of steps"),
+        (f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n", "no network 'alexnot'"),
+    ],
+)
+def test_what_is_no_table_of_steps(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(text)
+    assert main([str(file)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_a_score_by_hand() -> None:
+    row = published_steps()[0]
+    verdicts = [
+        Verdict(row, row.ms * factor, row.ms * low, row.ms * 2)
+        for factor, low in ((1.1, 0.5), (0.8, 0.5), (1.5, 1.2))
+    ]
+    found = score(verdicts)
+    assert (found.rows, found.median_error, found.worst_error) == pytest.approx((3, 0.2, 0.5))
+    assert found.mean_error == pytest.approx(0.8 / 3)
+    assert found.coverage == pytest.approx(2 / 3)
