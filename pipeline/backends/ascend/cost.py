@@ -67,13 +67,6 @@ def price_tasks(
     )
 
 
-def price_task(
-    graph: TaskGraph, index: int, hw: Hardware, efficiency: Efficiency | None = None
-) -> TaskTime:
-    """Time of one task where it stands in its graph."""
-    return price_tasks(graph, hw, efficiency)[index]
-
-
 def _price(
     index: int, task: Task, traffic: Traffic, setting: Setting, efficiency: Efficiency
 ) -> TaskTime:

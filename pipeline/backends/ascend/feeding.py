@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.backends.ascend.hardware import Hardware
@@ -76,26 +75,3 @@ def queue_batches(options: StepOptions, hw: Hardware) -> int:
         )
     depth = int(hw.data_queue_batches_count)
     return min(depth, limit_bytes // options.batch_bytes) if options.batch_bytes else depth
-
-
-def queued_step_us(prepare_us: Sequence[float], device_us: float, depth: int) -> float:
-    """Mean step when batches take `prepare_us` each, through a queue of `depth` batches.
-
-    A batch is prepared after the one before it and when the queue has room; the device takes
-    batches in order, `device_us` each. The queue evens out batches that take longer than others;
-    it can't make up for a host that is slower on average.
-
-    Raises:
-        OptionError: no batch, or a queue of none.
-    """
-    if not prepare_us or depth < 1:
-        raise OptionError("a queue needs at least one batch and room for one")
-    ready = taken = 0.0
-    starts: list[float] = []
-    for index, prepare in enumerate(prepare_us):
-        room = starts[index - depth] if index >= depth else 0.0
-        ready = max(ready, room) + prepare
-        taken = max(taken, ready)
-        starts.append(taken)
-        taken += device_us
-    return taken / len(starts)

@@ -39,17 +39,16 @@ def _uses(graph: TaskGraph) -> _Uses:
 def _partner(
     graph: TaskGraph, uses: _Uses, place: int, patterns: Patterns
 ) -> tuple[int, FusionPattern] | None:
+    """The first reader of a product, which may take it over: no other may run before it."""
     task = graph.tasks[place]
     made = task.writes[0]
     readers = uses.readers.get(made, [])
     for pattern in patterns.fusions:
         if task.cost_class not in pattern.producer or pattern.phase not in (None, task.phase):
             continue
-        for reader in readers:
-            other = graph.tasks[reader]
-            single = len(readers) == 1 and made not in uses.outputs
-            if _takes(pattern, task, other) and (pattern.keep or single):
-                return reader, pattern
+        single = len(readers) == 1 and made not in uses.outputs
+        if readers and (pattern.keep or single) and _takes(pattern, task, graph.tasks[readers[0]]):
+            return readers[0], pattern
     return None
 
 
@@ -65,24 +64,21 @@ def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
 
 
 def _rewritten(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]]) -> TaskGraph:
-    """Partners run at the later one's place, where all that both read is there."""
-    moved = {place for place, _ in into.values()}
+    """Partners run at the vector kernel's place, where all that both read is there."""
+    products = {producer for producer, _ in into.values()}
     tasks: list[Task] = []
     places: dict[int, int] = {}
     for place, task in enumerate(graph.tasks):
-        if place in moved and not _may_stay(graph, into, place):
+        if place in products:
             continue
-        if place in into and place not in moved:
-            task = _joined(graph.tasks[into[place][0]], task, into[place][1])
-            places[into[place][0]] = len(tasks)
         places[place] = len(tasks)
+        if place in into:
+            producer, pattern = into[place]
+            places[producer] = len(tasks)
+            task = _joined(graph.tasks[producer], task, pattern)
         tasks.append(task)
     gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
     return replace(graph, tasks=tuple(tasks), gradients=gradients)
-
-
-def _may_stay(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]], place: int) -> bool:
-    return not any(producer == place for producer, _ in into.values())
 
 
 def _joined(product: Task, other: Task, pattern: FusionPattern) -> Task:

@@ -112,12 +112,6 @@ def default_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
     return _best(product, hw, overlap, _default_candidates(product, hw))
 
 
-@cache
-def best_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
-    """The best of all candidates; the default is one of them."""
-    return _best(product, hw, overlap, candidates(product, hw))
-
-
 def plan_of(tiling: Tiling, product: Product, hw: Hardware, overlap: float) -> TilePlan:
     """Cycles of one given tiling."""
     return _best(product, hw, overlap, row_of(tiling))

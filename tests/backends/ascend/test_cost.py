@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.backends.ascend.cost import price_task, price_tasks
+from pipeline.backends.ascend.cost import price_tasks
 from pipeline.backends.ascend.efficiency import load_efficiency
 from pipeline.backends.ascend.fit_kernels import measure_residuals, summarise, write_efficiency
 from pipeline.backends.ascend.hardware import Hardware
@@ -109,7 +109,7 @@ def test_a_stream_takes_its_reads_and_writes_at_their_rates() -> None:
 def test_many_operations_on_little_data_are_bound_by_lanes() -> None:
     graph = stream("elementwise", 10**6, simple=1000.0)
     lanes_us = 10**6 * 2 * 1000 / HW.vector_bytes_per_us / CONSTANTS.vector_rate
-    time = price_task(graph, 0, HW)
+    time = price_tasks(graph, HW)[0]
     expected = HW.task_floor_all_cores_us + lanes_us / EFFICIENCY.rate("elementwise")
     assert time.bound == "vector"
     assert time.us == pytest.approx(expected, rel=0.001)
@@ -117,7 +117,7 @@ def test_many_operations_on_little_data_are_bound_by_lanes() -> None:
 
 def test_float32_products_run_16_rows_a_core_on_the_vector_unit() -> None:
     """The trace of 2020 has 9174 us for 2 x 9216 x 4096 on one core."""
-    time = price_task(matmul(2, 9216, 4096, "float32"), 0, HW)
+    time = price_tasks(matmul(2, 9216, 4096, "float32"), HW)[0]
     floor_us = 1.5 + (4.2 - 1.5) / 32
     assert time.us == pytest.approx(floor_us + 2 * 9216 * 4096 / 8.2e3)
     assert time.us == pytest.approx(9174, rel=0.05)
@@ -136,8 +136,8 @@ def test_the_host_processors_task_has_its_own_time_and_links_none() -> None:
     shape = ((8,), "float32")
     ai_cpu = graph_of("ai_cpu", [shape], shape, engine="ai_cpu")
     link = graph_of("all_reduce", [shape], shape, engine="hccl")
-    assert price_task(ai_cpu, 0, HW).us == HW.ai_cpu_task_us
-    assert price_task(link, 0, HW).us == 0
+    assert price_tasks(ai_cpu, HW)[0].us == HW.ai_cpu_task_us
+    assert price_tasks(link, HW)[0].us == 0
 
 
 def test_rows_cost_a_latency_each() -> None:
@@ -276,7 +276,7 @@ def test_a_scaled_class_changes_its_own_tasks_only() -> None:
     slower = EFFICIENCY.scaled({"cast": 0.5})
     assert slower.rate("cast") == EFFICIENCY.rate("cast") / 2
     assert slower.rate("copy") == EFFICIENCY.rate("copy")
-    assert price_task(stream("cast", 10**8), 0, HW, slower).us > us(stream("cast", 10**8))
+    assert price_tasks(stream("cast", 10**8), HW, slower)[0].us > us(stream("cast", 10**8))
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.backends.ascend.feeding import (
     device_images_per_s,
     feed_of,
     queue_batches,
-    queued_step_us,
 )
 from pipeline.backends.ascend.options import OptionError, StepOptions
 from pipeline.backends.ascend.schedule import schedule
@@ -91,29 +87,3 @@ def test_a_batch_over_the_queue_is_an_error_that_says_what_fits() -> None:
         queue_batches(StepOptions(batch_bytes=3 << 30), HW)
     unqueued = StepOptions(mode="graph_sink", data_sink=False, batch_bytes=3 << 30)
     assert feed_of(unqueued, HW).pcie_us == pytest.approx((3 << 30) / 16e3)
-
-
-def test_a_queue_hides_slow_batches_but_not_a_slow_host() -> None:
-    jitter = [50.0] * 9 + [500.0]
-    assert queued_step_us(jitter * 50, 100.0, 10) == pytest.approx(100, rel=0.02)
-    assert queued_step_us(jitter * 50, 100.0, 1) > 110
-    assert queued_step_us([120.0] * 500, 100.0, 100) == pytest.approx(120, rel=0.01)
-
-
-@given(
-    st.lists(st.floats(0, 1000), min_size=1, max_size=40), st.floats(0, 1000), st.integers(1, 12)
-)
-def test_a_queue_keeps_between_the_slower_stage_and_both_in_turn(
-    prepare_us: list[float], device_us: float, depth: int
-) -> None:
-    step_us = queued_step_us(prepare_us, device_us, depth)
-    assert step_us >= max(np.mean(prepare_us), device_us) - 1e-9
-    assert step_us <= np.mean(prepare_us) + device_us + 1e-9
-    assert queued_step_us(prepare_us, device_us, depth + 1) <= step_us + 1e-9
-
-
-def test_a_queue_of_nothing_is_an_error() -> None:
-    with pytest.raises(OptionError, match="at least one batch"):
-        queued_step_us([], 1.0, 1)
-    with pytest.raises(OptionError, match="room for one"):
-        queued_step_us([1.0], 1.0, 0)

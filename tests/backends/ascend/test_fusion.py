@@ -6,8 +6,11 @@ import jax
 import pytest
 from jax import Array
 
+from pipeline.backends.ascend.fusion import fuse
 from pipeline.backends.ascend.recognise import vendor_patterns
 from pipeline.backends.ascend.step import TracedStep
+from pipeline.backends.ascend.tasks import CubeWork, Task, TaskGraph, VectorWork
+from tests.backends.ascend.products import buffer
 from tests.backends.ascend.steps import (
     ROWS,
     WIDTH,
@@ -65,3 +68,27 @@ def test_gradients_point_at_what_makes_them() -> None:
         graph = convolutional().tasks("O2", without=without)
         for _, size, place in graph.gradients:
             assert size in {graph.buffers[index].nbytes for index in graph.tasks[place].writes}
+
+
+@pytest.mark.parametrize("first", ["reduce", "other"])
+def test_a_product_that_another_kernel_reads_first_is_not_moved_behind_it(first: str) -> None:
+    """A fused task runs where the kernel that it takes in ran."""
+    work = VectorWork(4096, "float16")
+    product = Task(
+        "Conv2D", "", "cube", "forward", "conv", (0,), (1,), cube=CubeWork(1, 64, 64, 64, 64**3)
+    )
+    readers = {
+        "reduce": Task(
+            "BNTrainingReduce", "", "vector", "forward", "bn_reduce", (1,), (2,), vector=work
+        ),
+        "other": Task("Exp", "", "vector", "forward", "elementwise", (1,), (3,), vector=work),
+    }
+    later = readers["other" if first == "reduce" else "reduce"]
+    buffers = tuple(buffer(index, (64, 64)) for index in range(4))
+    graph = TaskGraph(buffers, (product, readers[first], later), outputs=(2, 3))
+    fused = fuse(graph, vendor_patterns())
+    assert len(fused.tasks) == (2 if first == "reduce" else 3)
+    written: set[int] = {0}
+    for task in fused.tasks:
+        assert written.issuperset(task.reads)
+        written.update(task.writes)
