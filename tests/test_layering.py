@@ -10,13 +10,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    {"errors", "problems", "registry", "shipped", "whole_file"},
+    {"errors", "knowledge_bank", "problems", "registry", "shipped", "whole_file"},
     {"data", "models", "training", "sink"},
     {"backends"},
     {"config"},
     {"cache", "run_directory", "observe"},
     {"stages"},
-    {"job"},
+    {"explain", "job"},
     {"sweep"},
     {"launch"},
     {"__init__", "__main__"},

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pipeline.backends.ascend.cost import CUBE_CLASSES, price_tasks, runs_on_vector, task_product
 from pipeline.backends.ascend.efficiency import Efficiency, load_efficiency
@@ -24,11 +22,7 @@ from pipeline.backends.ascend.tasks import Task, TaskGraph
 from pipeline.backends.ascend.tile_search import Objective, TuneMode, search_tiles
 from pipeline.backends.ascend.tiling import Product, Tiling, default_tiling
 from pipeline.errors import RunError
-
-BANK_VERSION = 1
-Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
-"""Stored for the first time; used from the bank; in the bank and still the best after tuning
-again; replaced by something better."""
+from pipeline.knowledge_bank import Status, read_bank, write_bank
 
 CORE_FIGURES = (
     "ai_cores_count",
@@ -116,8 +110,8 @@ def tune(
         raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
-    custom = read_bank(bank_path) if bank_path else {}
-    builtin = read_bank(builtin_path) if builtin_path else {}
+    custom = read_bank(bank_path, _checked) if bank_path else {}
+    builtin = read_bank(builtin_path, _checked) if builtin_path else {}
     looks = {}
     for index in tunable_tasks(graph):
         key, product = _product_at(graph, index, hw)
@@ -226,49 +220,11 @@ def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
     return f"{cost_class} {shape} /{p.expansion:g} out{p.out_bytes} images{p.images} core{chip}"
 
 
-def read_bank(path: Path) -> dict[str, Any]:
-    """Entries of a knowledge bank, none where there is no file.
-
-    Raises RunError where the file is not a bank.
-    """
-    if not path.exists():
-        return {}
-    try:
-        document = json.loads(path.read_text())
-        entries = {str(key): _checked(entry) for key, entry in document["entries"].items()}
-        if document["version"] != BANK_VERSION:
-            raise ValueError(f"version {document['version']}, this program reads {BANK_VERSION}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{path}: not a knowledge bank of AutoTune ({type(error).__name__}: {error}); "
-            "delete it or name another file"
-        ) from error
-    return entries
-
-
 def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
     tiling, us = Tiling(*(int(value) for value in entry["tiling"])), float(entry["us"])
     if min(astuple(tiling)) < 1 or not us > 0:
         raise ValueError(f"entry {entry}")
     return {"tiling": list(astuple(tiling)), "us": us}
-
-
-def write_bank(path: Path, entries: Mapping[str, Any]) -> None:
-    """The bank in one step: a reader sees the old file or the new one."""
-    document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    draft.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(draft, path)
-
-
-def write_result(result: TuneResult, folder: Path, now: datetime) -> Path:
-    """The result as JSON, named `tune_result_pid{pid}_{YYYYMMDD_HHMMSSmmm}.json` as CANN does."""
-    stamp = f"{now:%Y%m%d_%H%M%S}{now.microsecond // 1000:03}"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"tune_result_pid{os.getpid()}_{stamp}.json"
-    path.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
-    return path
 
 
 def _operator(task: TunedTask, mode: TuneMode) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import gc
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.ascend.advice import Change, advise
-from pipeline.backends.ascend.autotune import write_result
 from pipeline.backends.ascend.options import Mode, OptionError
 from pipeline.backends.ascend.out_of_memory import out_of_memory_message
 from pipeline.backends.ascend.pricing import Pricing, Question, chipset_of
@@ -20,6 +20,8 @@ from pipeline.backends.ascend.report import Report
 from pipeline.backends.ascend.step import TracedStep, trace_step
 from pipeline.backends.base import Proposal
 from pipeline.errors import RecipeError, RunError
+from pipeline.knowledge_bank import write_result
+from pipeline.sink.choice import Choice
 from pipeline.training.state import TrainState
 from pipeline.whole_file import write_whole
 
@@ -45,6 +47,7 @@ class AscendEstimate:
 
     def __init__(self, proposal: Proposal, spec: Ascend) -> None:
         self._proposal, self._spec = proposal, spec
+        self.choice: Choice | None = None
         with _nothing_collected():
             self.report = self._priced()
             self.changes: tuple[Change, ...] = advise(
@@ -55,13 +58,25 @@ class AscendEstimate:
         proposal = self._proposal
         try:
             pricing = self._pricing(proposal.batch_size)
-            report = pricing.report(question_of(proposal, self._spec))
+            report = pricing.report(self._question(pricing))
         except OptionError as error:
             raise RecipeError([_with_key(str(error))]) from error
         if report.memory.verdict == "out of memory":
             batch = proposal.batch_size
             raise RunError(out_of_memory_message(report.memory, report.graph, batch=batch))
         return report
+
+    def _question(self, pricing: Pricing) -> Question:
+        """How the recipe would run its steps, its sinks chosen by their price where it says so."""
+        proposal, spec = self._proposal, self._spec
+        if proposal.choose_sink is None:
+            return question_of(proposal, spec)
+
+        def price(sink_steps: int | None) -> float:
+            return pricing.report(question_of(_in_sinks(proposal, sink_steps), spec)).step_ms
+
+        self.choice = proposal.choose_sink(price)
+        return question_of(_in_sinks(proposal, self.choice.size), spec)
 
     def _pricing(self, batch_size: int) -> Pricing:
         return Pricing(trace_proposal(self._proposal, batch_size), chipset_of(self._spec))
@@ -137,7 +152,7 @@ class AscendEstimate:
         title = f"{self._proposal.name} on {self.device}, modelled"
         self.report.save_picture(folder / PICTURE, title)
         tuning = self.report.tuning
-        tuned = (write_result(tuning, folder, datetime.now()).name,) if tuning else ()
+        tuned = (write_result(tuning.to_dict(), folder, datetime.now()).name,) if tuning else ()
         return PRICE, TRACE, PICTURE, *tuned
 
 
@@ -154,6 +169,11 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _in_sinks(proposal: Proposal, sink_steps: int | None) -> Proposal:
+    size = proposal.sink_steps if sink_steps is None else sink_steps
+    return replace(proposal, sink=sink_steps is not None, sink_steps=size)
 
 
 def question_of(proposal: Proposal, spec: Ascend) -> Question:

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend import autotune
 from pipeline.backends.ascend.autotune import (
     TuneResult,
-    read_bank,
     tunable_tasks,
     tune,
-    write_result,
 )
 from pipeline.backends.ascend.cost import price_tasks
 from pipeline.backends.ascend.tasks import Buffer, Task, TaskGraph
 from pipeline.backends.ascend.tile_search import Objective, TuneMode, search_tiles
 from pipeline.backends.ascend.tiling import Product, default_tiling, row_of
 from pipeline.errors import RunError
+from pipeline.knowledge_bank import read_bank, write_result
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import convolution, matmul, stream
 
@@ -133,7 +132,7 @@ def test_the_custom_bank_comes_before_the_built_in_one(tmp_path: Path) -> None:
     tuned(bank_path=builtin)
     hit = tuned(bank_path=custom, builtin_path=builtin)
     assert hit.tasks[0].status == "bank_hit"
-    (key,) = read_bank(builtin)
+    (key,) = read_bank(builtin, dict)
     _write(custom, key, [1, 1, 1, 1, 8, 16], 9999.0)
     own = tuned(bank_path=custom, builtin_path=builtin)
     assert own.tasks[0].status == "bank_hit"
@@ -144,7 +143,7 @@ def test_tuning_again_keeps_the_better(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     best = tuned(bank_path=bank)
     assert tuned(bank_path=bank, repeat=True).tasks[0].status == "bank_reserved"
-    (key,) = read_bank(bank)
+    (key,) = read_bank(bank, dict)
     _write(bank, key, [1, 1, 1, 1, 8, 16], 9999.0)
     again = tuned(bank_path=bank, repeat=True)
     assert again.tasks[0].status == "bank_update"
@@ -156,14 +155,14 @@ def test_a_bank_serves_its_own_kind_of_core_only(tmp_path: Path) -> None:
     tuned(bank_path=bank)
     other = tune(GRADIENT, replace(HW, ai_cores_count=30.0), bank_path=bank)
     assert other.tasks[0].status == "bank_append"
-    assert len(read_bank(bank)) == 2
+    assert len(read_bank(bank, dict)) == 2
 
 
 def test_a_tiling_is_searched_once_for_equal_products(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     result = tuned(_joined(GRADIENT, GRADIENT), bank_path=bank)
     assert len(result.tasks) == 2
-    assert len(read_bank(bank)) == 1
+    assert len(read_bank(bank, dict)) == 1
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_an_unknown_mode_is_named() -> None:
 
 def test_the_result_file_has_what_the_vendors_has(tmp_path: Path) -> None:
     result = tuned(mode="rl")
-    path = write_result(result, tmp_path, datetime(2020, 8, 8, 18, 3, 38, 42_000))
+    path = write_result(result.to_dict(), tmp_path, datetime(2020, 8, 8, 18, 3, 38, 42_000))
     assert path.name.endswith("_20200808_180338042.json")
     assert path.name.startswith("tune_result_pid")
     (operator,) = json.loads(path.read_text())["operators"]

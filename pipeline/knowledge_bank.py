@@ -1,0 +1,56 @@
+"""Files that keep what a search has found (A-01..A-03): knowledge banks and results of tuning."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.errors import RunError
+from pipeline.whole_file import write_whole
+
+BANK_VERSION = 1
+Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
+"""Stored for the first time; used from the bank; in the bank and still the best after tuning
+again; replaced by something better."""
+
+Entry = Mapping[str, Any]
+
+
+def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]:
+    """Entries of a knowledge bank by key, none where there is no file.
+
+    `checked` returns an entry as it is used, and raises where it is not one. Raises RunError where
+    the file is not a bank.
+    """
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text())
+        if document["version"] != BANK_VERSION:
+            raise ValueError(f"version {document['version']}, this program reads {BANK_VERSION}")
+        return {str(key): checked(entry) for key, entry in document["entries"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path}: not a knowledge bank of AutoTune ({type(error).__name__}: {error}); "
+            "delete it or name another file"
+        ) from error
+
+
+def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
+    """The bank in one step: a reader sees the old file or the new one."""
+    document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(document, indent=1) + "\n")
+
+
+def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path:
+    """A result as JSON, named `tune_result_pid{pid}_{YYYYMMDD_HHMMSSmmm}.json` as CANN does."""
+    stamp = f"{now:%Y%m%d_%H%M%S}{now.microsecond // 1000:03}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"tune_result_pid{os.getpid()}_{stamp}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
