@@ -10,7 +10,9 @@ from jax import Array, lax
 from pipeline.models import attention as attention
 from pipeline.models import combinations as combinations
 from pipeline.models import layers
-from pipeline.models.convolution import Pair, conv2d
+from pipeline.models.convolution import conv2d
+from pipeline.models.lowerings.lowering import DEFAULTS, Chooser
+from pipeline.models.lowerings.window import Pair
 from pipeline.models.pooling import max_pool
 from pipeline.models.spec import InitSpec, LayerSpec
 from pipeline.models.tokens import Embedding
@@ -39,6 +41,8 @@ class Network(nn.Module):
     initializers: InitSpec
     dtype: str
     """What activations are computed in."""
+    chooser: Chooser = DEFAULTS
+    """How convolutions are computed."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
@@ -46,7 +50,7 @@ class Network(nn.Module):
 
         Raises ValueError that names the layer and the shape where one does not fit the next.
         """
-        site = Site((), self.initializers, self.dtype, train)
+        site = Site((), self.initializers, self.dtype, train, self.chooser)
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Embedding)
         x = images if reads_numbers else images.astype(self.dtype)
         logits = walk(self.layers, x, site)
@@ -79,6 +83,7 @@ class _Conv(nn.Module):
             padding=pads,
             dilation=dilation,
             groups=layer.groups,
+            chooser=self.site.chooser,
         )
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()

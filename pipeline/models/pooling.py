@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.convolution import Pair
+from pipeline.models.lowerings.window import Pair
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

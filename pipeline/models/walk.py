@@ -9,6 +9,7 @@ from functools import singledispatch
 from jax import Array
 
 from pipeline.models.layers import scope_names
+from pipeline.models.lowerings.lowering import DEFAULTS, Chooser
 from pipeline.models.spec import InitSpec, LayerSpec
 
 
@@ -20,6 +21,7 @@ class Site:
     initializers: InitSpec
     dtype: str
     train: bool
+    chooser: Chooser = DEFAULTS
 
     @property
     def name(self) -> str:

@@ -1,0 +1,1 @@
+"""Several exact ways to compute a convolution and its gradients, and which of them to take."""

@@ -1,0 +1,121 @@
+"""Which lowerings there are for a problem, and how each is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from jax import Array
+
+from pipeline.models.lowerings import forward, images_gradient, kernel_gradient
+from pipeline.models.lowerings.lowering import Engine, Lowering, Problem, Role
+from pipeline.models.lowerings.window import Window
+
+Compute = Callable[[Window, Lowering, Array, Array], Array]
+
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+"""Images at a time, where a family can take them so."""
+
+CHUNK_BYTES = range(128 << 10, 16 << 20)
+"""What the images of a chunk may take: less is all calls, more leaves every cache."""
+
+PATCHED_CHANNELS = 32
+FEW_CHANNELS, MOST_TERMS = 4, 150
+"""Up to these, a convolution is tried as a sum of shifted images: more terms compile for long."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A formula, the problems that it is for, and what may be varied."""
+
+    compute: Compute
+    fits: Callable[[Problem], bool]
+    engines: tuple[Engine, ...] = ("xla", "onednn")
+    chunked: bool = False
+
+
+def _any(problem: Problem) -> bool:
+    return True
+
+
+def _ungrouped(problem: Problem) -> bool:
+    return problem.window.groups == 1
+
+
+def _narrow(problem: Problem) -> bool:
+    """Patches of many channels are too much to write and read again."""
+    wider_than_a_pixel = problem.window.kernel != (1, 1)
+    return _ungrouped(problem) and wider_than_a_pixel and problem.channels <= PATCHED_CHANNELS
+
+
+def _pointwise(problem: Problem) -> bool:
+    return problem.window.is_pointwise
+
+
+def _few_channels(problem: Problem) -> bool:
+    height, width = problem.window.kernel
+    terms = height * width * problem.channels
+    return _ungrouped(problem) and problem.channels <= FEW_CHANNELS and terms <= MOST_TERMS
+
+
+def _strided(problem: Problem) -> bool:
+    window = problem.window
+    undilated = window.dilation == (1, 1) and window.groups == 1
+    return undilated and window.strides != (1, 1) and min(*window.pads[0], *window.pads[1]) >= 0
+
+
+FAMILIES: Mapping[Role, Mapping[str, Family]] = {
+    "forward": {
+        "convolution": Family(forward.by_convolution, _any),
+        "patches": Family(forward.by_patches, _narrow, chunked=True),
+        "pixels": Family(forward.by_pixels, _pointwise),
+        "multiply_adds": Family(forward.by_multiply_adds, _few_channels, engines=("xla",)),
+    },
+    "images_gradient": {
+        "convolution": Family(images_gradient.by_convolution, _any),
+        "phases": Family(images_gradient.by_phases, _strided),
+        "pixels": Family(images_gradient.by_pixels, _pointwise),
+    },
+    "kernel_gradient": {
+        "convolution": Family(kernel_gradient.by_convolution, _any, chunked=True),
+        "positions": Family(kernel_gradient.by_positions, _ungrouped, chunked=True),
+        "patches": Family(kernel_gradient.by_patches, _narrow, chunked=True),
+    },
+}
+"""By role and name. The first of each role, by XLA and all images at once, always works."""
+
+
+def candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
+    """All lowerings of a problem that the engines at hand can carry out, the plain one first."""
+    return tuple(
+        Lowering(name, engine, size)
+        for name, family in FAMILIES[problem.role].items()
+        if family.fits(problem)
+        for engine in family.engines
+        if engine in engines and not (engine == "onednn" and problem.window.groups > 1)
+        for size in (None, *_chunks(problem, family))
+    )
+
+
+def _chunks(problem: Problem, family: Family) -> tuple[int, ...]:
+    if not family.chunked or problem.window.groups > 1:
+        return ()
+    height, width = problem.window.sizes
+    itemsize = 2 if problem.dtype == "bfloat16" else 4
+    image_bytes = height * width * problem.channels * itemsize
+    return tuple(
+        n
+        for n in CHUNKS
+        if n < problem.batch and problem.batch % n == 0 and n * image_bytes in CHUNK_BYTES
+    )
+
+
+def compute(problem: Problem, how: Lowering, first: Array, second: Array) -> Array:
+    """Carry a lowering out on the operands of its role.
+
+    Raises ValueError where the problem is not one that the lowering is for.
+    """
+    family = FAMILIES[problem.role].get(how.family)
+    if family is None or not family.fits(problem) or how.engine not in family.engines:
+        raise ValueError(f"{how} can't compute {problem}")
+    return family.compute(problem.window, how, first, second)

@@ -1,0 +1,90 @@
+"""Ways to bring a result's cotangent back to the images: (window, lowering, kernel, cotangent)."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.lowerings.lowering import Lowering
+from pipeline.models.lowerings.products import convolve, multiply
+from pipeline.models.lowerings.window import Axis, Pair, Window
+
+
+def by_convolution(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Slide the flipped kernel over the cotangent, spread by the strides."""
+    flipped, pads = _flipped(kernel, window.groups), window.images_gradient_pads
+    if how.engine == "xla":
+        return lax.conv_general_dilated(
+            cotangent,
+            flipped,
+            (1, 1),
+            pads,
+            lhs_dilation=window.strides,
+            rhs_dilation=window.dilation,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=window.groups,
+        )
+    spread = _spread(cotangent, window.strides)
+    return convolve("onednn", spread, flipped, (1, 1), pads, window.dilation, window.groups)
+
+
+def by_phases(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Rows of the images that a stride apart meet the same rows of the kernel: each such phase is
+    a convolution of its own with a part of the kernel, and none multiplies zeros."""
+    down, across = window.strides
+    phases = [
+        [_phase(window, how, kernel, cotangent, (row, column)) for column in range(across)]
+        for row in range(down)
+    ]
+    # Rows and columns of the phases alternate; what is beyond the padded images is cut off.
+    interleaved = jnp.stack([jnp.stack(row, axis=3) for row in phases], axis=2)
+    batch, height, _, width, _, channels = interleaved.shape
+    whole = interleaved.reshape(batch, height * down, width * across, channels)
+    top, left = window.rows.pads[0], window.columns.pads[0]
+    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
+
+
+def by_pixels(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Of a kernel of one pixel: times its transpose; what the strides skip gets nothing."""
+    product = multiply(how.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
+    pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
+    ends = ((0, axis.size - 1 - axis.reach) for axis in (window.rows, window.columns))
+    steps = ((*end, stride - 1) for end, stride in zip(ends, window.strides, strict=True))
+    return lax.pad(pixels, jnp.zeros((), pixels.dtype), ((0, 0, 0), *steps, (0, 0, 0)))
+
+
+def _flipped(kernel: Array, groups: int) -> Array:
+    """Turned about, channels and features changing places within each group."""
+    height, width, channels, features = kernel.shape
+    turned = jnp.flip(kernel, (0, 1)).reshape(height, width, channels, groups, features // groups)
+    turned = turned.transpose(0, 1, 4, 3, 2)
+    return turned.reshape(height, width, features // groups, groups * channels)
+
+
+def _spread(cotangent: Array, strides: Pair) -> Array:
+    if strides == (1, 1):
+        return cotangent
+    steps = ((0, 0, stride - 1) for stride in strides)
+    return lax.pad(cotangent, jnp.zeros((), cotangent.dtype), ((0, 0, 0), *steps, (0, 0, 0)))
+
+
+def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offsets: Pair) -> Array:
+    """Rows and columns of the padded images' gradient whose number modulo the stride is this."""
+    (row, column), (down, across) = offsets, window.strides
+    part = kernel[row::down, column::across]
+    heights, widths = (_phase_size(axis) for axis in (window.rows, window.columns))
+    if 0 in part.shape:
+        shape = (cotangent.shape[0], heights, widths, kernel.shape[2])
+        return jnp.zeros(shape, cotangent.dtype)
+    rows, columns = (
+        (taps - 1, size - positions)
+        for taps, size, positions in zip(
+            part.shape[:2], (heights, widths), window.positions, strict=True
+        )
+    )
+    return convolve(how.engine, cotangent, _flipped(part, 1), (1, 1), (rows, columns))
+
+
+def _phase_size(axis: Axis) -> int:
+    """Rows of one phase of the padded images, rounded up."""
+    return -(-(axis.size + sum(axis.pads)) // axis.stride)

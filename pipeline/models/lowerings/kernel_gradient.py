@@ -1,0 +1,91 @@
+"""Ways to bring a result's cotangent back to the kernel: (window, lowering, images, cotangent)."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.lowerings import onednn
+from pipeline.models.lowerings.lowering import Lowering
+from pipeline.models.lowerings.products import (
+    crop,
+    in_chunks,
+    multiply_by_rows,
+    patches,
+    shifted,
+)
+from pipeline.models.lowerings.window import Window
+
+
+def by_convolution(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+    """Slide the cotangent, spread by the strides, over the images; the batch is what is summed."""
+
+    def compute(images: Array, cotangent: Array) -> Array:
+        batch, height, width, channels = images.shape
+        by_channel = images.reshape(
+            batch, height, width, window.groups, channels // window.groups
+        ).transpose(4, 1, 2, 3, 0)
+        by_channel = by_channel.reshape(
+            channels // window.groups, height, width, window.groups * batch
+        )
+        kernel = cotangent.transpose(1, 2, 0, 3)
+        if how.engine == "onednn":
+            return _onednn(window, by_channel, kernel)
+        return _xla(window, by_channel, kernel)
+
+    gradient = in_chunks(compute, how.images, images, cotangent)
+    return gradient.transpose(1, 2, 0, 3).astype(images.dtype)
+
+
+def _xla(window: Window, by_channel: Array, kernel: Array) -> Array:
+    return lax.conv_general_dilated(
+        by_channel,
+        kernel,
+        window.dilation,
+        window.kernel_gradient_pads,
+        rhs_dilation=window.strides,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=window.groups,
+    )
+
+
+def _onednn(window: Window, by_channel: Array, kernel: Array) -> Array:
+    by_channel, pads = crop(by_channel, window.kernel_gradient_pads)
+    return onednn.convolve(
+        by_channel,
+        kernel,
+        window.dilation,
+        pads,
+        window.strides,
+        window.groups,
+        jnp.float32,
+    )
+
+
+def by_positions(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+    """One product for each position in the kernel: the pixels it met times the cotangent."""
+    channels, features = images.shape[-1], cotangent.shape[-1]
+
+    def compute(images: Array, cotangent: Array) -> Array:
+        right = cotangent.reshape(-1, features)
+        return jnp.stack(
+            [
+                multiply_by_rows(how.engine, pixels.reshape(-1, channels), right)
+                for pixels in shifted(window, images)
+            ]
+        )
+
+    gradient = in_chunks(compute, how.images, images, cotangent)
+    return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
+
+
+def by_patches(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+    """im2col: every patch of the images in a row, all rows times the cotangent at once."""
+    channels, features = images.shape[-1], cotangent.shape[-1]
+
+    def compute(images: Array, cotangent: Array) -> Array:
+        rows = patches(window, images)
+        return multiply_by_rows(how.engine, rows, cotangent.reshape(-1, features))
+
+    gradient = in_chunks(compute, how.images, images, cotangent)
+    return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)

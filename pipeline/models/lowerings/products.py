@@ -1,0 +1,109 @@
+"""Matrix products of either engine, and convolutions written as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.lowerings import onednn
+from pipeline.models.lowerings.lowering import Engine
+from pipeline.models.lowerings.window import Pair, Window
+
+
+def multiply(engine: Engine, a: Array, b: Array) -> Array:
+    """(m, k) x (k, n) -> (m, n), of the operands' dtype, summed in float32."""
+    if engine == "onednn":
+        return onednn.matmul(a, b)
+    return jnp.dot(a, b, preferred_element_type=jnp.float32).astype(a.dtype)
+
+
+def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
+    """(k, m) x (k, n) -> (m, n): rows are what is summed over. float32."""
+    if engine == "onednn":
+        return onednn.matmul(a, b, transpose_a=True, dtype=jnp.float32)
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def convolve(
+    engine: Engine,
+    images: Array,
+    kernel: Array,
+    strides: Pair = (1, 1),
+    pads: tuple[Pair, Pair] = ((0, 0), (0, 0)),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Array:
+    """A convolution NHWC x HWIO -> NHWC by either engine. Negative pads crop the images."""
+    if engine == "onednn":
+        images, pads = crop(images, pads)
+        return onednn.convolve(images, kernel, strides, pads, dilation, groups)
+    return lax.conv_general_dilated(
+        images,
+        kernel,
+        strides,
+        pads,
+        rhs_dilation=dilation,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pair]]:
+    """Images without what negative pads take away, and the pads that are left."""
+    crops = [(min(pad, 0), min(after, 0), 0) for pad, after in pads]
+    if any(low or high for low, high, _ in crops):
+        config = ((0, 0, 0), *crops, (0, 0, 0))
+        images = lax.pad(images, jnp.zeros((), images.dtype), config)
+    rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
+    return images, (rows, columns)
+
+
+def in_chunks(
+    compute: Callable[[Array, Array], Array], size: int | None, images: Array, other: Array
+) -> Array:
+    """The sum of `compute` over chunks of `size` images of both arrays, which stay in the cache."""
+    if size is None or size >= images.shape[0]:
+        return compute(images, other)
+    count = images.shape[0] // size
+    chunks = [a.reshape(count, size, *a.shape[1:]) for a in (images, other)]
+    shape = jax.eval_shape(compute, *(chunk[0] for chunk in chunks))
+
+    def add(i: Array, total: Array) -> Array:
+        return total + compute(*(lax.dynamic_index_in_dim(c, i, keepdims=False) for c in chunks))
+
+    return lax.fori_loop(0, count, add, jnp.zeros(shape.shape, shape.dtype))
+
+
+def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Array) -> Array:
+    """`compute` on chunks of `size` images, one behind the other."""
+    if size is None or size >= images.shape[0]:
+        return compute(images)
+    chunks = images.reshape(images.shape[0] // size, size, *images.shape[1:])
+    results = lax.map(compute, chunks)
+    return results.reshape(images.shape[0], *results.shape[2:])
+
+
+def shifted(window: Window, images: Array) -> Iterator[Array]:
+    """For each position in the kernel, row by row, the pixels that it meets: (B, H', W', C)."""
+    zero = jnp.zeros((), images.dtype)
+    padded = lax.pad(images, zero, ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0)))
+    (down, across), (height, width) = window.strides, window.positions
+    for row in range(window.rows.kernel):
+        for column in range(window.columns.kernel):
+            top, left = row * window.rows.dilation, column * window.columns.dilation
+            stop = (top + (height - 1) * down + 1, left + (width - 1) * across + 1)
+            yield lax.slice(
+                padded,
+                (0, top, left, 0),
+                (padded.shape[0], *stop, padded.shape[3]),
+                (1, down, across, 1),
+            )
+
+
+def patches(window: Window, images: Array) -> Array:
+    """All that each result is made of, in one row: (B * H' * W', kernel height * width * C)."""
+    rows = jnp.concatenate(list(shifted(window, images)), axis=-1)
+    return rows.reshape(-1, rows.shape[-1])

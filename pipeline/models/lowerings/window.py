@@ -1,0 +1,115 @@
+"""How a kernel moves over images: the geometry that every lowering starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax import lax
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How the kernel moves along the height or the width of the images."""
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    pads: Pair
+
+    @property
+    def span(self) -> int:
+        """From the first to the last row under the kernel."""
+        return (self.kernel - 1) * self.dilation
+
+    @property
+    def reach(self) -> int:
+        """From the first to the last position of the kernel."""
+        return (self.size + sum(self.pads) - 1 - self.span) // self.stride * self.stride
+
+    @property
+    def positions(self) -> int:
+        """How many results there are along the axis."""
+        return self.reach // self.stride + 1
+
+    def images_gradient_pads(self) -> Pair:
+        """Pads of the spread cotangent under which the flipped kernel gives `size` rows back."""
+        before = self.span - self.pads[0]
+        return before, self.size - 1 + self.span - before - self.reach
+
+    def kernel_gradient_pads(self) -> Pair:
+        """Pads of the images under which the spread cotangent gives `kernel` rows back."""
+        before = self.pads[0]
+        return before, self.span + self.reach + 1 - self.size - before
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the kernel moves over the images, and between how many groups both are divided."""
+
+    rows: Axis
+    columns: Axis
+    groups: int
+
+    @property
+    def sizes(self) -> Pair:
+        return self.rows.size, self.columns.size
+
+    @property
+    def kernel(self) -> Pair:
+        return self.rows.kernel, self.columns.kernel
+
+    @property
+    def strides(self) -> Pair:
+        return self.rows.stride, self.columns.stride
+
+    @property
+    def dilation(self) -> Pair:
+        return self.rows.dilation, self.columns.dilation
+
+    @property
+    def pads(self) -> tuple[Pair, Pair]:
+        return self.rows.pads, self.columns.pads
+
+    @property
+    def positions(self) -> Pair:
+        """Height and width of the result."""
+        return self.rows.positions, self.columns.positions
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each result comes from one pixel and all of its channels."""
+        unpadded = self.rows.pads == self.columns.pads == (0, 0)
+        return unpadded and self.rows.kernel == self.columns.kernel == self.groups == 1
+
+    @property
+    def images_gradient_pads(self) -> tuple[Pair, Pair]:
+        return self.rows.images_gradient_pads(), self.columns.images_gradient_pads()
+
+    @property
+    def kernel_gradient_pads(self) -> tuple[Pair, Pair]:
+        return self.rows.kernel_gradient_pads(), self.columns.kernel_gradient_pads()
+
+
+def make_window(
+    sizes: Pair,
+    kernel: Pair,
+    strides: Pair,
+    padding: str | Sequence[Pair],
+    dilation: Pair,
+    groups: int,
+) -> Window:
+    """The window; `padding` is "SAME", "VALID" or (before, after) of the height and the width."""
+    if isinstance(padding, str):
+        windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+        padding = lax.padtype_to_pads(sizes, windows, strides, padding)
+    rows, columns = (
+        Axis(size, k, stride, spread, (before, after))
+        for size, k, stride, spread, (before, after) in zip(
+            sizes, kernel, strides, dilation, padding, strict=True
+        )
+    )
+    return Window(rows, columns, groups)
