@@ -1,0 +1,105 @@
+"""This project as a contestant: the recipe's own stages, `train` again and again on one program.
+
+A round is the training stage as a run has it: sampling, gathering from uint8 and normalising inside
+the compiled step, the loop of sinks, and all telemetry of every step (metrics.jsonl, TensorBoard,
+run.log), from opening these files to closing them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from benchmarks.contestant import Result
+from benchmarks.tasks import Task
+from pipeline import load_recipe
+from pipeline.errors import RunError
+from pipeline.observe.monitors import Evaluation, Quiet
+from pipeline.observe.observers import open_observers
+from pipeline.observe.reporter import Reporter
+from pipeline.sink.telemetry import Telemetry
+from pipeline.stages.build import build
+from pipeline.stages.compile import compile_run
+from pipeline.stages.data import load_data
+from pipeline.stages.train import History, Training, train
+from pipeline.training.state import TrainState
+
+
+class OursTraining:
+    """A recipe, compiled once and trained round by round."""
+
+    def __init__(self, task: Task) -> None:
+        self._recipe = recipe = load_recipe(task.recipe, task.overrides)
+        self._folder = task.folder / "runs"
+        self._rounds = 0
+        with _quiet() as reporter:
+            self._backend = recipe.device.open()
+            dataset = load_data(recipe, reporter)
+            self._built = build(recipe, dataset, reporter)
+            self._executable = compile_run(recipe, dataset, self._built, self._backend, reporter)
+        self._state = self._executable.init()
+        self._history = History(0)
+        leaves = jax.tree.leaves(self._built.state.params)
+        self.sizes = tuple(sorted(leaf.size for leaf in leaves))
+        _save_weights(task.weights, self._state.params)
+
+    def run(self, steps: int) -> Result:
+        """Train so many steps more, into a run directory of their own."""
+        self._rounds += 1
+        folder = self._folder / f"{self._rounds:04}"
+        folder.mkdir(parents=True)
+        recipe, first = self._recipe, self._history.step
+        course = replace(self._built.course, total=first + steps)
+        mechanism, _ = self._backend.mechanism(recipe.train.mechanism, sink=recipe.train.sink)
+        tally = _Tally()
+        with (
+            _quiet(folder) as reporter,
+            open_observers(recipe, folder, course, first, reporter) as observers,
+        ):
+            monitors = (observers.monitor, tally)
+            training = Training(
+                recipe, course, self._executable, mechanism, monitors, _evaluate, None
+            )
+            self._state = train(training, self._state, {}, self._history)
+        if self._history.status != "done":
+            raise RunError(self._history.reason or "stopped")
+        return Result(float(np.mean(np.concatenate(tally.losses))), tally.seconds)
+
+
+class _Tally(Quiet):
+    """Adds up the seconds of dispatches, and keeps the losses."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.losses: list[np.ndarray] = []
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Take note of a dispatch."""
+        self.seconds += seconds
+        self.losses.append(np.array(telemetry.loss))
+
+
+def enter(task: Task) -> OursTraining:
+    """Compile the recipe and write its initial weights, with which the peers start as well."""
+    return OursTraining(task)
+
+
+def _quiet(folder: Path | None = None) -> Reporter:
+    return Reporter(folder, Console(file=open(os.devnull, "w"), soft_wrap=True))
+
+
+def _evaluate(_: TrainState) -> Evaluation:
+    raise AssertionError("a benchmark evaluates nothing")
+
+
+def _save_weights(path: Path, params: Mapping[str, Any]) -> None:
+    leaves = jax.tree.leaves_with_path(params)
+    joined = {jax.tree_util.keystr(p, simple=True, separator="/"): np.array(x) for p, x in leaves}
+    np.savez(path, allow_pickle=False, **joined)

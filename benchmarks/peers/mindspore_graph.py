@@ -1,0 +1,164 @@
+"""MindSpore in graph mode: `TrainOneStepCell`, the whole update as one compiled graph.
+
+Timed is, per step: the call of that cell on a batch that lies ready as tensors. MindSpore's own
+sinking (`data_sink`, `dataset_sink_mode`) refuses the CPU.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from benchmarks.contestant import Result
+from benchmarks.tasks import (
+    Task,
+    load_batches,
+    load_weights,
+    named_layers,
+    rows_channel_first,
+    window_of,
+)
+from pipeline.models import layers
+from pipeline.models.spec import LayerSpec
+
+Weights = dict[str, np.ndarray]
+
+
+class MindSporeTraining:
+    """A compiled training cell."""
+
+    def __init__(self, task: Task) -> None:
+        mindspore.set_context(mode=mindspore.GRAPH_MODE)
+        mindspore.set_device("CPU")
+        if task.precision == "bf16":
+            raise NotImplementedError("no bfloat16 in MindSpore's MatMul and Conv2D on the CPU")
+        batches, choice = load_batches(task), task.optimizer
+        images = np.ascontiguousarray(batches.images.transpose(0, 1, 4, 2, 3))
+        self._batches = [
+            (Tensor(x), Tensor(y)) for x, y in zip(images, batches.labels, strict=True)
+        ]
+        network = _Stack(task.layers, load_weights(task), channels=images.shape[2])
+        # On the CPU its Momentum takes no notice of use_nesterov; its SGD does.
+        optimizer = nn.SGD(
+            network.trainable_params(),
+            choice.lr,
+            choice.momentum,
+            weight_decay=choice.weight_decay,
+            nesterov=choice.nesterov,
+        )
+        loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        self._cell = nn.TrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
+        self._cell.set_train()
+        self._step = 0
+        self.sizes = tuple(sorted(p.size for p in network.trainable_params()))
+
+    def run(self, steps: int) -> Result:
+        """Train so many steps more."""
+        losses = []
+        for _ in range(steps):
+            losses.append(self._cell(*self._batches[self._step % len(self._batches)]))
+            self._step += 1
+        return Result(float(np.mean([loss.asnumpy() for loss in losses])))
+
+
+def enter(task: Task) -> MindSporeTraining:
+    """MindSpore."""
+    return MindSporeTraining(task)
+
+
+class _Stack(nn.SequentialCell):
+    """Layers one after the other, with their weights; `features` come out of the last."""
+
+    def __init__(
+        self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""
+    ) -> None:
+        cells = []
+        for path, layer in named_layers(stack, scope):
+            cell = _cell(layer, path, weights, channels)
+            channels = getattr(cell, "features", channels)
+            cells.append(cell)
+        super().__init__(*cells)
+        self.features = channels
+
+
+class _Residual(nn.Cell):
+    def __init__(self, layer: layers.Residual, path: str, weights: Weights, channels: int) -> None:
+        super().__init__()
+        self.body = _Stack(layer.body, weights, channels, path)
+        stack = _Stack(layer.shortcut, weights, channels, f"{path}/shortcut")
+        # An empty SequentialCell can't be compiled.
+        self.shortcut = stack if layer.shortcut else nn.Identity()
+        self.features = self.body.features
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.shortcut(x)
+
+
+class _GlobalAvgPool(nn.Cell):
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.mean(x, (2, 3))
+
+
+@singledispatch
+def _cell(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.Cell:
+    raise TypeError(f"{path}: the MindSpore peer has no layer {layer.name}")
+
+
+@_cell.register
+def _(layer: layers.Conv, path: str, weights: Weights, channels: int) -> nn.Cell:
+    kernel = np.ascontiguousarray(weights[f"{path}/kernel"].transpose(3, 2, 0, 1))
+    size, stride, padding = window_of(layer)
+    cell = nn.Conv2d(channels, len(kernel), size, stride, padding, weight_init=Tensor(kernel))
+    cell.features = len(kernel)
+    return cell
+
+
+@_cell.register
+def _(layer: layers.Dense, path: str, weights: Weights, channels: int) -> nn.Cell:
+    kernel = rows_channel_first(weights[f"{path}/kernel"], channels)
+    cell = nn.Dense(
+        *kernel.shape,
+        weight_init=Tensor(np.ascontiguousarray(kernel.T)),
+        bias_init=Tensor(weights[f"{path}/bias"]),
+    )
+    cell.features = kernel.shape[1]
+    return cell
+
+
+@_cell.register
+def _(layer: layers.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Cell:
+    return nn.BatchNorm2d(
+        channels,
+        layer.epsilon,
+        layer.momentum,
+        gamma_init=Tensor(weights[f"{path}/scale"]),
+        beta_init=Tensor(weights[f"{path}/bias"]),
+    )
+
+
+@_cell.register
+def _(layer: layers.MaxPool, path: str, weights: Weights, channels: int) -> nn.Cell:
+    return nn.MaxPool2d(*window_of(layer))
+
+
+@_cell.register
+def _(layer: layers.Residual, path: str, weights: Weights, channels: int) -> nn.Cell:
+    return _Residual(layer, path, weights, channels)
+
+
+@_cell.register
+def _(layer: layers.Relu, path: str, weights: Weights, channels: int) -> nn.Cell:
+    return nn.ReLU()
+
+
+@_cell.register
+def _(layer: layers.Flatten, path: str, weights: Weights, channels: int) -> nn.Cell:
+    return nn.Flatten()
+
+
+@_cell.register
+def _(layer: layers.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Cell:
+    return _GlobalAvgPool()

@@ -1,0 +1,82 @@
+"""Start-up: seconds from the command to the first step, cold and warm, and what they go to.
+
+    python -m benchmarks.startup --recipe lenet5_digits --rounds 5
+
+Every run is a process of its own. A cold one starts with an empty cache folder, a warm one with
+that which a cold one left; downloads are no part of it, name `--root` for a recipe that needs them.
+Prints a Markdown table of medians; parts are those of `summary.json`, `time`. What is left is the
+interpreter's start and end and whatever lies between the parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.observe.summary import START_UP
+
+FIRST_STEP, WHOLE = "first step", "whole command"
+
+
+def main() -> None:
+    """Measure and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", default="lenet5_digits")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--root", help="dataset.root")
+    parser.add_argument("overrides", nargs="*", help="of the recipe, as train.steps=1")
+    args = parser.parse_args()
+    overrides = [f"+recipe={args.recipe}", *args.overrides]
+    overrides += [f"dataset.root={args.root}"] if args.root else []
+    measured: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    for _ in range(args.rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            for runs in measured.values():
+                runs.append(_measure(overrides, Path(cache)))
+    _print_table(args.recipe, measured)
+
+
+def _measure(overrides: Sequence[str], cache: Path) -> dict[str, float]:
+    """Seconds of every part of one run, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        where = [f"cache.root={cache}", f"hydra.run.dir={run_dir}"]
+        command = [sys.executable, "-m", "pipeline", *overrides, *where]
+        begun = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+        seconds = time.perf_counter() - begun
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        times = json.loads((run_dir / "summary.json").read_text())["time"]
+    parts = {name: times[key] for name, key in START_UP.items()}
+    other = times["first_step_s"] - sum(parts.values())
+    return {**parts, "other": other, FIRST_STEP: times["first_step_s"], WHOLE: seconds}
+
+
+def _environment() -> Mapping[str, str]:
+    """This one, and the package found from wherever the run is."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+
+def _print_table(recipe: str, measured: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    rounds, parts = len(measured["cold"]), list(measured["cold"][0])
+    print(f"\n{recipe}: seconds, medians of {rounds} processes, {os.cpu_count()} cores,", end=" ")
+    print(f"{platform.machine()}, python {platform.python_version()}\n")
+    print(f"| cache | {' | '.join(parts)} |")
+    print(f"| --- |{' --- |' * len(parts)}")
+    for cache, runs in measured.items():
+        medians = [statistics.median(run[part] for run in runs) for part in parts]
+        print(f"| {cache} | {' | '.join(f'{median:.2f}' for median in medians)} |")
+
+
+if __name__ == "__main__":
+    main()

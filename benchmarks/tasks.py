@@ -1,0 +1,263 @@
+"""What all contestants of `benchmarks.train` train: one network, one set of images, one optimizer.
+
+A task is a recipe of this project with three changes, the same for everybody: images are read from
+one .npz of uint8 that lies in memory (resized beforehand where the recipe resizes), the only map
+ops left are rescaling and normalising, and the learning rate is constant without label smoothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pipeline import load_recipe
+from pipeline.cache import cache_root
+from pipeline.config.recipe import Recipe
+from pipeline.data.columns import Split
+from pipeline.data.order import Order
+from pipeline.data.random import seed_words
+from pipeline.data.transform import apply_ops
+from pipeline.models.layers import Conv, MaxPool, scope_names
+from pipeline.models.spec import LayerSpec
+from pipeline.training.optimizers import Momentum
+
+Precision = Literal["float32", "bf16"]
+PRECISIONS: Mapping[Precision, str] = {"float32": "O0", "bf16": "bf16"}
+CLASSES = 10
+EVALUATED = 16
+RESIZED_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A recipe, what it is given on top, and how many of its training images are used.
+
+    `mean` and `std` are of pixels in [0, 1], one per channel.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...]
+    samples: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+# Weights of deviation 0.02, the recipe's, leave the loss of LeNet-5 where it is for 2,000 steps.
+_LENET5_INIT = ("model.init.conv=he_normal", "model.init.dense=he_uniform", "model.init.bias=zeros")
+_MNIST = ((0.1307,), (0.3081,))
+_CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+TASKS: Mapping[str, TaskSpec] = {
+    "lenet5": TaskSpec("lenet5_mnist", _LENET5_INIT, 60_000, *_MNIST),
+    "mlp": TaskSpec("mlp_mnist", (), 60_000, *_MNIST),
+    "resnet18": TaskSpec("resnet18_cifar10", ("train.optimizer.lr=0.02",), 12_800, *_CIFAR10),
+    "resnet50": TaskSpec("resnet50_cifar10", ("train.optimizer.lr=0.005",), 512, *_CIFAR10),
+}
+"""The learning rates of the ResNets are made for a warmup that a benchmark is too short for."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task as every contestant is given it."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...]
+    """What makes the recipe of this project out of `recipe`."""
+    folder: Path
+    """Where images, initial weights and run directories lie."""
+    layers: tuple[LayerSpec, ...]
+    spec: TaskSpec
+    optimizer: Momentum
+    batch_size: int
+    precision: Precision
+    sink_size: int
+    seed: int
+    threads: int
+
+    @property
+    def images(self) -> Path:
+        """x_train, y_train, x_test, y_test: uint8 (n, H, W, C) and int32 (n,)."""
+        return self.folder / "images.npz"
+
+    @property
+    def weights(self) -> Path:
+        """The initial weights, drawn by this project: parameter path -> float32 array."""
+        return self.folder / "weights.npz"
+
+
+def make_task(
+    name: str,
+    folder: Path,
+    *,
+    root: Path | None,
+    batch_size: int | None,
+    precision: Precision,
+    sink_size: int,
+    threads: int,
+    overrides: tuple[str, ...] = (),
+) -> Task:
+    """Write the images of a task into `folder` and put the task together.
+
+    `overrides` change our recipe; the peers follow in layers and optimizer. Raises
+    DataError where the data can't be had.
+    """
+    spec = TASKS[name]
+    source = load_recipe(spec.recipe, [f"dataset.root={root}"] if root else [])
+    if not isinstance(source.train.optimizer, Momentum):
+        raise TypeError(f"{spec.recipe}: a task needs the optimizer momentum")
+    batch_size = batch_size or source.train.batch_size
+    images = folder / "images.npz"
+    _write_images(source, spec.samples, images)
+    changes = (*_changes(spec, images, batch_size, precision, sink_size), *overrides)
+    recipe = load_recipe(spec.recipe, changes)
+    assert isinstance(recipe.train.optimizer, Momentum)
+    return Task(
+        name=name,
+        recipe=spec.recipe,
+        overrides=changes,
+        folder=folder,
+        layers=tuple(recipe.model.layers_for(CLASSES)),
+        spec=spec,
+        optimizer=recipe.train.optimizer,
+        batch_size=batch_size,
+        precision=precision,
+        sink_size=sink_size,
+        seed=recipe.seed,
+        threads=threads,
+    )
+
+
+def _changes(
+    spec: TaskSpec, images: Path, batch_size: int, precision: Precision, sink_size: int
+) -> tuple[str, ...]:
+    ops = (
+        f"[{{name: rescale, factor: {1 / 255}, shift: 0.0}},"
+        f" {{name: normalize, mean: {list(spec.mean)}, std: {list(spec.std)}}}]"
+    )
+    return (
+        *spec.overrides,
+        "dataset=numpy",
+        f"dataset.root={images}",
+        f"dataset.classes={CLASSES}",
+        f"dataset.train.ops={ops}",
+        f"dataset.eval.ops={ops}",
+        "schedule=constant",
+        "train.loss.smoothing=0.0",
+        f"train.batch_size={batch_size}",
+        f"train.precision={PRECISIONS[precision]}",
+        f"train.sink_size={sink_size}",
+        # A round is as long as it turns out to be; this only bounds all of them together.
+        "train.steps=1000000",
+        "eval.samples=all",
+        "eval.every_passes=null",
+        "checkpoint.every_passes=null",
+        "checkpoint.best=null",
+        "monitor.loss_every=0",
+        "stages=[data,build,compile,train]",
+    )
+
+
+def _write_images(recipe: Recipe, samples: int, path: Path) -> None:
+    """The first training images, resized as the recipe resizes; a few more for evaluation."""
+    raw = recipe.dataset.read(cache_root(recipe.cache))
+    train, evaluated = _resized(recipe, raw.train, samples), _resized(recipe, raw.eval, EVALUATED)
+    np.savez(
+        path,
+        x_train=train["image"],
+        y_train=train["label"],
+        x_test=evaluated["image"],
+        y_test=evaluated["label"],
+    )
+
+
+def _resized(recipe: Recipe, split: Split, samples: int) -> dict[str, np.ndarray]:
+    """The first samples after the recipe's resize, if it has one; uint8 stays uint8."""
+    ops = tuple(op for op in recipe.dataset.train.ops if op.name == "resize")
+    images = []
+    for first in range(0, min(samples, len(split)), RESIZED_AT_ONCE):
+        rows = np.arange(first, min(first + RESIZED_AT_ONCE, samples, len(split)))
+        columns = {"image": split.columns["image"][rows]}
+        mapped = apply_ops(np, ops, columns, seed_words(recipe.seed), np.int32(0), rows)
+        images.append(mapped["image"])
+    image = np.concatenate(images)
+    return {"image": image, "label": np.asarray(split.columns["label"][: len(image)], np.int32)}
+
+
+@dataclass(frozen=True)
+class Batches:
+    """One pass in the order in which this project sees it: float32 (n, B, H, W, C), int32 (n, B).
+
+    Images are normalised, contiguous and in memory, so a peer's batch is a slice.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def load_batches(task: Task) -> Batches:
+    """The batches that the peers repeat, pass after pass."""
+    with np.load(task.images) as arrays:
+        images, labels = arrays["x_train"], arrays["y_train"]
+    order = Order(
+        seed=task.seed,
+        samples=len(labels),
+        batch_size=task.batch_size,
+        shuffle=True,
+        buffer_size=None,
+        drop_remainder=True,
+        repeat=1,
+    )
+    indices = order.batches(0, order.steps_per_pass).indices
+    mean, std = np.array(task.spec.mean, np.float32), np.array(task.spec.std, np.float32)
+    batches = np.empty((*indices.shape, *images.shape[1:]), np.float32)
+    for step, rows in enumerate(indices):
+        batches[step] = (images[rows] * np.float32(1 / 255) - mean) / std
+    return Batches(batches, labels[indices])
+
+
+def load_weights(task: Task) -> dict[str, np.ndarray]:
+    """The initial weights: parameter path, such as "conv_0/kernel" -> float32 array.
+
+    Kernels of convolutions are (height, width, in, out), of dense layers (in, out).
+    """
+    with np.load(task.weights) as arrays:
+        return dict(arrays)
+
+
+def named_layers(layers: tuple[LayerSpec, ...], scope: str = "") -> Iterator[tuple[str, LayerSpec]]:
+    """Layers with their paths, which are also those of their weights."""
+    for name, layer in zip(scope_names(layers), layers, strict=True):
+        yield f"{scope}/{name}" if scope else name, layer
+
+
+def window_of(layer: Conv | MaxPool) -> tuple[int, int, Literal["same", "valid"]]:
+    """Kernel, stride and padding. Raises TypeError for what the peers have no counterpart of."""
+    kernel, padding = layer.kernel, layer.padding
+    stride = kernel if layer.stride is None else layer.stride
+    special = isinstance(layer, Conv) and (layer.groups, layer.dilation, layer.bias) != (
+        1,
+        1,
+        False,
+    )
+    if special or not isinstance(kernel, int) or not isinstance(stride, int):
+        raise TypeError(f"the peers have no {layer!r}")
+    if padding not in ("same", "valid"):
+        raise TypeError(f"the peers have no padding {padding} of {layer!r}")
+    return kernel, stride, padding
+
+
+def rows_channel_first(kernel: np.ndarray, channels: int) -> np.ndarray:
+    """A dense kernel (in, out) behind a flattened image, its rows by channel, height and width.
+
+    Networks that keep the channels first flatten them in this order. Images are square.
+    """
+    side = round((kernel.shape[0] / channels) ** 0.5)
+    return kernel.reshape(side, side, channels, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)

@@ -1,0 +1,44 @@
+"""A contestant's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.contestant import ContestantError, started
+from benchmarks.tasks import Task
+
+MODULE = "tests.benchmarks.contestants"
+
+
+def test_rounds_run_on_where_the_warm_up_ended(digits: Callable[..., Task]) -> None:
+    with started(MODULE, replace(digits(), name="idle"), 0.02) as contestant:
+        ready = contestant.warm_up()
+        first, second = contestant.run(), contestant.run()
+    assert ready.sizes == (2, 3)
+    assert ready.proof == (1.0, 2.0, 3.0)
+    # About 20 steps of a millisecond, in whole sinks of 4.
+    assert ready.steps % 4 == 0
+    assert 0 < ready.steps <= 20
+    assert first.steps == ready.steps
+    assert second.result.loss == first.result.loss + second.steps
+    assert second.result.part_s == pytest.approx(1e-4 * second.steps)
+    assert second.step_ms >= 1.0
+
+
+def test_a_failure_is_told_in_one_line(digits: Callable[..., Task]) -> None:
+    with (
+        started(MODULE, replace(digits(), name="raising"), 0.02) as contestant,
+        pytest.raises(ContestantError, match=r"^ValueError: no room for 1 steps$"),
+    ):
+        contestant.warm_up()
+
+
+def test_a_process_that_ends_is_told(digits: Callable[..., Task]) -> None:
+    with (
+        started(MODULE, replace(digits(), name="dying"), 0.02) as contestant,
+        pytest.raises(ContestantError, match=r"^its process ended with exit code 7$"),
+    ):
+        contestant.warm_up()

@@ -1,0 +1,79 @@
+"""What all contestants train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from benchmarks.tasks import (
+    Task,
+    load_batches,
+    named_layers,
+    rows_channel_first,
+    window_of,
+)
+from pipeline.models.layers import Conv, MaxPool, Relu, Residual
+
+
+def test_a_task_reads_real_images_resized_once(digits: Callable[..., Task]) -> None:
+    task = digits()
+    with np.load(task.images) as arrays:
+        assert (arrays["x_train"].shape, arrays["x_train"].dtype) == ((96, 32, 32, 1), np.uint8)
+        assert arrays["y_train"].shape == (96,)
+        assert arrays["x_train"].std() > 0
+    assert task.batch_size == 32
+    assert task.optimizer.lr == 0.02
+    assert [layer.name for layer in task.layers[:3]] == ["conv", "relu", "max_pool"]
+
+
+def test_batches_are_every_image_once_normalised(digits: Callable[..., Task]) -> None:
+    task = digits(batch_size=16)
+    batches = load_batches(task)
+    assert (batches.images.shape, batches.images.dtype) == ((6, 16, 32, 32, 1), np.float32)
+    with np.load(task.images) as arrays:
+        images, labels = arrays["x_train"], arrays["y_train"]
+    expected = (images.astype(np.float64) / 255 - 0.03) / 0.02
+    order = np.lexsort(expected.reshape(96, -1).T)
+    found = batches.images.reshape(96, -1)
+    np.testing.assert_allclose(
+        found[np.lexsort(found.T)], expected.reshape(96, -1)[order], atol=1e-4
+    )
+    assert sorted(batches.labels.ravel()) == sorted(labels)
+    assert not np.array_equal(batches.labels.ravel(), labels)
+
+
+def test_settings_reach_the_recipe_and_overrides_go_last(digits: Callable[..., Task]) -> None:
+    task = digits(overrides=("train.optimizer.lr=0.5",), precision="bf16")
+    assert task.optimizer.lr == 0.5
+    assert "train.precision=bf16" in task.overrides
+
+
+def test_layers_are_named_as_their_weights_are() -> None:
+    residual = Residual(scope="block", body=(Conv(features=2, kernel=3),))
+    named = dict(named_layers((Conv(features=2, kernel=3), Relu(), residual)))
+    assert list(named) == ["conv_0", "relu_0", "block"]
+    assert [path for path, _ in named_layers(residual.body, "block")] == ["block/conv_0"]
+
+
+def test_rows_channel_first_make_the_other_flattening_the_same_map() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(2, 4, 4, 3))
+    kernel = rng.normal(size=(48, 5))
+    expected = images.reshape(2, -1) @ kernel
+    flattened = images.transpose(0, 3, 1, 2).reshape(2, -1)
+    np.testing.assert_allclose(flattened @ rows_channel_first(kernel, 3), expected)
+
+
+def test_windows_are_what_every_peer_has() -> None:
+    assert window_of(Conv(features=2, kernel=3, stride=2)) == (3, 2, "same")
+    assert window_of(MaxPool(kernel=2)) == (2, 2, "valid")
+    for layer in (
+        Conv(features=2, kernel=3, groups=2),
+        Conv(features=2, kernel=3, bias=True),
+        Conv(features=2, kernel=(3, 1)),
+        Conv(features=2, kernel=3, padding=1),
+    ):
+        with pytest.raises(TypeError, match="the peers have no"):
+            window_of(layer)
