@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,17 @@ class Column(Protocol):
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The values at an integer array of sample indices, stacked, or at a slice."""
+
+
+@runtime_checkable
+class LazyColumn(Column, Protocol):
+    """A column whose samples are slow to read, so that several threads read them one by one."""
+
+    def sample(self, index: int) -> np.ndarray:
+        """One value. Raises DataError where it can't be read."""
+
+    def sample_name(self, index: int) -> str:
+        """What the user knows the sample by, such as its file."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,37 +10,20 @@ from hypothesis import strategies as st
 
 from pipeline.data import feed as feeds
 from pipeline.data.columns import Split
-from pipeline.data.feed import Feed, ResidentFeed, StreamedFeed, batch_at, make_feed, split_bytes
+from pipeline.data.feed import Feed, split_bytes
 from pipeline.data.order import Order
-from pipeline.errors import DataError
+from pipeline.data.window import batch_at
 from pipeline.training.state import Batch
+from tests.data.feeding import (
+    SAMPLES,
+    CountedColumn,
+    make,
+    make_order,
+    make_split,
+    wait_until,
+)
 
-SAMPLES, BATCH = 11, 3
 KINDS = ("resident", "stream")
-DEVICE = jax.devices("cpu")[0]
-
-
-def make_order(**changed: Any) -> Order:
-    settings = {
-        "seed": 2**40 + 5,
-        "samples": SAMPLES,
-        "batch_size": BATCH,
-        "shuffle": True,
-        "buffer_size": None,
-        "drop_remainder": False,
-        "repeat": 1,
-    }
-    return Order(**{**settings, **changed})
-
-
-def make_split(samples: int = SAMPLES) -> Split:
-    """Images that tell which sample they are: 4 bytes and a 4-byte label each."""
-    images = np.arange(4 * samples, dtype=np.uint8).reshape(samples, 2, 2, 1)
-    return Split({"image": images, "label": np.arange(samples, dtype=np.int32)})
-
-
-def make(kind: str, split: Split | None = None, order: Order | None = None) -> Feed:
-    return make_feed(split or make_split(), order or make_order(), DEVICE, kind)
 
 
 def steps_of(feed: Feed, first: int, last: int) -> Iterator[Batch]:
@@ -103,40 +85,44 @@ def test_a_window_serves_all_its_steps(kind: str, monkeypatch: pytest.MonkeyPatc
     assert feed.window(5).start == 5
 
 
-class CountedColumn:
-    """A column that is read from something slow, such as image files; keeps what was read."""
-
-    def __init__(self, values: np.ndarray, bad: int | None = None) -> None:
-        self._values, self._bad = values, bad
-        self.shape, self.dtype = values.shape, values.dtype
-        self.reads: list[list[int]] = []
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        self.reads.append(np.asarray(indices).tolist())
-        if self._bad is not None and self._bad in self.reads[-1]:
-            raise DataError(f"sample {self._bad} can't be decoded")
-        return self._values[indices]
-
-
-def test_streaming_reads_each_window_once_and_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
-    column = CountedColumn(np.arange(SAMPLES, dtype=np.int32))
-    order = make_order(shuffle=False)
-    feed = make("stream", Split({"label": column}), order)
-    list(steps_of(feed, 0, 5))
-    windows = [order.batches(step, 2).indices.ravel().tolist() for step in (0, 2, 4, 6)]
-    assert column.reads in (windows[:3], windows)
-
-
-def test_a_sample_that_cannot_be_read_ahead_is_reported_when_it_is_needed(
+def test_a_window_is_prepared_while_the_one_before_is_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 1)
-    column = CountedColumn(np.arange(SAMPLES, dtype=np.int32), bad=4)
-    feed = make("stream", Split({"label": column}), make_order(shuffle=False))
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    for kind in KINDS:
+        feed = make(kind)
+        feed.window(0)
+        assert feed.report().queue_depth is None
+        wait_until(lambda feed=feed: feed._supply.ready_steps(2) == 2)
+        assert feed._supply.ready_steps(4) == 0
+        feed.window(2)
+        assert feed.report().queue_depth == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_prepared_behind_the_end_unless_asked_for(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial may run on behind the end of the run, and gets what it asks for."""
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    feed = make(kind, stop=4)
+    for step, batch in enumerate(steps_of(feed, 0, 11)):
+        assert_is_step(batch, step, make_order(), make_split())
+    feed.window(2)
+    assert feed._supply.ready_steps(4) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closed_feed_prepares_nothing_and_still_serves(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    feed = make(kind)
     feed.window(0)
-    with pytest.raises(DataError, match="sample 4 can't be decoded"):
-        feed.window(1)
+    feed.close()
+    assert feed._supply.ready_steps(2) == 0
+    for step, batch in zip(range(2, 7), steps_of(feed, 2, 7), strict=True):
+        assert_is_step(batch, step, make_order(), make_split())
 
 
 def test_auto_is_resident_up_to_the_limit_and_streams_beyond(
@@ -145,10 +131,10 @@ def test_auto_is_resident_up_to_the_limit_and_streams_beyond(
     size = split_bytes(make_split())
     assert size == SAMPLES * (4 + 4)
     monkeypatch.setattr(feeds, "RESIDENT_LIMIT_BYTES", size)
-    assert isinstance(make("auto"), ResidentFeed)
+    assert make("auto").kind == "resident"
     monkeypatch.setattr(feeds, "RESIDENT_LIMIT_BYTES", size - 1)
-    assert isinstance(make("auto"), StreamedFeed)
-    assert isinstance(make("resident"), ResidentFeed)
+    assert make("auto").kind == "stream"
+    assert make("resident").kind == "resident"
 
 
 @pytest.mark.parametrize(("limit_bytes", "steps"), [(1, 1), (24, 1), (71, 2), (72, 3), (2**20, 4)])
@@ -178,5 +164,5 @@ def test_a_resident_split_is_moved_once(monkeypatch: pytest.MonkeyPatch) -> None
     column = CountedColumn(np.arange(SAMPLES, dtype=np.int32))
     feed = make("resident", Split({"label": column}))
     list(steps_of(feed, 0, 9))
-    assert len(column.reads) == 1
+    assert column.reads == list(range(SAMPLES))
     assert feed.device_bytes == SAMPLES * 4

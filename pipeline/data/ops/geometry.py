@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.image import Padding, Size, image_shape
+from pipeline.data.ops.image import Padding, Size, image_shape, pixels_at
 from pipeline.data.random import integers
 from pipeline.data.spec import Op
 from pipeline.registry import part
@@ -138,13 +138,27 @@ class RandomCrop(Op):
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        padded = _pad(xp, values, self.padding, 0)
-        (height, width), (_, full_height, full_width, _) = self.size, padded.shape
-        top = integers(xp, uniforms[:, 0, None], full_height - height + 1)
-        left = integers(xp, uniforms[:, 1, None], full_width - width + 1)
-        sample = np.arange(len(values))[:, None, None]
-        rows, columns = top + np.arange(height), left + np.arange(width)
-        return padded[sample, rows[:, :, None], columns[:, None, :]]
+        (height, width), (top, bottom, left, right) = values.shape[1:3], self.padding
+        rows, row_in = _cut(xp, uniforms[:, :1], self.size[0], height, (top, bottom))
+        columns, column_in = _cut(xp, uniforms[:, 1:], self.size[1], width, (left, right))
+        pixels = pixels_at(xp, values, rows, columns)
+        if not any(self.padding):
+            return pixels
+        # Masking what the padding would hold is cheaper than gathering from a padded copy.
+        inside = row_in[:, :, None] & column_in[:, None, :]
+        return xp.where(inside[..., None], pixels, 0)
+
+
+def _cut(
+    xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]
+) -> tuple[Any, Any]:
+    """Where a crop lies along an axis of `length` pixels, padded before and after.
+
+    The pixels it takes, clamped to the image, int32 (batch, size); and which of them the image has.
+    """
+    first = integers(xp, uniforms, sum(padding) + length - size + 1) - padding[0]
+    pixel = first + np.arange(size, dtype=np.int32)
+    return pixel.clip(0, length - 1), (pixel >= 0) & (pixel < length)
 
 
 @part("op")
@@ -187,8 +201,10 @@ class RandomHorizontalFlip(Op):
         return value
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        flipped = uniforms[:, 0, None, None, None] < self.prob
-        return xp.where(flipped, values[:, :, ::-1], values)
+        height, width = (np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3])
+        # One read at an index; a choice between two reads makes XLA compute what feeds them twice.
+        columns = xp.where(uniforms[:, :1] < self.prob, width[:, ::-1], width)
+        return pixels_at(xp, values, height, columns)
 
 
 @part("op")

@@ -88,13 +88,18 @@ class ImageFiles:
         chosen = np.arange(len(self.paths))[indices]
         images = np.empty((len(chosen), *self.shape[1:]), np.uint8)
         with ThreadPoolExecutor(_THREADS) as pool:
-            decoded = pool.map(self._decode, chosen)
+            decoded = pool.map(self.sample, chosen)
             for position, image in enumerate(decoded):
                 images[position] = image
         return images
 
-    def _decode(self, index: int) -> np.ndarray:
+    def sample(self, index: int) -> np.ndarray:
+        """One image, uint8 (height, width, 3). Raises DataError that names a bad file."""
         return decode(self.paths[index], self.height, self.width)
+
+    def sample_name(self, index: int) -> str:
+        """The image's file."""
+        return self.paths[index]
 
 
 def find_splits(root: Path) -> tuple[Path, Path]:

@@ -1,0 +1,61 @@
+"""What a compiled loop trains on: a window, consecutive steps that are on the device together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jax
+from jax.tree_util import register_dataclass
+
+from pipeline.data.order import Batches
+from pipeline.data.random import seed_words
+from pipeline.training.state import Array, Batch
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Inputs:
+    """A window on the device.
+
+    `columns` are (samples, ...) when resident, else (window, batch, ...). `indices` are int32
+    (window, batch), `passes` and `counts` int32 (window,), `seed` uint32 (2,).
+    """
+
+    columns: Mapping[str, Array]
+    indices: Array
+    passes: Array
+    counts: Array
+    seed: Array
+    resident: bool = field(metadata={"static": True})
+
+
+def batch_at(inputs: Inputs, position: Array) -> Batch:
+    """The batch at a position of a window; runs inside the compiled loop."""
+    sample = inputs.indices[position]
+    rows = sample if inputs.resident else position
+    columns = {name: column[rows] for name, column in inputs.columns.items()}
+    return Batch(columns, inputs.seed, inputs.passes[position], sample, inputs.counts[position])
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps `start + 1 .. stop`, at positions 0 .. of `inputs`, which may have room for more."""
+
+    start: int
+    stop: int
+    inputs: Inputs
+
+
+def put_inputs(
+    columns: Mapping[str, Array],
+    batches: Batches,
+    seed: int,
+    device: jax.Device,
+    *,
+    resident: bool,
+) -> Inputs:
+    """A window of columns that are on the device already, and of the order of its samples."""
+    plan = (batches.indices, batches.passes, batches.counts, seed_words(seed))
+    indices, passes, counts, seed_on_device = jax.device_put(plan, device)
+    return Inputs(columns, indices, passes, counts, seed_on_device, resident)
