@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,34 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import PipelineError, RecipeError
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
-from pipeline.observe.summary import Summary, versions
+from pipeline.observe.summary import Summary, start_up, versions
 from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint import Checkpoints, restore_state, restore_weights
 from pipeline.stages.compile import compile_run
 from pipeline.stages.data import Dataset, load_data, sample_images
 from pipeline.stages.estimate import estimate_run
 from pipeline.stages.evaluate import evaluate
+from pipeline.stages.lower import lower
+from pipeline.stages.sinking import Settled, Sinkable, settle
 from pipeline.stages.train import History, Training, train
 from pipeline.training.state import TrainState
 
 
 def run(
-    recipe: Recipe, run_dir: Path | None = None, changed: Mapping[str, Any] | None = None
+    recipe: Recipe,
+    run_dir: Path | None = None,
+    changed: Mapping[str, Any] | None = None,
+    begun: float | None = None,
 ) -> Summary:
     """Carry out the stages that a recipe names, and say what became of it.
 
     Writes into the run that is resumed, else `run_dir`, else a new directory under `outputs/`.
-    `changed` are the keys that set this run apart from others of a sweep. Raises PipelineError
-    when the run can't be done; summary.json says so too.
+    `changed` are the keys that set this run apart from others of a sweep. `begun` is when the
+    command began, by `time.perf_counter`; now unless it is given. Raises PipelineError when the run
+    can't be done; summary.json says so too.
     """
+    called = time.perf_counter()
+    begun = called if begun is None else begun
     resumed = run_directory.to_resume(recipe)
     if resumed is not None:
         run_dir = resumed
@@ -50,7 +58,12 @@ def run(
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if recipe.train.resume == "auto" and resumed is None:
             reporter.stage("resume", "no unfinished run of this recipe; starting a new one")
-        _run_stages(Job(recipe, run_dir, resumed is not None, reporter, summary, changed or {}))
+        summary.time["start_s"] = called - begun
+        _run_stages(
+            Job(recipe, run_dir, resumed is not None, reporter, summary, changed or {}, begun)
+        )
+        if summary.time.get("first_step_s") is not None:
+            reporter.stage("time", start_up(summary.time))
         reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
     return summary
 
@@ -75,6 +88,13 @@ def _summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
         summary.write(run_dir)
 
 
+@contextmanager
+def _timed(summary: Summary, name: str) -> Iterator[None]:
+    begun = time.perf_counter()
+    yield
+    summary.time[name] = time.perf_counter() - begun
+
+
 @dataclass(frozen=True)
 class Job:
     """What one run is about, beside what its stages make."""
@@ -85,17 +105,20 @@ class Job:
     reporter: Reporter
     summary: Summary
     changed: Mapping[str, Any]
+    begun: float
+    """When the command began, by `time.perf_counter`."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the first three stages made; `estimate` on an emulated device."""
+    """What the first three stages made; `estimate` on emulated devices, `sink` for training."""
 
     backend: Backend
     dataset: Dataset
     built: Built
     executable: Executable
     estimate: Estimate | None
+    sink: Settled | None = None
 
 
 def _run_stages(job: Job) -> None:
@@ -104,10 +127,12 @@ def _run_stages(job: Job) -> None:
     backend = recipe.device.open()
     summary.versions = versions(backend.describe())
 
-    dataset = load_data(recipe, reporter)
+    with _timed(summary, "data_s"):
+        dataset = load_data(recipe, reporter)
     if "build" not in recipe.stages:
         return
-    built = build(recipe, dataset, reporter)
+    with _timed(summary, "build_s"):
+        built = build(recipe, dataset, reporter)
     summary.parameters = built.parameters
     if "compile" not in recipe.stages:
         return
@@ -118,6 +143,7 @@ def _run_stages(job: Job) -> None:
         if not runs:
             # What is only priced needs no program of the processor that computes in its place.
             return
+    built = lower(recipe, dataset, built, backend, job.run_dir, reporter)
     executable = compile_run(recipe, dataset, built, backend, reporter)
     summary.time["compile_s"] = executable.report.compile_s
     if runs:
@@ -128,6 +154,7 @@ def _use(job: Job, made: Prepared) -> None:
     """Train, checkpoint, evaluate: the stages that a compiled run is for."""
     recipe = job.recipe
     state, host = _starting_point(job, made)
+    made = _settle(job, made, host) if "train" in recipe.stages else made
     history = History(int(state.step))
     course, reporter = made.built.course, job.reporter
     first, estimate = history.step, made.estimate
@@ -162,6 +189,16 @@ def _starting_point(job: Job, made: Prepared) -> tuple[TrainState, Mapping[str, 
     return made.executable.put(state), host
 
 
+def _settle(job: Job, made: Prepared, host: Mapping[str, Any]) -> Prepared:
+    """The run with the sinks that it will have, which may take a measurement."""
+    course, executable = made.built.course, made.executable
+    work = Sinkable(job.recipe, course, executable, made.backend, made.estimate)
+    sink = settle(work, host, job.reporter)
+    job.summary.sink = sink.summary()
+    built = replace(made.built, course=replace(course, sink_steps=sink.size))
+    return replace(made, built=built, sink=sink)
+
+
 def _train(
     job: Job,
     made: Prepared,
@@ -171,9 +208,8 @@ def _train(
     history: History,
 ) -> TrainState:
     """Train, saving at every event that the recipe names, and at the end."""
-    recipe, course = job.recipe, made.built.course
-    mechanism, why = made.backend.mechanism(recipe.train.mechanism, sink=recipe.train.sink)
-    job.summary.sink = {"size": course.sink_steps, "mechanism": mechanism, "why": why}
+    recipe, sink = job.recipe, made.sink
+    assert sink is not None, "settled before training"
     if not recipe.train.sink and recipe.train.sink_size != -1:
         job.reporter.warn(f"train.sink_size = {recipe.train.sink_size}: ignored, sink is false")
     with ExitStack() as stack:
@@ -182,19 +218,22 @@ def _train(
             checkpoints = stack.enter_context(Checkpoints(job.run_dir, recipe.checkpoint))
         training = Training(
             recipe,
-            course,
+            made.built.course,
             made.executable,
-            mechanism,
-            observers.monitors,
+            sink.mechanism,
+            [observers.monitor],
             lambda state: evaluate(made.executable, state, made.dataset),
             checkpoints,
+            sink.kept,
         )
-        stack.callback(_take_note, job.summary, history, training)
+        stack.callback(made.executable.feed.close)
+        stack.callback(_take_note, job, history, training)
         return train(training, state, host, history)
 
 
-def _take_note(summary: Summary, history: History, training: Training) -> None:
+def _take_note(job: Job, history: History, training: Training) -> None:
     """What training leaves in the summary."""
+    summary, first_step_at = job.summary, history.first_step_at
     step_ms, batch_size = history.step_ms, training.recipe.train.batch_size
     summary.status, summary.reason = history.status, history.reason
     summary.exit_status = 0 if history.status == "done" else 1
@@ -202,7 +241,10 @@ def _take_note(summary: Summary, history: History, training: Training) -> None:
     summary.passes = history.step / training.course.steps_per_pass
     summary.sinks = training.course.place(max(1, history.step)).sink
     summary.metrics["train_loss"] = history.loss
+    summary.feed = asdict(training.executable.feed.report())
     summary.time |= {
+        "first_dispatch_s": history.first_dispatch_s,
+        "first_step_s": None if first_step_at is None else first_step_at - job.begun,
         "train_s": history.train_s,
         "step_ms": step_ms,
         "images_per_s": 1000 * batch_size / step_ms if step_ms else None,
@@ -216,6 +258,6 @@ def _evaluate(
     evaluation = history.evaluated.get(history.step)
     if evaluation is None:
         evaluation = evaluate(made.executable, state, made.dataset)
-        observers.on_eval(history.step, evaluation)
+        observers.monitor.on_eval(history.step, evaluation)
     job.summary.metrics |= evaluation.metrics
     observers.add_hparams(job.changed, evaluation)

@@ -29,10 +29,11 @@ from pipeline.errors import RecipeError, RunError
 from pipeline.shipped import CONF
 
 
-def launch(args: Sequence[str]) -> int:
+def launch(args: Sequence[str], begun: float | None = None) -> int:
     """Run what the arguments describe and return the exit status.
 
-    Raises RecipeError with every problem when the recipe can't be composed.
+    `begun` is when the command began, by `time.perf_counter`; now unless it is given. Raises
+    RecipeError with every problem when the recipe can't be composed.
     """
     parsed = get_args_parser().parse_intermixed_args(list(args))
     flags = [arg for arg in args if arg not in parsed.overrides]
@@ -42,7 +43,7 @@ def launch(args: Sequence[str]) -> int:
     overrides = with_recipe(parsed.overrides)
     if parsed.cfg == "job" and not parsed.package:
         return _show(overrides)
-    return _sweep(flags, overrides) if parsed.multirun else _single(flags, overrides)
+    return _sweep(flags, overrides) if parsed.multirun else _single(flags, overrides, begun)
 
 
 def _show(overrides: Sequence[str]) -> int:
@@ -52,7 +53,7 @@ def _show(overrides: Sequence[str]) -> int:
     return 0
 
 
-def _single(flags: Sequence[str], overrides: Sequence[str]) -> int:
+def _single(flags: Sequence[str], overrides: Sequence[str], begun: float | None) -> int:
     """Run once the recipe that Hydra composes, outside its hands: it prints what it catches."""
     composed: list[tuple[DictConfig, HydraConf]] = []
     _hydra(flags, overrides, lambda config: composed.append((config, HydraConfig.get())))
@@ -63,7 +64,7 @@ def _single(flags: Sequence[str], overrides: Sequence[str]) -> int:
     from pipeline.job import run
 
     asked = hydra_config.run.dir
-    summary = run(recipe, None if asked == "." else Path(asked))
+    summary = run(recipe, None if asked == "." else Path(asked), begun=begun)
     return 0 if summary.status == "done" else 1
 
 

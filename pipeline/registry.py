@@ -52,6 +52,21 @@ FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
 """A path written as text; `~` is the home folder."""
 
 
+class Expected:
+    """Says in one sentence what a field of several types takes, instead of once for each type."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        message = f"must be {self.text}"
+        return core_schema.custom_error_schema(
+            handler(source), "expected", custom_error_message=message
+        )
+
+
 class Spec(BaseModel):
     """A frozen piece of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32."""
 

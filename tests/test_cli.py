@@ -86,10 +86,12 @@ def test_a_command_does_what_it_says_from_any_folder(
     assert (said.returncode, said.stderr) == (0, "")
     (run_dir,) = tmp_path.glob("outputs/*/*_lenet5_digits")
     told = dict.fromkeys(line.split()[0] for line in said.stdout.splitlines())
-    assert list(told) == ["recipe", "data", "build", "compile", "epoch:", "epoch", "eval", "done"]
+    stages = ["recipe", "data", "build", "lower", "compile"]
+    assert list(told) == [*stages, "epoch:", "epoch", "eval", "time", "done"]
     assert sorted(path.name for path in run_dir.iterdir()) == [
         "checkpoints",
         "evals.jsonl",
+        "lowerings.json",
         "metrics.jsonl",
         "recipe.yaml",
         "run.log",

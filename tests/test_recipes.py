@@ -28,7 +28,11 @@ TRAINED = {
 }
 """Recipes of networks small enough to train here, and the source whose twin stands in."""
 
-BUILT = {"resnet18_cifar10": "cifar10", "resnet50_cifar10": "cifar10"}
+BUILT = {
+    "resnet9_cifar10_speedrun": "cifar10",
+    "resnet18_cifar10": "cifar10",
+    "resnet50_cifar10": "cifar10",
+}
 
 
 def twin(source: str) -> list[str]:
@@ -47,7 +51,7 @@ def twin(source: str) -> list[str]:
 def test_every_recipe_is_accounted_for() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
     assert shipped == {*TRAINED, *BUILT}
-    assert len(shipped) == 7
+    assert len(shipped) == 8
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *BUILT])
@@ -82,5 +86,9 @@ def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path
 def test_a_large_recipe_builds(name: str, cache: Path, tmp_path: Path) -> None:
     stages = "stages=[data,build]"
     summary = run(load_recipe(name, [*twin(BUILT[name]), stages, f"cache.root={cache}"]), tmp_path)
-    parameters = {"resnet18_cifar10": 11_173_962, "resnet50_cifar10": 23_528_522}
+    parameters = {
+        "resnet9_cifar10_speedrun": 6_573_120,
+        "resnet18_cifar10": 11_173_962,
+        "resnet50_cifar10": 23_528_522,
+    }
     assert (summary.status, summary.parameters) == ("done", parameters[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,10 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from pipeline.backends.autotune.tuner import Chosen, Tuning
 from pipeline.data.feed import Feed
+from pipeline.models.lowerings.lowering import Problem
+from pipeline.sink.choice import Choice
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
@@ -62,6 +65,8 @@ class Executable(Protocol):
     """A run, compiled."""
 
     report: CompileReport
+    feed: Feed
+    """Where the batches that are trained on come from."""
 
     def init(self) -> TrainState:
         """The state at step 0."""
@@ -81,13 +86,17 @@ class Executable(Protocol):
         """Sums over the first so many evaluation batches."""
 
 
+SinkPrice = Callable[[int | None], float]
+"""Milliseconds a step in sinks of so many steps, or (None) without sinks."""
+
+
 @dataclass(frozen=True)
 class Proposal:
     """A run as an emulated device is asked about it: shapes alone, no data and no weights.
 
     `step(state, batch) -> (state, loss)` is one update on a batch as the map ops leave it,
     `batch(size)` the shapes of one of any size. `sink_steps` is the length of a sink, also where
-    `sink` is off.
+    `sink` is off. Where the recipe leaves it open, `choose_sink` chooses by the price of each.
     """
 
     name: str
@@ -98,6 +107,7 @@ class Proposal:
     sink: bool
     sink_steps: int
     total_steps: int
+    choose_sink: Callable[[SinkPrice], Choice] | None = None
 
 
 class Estimate(Protocol):
@@ -122,6 +132,10 @@ class Estimate(Protocol):
     def samples_per_s(self) -> float:
         """Of all devices together."""
 
+    @property
+    def choice(self) -> Choice | None:
+        """The sink that was chosen, where the proposal left it open."""
+
     def summary(self) -> Mapping[str, Any]:
         """What summary.json holds under `modelled`."""
 
@@ -136,6 +150,11 @@ class Backend(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that decide its numbers, for the summary."""
+
+    def choose_lowerings(
+        self, problems: Sequence[Problem], tuning: Tuning, watch: Watch
+    ) -> Chosen:
+        """How each convolution of a network is computed here. Raises RunError for a bad bank."""
 
     def compile(self, work: Work, watch: Watch) -> Executable:
         """Compile a run. Raises RunError when the device can't take it."""

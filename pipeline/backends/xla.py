@@ -8,7 +8,7 @@ equal bit for bit whatever the sink size, and costs one compilation.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
+from pipeline.backends.autotune.tuner import Chosen, Tuning, choose_lowerings
 from pipeline.backends.base import (
     CompileReport,
     Executable,
@@ -28,8 +29,11 @@ from pipeline.backends.base import (
     Watch,
     Work,
 )
-from pipeline.data.feed import Feed, Inputs, batch_at
+from pipeline.data.feed import Feed
+from pipeline.data.window import Inputs, batch_at
 from pipeline.errors import RunError
+from pipeline.models.lowerings.lowering import Problem
+from pipeline.models.lowerings.onednn import CALLS
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import Array, Record, TrainState
@@ -84,6 +88,12 @@ class XlaBackend:
             return "soft", "asked for: one asynchronous dispatch per step, no host read in a sink"
         return "loop", "one XLA program loops over the steps of a sink, its trip count an argument"
 
+    def choose_lowerings(
+        self, problems: Sequence[Problem], tuning: Tuning, watch: Watch
+    ) -> Chosen:
+        """From the banks, the tuner or a rule on the CPU; elsewhere XLA's own are the best."""
+        return choose_lowerings(problems, self.device, tuning, watch)
+
     def compile(self, work: Work, watch: Watch) -> Executable:
         """Compile initialisation, the training loop and the evaluation loop."""
         return XlaExecutable(work, self.device, watch)
@@ -108,6 +118,7 @@ class XlaExecutable:
 
     def __init__(self, work: Work, device: jax.Device, watch: Watch) -> None:
         self._work, self._device = work, device
+        self.feed = work.train
         self._rates = self._on_device(_in_blocks(work.learning_rates))
         made = [_compile(source, watch) for source in self._sources()]
         self._init, self._train, self._evaluate = (program for program, _ in made)
@@ -161,7 +172,11 @@ class XlaExecutable:
             # Copied at once: on the CPU this is a view of a buffer that the next call is given.
             rows.append(np.asarray(progress.rows)[first : first + count].copy())
         self._buffers = progress.rows, progress.finite
-        return progress.state, _until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
+        telemetry = _until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
+        if telemetry.bad_step is not None:
+            # Else no later call would run a step: steps that were only timed may diverge.
+            self._buffers = self._on_device(_empty_buffers(self._work.train.window(start).inputs))
+        return progress.state, telemetry
 
     def evaluate(self, state: TrainState, batches: int) -> EvalSums:
         """Sums over the first so many evaluation batches."""
@@ -240,7 +255,9 @@ def _compile(source: _Source, watch: Watch) -> tuple[Any, Program]:
     with watch(source.name), _cache_events() as events:
         try:
             lowered = jax.jit(source.function, donate_argnums=source.donated).lower(*source.args)
-            compiled = lowered.compile(compiler_options=source.compiler_options)
+            keep = CALLS not in lowered.as_text()
+            with _kept(keep):
+                compiled = lowered.compile(compiler_options=source.compiler_options)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).splitlines()[0]
             raise RunError(f"compiling {source.name}: {reason}") from error
@@ -249,10 +266,22 @@ def _compile(source: _Source, watch: Watch) -> tuple[Any, Program]:
     return compiled, Program(
         name=source.name,
         compile_s=seconds,
-        cache=_cache_outcome(events),
+        cache=_cache_outcome(events) if keep else "off",
         temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,
-        flops=cost.get("flops") if cost else None,
+        # XLA does not look into the calls of another library.
+        flops=cost.get("flops") if cost and keep else None,
     )
+
+
+@contextmanager
+def _kept(keep: bool) -> Iterator[None]:
+    """A program that calls oneDNN can't be written to the cache: XLA has no form for it."""
+    key, shortest_s = "jax_persistent_cache_min_compile_time_secs", 0.0
+    jax.config.update(key, shortest_s if keep else float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(key, shortest_s)
 
 
 @contextmanager

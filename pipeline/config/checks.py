@@ -57,10 +57,10 @@ def length_in_range(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
-    """S-15: a sink is one pass (-1) or a positive number of batches."""
+    """S-15: a sink is one pass (-1) or a positive number of batches; auto is settled later."""
     size = recipe.train.sink_size
-    if size == 0 or size < -1:
-        yield f"train.sink_size = {size}: must be -1 (a sink per pass) or positive"
+    if size != "auto" and (size == 0 or size < -1):
+        yield f"train.sink_size = {size}: must be -1 (a sink per pass), positive or auto"
 
 
 @rule

@@ -16,6 +16,7 @@ Train what a YAML recipe describes.
   python -m pipeline device=path/to/mine.yaml           a device of your own; so with every group
   python -m pipeline -m +recipe=NAME KEY=A,B GROUP=C,D  a sweep: every combination
   python -m pipeline --cfg job +recipe=NAME             show the resolved recipe
+  python -m pipeline explain +recipe=NAME KEY=VALUE ... what sinks cost, hold and buy here, measured
   python -m pipeline schema                             JSON schema of recipes, for editors
   python -m pipeline --hydra-help                       flags of Hydra's own
 

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from pipeline.backends.spec import DeviceSpec
 from pipeline.data.spec import DatasetSpec
 from pipeline.models.spec import ModelSpec
-from pipeline.registry import FilePath, PartOf, Seq, Spec
+from pipeline.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.training.clipping import ClipSpec
 from pipeline.training.spec import LossSpec, OptimizerSpec, ScheduleSpec
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
+AutotuneMode = Annotated[
+    Literal["off", "bank", "tune", "repeat"],
+    # What YAML makes of an unquoted `off`.
+    BeforeValidator(lambda mode: "off" if mode is False else mode),
+]
 COMPUTE_DTYPES = {"O0": "float32", "bf16": "bfloat16"}
 """What activations are, by `train.precision`."""
 
@@ -28,10 +40,12 @@ class TrainSpec(Spec):
     passes: PositiveInt | None
     steps: PositiveInt | None
     sink: bool
-    sink_size: int
-    """-1: a sink per pass; N > 0: N batches, continuing where the last sink stopped."""
+    sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
+    """-1: a sink per pass; N > 0: N batches, continuing where the last sink stopped; auto: what is
+    measured to be fastest once the step is compiled, an epoch being a pass as with -1."""
     mechanism: Literal["auto", "loop", "soft"]
-    """How a sink runs: one XLA loop, or asynchronous dispatches of single steps."""
+    """How a sink runs: one XLA loop, or asynchronous dispatches of single steps. auto: a loop, or
+    whichever is measured to be faster where `sink_size` is auto too."""
     dispatch_seconds: PositiveFloat
     """A sink is dispatched in chunks of about this long, so that a signal is answered in time."""
     feed: Literal["auto", "resident", "stream"]
@@ -63,7 +77,9 @@ class CheckpointSpec(Spec):
 class EvalSpec(Spec):
     """What evaluations look at, and when they are made during training; one follows training."""
 
-    samples: PositiveInt | Literal["all", "trained"]
+    samples: Annotated[
+        PositiveInt | Literal["all", "trained"], Expected("a whole number above 0, all or trained")
+    ]
     """How many samples, evenly spread over the split. `trained`: no more than training sees, so
     that a trial of a few steps of a large network is over in a moment."""
 
@@ -108,6 +124,12 @@ class Recipe(Spec):
     """What the run directory is called after."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     stages: Annotated[Seq[Stage], Field(min_length=1)]
+    autotune: AutotuneMode
+    """How the lowering of every convolution is chosen, for any sink the same (A-01). off: the
+    defaults; bank: what the knowledge banks have, else a rule; tune: also time what they do not
+    have, and keep it; repeat: time everything again, and keep what is better."""
+    autotune_search: Literal["exhaustive", "ga"]
+    """What tuning times: all candidates, or some that are bred from the better ones (A-02)."""
     debug: bool
     """Show tracebacks."""
     dataset: Annotated[DatasetSpec, PartOf("dataset")]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from pipeline.backends.base import Estimate
+from pipeline.errors import RunError
 from pipeline.observe.reporter import Bar, Reporter
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
@@ -56,8 +59,20 @@ class Monitor(Protocol):
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """An evaluation was done after `step` steps."""
 
+    def flush(self) -> None:
+        """What was told so far must be where it outlives the process."""
+
     def close(self) -> None:
         """The run ended; write what is left."""
+
+
+@contextmanager
+def writing(file: str | Path) -> Iterator[None]:
+    """Around writing a file. Raises RunError where the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{file}: can't write: {error.strerror or error}") from error
 
 
 class Quiet:
@@ -70,6 +85,9 @@ class Quiet:
         """Nothing."""
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
         """Nothing."""
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,39 +19,34 @@ from pipeline.observe.monitors import (
     ProgressMonitor,
     TimeMonitor,
 )
+from pipeline.observe.off_thread import OffThread
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.tensorboard import TensorBoard
 from pipeline.sink.schedule import Course
 
 
 class Observers:
-    """The monitors of a run, and TensorBoard where the recipe wants it."""
+    """The monitors of a run, on a thread of their own, and TensorBoard where it is wanted."""
 
-    def __init__(self, monitors: list[Monitor], tensorboard: TensorBoard | None) -> None:
-        self.monitors = monitors
+    def __init__(self, monitors: Sequence[Monitor], tensorboard: TensorBoard | None) -> None:
+        self.monitor = OffThread(monitors)
         self._tensorboard = tensorboard
 
     def show_samples(self, images: np.ndarray) -> None:
         """Put training images (n, H, W, C) as the network sees them into TensorBoard."""
         if self._tensorboard is not None and len(images):
-            self._tensorboard.add_images(images)
-
-    def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Tell every monitor of an evaluation."""
-        for monitor in self.monitors:
-            monitor.on_eval(step, evaluation)
+            self.monitor.tell(self._tensorboard.add_images, images)
 
     def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
         """Enter a run of a sweep into TensorBoard's table."""
         if self._tensorboard is not None and changed:
-            self._tensorboard.add_hparams(changed, evaluation.scalars())
+            self.monitor.tell(self._tensorboard.add_hparams, changed, evaluation.scalars())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for monitor in self.monitors:
-            monitor.close()
+        self.monitor.close()
 
 
 def open_observers(
@@ -79,6 +74,8 @@ def open_observers(
     tensorboard = None
     if recipe.monitor.tensorboard:
         tensorboard = TensorBoard(run_dir / "tensorboard", first, batch_size, estimate)
-        tensorboard.add_recipe(recipe.model_dump(mode="json"))
         monitors.append(tensorboard)
-    return Observers(monitors, tensorboard)
+    observers = Observers(monitors, tensorboard)
+    if tensorboard is not None:
+        observers.monitor.tell(tensorboard.add_recipe, recipe.model_dump(mode="json"))
+    return observers

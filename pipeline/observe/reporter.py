@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Self
 
 from rich.console import Console
@@ -20,23 +21,28 @@ from rich.progress import (
 
 
 class Reporter:
-    """Says things once, to the console and to `run.log`. Bars and clocks only on a terminal."""
+    """Says things once, to the console and to `run.log`. Bars and clocks only on a terminal.
+
+    Any thread may speak.
+    """
 
     def __init__(self, run_dir: Path | None = None, console: Console | None = None) -> None:
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
+        self._one_at_a_time = Lock()
         self._log = None
         if run_dir is not None:
             self._log = (run_dir / "run.log").open("a", encoding="utf-8", buffering=1)
 
     def say(self, text: str) -> None:
         """One line (or more) for the user."""
-        if self.console.is_terminal:
-            self.console.print(text)
-        else:
-            # rich takes 0.3 ms a line, which a run without sinks would feel.
-            print(text, file=self.console.file, flush=True)
-        if self._log is not None:
-            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        with self._one_at_a_time:
+            if self.console.is_terminal:
+                self.console.print(text)
+            else:
+                # rich takes 0.3 ms a line, which a run without sinks would feel.
+                print(text, file=self.console.file, flush=True)
+            if self._log is not None:
+                self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     def stage(self, name: str, text: str) -> None:
         """What a stage did, its name in the margin."""

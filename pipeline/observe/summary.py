@@ -35,6 +35,7 @@ class Summary:
     passes: float = 0.0
     sinks: int = 0
     sink: dict[str, Any] = field(default_factory=dict)
+    feed: dict[str, Any] = field(default_factory=dict)
     parameters: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     time: dict[str, float | None] = field(default_factory=dict)
@@ -45,6 +46,25 @@ class Summary:
     def write(self, run_dir: Path) -> None:
         """Replace the file as a whole, so that a reader never sees half of it."""
         write_whole(run_dir / "summary.json", json_text(asdict(self), indent=2) + "\n")
+
+
+START_UP = {
+    "imports and recipe": "start_s",
+    "data": "data_s",
+    "build": "build_s",
+    "compile": "compile_s",
+    "first dispatch": "first_dispatch_s",
+}
+"""The parts of the time to the first step that are timed, by their keys in `Summary.time`."""
+
+
+def start_up(time: Mapping[str, float | None]) -> str:
+    """How long it took until the first step was done, and what took it, for the user."""
+    first_step_s = time["first_step_s"] or 0.0
+    parts = {name: time.get(key) or 0.0 for name, key in START_UP.items()}
+    parts["other"] = first_step_s - sum(parts.values())
+    told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
+    return f"first step after {first_step_s:.2f} s: {told}"
 
 
 def versions(backend: Mapping[str, str]) -> dict[str, str]:

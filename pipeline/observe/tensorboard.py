@@ -4,98 +4,147 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
-from PIL import Image, ImageDraw
-from tensorboardX import SummaryWriter
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.summary import hparams
 
 from pipeline.backends.base import Estimate
-from pipeline.observe.monitors import Evaluation, Quiet, SinkReport
-from pipeline.sink.telemetry import Telemetry
+from pipeline.observe.event_file import VERSION, EventFile
+from pipeline.observe.monitors import Evaluation, Quiet, SinkReport, writing
+from pipeline.sink.telemetry import COLUMNS, Telemetry, stacked
 
-SCALARS = ("loss", "learning_rate", "grad_norm", "loss_scale")
+if TYPE_CHECKING:
+    from tensorboardX.proto.summary_pb2 import Summary
+
+STEP_TAGS = tuple(f"train/{name}" for name in COLUMNS)
+SPEED_TAGS = ("train/images_per_s",)
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
 
 
 class TensorBoard(Quiet):
-    """Writes `tensorboard/` of a run; on resume, what was written behind `first` is purged."""
+    """Writes `tensorboard/` of a run; on resume, what was written behind `first` is purged.
+
+    What is told of steps and sinks is written by `flush`, all of it at once. The libraries that
+    draw pictures and make protocol buffers are loaded when they are first needed, which is on the
+    thread that writes. Raises RunError where the folder can't be written.
+    """
 
     def __init__(
         self, folder: Path, first: int, batch_size: int, estimate: Estimate | None = None
     ) -> None:
-        purge = first + 1 if first else None
-        # The suffix keeps a run resumed within the second from overwriting the file before.
-        self._writer = SummaryWriter(
-            str(folder), purge_step=purge, max_queue=10_000, filename_suffix=f".{first}"
-        )
-        self._batch_size = batch_size
-        self._estimate = estimate
+        self._folder, self._first = folder, first
+        self._batch_size, self._estimate = batch_size, estimate
+        self._steps: list[tuple[float, Telemetry]] = []
+        self._sinks: list[tuple[float, SinkReport]] = []
+
+    @cached_property
+    def _file(self) -> EventFile:
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        with writing(self._folder):
+            # The suffix keeps a run resumed within the second from overwriting the file before.
+            file = EventFile(self._folder, f".{self._first}")
+            if self._first:
+                step, now = self._first + 1, time.time()
+                file.add(Event(wall_time=now, step=step, file_version=VERSION))
+                start = SessionLog(status=SessionLog.START)
+                file.add(Event(wall_time=now, step=step, session_log=start))
+        return file
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """One event for every step with all its scalars: a quarter of the cost of one each."""
-        writer, now = self._writer.file_writer, time.time()
-        columns = [getattr(telemetry, name).tolist() for name in SCALARS]
-        for offset, row in enumerate(zip(*columns, strict=True)):
-            values = [
-                Summary.Value(tag=f"train/{name}", simple_value=value)
-                for name, value in zip(SCALARS, row, strict=True)
-            ]
-            step = telemetry.start + offset + 1
-            event = Event(wall_time=now, step=step, summary=Summary(value=values))
-            writer.add_event(event, step=step, walltime=now)
+        """One event for every step with all its scalars."""
+        self._steps.append((time.time(), telemetry))
 
     def on_sink(self, report: SinkReport) -> None:
         """The throughput of a sink; beside it that of the device that is modelled."""
-        images_per_s = self._batch_size * report.steps / max(report.seconds, 1e-9)
-        self._writer.add_scalar("train/images_per_s", images_per_s, report.step)
+        self._sinks.append((time.time(), report))
+
+    def flush(self) -> None:
+        """Write the steps and sinks that were told since the last time."""
+        steps, self._steps = self._steps, []
+        sinks, self._sinks = self._sinks, []
+        with writing(self._folder):
+            if steps:
+                self._write_steps(steps)
+            if sinks:
+                self._write_sinks(sinks)
+            self._file.flush()
+
+    def _write_steps(self, told: list[tuple[float, Telemetry]]) -> None:
+        steps, records = stacked([telemetry for _, telemetry in told])
+        walls = np.repeat([now for now, _ in told], [len(telemetry) for _, telemetry in told])
+        self._file.add_scalars(STEP_TAGS, steps, walls, records)
+
+    def _write_sinks(self, told: list[tuple[float, SinkReport]]) -> None:
+        steps = np.array([report.step for _, report in told])
+        walls = np.array([now for now, _ in told])
+        images_per_s = [self._batch_size * r.steps / max(r.seconds, 1e-9) for _, r in told]
+        self._file.add_scalars(SPEED_TAGS, steps, walls, np.array(images_per_s)[:, None])
         if self._estimate is not None:
-            for name, value in _modelled(self._estimate, report.step).items():
-                self._writer.add_scalar(f"modelled/{name}", value, report.step)
+            rows = [list(_modelled(self._estimate, step).values()) for step in steps.tolist()]
+            tags = [f"modelled/{name}" for name in _modelled(self._estimate, 0)]
+            self._file.add_scalars(tags, steps, walls, np.array(rows))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """The metrics that are single numbers, macro averages, and the confusion matrix."""
-        for name, value in evaluation.scalars().items():
-            self._writer.add_scalar(f"eval/{name}", value, step)
+        from tensorboardX.summary import image
+
+        self.flush()
+        scalars, now = evaluation.scalars(), np.array([time.time()])
+        tags, values = [f"eval/{name}" for name in scalars], np.array([list(scalars.values())])
+        with writing(self._folder):
+            self._file.add_scalars(tags, np.array([step]), now, values)
         if len(evaluation.confusion) <= PICTURED_CLASSES:
             picture = confusion_picture(evaluation.confusion)
-            self._writer.add_image("eval/confusion", picture, step, dataformats="HWC")
-        self._writer.flush()
+            self._add(image("eval/confusion", picture, dataformats="HWC"), step)
 
     def add_recipe(self, recipe: Mapping[str, Any]) -> None:
         """The resolved recipe as text."""
-        text = yaml.safe_dump(dict(recipe), sort_keys=False)
-        indented = "".join(f"    {line}\n" for line in text.splitlines())
-        self._writer.add_text("recipe", indented, 0)
+        from tensorboardX.summary import text
+
+        lines = yaml.safe_dump(dict(recipe), sort_keys=False).splitlines()
+        self._add(text("recipe", "".join(f"    {line}\n" for line in lines)), 0)
 
     def add_images(self, images: np.ndarray) -> None:
         """Training images (n, H, W, C) as the ops leave them, each stretched to its own range.
 
         What has other than 1, 3 or 4 channels is no picture and is left out.
         """
+        from tensorboardX.summary import image
+
         if images.shape[-1] not in PICTURED_CHANNELS:
             return
         low, high = images.min(axis=(1, 2, 3)), images.max(axis=(1, 2, 3))
         span = np.maximum(high - low, 1e-12)
         shown = (images - low[:, None, None, None]) / span[:, None, None, None]
-        self._writer.add_images("train/images", shown, 0, dataformats="NHWC")
+        self._add(image("train/images", shown, dataformats="NHWC"), 0)
 
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """This run's row in the hparams table; written into the run itself, not one beside it."""
+        from tensorboardX.summary import hparams
+
         plain = {key: _plain(value) for key, value in parameters.items()}
         for summary in hparams(plain, {f"eval/{name}": value for name, value in metrics.items()}):
-            self._writer.file_writer.add_summary(summary)
+            self._add(summary, 0)
+
+    def _add(self, summary: Summary, step: int) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        with writing(self._folder):
+            self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
+        """Write what is left and close."""
+        try:
+            self.flush()
+        finally:
+            with writing(self._folder):
+                self._file.close()
 
 
 def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:
@@ -115,6 +164,8 @@ def confusion_picture(confusion: np.ndarray) -> np.ndarray:
 
     Counts are written into the cells up to 20 classes; beyond 100 a cell is 4 pixels wide.
     """
+    from PIL import Image, ImageDraw
+
     classes = confusion.shape[0]
     share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     shade = (255 * (1 - share[..., None] * np.array([0.9, 0.6, 0.2]))).astype(np.uint8)

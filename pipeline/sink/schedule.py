@@ -89,25 +89,35 @@ def _next_multiple(boundary: int, period: int) -> int:
 
 
 def course(train: TrainSpec, steps_per_pass: int) -> Course:
-    """The course of a run over a dataset of so many steps a pass."""
-    size = steps_per_pass if train.sink_size == -1 else train.sink_size
+    """The course of a run over a dataset of so many steps a pass.
+
+    With a `sink_size` of auto a sink is a pass for the time being.
+    """
+    size = _batches_of_sink(train) or steps_per_pass
     return Course(total_steps(train, steps_per_pass), steps_per_pass, size if train.sink else None)
+
+
+def _batches_of_sink(train: TrainSpec) -> int | None:
+    """The size that the recipe gives in batches; None for a pass (-1) and where it is settled
+    later (auto)."""
+    size = train.sink_size
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
     """The length of a run in steps; an epoch is a sink when `sink_size` > 0, else a pass (S-06).
 
-    With `sink: false` the sink size is ignored, so an epoch is a pass then too (S-07). Raises
-    ValueError when no length is given, or one beyond what is worth a table of learning rates.
+    With `sink: false` the sink size is ignored, so an epoch is a pass then too (S-07); so it is
+    with auto, since the length of a run must not hang on a measurement. Raises ValueError when no
+    length is given, or one beyond what is worth a table of learning rates.
     """
-    counted_in_sinks = train.sink and train.sink_size > 0
-    steps_per_epoch = train.sink_size if counted_in_sinks else steps_per_pass
+    sink_steps = _batches_of_sink(train) if train.sink else None
     if train.steps is not None:
         total = train.steps
     elif train.passes is not None:
         total = train.passes * steps_per_pass
     elif train.epochs is not None:
-        total = train.epochs * steps_per_epoch
+        total = train.epochs * (sink_steps or steps_per_pass)
     else:
         raise ValueError("one of epochs, passes and steps must be given")
     if total > MAX_STEPS:

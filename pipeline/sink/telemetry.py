@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+
+COLUMNS = ("loss", "learning_rate", "grad_norm", "loss_scale")
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,16 @@ class Telemetry:
         """Per step: were the loss and the gradient numbers? bool (steps,)."""
         return np.isfinite(self.loss) & np.isfinite(self.grad_norm)
 
-    @property
+    @cached_property
     def bad_step(self) -> int | None:
         """The first step, counted from 1, that was not finite; training stopped there."""
-        bad = np.flatnonzero(~self.finite)
-        return self.start + int(bad[0]) + 1 if bad.size else None
+        finite = self.finite
+        first = int(finite.argmin())
+        return None if finite[first] else self.start + first + 1
+
+
+def stacked(parts: Sequence[Telemetry]) -> tuple[np.ndarray, np.ndarray]:
+    """The steps of one or more parts, int64 (n,), and their records, float32 (n, 4), in order."""
+    steps = [np.arange(part.start + 1, part.start + len(part) + 1) for part in parts]
+    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS]
+    return np.concatenate(steps), np.stack(columns, axis=1)

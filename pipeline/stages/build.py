@@ -125,6 +125,8 @@ def _refuse_padding_into_statistics(recipe: Recipe, dataset: Dataset, state: Any
 def _line(recipe: Recipe, built: Built) -> str:
     run = built.course
     sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
+    if recipe.train.sink and recipe.train.sink_size == "auto":
+        sink = "sinks to be chosen"
     return (
         f"{recipe.model.name}: {built.parameters:,} parameters, "
         f"{built.parameter_bytes / 1e6:,.1f} MB; {run.total:,} steps, {sink}, "

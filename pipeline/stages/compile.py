@@ -11,7 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from pipeline.backends.base import Backend, Executable, Program, Work
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
-from pipeline.data.feed import make_feed
+from pipeline.data.feed import Feed, make_feed
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built
 from pipeline.stages.data import Dataset
@@ -22,11 +22,11 @@ def compile_run(
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""
     _keep_programs(recipe)
-    train = make_feed(dataset.train, dataset.train_order, backend.device, recipe.train.feed)
+    train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
     work = Work(
         step=built.step,
         train=train,
-        eval=make_feed(dataset.eval, dataset.eval_order, backend.device, recipe.train.feed),
+        eval=evaluated,
         learning_rates=built.learning_rates,
         seed=built.seed,
     )
@@ -48,6 +48,22 @@ def compile_run(
         f"{train.device_bytes / 1e6:,.1f} MB on the device",
     )
     return executable
+
+
+def _feeds(
+    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
+) -> tuple[Feed, Feed]:
+    """What training and evaluation are fed by; the user is told when training has to wait."""
+
+    def tell(starves: bool, text: str) -> None:
+        reporter.stage("warning" if starves else "feed", text)
+
+    kind, device = recipe.train.feed, backend.device
+    stop, eval_stop = built.course.total, dataset.eval_order.steps_per_pass
+    return (
+        make_feed(dataset.train, dataset.train_order, device, kind, stop=stop, tell=tell),
+        make_feed(dataset.eval, dataset.eval_order, device, kind, stop=eval_stop),
+    )
 
 
 def _line(program: Program) -> str:

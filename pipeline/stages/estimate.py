@@ -13,6 +13,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built
 from pipeline.stages.data import Dataset
+from pipeline.stages.sinking import chooses_sink, modelled_chooser
 from pipeline.training.step import image_shape, make_bare_step
 
 
@@ -50,6 +51,7 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> Proposal:
         )
 
     train, course = recipe.train, built.course
+    size = train.sink_size
     return Proposal(
         name=recipe.name,
         step=make_bare_step(built.parts, train.optimizer.lr),
@@ -57,6 +59,7 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> Proposal:
         batch=batch,
         batch_size=train.batch_size,
         sink=train.sink,
-        sink_steps=train.sink_size if train.sink_size > 0 else course.steps_per_pass,
+        sink_steps=size if isinstance(size, int) and size > 0 else course.steps_per_pass,
         total_steps=course.total,
+        choose_sink=modelled_chooser(recipe, course) if chooses_sink(recipe) else None,
     )

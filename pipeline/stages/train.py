@@ -9,9 +9,11 @@ from __future__ import annotations
 import signal
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from pipeline.backends.base import Executable, Mechanism
@@ -23,6 +25,9 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint import Checkpoints
 from pipeline.training.spec import METRICS
 from pipeline.training.state import TrainState
+
+DISPATCHES_KEPT = 4096
+"""Of so many the median is taken: runs of millions of dispatches take no more memory."""
 
 
 @dataclass
@@ -36,14 +41,16 @@ class History:
     train_s: float = 0.0
     """From the first dispatch to the last save, evaluations and all."""
     first_dispatch_s: float | None = None
-    step_seconds: list[float] = field(default_factory=list)
-    """Seconds per step of every dispatch but the first."""
+    first_step_at: float | None = None
+    """When the first dispatch ended, by `time.perf_counter`."""
+    step_seconds: deque[float] = field(default_factory=partial(deque, maxlen=DISPATCHES_KEPT))
+    """Seconds per step of the newest dispatches, the first of all left out."""
     evaluated: dict[int, Evaluation] = field(default_factory=dict)
     """The last evaluation by its step."""
 
     @property
     def step_ms(self) -> float | None:
-        """The median time of a step."""
+        """The median time of a step over the newest dispatches."""
         return 1000 * statistics.median(self.step_seconds) if self.step_seconds else None
 
 
@@ -83,6 +90,8 @@ class Training:
     monitors: Sequence[Monitor]
     evaluate: Callable[[TrainState], Evaluation]
     checkpoints: Checkpoints | None
+    host: Mapping[str, Any] = field(default_factory=dict)
+    """What every checkpoint keeps for a resumed run, besides the state of the monitors."""
 
 
 def train(
@@ -121,13 +130,17 @@ def train(
 
 
 def _periods(training: Training) -> dict[Event, tuple[int, ...]]:
+    every = event_periods(training.recipe, training.course.steps_per_pass)
+    return every if training.checkpoints else {**every, Event.CHECKPOINT: ()}
+
+
+def event_periods(recipe: Recipe, per_pass: int) -> dict[Event, tuple[int, ...]]:
     """How often, in steps, evaluations and checkpoints are due."""
-    recipe, per_pass = training.recipe, training.course.steps_per_pass
     evals = _in_steps(recipe.eval.every_steps, recipe.eval.every_passes, per_pass)
     saves = _in_steps(recipe.checkpoint.every_steps, recipe.checkpoint.every_passes, per_pass)
     if recipe.checkpoint.best is not None:
         saves += evals
-    return {Event.EVALUATE: evals, Event.CHECKPOINT: saves if training.checkpoints else ()}
+    return {Event.EVALUATE: evals, Event.CHECKPOINT: saves}
 
 
 def _in_steps(steps: int | None, passes: int | None, per_pass: int) -> tuple[int, ...]:
@@ -144,7 +157,7 @@ def _dispatch(
     state, telemetry = training.executable.run(state, start, stop, training.mechanism)
     seconds = time.perf_counter() - begun
     if history.first_dispatch_s is None:
-        history.first_dispatch_s = seconds
+        history.first_dispatch_s, history.first_step_at = seconds, begun + seconds
     else:
         history.step_seconds.append(seconds / len(telemetry))
     history.step, history.loss = stop, float(telemetry.loss[-1])
@@ -200,7 +213,11 @@ def _save(
     metrics: Mapping[str, float] | None,
 ) -> None:
     if training.checkpoints is not None:
-        training.checkpoints.save(step, state, {"early_stop": early.state()}, metrics)
+        # First the log: a resumed run goes on behind the checkpoint.
+        for monitor in training.monitors:
+            monitor.flush()
+        host = {**training.host, "early_stop": early.state()}
+        training.checkpoints.save(step, state, host, metrics)
 
 
 def _check_finite(

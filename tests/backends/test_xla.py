@@ -242,10 +242,10 @@ def compile_counting(step: TrainStep) -> Executable:
         drop_remainder=True,
         repeat=1,
     )
-    feed = make_feed(Split({"label": LABELS}), order, device, "resident")
     rates = np.arange(100, dtype=np.float32) / 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeds, "WINDOW_STEPS", 4)
+        feed = make_feed(Split({"label": LABELS}), order, device, "resident")
         return XlaBackend(device).compile(Work(step, feed, feed, rates, seed_words(3)), watch)
 
 
@@ -296,6 +296,15 @@ def test_nothing_runs_behind_a_step_that_is_not_finite(
     assert (len(telemetry), telemetry.bad_step) == (bad, bad)
     assert telemetry.loss[:-1].tolist() == list(range(1, bad))
     assert (int(state.step), float(state.params["total"])) == (bad - 1, 3 + sum(range(1, bad)))
+
+
+def test_steps_can_be_run_after_some_that_were_not_finite() -> None:
+    """Steps that are only timed may diverge; what counts comes after them."""
+    executable = compile_counting(counting_step(bad=4))
+    executable.run(executable.init(), 0, 10, "loop")
+    state, telemetry = executable.run(executable.init(), 0, 3, "loop")
+    assert telemetry.loss.tolist() == [1, 2, 3]
+    assert int(state.step) == 3
 
 
 def test_telemetry_is_a_copy_that_later_steps_leave_alone(counting: Executable) -> None:

@@ -43,7 +43,14 @@ CASES = {
         ["model=lenet6"],
         "model = lenet6: there is no such model; did you mean lenet5?",
     ),
-    "wrong type": (["train.sink_size=banana"], "train.sink_size = banana: must be a whole number"),
+    "wrong type": (
+        ["train.sink_size=banana"],
+        "train.sink_size = banana: must be a whole number or auto",
+    ),
+    "several types": (
+        ["eval.samples=banana"],
+        "eval.samples = banana: must be a whole number above 0, all or trained",
+    ),
     "number as text": (
         ["train.batch_size='32'"],
         "train.batch_size = '32': must be a whole number",
@@ -68,7 +75,7 @@ CASES = {
     ),
     "sink of nothing": (
         ["train.sink_size=0"],
-        "train.sink_size = 0: must be -1 (a sink per pass) or positive",
+        "train.sink_size = 0: must be -1 (a sink per pass), positive or auto",
     ),
     "type that the device lacks": (
         ["device=ascend910", "train.precision=bf16"],

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.errors import RunError
 from pipeline.observe.metrics_log import MetricsLog, keep_until
 from pipeline.observe.monitors import Evaluation
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
+from tests.observe.disk import files_end_at
 from tests.observe.test_monitors import EVALUATION
 
 COURSE = Course(total=12, steps_per_pass=5, sink_steps=3)
@@ -65,12 +67,37 @@ def test_without_sinks_a_sink_is_a_pass(tmp_path: Path) -> None:
     assert [line["sink"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_lines_are_on_disk_before_the_log_is_closed(tmp_path: Path) -> None:
+def test_lines_are_on_disk_once_the_log_is_flushed(tmp_path: Path) -> None:
     """What a killed run has computed is there to be read."""
     with log(tmp_path) as monitor:
         monitor.on_steps(telemetry(0, 1.0), 1.0)
         monitor.on_eval(1, EVALUATION)
+        monitor.flush()
         assert len(read(tmp_path / "metrics.jsonl")) == len(read(tmp_path / "evals.jsonl")) == 1
+
+
+def test_lines_are_the_same_however_the_steps_were_cut(tmp_path: Path) -> None:
+    """And flushing twice writes nothing twice."""
+    losses = np.random.default_rng(0).exponential(size=12)
+    with log(tmp_path) as monitor:
+        monitor.on_steps(telemetry(0, *losses), 1.0)
+    (tmp_path / "cut").mkdir()
+    with log(tmp_path / "cut") as monitor:
+        for step, loss in enumerate(losses):
+            monitor.on_steps(telemetry(step, loss), 1.0)
+            if step % 5 == 0:
+                monitor.flush()
+        monitor.flush()
+        monitor.flush()
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    assert whole.count(b"\n") == 12
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == whole
+
+
+def test_a_file_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
+    with files_end_at(50), pytest.raises(RunError) as caught, log(tmp_path) as monitor:
+        monitor.on_steps(telemetry(0, 1.0), 1.0)
+    assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't write: File too large"
 
 
 @settings(deadline=None)
@@ -78,6 +105,7 @@ def test_lines_are_on_disk_before_the_log_is_closed(tmp_path: Path) -> None:
 def test_numbers_read_back_as_the_same_float32(losses: list[float]) -> None:
     with TemporaryDirectory() as folder, log(Path(folder)) as monitor:
         monitor.on_steps(telemetry(0, *losses), 1.0)
+        monitor.flush()
         lines = read(Path(folder) / "metrics.jsonl")
     read_back = np.array([line["loss"] for line in lines], np.float32)
     assert read_back.tobytes() == np.array(losses, np.float32).tobytes()

@@ -12,7 +12,13 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
 from pipeline.config.recipe import Recipe
 from pipeline.observe.metrics_log import MetricsLog
-from pipeline.observe.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
+from pipeline.observe.monitors import (
+    EvalMonitor,
+    LossMonitor,
+    ProgressMonitor,
+    Quiet,
+    TimeMonitor,
+)
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.tensorboard import TensorBoard
@@ -28,7 +34,7 @@ def opened(recipe: Recipe, run_dir: Path, *, terminal: bool = False) -> Observer
 
 
 def kinds(observers: Observers) -> list[type]:
-    return [type(monitor) for monitor in observers.monitors]
+    return [type(monitor) for monitor in observers.monitor.monitors]
 
 
 ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor]
@@ -53,12 +59,12 @@ def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Pa
 def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: Path) -> None:
     closed = []
 
-    class Watcher:
+    class Watcher(Quiet):
         def close(self) -> None:
             closed.append(self)
 
     def fail() -> None:
-        with Observers([Watcher(), Watcher()], None):  # type: ignore[list-item]
+        with Observers([Watcher(), Watcher()], None):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -69,7 +75,7 @@ def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: P
 def test_tensorboard_gets_samples_recipe_and_hparams(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
         observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
-        observers.on_eval(3, EVALUATION)
+        observers.monitor.on_eval(3, EVALUATION)
         observers.add_hparams({"seed": 2}, EVALUATION)
     accumulated = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(accumulated.Tags()["images"]) == {"train/images", "eval/confusion"}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.job import run
-from pipeline.observe.summary import Summary, versions
+from pipeline.observe.summary import Summary, start_up, versions
 from tests import outcome
 
 Compose = Callable[..., Recipe]
@@ -41,7 +42,11 @@ def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     assert summary.keys() == vars(returned).keys()
 
     times = summary["time"]
-    assert set(times) == {"compile_s", "train_s", "step_ms", "images_per_s", "total_s"}
+    start_up = {"start_s", "data_s", "build_s", "compile_s", "first_dispatch_s", "first_step_s"}
+    assert set(times) == start_up | {"train_s", "step_ms", "images_per_s", "total_s"}
+    assert all(times[name] >= 0 for name in start_up)
+    assert sum(times[name] for name in start_up - {"first_step_s"}) <= times["first_step_s"]
+    assert times["first_step_s"] < times["start_s"] + times["total_s"]
     assert 0 < times["compile_s"] < times["total_s"]
     assert 0 < times["train_s"] < times["total_s"]
     assert times["images_per_s"] == pytest.approx(1000 * 16 / times["step_ms"])
@@ -66,6 +71,33 @@ def test_the_mechanism_of_a_sink_is_told_with_its_reason(
     assert told == sink
     warned = "warning    train.sink_size = 7: ignored" in (tmp_path / "run.log").read_text()
     assert warned is ("train.sink_size=7" in overrides)
+
+
+def test_the_time_to_the_first_step_is_counted_from_where_the_command_began(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    times = run(tiny(), tmp_path, begun=time.perf_counter() - 100).time
+    assert 100 <= times["start_s"] < times["first_step_s"]
+    assert times["first_dispatch_s"] < times["total_s"] < 100
+    (line,) = [
+        line for line in (tmp_path / "run.log").read_text().splitlines() if " time  " in line
+    ]
+    assert line.partition(" time       ")[2] == start_up(times)
+
+
+def test_the_user_is_told_what_the_start_took() -> None:
+    """What is not timed apart is named too: the parts add up."""
+    times = {"start_s": 1.5, "data_s": 0.25, "compile_s": 0.75, "first_dispatch_s": 0.125}
+    assert start_up({**times, "first_step_s": 3.0}) == (
+        "first step after 3.00 s: imports and recipe 1.50, data 0.25, build 0.00, compile 0.75, "
+        "first dispatch 0.12, other 0.38"
+    )
+
+
+def test_a_run_without_steps_has_no_first(tiny: Compose, tmp_path: Path) -> None:
+    times = run(tiny("stages=[data,build]"), tmp_path).time
+    assert set(times) == {"start_s", "data_s", "build_s", "total_s"}
+    assert " time  " not in (tmp_path / "run.log").read_text()
 
 
 def test_a_metric_that_is_not_a_number_is_json_too(tmp_path: Path) -> None:

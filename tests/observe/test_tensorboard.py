@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from tensorboard.plugins.hparams.metadata import (
 )
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation, SinkReport
 from pipeline.observe.tensorboard import TensorBoard, confusion_picture
 from pipeline.sink.telemetry import Telemetry
+from tests.observe.disk import files_end_at
 from tests.observe.test_monitors import EVALUATION, Modelled
 
 EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
@@ -27,8 +30,10 @@ EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
 @contextmanager
 def board(folder: Path, first: int = 0) -> Iterator[TensorBoard]:
     opened = TensorBoard(folder, first, batch_size=32)
-    yield opened
-    opened.close()
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 def telemetry(start: int, steps: int) -> Telemetry:
@@ -58,6 +63,45 @@ def test_every_step_is_there(tmp_path: Path) -> None:
         assert [event.step for event in events] == list(range(1, 3006))
         assert [event.value for event in events] == [factor * step for step in range(1, 3006)]
     assert {event.value for event in accumulated.Scalars("train/loss_scale")} == {128.0}
+
+
+def test_steps_told_one_by_one_are_written_at_once(tmp_path: Path) -> None:
+    with board(tmp_path) as writer:
+        for step in range(200):
+            writer.on_steps(telemetry(step, 1), 0.01)
+            writer.on_sink(SinkReport(step + 1, 1.0, 0.1, seconds=0.5, steps=1))
+        writer.flush()
+        assert list(scalars(tmp_path, "train/loss")) == list(range(1, 201))
+        writer.on_steps(telemetry(200, 3), 0.01)
+    assert list(scalars(tmp_path, "train/loss")) == list(range(1, 204))
+    assert scalars(tmp_path, "train/images_per_s") == dict.fromkeys(range(1, 201), 64.0)
+
+
+def test_events_carry_the_time_they_were_told_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with board(tmp_path) as writer:
+        for now in (100.0, 200.0):
+            monkeypatch.setattr(
+                "pipeline.observe.tensorboard.time", SimpleNamespace(time=lambda now=now: now)
+            )
+            writer.on_steps(telemetry(int(now), 2), 1.0)
+    times = [event.wall_time for event in read(tmp_path).Scalars("train/loss")]
+    assert times == [100.0, 100.0, 200.0, 200.0]
+
+
+def test_a_folder_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
+    with files_end_at(50), pytest.raises(RunError) as caught, board(tmp_path) as writer:
+        writer.on_steps(telemetry(0, 1), 1.0)
+    assert str(caught.value) == f"{tmp_path}: can't write: File too large"
+
+
+def test_a_folder_that_cannot_be_made_is_told_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "board"
+    refused = pytest.raises(RunError, match="file/board: can't write: Not a directory")
+    with refused, board(folder) as writer:
+        writer.on_steps(telemetry(0, 1), 1.0)
 
 
 def test_sinks_show_their_speed(tmp_path: Path) -> None:

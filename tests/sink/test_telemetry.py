@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.sink.telemetry import Telemetry
+from pipeline.sink.telemetry import COLUMNS, Telemetry, stacked
 from pipeline.training.state import Record
 
 
@@ -21,6 +21,15 @@ def test_columns_are_those_of_a_record() -> None:
         column = getattr(telemetry, name)
         assert column.dtype == np.float32
         assert column.tolist() == [getattr(record, name) for record in records]
+
+
+def test_parts_are_stacked_with_the_steps_they_are_of() -> None:
+    assert Record._fields == COLUMNS
+    parts = [Telemetry.from_rows(7, rows(2.0, 1.0)), Telemetry.from_rows(20, rows(0.5))]
+    steps, records = stacked(parts)
+    assert steps.tolist() == [8, 9, 21]
+    assert records.dtype == np.float32
+    assert records.tolist() == rows(2.0, 1.0, 0.5).tolist()
 
 
 def test_columns_are_float32_whatever_the_rows_are() -> None:

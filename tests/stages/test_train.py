@@ -43,6 +43,7 @@ class Script:
         self.now = 0.0
         self.signal, self.signal_at = signal.SIGTERM, 0
         self.bad: int | None = None
+        self.flushed = 0
         self._step_s, self._accuracies = step_s, list(accuracies)
 
     # The executable.
@@ -73,6 +74,9 @@ class Script:
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         self.events.append(f"told {step}")
 
+    def flush(self) -> None:
+        self.flushed = len(self.events)
+
     def close(self) -> None:
         raise AssertionError("closing is not training's business")
 
@@ -87,6 +91,7 @@ class Script:
     ) -> None:
         assert int(state.step) == step
         if step not in self.saved:
+            assert self.flushed == len(self.events), "a checkpoint ahead of the log"
             self.events.append(f"save {step}")
             self.saved[step] = host, metrics
 
@@ -252,6 +257,22 @@ def test_a_step_longer_than_a_dispatch_may_be_is_dispatched_alone(play: Play) ->
     script = Script(step_s=5.0)
     play(script, "train.dispatch_seconds=1.0")
     assert script.dispatched == 20 * [1]
+
+
+def test_step_time_is_that_of_the_newest_dispatches(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounded: a run without sinks dispatches as often as it steps."""
+    history = play(Script(step_s=0.25), "train.sink=false")
+    assert len(history.step_seconds) == 19
+    history.step_seconds.extend(2 * stage.DISPATCHES_KEPT * [0.5])
+    assert len(history.step_seconds) == stage.DISPATCHES_KEPT
+    assert history.step_ms == 500.0
+
+
+def test_the_first_step_is_done_when_the_first_dispatch_ends(play: Play) -> None:
+    history = play(Script(step_s=0.25))
+    assert (history.first_dispatch_s, history.first_step_at) == (0.25, 0.25)
 
 
 def test_step_time_is_the_median_without_the_first_dispatch(play: Play) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from pipeline.backends.autotune.tuner import Chosen, Tuning
 from pipeline.backends.base import Estimate, Executable, Mechanism, Proposal, Watch, Work
 from pipeline.backends.xla import XlaBackend, find_device
+from pipeline.models.lowerings.lowering import Problem
 
 if TYPE_CHECKING:
     from pipeline.backends.devices.ascend import Ascend
@@ -30,6 +32,12 @@ class AscendBackend:
     ) -> tuple[Mechanism, str]:
         """How the host runs steps; how the chip would launch them is `spec.mode`."""
         return self._host.mechanism(asked, sink=sink)
+
+    def choose_lowerings(
+        self, problems: Sequence[Problem], tuning: Tuning, watch: Watch
+    ) -> Chosen:
+        """The host's: what is priced is the step without them."""
+        return self._host.choose_lowerings(problems, tuning, watch)
 
     def compile(self, work: Work, watch: Watch) -> Executable:
         """Compile a run for the host. Raises RunError when XLA refuses."""

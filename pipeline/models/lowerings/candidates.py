@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from pipeline.models.lowerings import forward, images_gradient, kernel_gradient
+from pipeline.models.lowerings import forward, images_gradient, kernel_gradient, winograd
 from pipeline.models.lowerings.lowering import Engine, Lowering, Problem, Role
 from pipeline.models.lowerings.window import Window
 
@@ -64,17 +64,32 @@ def _strided(problem: Problem) -> bool:
     return undilated and window.strides != (1, 1) and min(*window.pads[0], *window.pads[1]) >= 0
 
 
+def _three_by_three(problem: Problem) -> bool:
+    """In float32 alone: the sums before the products would lose digits of bfloat16."""
+    window = problem.window
+    plain = window.strides == window.dilation == (1, 1) and window.groups == 1
+    return plain and window.kernel == (3, 3) and problem.dtype == "float32"
+
+
+def _tiled(compute: Compute) -> Family:
+    return Family(compute, _three_by_three, engines=("xla",), chunked=True)
+
+
 FAMILIES: Mapping[Role, Mapping[str, Family]] = {
     "forward": {
         "convolution": Family(forward.by_convolution, _any),
         "patches": Family(forward.by_patches, _narrow, chunked=True),
         "pixels": Family(forward.by_pixels, _pointwise),
         "multiply_adds": Family(forward.by_multiply_adds, _few_channels, engines=("xla",)),
+        "winograd2": _tiled(winograd.forward_by_tiles(2)),
+        "winograd4": _tiled(winograd.forward_by_tiles(4)),
     },
     "images_gradient": {
         "convolution": Family(images_gradient.by_convolution, _any),
         "phases": Family(images_gradient.by_phases, _strided),
         "pixels": Family(images_gradient.by_pixels, _pointwise),
+        "winograd2": _tiled(winograd.images_gradient_by_tiles(2)),
+        "winograd4": _tiled(winograd.images_gradient_by_tiles(4)),
     },
     "kernel_gradient": {
         "convolution": Family(kernel_gradient.by_convolution, _any, chunked=True),

@@ -7,12 +7,13 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.lowering import Lowering
 from pipeline.models.lowerings.products import convolve, multiply
+from pipeline.models.lowerings.turning import turned
 from pipeline.models.lowerings.window import Axis, Pair, Window
 
 
 def by_convolution(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Slide the flipped kernel over the cotangent, spread by the strides."""
-    flipped, pads = _flipped(kernel, window.groups), window.images_gradient_pads
+    flipped, pads = turned(kernel, window.groups), window.images_gradient_pads
     if how.engine == "xla":
         return lax.conv_general_dilated(
             cotangent,
@@ -53,14 +54,6 @@ def by_pixels(window: Window, how: Lowering, kernel: Array, cotangent: Array) ->
     return lax.pad(pixels, jnp.zeros((), pixels.dtype), ((0, 0, 0), *steps, (0, 0, 0)))
 
 
-def _flipped(kernel: Array, groups: int) -> Array:
-    """Turned about, channels and features changing places within each group."""
-    height, width, channels, features = kernel.shape
-    turned = jnp.flip(kernel, (0, 1)).reshape(height, width, channels, groups, features // groups)
-    turned = turned.transpose(0, 1, 4, 3, 2)
-    return turned.reshape(height, width, features // groups, groups * channels)
-
-
 def _spread(cotangent: Array, strides: Pair) -> Array:
     if strides == (1, 1):
         return cotangent
@@ -82,7 +75,7 @@ def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offse
             part.shape[:2], (heights, widths), window.positions, strict=True
         )
     )
-    return convolve(how.engine, cotangent, _flipped(part, 1), (1, 1), (rows, columns))
+    return convolve(how.engine, cotangent, turned(part, 1), (1, 1), (rows, columns))
 
 
 def _phase_size(axis: Axis) -> int:

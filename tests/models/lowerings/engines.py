@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import jax
+import pytest
+
+from pipeline.backends.autotune.machine import find_engines
 from pipeline.models.lowerings.lowering import Engine
 
 
+@cache
 def engines_here(dtype: str) -> frozenset[Engine]:
-    return frozenset(("xla", "onednn"))
+    """Those that a run would find; probed once a process, for no folder keeps it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return find_engines(jax.devices("cpu")[0], dtype, Path(folder))
+
+
+def require(engine: Engine, dtype: str) -> None:
+    """Skip a test that needs an engine that is not here."""
+    if engine not in engines_here(dtype):
+        pytest.skip(f"{engine} does not pass its probe in {dtype} on this machine")

@@ -1,0 +1,205 @@
+"""The flow of A-01: look a computation up, tune where asked to, keep what was found."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
+
+from pipeline.backends.autotune.machine import describe_device, find_engines
+from pipeline.backends.autotune.rule import usual_lowering
+from pipeline.backends.autotune.search import Strategy, search
+from pipeline.backends.autotune.timing import Stopwatch
+from pipeline.knowledge_bank import Entry, Status, read_bank, write_bank
+from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.lowering import DEFAULTS, Engine, Lowering, Lowerings, Problem
+
+BUILT_IN = Path(__file__).parent / "built_in.json"
+"""What was found for the shapes of the shipped recipes, on the devices that its keys name."""
+
+WORTH_SHARE, WORTH_US = 0.1, 1000.0
+"""oneDNN is called where it saves this share of a network's convolutions, and so much a step: a
+program that calls it is compiled anew in every process."""
+
+Mode = Literal["off", "bank", "tune", "repeat"]
+"""Defaults only; what a bank has, else the rule; also tune what no bank has; tune everything."""
+
+Watch = Callable[[str], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How lowerings are chosen; `folder` keeps the user's bank and what was probed."""
+
+    mode: Mode
+    strategy: Strategy
+    folder: Path
+
+    @property
+    def bank(self) -> Path:
+        """The user's bank, which is read before the built-in one."""
+        return self.folder / "lowerings.json"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A lowering and what it takes."""
+
+    lowering: Lowering
+    us: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a problem: the default before, the best after, the best by XLA alone."""
+
+    problem: Problem
+    before_us: float
+    after: Timed
+    plain: Timed
+    status: Status
+    rounds_us: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """How every convolution of a network is computed, and how that came about."""
+
+    lowerings: Lowerings = DEFAULTS
+    found: tuple[Found, ...] = ()
+    by_rule: int = 0
+    """How many problems no bank knew and nobody tuned."""
+
+    @property
+    def calls_onednn(self) -> bool:
+        """Whether any of them needs oneDNN."""
+        return any(way.engine == "onednn" for _, way in self.lowerings.chosen)
+
+    @property
+    def tuned(self) -> int:
+        """How many problems were timed just now."""
+        return sum(found.status != "bank_hit" for found in self.found)
+
+    def to_result(self) -> Mapping[str, Any]:
+        """The result file of A-03: times in microseconds, the bank's part as booleans."""
+        totals = {
+            "before_tune": sum(found.before_us for found in self.found),
+            "after_tune": sum(found.after.us for found in self.found),
+        }
+        return {"result_data": totals, "operators": [_operator(found) for found in self.found]}
+
+
+def choose_lowerings(
+    problems: Iterable[Problem], device: jax.Device, tuning: Tuning, watch: Watch
+) -> Chosen:
+    """A lowering for every problem. `watch` is entered with what is tuned, while it is.
+
+    Raises RunError for a bank that is not one.
+    """
+    asked = tuple(problems)
+    if tuning.mode == "off" or device.platform != "cpu":
+        return Chosen()
+    custom = read_bank(tuning.bank, _checked)
+    known = {**read_bank(BUILT_IN, _checked), **custom}
+    engines = {p.dtype: find_engines(device, p.dtype, tuning.folder) for p in asked}
+    found, ruled = [], []
+    for problem in asked:
+        key, here = f"{problem} on {describe_device(device)}", engines[problem.dtype]
+        result = _look(problem, known.get(key), here, device, tuning, watch)
+        if result is None:
+            ruled.append((str(problem), usual_lowering(problem, here)))
+            continue
+        found.append(result)
+        if result.status in ("bank_append", "bank_update"):
+            # Each as it is found: a large network takes minutes, and may be cut short.
+            custom[key] = _entry(result)
+            write_bank(tuning.bank, custom)
+    return _settle(tuple(found), tuple(ruled))
+
+
+def _look(
+    problem: Problem,
+    entry: Entry | None,
+    engines: frozenset[Engine],
+    device: jax.Device,
+    tuning: Tuning,
+    watch: Watch,
+) -> Found | None:
+    """From the bank, else from a search; of a repeated search and the bank the better."""
+    ways = candidates(problem, engines)
+    banked = _banked(problem, entry, ways)
+    if tuning.mode != "repeat" and (banked or tuning.mode == "bank"):
+        return banked
+    with watch(str(problem)):
+        seed = zlib.crc32(str(problem).encode())
+        result = search(ways, Stopwatch(problem, device), tuning.strategy, seed)
+    plain = result.best(lambda way: way.engine == "xla")
+    tuned = Found(
+        problem,
+        before_us=result.times_us[ways[0]],
+        after=Timed(result.best(), result.times_us[result.best()]),
+        plain=Timed(plain, result.times_us[plain]),
+        status="bank_append" if banked is None else "bank_update",
+        rounds_us=result.best_by_round_us,
+    )
+    if banked is not None and banked.after.us <= tuned.after.us:
+        return replace(banked, status="bank_reserved", rounds_us=tuned.rounds_us)
+    return tuned
+
+
+def _banked(problem: Problem, entry: Entry | None, ways: tuple[Lowering, ...]) -> Found | None:
+    """What a bank says, unless it names what there is not (any more) on this machine."""
+    if entry is None:
+        return None
+    after, plain = (
+        Timed(Lowering.parse(entry[name]["lowering"]), entry[name]["us"])
+        for name in ("after", "plain")
+    )
+    if after.lowering not in ways or plain.lowering not in ways:
+        return None
+    return Found(problem, entry["before_us"], after, plain, "bank_hit")
+
+
+def _settle(found: tuple[Found, ...], ruled: tuple[tuple[str, Lowering], ...]) -> Chosen:
+    """oneDNN only where it is worth a program that can't be kept."""
+    saved_us = sum(f.plain.us - f.after.us for f in found)
+    total_us = sum(f.plain.us for f in found)
+    worth = saved_us > max(WORTH_US, WORTH_SHARE * total_us)
+    worth |= any(way.engine == "onednn" for _, way in ruled)
+    best = ((str(f.problem), (f.after if worth else f.plain).lowering) for f in found)
+    return Chosen(Lowerings((*best, *ruled)), found, len(ruled))
+
+
+def _entry(found: Found) -> Entry:
+    after, plain = (
+        {"lowering": str(timed.lowering), "us": timed.us} for timed in (found.after, found.plain)
+    )
+    return {"before_us": found.before_us, "after": after, "plain": plain}
+
+
+def _checked(entry: Entry) -> Entry:
+    """An entry whose lowerings can be read and whose times are positive numbers."""
+    times_us = [float(entry["before_us"])]
+    for name in ("after", "plain"):
+        Lowering.parse(entry[name]["lowering"])
+        times_us.append(float(entry[name]["us"]))
+    if not all(0 < us < float("inf") for us in times_us):
+        raise ValueError(f"times {times_us}")
+    return entry
+
+
+def _operator(found: Found) -> Mapping[str, Any]:
+    names: tuple[Status, ...] = get_args(Status)
+    return {
+        "op": ["conv2d", found.problem.role],
+        "key": str(found.problem),
+        "result_data": {"before_tune": found.before_us, "after_tune": found.after.us},
+        "status_data": {name: found.status == name for name in names},
+        "lowering": asdict(found.after.lowering),
+        "ticks_best": list(found.rounds_us),
+    }

@@ -1,0 +1,150 @@
+"""TensorBoard's event files: scalars of many steps are encoded at once.
+
+A record is the length of its data (uint64), the masked CRC-32C of these 8 bytes, the data and the
+masked CRC-32C of the data, little-endian (TFRecord). The data is an `Event` as a protocol buffer;
+its fields are numbered in tensorflow/core/util/event.proto and framework/summary.proto. Events of
+scalars differ in a few bytes at fixed places, so they are filled in column by column.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tensorboardX.proto.event_pb2 import Event
+
+VERSION = "brain.Event:2"
+WALL_TIME, STEP, SUMMARY = b"\x09", b"\x10", b"\x2a"
+"""Keys of Event: double 1, int64 2, message 5."""
+VALUE, TAG, SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"
+"""Keys of Summary: message 1; of Summary.Value: string 1, float 2."""
+POLYNOMIAL = 0x82F63B78
+"""Castagnoli's, its bits reversed."""
+
+
+class EventFile:
+    """One file of events in `folder`. Where it can't be written, the OSError goes to the caller."""
+
+    def __init__(self, folder: Path, suffix: str) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}{suffix}"
+        self._file = (folder / name).open("wb")
+        self.add(Event(wall_time=time.time(), file_version=VERSION))
+
+    def add(self, event: Event) -> None:
+        """Append an event of any kind."""
+        from tensorboardX.record_writer import masked_crc32c
+
+        data = event.SerializeToString()
+        head = struct.pack("<Q", len(data))
+        for part in (head, struct.pack("<I", masked_crc32c(head)), data):
+            self._file.write(part)
+        self._file.write(struct.pack("<I", masked_crc32c(data)))
+
+    def add_scalars(
+        self, tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
+    ) -> None:
+        """Append events at `steps` (n,), `wall_times` (n,) in seconds: `values` (n, tags)."""
+        self._file.write(scalar_records(tags, steps, wall_times, values))
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+
+
+def scalar_records(
+    tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
+) -> bytes:
+    """The records of one event per step, each with the value of every tag, in the order given."""
+    digits = _varint_lengths(steps)
+    cuts = [0, *(np.flatnonzero(np.diff(digits)) + 1).tolist(), len(steps)]
+    return b"".join(
+        _records_of_a_length(tags, int(digits[a]), steps[a:b], wall_times[a:b], values[a:b])
+        for a, b in pairwise(cuts)
+        if a < b
+    )
+
+
+def _records_of_a_length(
+    tags: Sequence[str], digits: int, steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
+) -> bytes:
+    """Records of events whose steps take as many bytes as varints, so that all are as long."""
+    template, places = _template(tuple(tags), digits)
+    data = np.tile(np.frombuffer(template, np.uint8), (len(steps), 1))
+    data[:, 1:9] = _bytes_of(wall_times, "<f8")
+    data[:, 10 : 10 + digits] = _varints(steps, digits)
+    for place, column in zip(places, values.T, strict=True):
+        data[:, place : place + 4] = _bytes_of(column, "<f4")
+    head = np.frombuffer(struct.pack("<Q", len(template)), np.uint8)[None]
+    records = np.empty((len(steps), 12 + len(template) + 4), np.uint8)
+    records[:, :8], records[:, 8:12] = head, _bytes_of(masked_crc(head), "<u4")
+    records[:, 12:-4], records[:, -4:] = data, _bytes_of(masked_crc(data), "<u4")
+    return records.tobytes()
+
+
+@cache
+def _template(tags: tuple[str, ...], digits: int) -> tuple[bytes, list[int]]:
+    """An event with zeros where numbers go, and where in it each value goes."""
+    summary, places = b"", []
+    for tag in tags:
+        name = tag.encode()
+        value = TAG + _varint(len(name)) + name + SIMPLE_VALUE + bytes(4)
+        summary += VALUE + _varint(len(value)) + value
+        places.append(len(summary) - 4)
+    start = WALL_TIME + bytes(8) + STEP + bytes(digits) + SUMMARY + _varint(len(summary))
+    return start + summary, [len(start) + place for place in places]
+
+
+def _varint(number: int) -> bytes:
+    numbers = np.array([number])
+    return _varints(numbers, int(_varint_lengths(numbers)[0])).tobytes()
+
+
+def _varint_lengths(numbers: np.ndarray) -> np.ndarray:
+    """How many bytes numbers from 0 take as varints: 7 bits each. int (n,)."""
+    return 1 + (numbers[:, None] >> np.arange(7, 63, 7) > 0).sum(axis=1)
+
+
+def _varints(numbers: np.ndarray, length: int) -> np.ndarray:
+    """Low 7 bits first, the eighth set where more come. uint8 (n, length)."""
+    groups = numbers[:, None] >> (7 * np.arange(length)) & 0x7F
+    groups[:, :-1] |= 0x80
+    return groups.astype(np.uint8)
+
+
+def _bytes_of(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    return np.ascontiguousarray(numbers, dtype).view(np.uint8).reshape(len(numbers), -1)
+
+
+def masked_crc(data: np.ndarray) -> np.ndarray:
+    """The masked CRC-32C of each row of uint8 (n, length), a byte of all rows at a time."""
+    table = _crc_table()
+    crc = np.full(len(data), 0xFFFFFFFF, np.uint32)
+    for column in np.ascontiguousarray(data.T):
+        crc = table[(crc ^ column) & 0xFF] ^ crc >> 8
+    crc = ~crc
+    return (crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)
+
+
+@cache
+def _crc_table() -> np.ndarray:
+    """The remainder that each byte leaves, uint32 (256,)."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, table >> 1 ^ np.uint32(POLYNOMIAL), table >> 1)
+    return table

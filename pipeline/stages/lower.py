@@ -1,0 +1,164 @@
+"""Lower: settle how every convolution of the network is computed on this device.
+
+Settled once a run: the choice is part of what makes a run repeat itself bit for bit, so it is kept
+in the run directory and a resumed run takes it from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from pipeline.backends.autotune.tuner import Chosen, Tuning
+from pipeline.backends.base import Backend
+from pipeline.cache import cache_root
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError
+from pipeline.knowledge_bank import write_result
+from pipeline.models.lowerings.lowering import ROLES, Listing, Lowering, Lowerings, Problem
+from pipeline.models.network import Network
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.build import Built
+from pipeline.stages.data import Dataset
+from pipeline.training.step import StepParts, image_shape, make_train_step
+from pipeline.whole_file import write_whole
+
+LOWERINGS = "lowerings.json"
+"""What a run directory keeps of the choice."""
+
+
+def lower(
+    recipe: Recipe,
+    dataset: Dataset,
+    built: Built,
+    backend: Backend,
+    run_dir: Path | None,
+    reporter: Reporter,
+) -> Built:
+    """The same step, its convolutions computed as chosen for the device.
+
+    A directory that has a choice already keeps it; one that has none gets it, and the result of
+    tuning. Raises RunError for a choice or a bank that can't be read.
+    """
+    network = built.parts.network
+    if not isinstance(network, Network):
+        return built
+    kept = run_dir / LOWERINGS if run_dir else None
+    if kept is not None and kept.exists():
+        chosen = read_lowerings(kept)
+        reporter.stage("lower", f"as before: {kept}")
+    else:
+        chosen = _choose(recipe, dataset, built, backend, run_dir, reporter)
+        if kept is not None:
+            write_lowerings(kept, chosen)
+    parts = replace(built.parts, network=network.clone(chooser=chosen))
+    return replace(built, parts=parts, step=make_train_step(parts))
+
+
+def _choose(
+    recipe: Recipe,
+    dataset: Dataset,
+    built: Built,
+    backend: Backend,
+    run_dir: Path | None,
+    reporter: Reporter,
+) -> Lowerings:
+    problems = list_problems(
+        built.parts,
+        built.state,
+        recipe.train.batch_size,
+        dataset.eval_order.batch_size,
+    )
+    folder = cache_root(recipe.cache) / "autotune"
+    tuning = Tuning(recipe.autotune, recipe.autotune_search, folder)
+
+    @contextmanager
+    def watch(name: str) -> Iterator[None]:
+        with reporter.clock(f"tuning {name}"):
+            yield
+
+    chosen = backend.choose_lowerings(problems, tuning, watch)
+    if chosen.found or chosen.by_rule:
+        reporter.stage("lower", _line(chosen))
+    if chosen.tuned and run_dir is not None:
+        path = write_result(chosen.to_result(), run_dir, datetime.now())
+        reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.bank}; {path.name}")
+    return chosen.lowerings
+
+
+def list_problems(
+    parts: StepParts, state: Any, train_batch: int, eval_batch: int
+) -> tuple[Problem, ...]:
+    """Every computation of a convolution in a step or an evaluation, by tracing the network.
+
+    Gradients are needed of training alone, and none of the images that the network is given.
+    """
+    trained, evaluated = (
+        _traced(parts, state, train_batch, True),
+        _traced(parts, state, eval_batch, False),
+    )
+    height, width, channels = image_shape(parts.image)
+    problems = [p for p in trained if not _reads_input(p, (height, width), channels)]
+    return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
+
+
+def _traced(parts: StepParts, state: Any, batch: int, train: bool) -> tuple[Problem, ...]:
+    listing = Listing()
+    network: nn.Module = parts.network.clone(chooser=listing)
+    images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
+
+    def call(state: Any, images: Any) -> Any:
+        weights = {"params": state.params, "batch_stats": state.batch_stats}
+        key = jax.random.key(0)
+        return network.apply(
+            weights, images, train=train, mutable=["batch_stats"], rngs={"dropout": key}
+        )
+
+    jax.eval_shape(call, state, images)
+    return tuple(listing.problems)
+
+
+def _reads_input(problem: Problem, sizes: tuple[int, int], channels: int) -> bool:
+    """Whether this is the gradient of the network's own input, which nobody asks for."""
+    at_input = problem.window.sizes == sizes and problem.channels == channels
+    return problem.role == ROLES[1] and at_input
+
+
+def write_lowerings(path: Path, lowerings: Lowerings) -> None:
+    """As JSON: each problem, as text, and what computes it."""
+    document = {problem: str(how) for problem, how in lowerings.chosen}
+    write_whole(path, json.dumps(document, indent=1) + "\n")
+
+
+def read_lowerings(path: Path) -> Lowerings:
+    """What `write_lowerings` wrote. Raises RunError that names the file for anything else."""
+    try:
+        document = json.loads(path.read_text())
+        return Lowerings(tuple((str(p), Lowering.parse(how)) for p, how in document.items()))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path}: not the lowerings of a run ({type(error).__name__}: {error}); "
+            "delete it to have them chosen again"
+        ) from error
+
+
+def _line(chosen: Chosen) -> str:
+    ways = [how for _, how in chosen.lowerings.chosen]
+    onednn = sum(way.engine == "onednn" for way in ways)
+    banked = len(chosen.found) - chosen.tuned
+    parts = [f"{len(ways)} computations of convolutions: {banked} from the bank"]
+    parts += [f"{chosen.tuned} tuned"] if chosen.tuned else []
+    parts += [f"{chosen.by_rule} by rule"] if chosen.by_rule else []
+    line = ", ".join(parts) + f"; {onednn} by oneDNN"
+    before_ms = sum(found.before_us for found in chosen.found) / 1000
+    after_ms = sum(found.after.us for found in chosen.found) / 1000
+    return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if chosen.found else "")

@@ -1,0 +1,65 @@
+"""A compiled run in which nothing is computed: what it takes is told by a clock of its own."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pipeline.backends.base import CompileReport, Mechanism
+from pipeline.sink.telemetry import Telemetry
+from pipeline.stages import train as train_stage
+from pipeline.stages import trial as trial_stage
+from pipeline.training.state import TrainState
+from tests.stages.test_train import state_at
+
+
+class Clockwork:
+    """A dispatch of n steps takes `dispatch_s + n * step_s`, softly `(n - 1) * soft_s` more."""
+
+    def __init__(
+        self,
+        dispatch_s: float = 1e-3,
+        step_s: float = 1e-4,
+        soft_s: float = 1e-5,
+        window_steps: int = 1024,
+    ) -> None:
+        self.report = CompileReport(())
+        self.now = 0.0
+        self.ran: list[tuple[int, Mechanism]] = []
+        self.bad: int | None = None
+        self.signal_at: int | None = None
+        self._dispatch_s, self._step_s, self._soft_s = dispatch_s, step_s, soft_s
+        self._window = SimpleNamespace(start=0, stop=window_steps)
+        self.feed = SimpleNamespace(window=lambda step: self._window)
+
+    def init(self) -> TrainState:
+        return state_at(0)
+
+    def run(
+        self, state: TrainState, start: int, stop: int, mechanism: Mechanism
+    ) -> tuple[TrainState, Telemetry]:
+        steps = stop - start
+        self.ran.append((steps, mechanism))
+        self.now += self._dispatch_s + steps * self._step_s
+        self.now += (steps - 1) * self._soft_s if mechanism == "soft" else 0.0
+        if self.signal_at is not None and start < self.signal_at <= stop:
+            signal.raise_signal(signal.SIGTERM)
+        rows = np.ones((steps, 4), np.float32)
+        if self.bad is not None and start < self.bad <= stop:
+            rows = rows[: self.bad - start]
+            rows[-1, 0] = np.nan
+        return state_at(stop), Telemetry.from_rows(start, rows)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were run."""
+        return sum(steps for steps, _ in self.ran)
+
+    def rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Make this the clock of training and of trials."""
+        clock = SimpleNamespace(perf_counter=lambda: self.now, monotonic=lambda: self.now)
+        monkeypatch.setattr(train_stage, "time", clock)
+        monkeypatch.setattr(trial_stage, "time", clock)

@@ -1,0 +1,312 @@
+"""How the convolutions of a run are settled, and that they stay so."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from rich.console import Console
+
+from pipeline.backends.autotune.tuner import Chosen, Found, Timed, Tuning
+from pipeline.backends.base import Watch
+from pipeline.backends.xla import XlaBackend, find_device
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError
+from pipeline.job import run
+from pipeline.models.lowerings.lowering import DEFAULTS, Lowering, Lowerings, Problem
+from pipeline.models.lowerings.window import make_window
+from pipeline.models.network import Network
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.build import Built, build
+from pipeline.stages.data import Dataset, load_data
+from pipeline.stages.lower import list_problems, lower, read_lowerings, write_lowerings
+from pipeline.training.state import Batch
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+
+NETWORK = [
+    "model=layers",
+    "model.layers=[{name: conv, features: 4, kernel: 3},batch_norm,relu,"
+    "{name: residual, body: [{name: conv, features: 4, kernel: 3}]},"
+    "{name: dropout, rate: 0.5},{name: conv, features: 8, kernel: 1, stride: 2, padding: valid},"
+    "global_avg_pool,{name: dense, features: '$classes'}]",
+    "dataset.train.ops=[]",
+    "dataset.eval.ops=[]",
+    "dataset.eval.batch_size=20",
+]
+"""Three convolutions of 8x8 images with one channel, batches of 16; evaluation of 20."""
+
+THREES = "stride 1x1 pads 1+1,1+1 dilation 1x1 groups 1"
+STRIDED = "stride 2x2 pads 0+0,0+0 dilation 1x1 groups 1"
+TRAINED = [
+    f"conv2d forward 16x8x8x1 kernel 3x3x4 {THREES}",
+    f"conv2d kernel_gradient 16x8x8x1 kernel 3x3x4 {THREES}",
+    f"conv2d forward 16x8x8x4 kernel 3x3x4 {THREES}",
+    f"conv2d images_gradient 16x8x8x4 kernel 3x3x4 {THREES}",
+    f"conv2d kernel_gradient 16x8x8x4 kernel 3x3x4 {THREES}",
+    f"conv2d forward 16x8x8x4 kernel 1x1x8 {STRIDED}",
+    f"conv2d images_gradient 16x8x8x4 kernel 1x1x8 {STRIDED}",
+    f"conv2d kernel_gradient 16x8x8x4 kernel 1x1x8 {STRIDED}",
+]
+EVALUATED = [
+    f"conv2d forward 20x8x8x1 kernel 3x3x4 {THREES}",
+    f"conv2d forward 20x8x8x4 kernel 3x3x4 {THREES}",
+    f"conv2d forward 20x8x8x4 kernel 1x1x8 {STRIDED}",
+]
+
+
+class Choosing(XlaBackend):
+    """A backend that chooses what a test wants it to, and takes down what it was asked."""
+
+    def __init__(self, way: str = "patches/xla", chosen: Chosen | None = None) -> None:
+        super().__init__(find_device("cpu", 0))
+        self._way, self._chosen = Lowering.parse(way), chosen
+        self.asked: list[tuple[Sequence[Problem], Tuning]] = []
+
+    def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
+        self.asked.append((problems, tuning))
+        if self._chosen is not None:
+            return self._chosen
+        return Chosen(Lowerings(tuple((str(problem), self._way) for problem in problems)), (), 3)
+
+
+def prepare(recipe: Recipe) -> tuple[Dataset, Built, Reporter]:
+    reporter = Reporter(console=Console(file=io.StringIO()))
+    dataset = load_data(recipe, reporter)
+    return dataset, build(recipe, dataset, reporter), reporter
+
+
+def lowered(recipe: Recipe, backend: Choosing, run_dir: Path | None) -> tuple[Built, str]:
+    """The step, and what the user was told of it."""
+    dataset, built, _ = prepare(recipe)
+    told = Reporter(console=Console(file=io.StringIO()))
+    result = lower(recipe, dataset, built, backend, run_dir, told)
+    file: Any = told.console.file
+    return result, file.getvalue()
+
+
+def chooser(built: Built) -> Lowerings:
+    assert isinstance(built.parts.network, Network)
+    assert isinstance(built.parts.network.chooser, Lowerings)
+    return built.parts.network.chooser
+
+
+def problems(recipe: Recipe) -> list[str]:
+    dataset, built, _ = prepare(recipe)
+    batch, eval_batch = recipe.train.batch_size, dataset.eval_order.batch_size
+    found = list_problems(built.parts, built.state, batch, eval_batch)
+    assert len(set(found)) == len(found)
+    return [str(problem) for problem in found]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("O0", "float32"), ("bf16", "bfloat16")])
+def test_every_computation_of_a_convolution_is_listed(
+    precision: str, dtype: str, tiny: Compose
+) -> None:
+    """But for the gradient of the network's own input; evaluation needs no gradient at all."""
+    found = problems(tiny(*NETWORK, f"train.precision={precision}"))
+    assert found == [f"{text} {dtype}" for text in [*TRAINED, *EVALUATED]]
+
+
+def test_evaluation_in_batches_as_in_training_adds_nothing(tiny: Compose) -> None:
+    found = problems(tiny(*NETWORK, "dataset.eval.batch_size=16"))
+    assert found == [f"{text} float32" for text in TRAINED]
+
+
+def test_images_with_their_channels_first_are_listed_as_the_network_sees_them(
+    tiny: Compose,
+) -> None:
+    ops = "[{name: hwc2chw}]"
+    recipe = tiny(*NETWORK, f"dataset.train.ops={ops}", f"dataset.eval.ops={ops}")
+    assert problems(recipe) == [f"{text} float32" for text in [*TRAINED, *EVALUATED]]
+
+
+def test_gradients_of_smaller_images_with_as_many_channels_are_listed(tiny: Compose) -> None:
+    """They are not the network's input, though they look like it."""
+    convolution = "{name: conv, features: 1, kernel: 1, stride: 2, padding: valid}"
+    layers = f"[{convolution},{convolution},flatten,{{name: dense, features: '$classes'}}]"
+    found = problems(tiny(*NETWORK, f"model.layers={layers}"))
+    gradients = [text for text in found if "images_gradient" in text]
+    assert gradients == [f"conv2d images_gradient 16x4x4x1 kernel 1x1x1 {STRIDED} float32"]
+
+
+@pytest.mark.parametrize("model", ["mlp", "bert_base"])
+def test_a_network_without_convolutions_poses_no_problems(
+    model: str, tiny: Compose, tmp_path: Path
+) -> None:
+    small = {"mlp": ["model.hidden=[4]"], "bert_base": ["model.blocks=1", "model.features=12"]}
+    recipe = tiny(f"model={model}", *small[model], "dataset.train.ops=[]", "dataset.eval.ops=[]")
+    assert problems(recipe) == []
+    _, told = lowered(recipe, Choosing(chosen=Chosen()), tmp_path)
+    assert told == ""
+    assert read_lowerings(tmp_path / "lowerings.json") == DEFAULTS
+
+
+def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    backend = Choosing()
+    built, told = lowered(tiny(*NETWORK), backend, tmp_path)
+    expected = {f"{text} float32": "patches/xla" for text in [*TRAINED, *EVALUATED]}
+    assert json.loads((tmp_path / "lowerings.json").read_text()) == expected
+    assert {text: str(way) for text, way in chooser(built).chosen} == expected
+    assert told.startswith("lower      11 computations of convolutions: 0 from the bank, 3 by rule")
+    assert [file.name for file in tmp_path.iterdir()] == ["lowerings.json"]
+
+
+@pytest.mark.parametrize("text", [TRAINED[0], TRAINED[1], EVALUATED[0]])
+def test_the_step_and_its_evaluation_do_use_what_was_chosen(text: str, tiny: Compose) -> None:
+    """Told by a lowering that does not fit: only where it is used is it refused."""
+    recipe = tiny(*NETWORK)
+    dataset, built, reporter = prepare(recipe)
+    chosen = Chosen(Lowerings(((f"{text} float32", Lowering("pixels")),)))
+    made = lower(recipe, dataset, built, Choosing(chosen=chosen), None, reporter)
+    sums = jax.eval_shape(made.step.zero_sums)
+
+    def trace_step() -> Any:
+        return jax.eval_shape(made.step.step, made.state, batch_of(16), built.learning_rates)
+
+    def trace_evaluation() -> Any:
+        return jax.eval_shape(made.step.evaluate, made.state, batch_of(20), sums)
+
+    fine, refused = trace_evaluation, trace_step
+    if text in EVALUATED:
+        fine, refused = refused, fine
+    fine()
+    with pytest.raises(ValueError, match=re.escape(f"pixels/xla can't compute {text}")):
+        refused()
+
+
+def batch_of(size: int) -> Batch:
+    """The shapes of a batch of digits."""
+    columns = {
+        "image": jax.ShapeDtypeStruct((size, 8, 8, 1), np.uint8),
+        "label": jax.ShapeDtypeStruct((size,), np.int32),
+    }
+    number, words = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((2,), np.uint32)
+    sample: Any = jax.ShapeDtypeStruct((size,), np.int32)
+    made: Any = (columns, words, number, sample, number)
+    return Batch(*made)
+
+
+def test_the_recipe_says_how_it_is_tuned_and_the_cache_where_it_is_kept(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    changes = ["autotune=repeat", "autotune_search=ga", f"cache.root={tmp_path}"]
+    backend = Choosing()
+    lowered(tiny(*NETWORK, *changes), backend, None)
+    ((_, tuning),) = backend.asked
+    assert tuning == Tuning("repeat", "ga", tmp_path / "autotune")
+    assert tuning.bank == tmp_path / "autotune" / "lowerings.json"
+
+
+def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) -> None:
+    """Whatever the bank says by now: other lowerings are other roundings."""
+    first, _ = lowered(tiny(*NETWORK), Choosing("patches/xla"), tmp_path)
+    other = Choosing("convolution/xla")
+    again, told = lowered(tiny(*NETWORK), other, tmp_path)
+    assert other.asked == []
+    assert chooser(again) == chooser(first)
+    assert told == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
+
+
+def test_without_a_run_directory_nothing_is_written(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    built, _ = lowered(tiny(*NETWORK), Choosing(chosen=tuned()), None)
+    assert chooser(built) == tuned().lowerings
+    assert list(tmp_path.iterdir()) == []
+
+
+def tuned() -> Chosen:
+    """One computation found in the bank and one tuned, of a network that has two."""
+    window = make_window((8, 8), (3, 3), (1, 1), "SAME", (1, 1), 1)
+    one, other = (Problem("forward", window, batch, 4, 4, "float32") for batch in (16, 20))
+    way = Lowering("patches")
+    found = (
+        Found(one, 3000.0, Timed(way, 1000.0), Timed(way, 1000.0), "bank_hit"),
+        Found(other, 2000.0, Timed(way, 1500.0), Timed(way, 1500.0), "bank_append", (1500.0,)),
+    )
+    return Chosen(Lowerings(((str(one), way), (str(other), way))), found)
+
+
+def test_what_was_tuned_leaves_its_result_in_the_run_directory(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    _, told = lowered(tiny(*NETWORK), Choosing(chosen=tuned()), tmp_path)
+    (file,) = tmp_path.glob("tune_result_pid*.json")
+    assert json.loads(file.read_text()) == json.loads(json.dumps(tuned().to_result()))
+    first, second = told.splitlines()
+    assert first == (
+        "lower      2 computations of convolutions: 1 from the bank, 1 tuned; 0 by oneDNN; "
+        "5.0 -> 2.5 ms"
+    )
+    assert second.startswith("lower      1 tuned, kept in ")
+    assert second.endswith(f"; {file.name}")
+
+
+def test_what_came_from_the_bank_leaves_no_result(tiny: Compose, tmp_path: Path) -> None:
+    chosen = tuned()
+    banked = replace(chosen, found=chosen.found[:1])
+    lowered(tiny(*NETWORK), Choosing(chosen=banked), tmp_path)
+    assert list(tmp_path.glob("tune_result*")) == []
+
+
+class OtherNetwork(nn.Module):
+    """A flax module of somebody's own."""
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        return nn.Dense(10)(images.reshape(images.shape[0], -1))
+
+
+def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny(*NETWORK)
+    dataset, built, reporter = prepare(recipe)
+    other = replace(built, parts=replace(built.parts, network=OtherNetwork()))
+    backend = Choosing()
+    assert lower(recipe, dataset, other, backend, tmp_path, reporter) is other
+    assert backend.asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    chosen = Lowerings((("b", Lowering("patches", "onednn", 8)), ("a", Lowering("default"))))
+    write_lowerings(tmp_path / "lowerings.json", chosen)
+    assert read_lowerings(tmp_path / "lowerings.json") == chosen
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"a": null}', b'{"a": "patches"}', b"\xff"],
+)
+def test_a_broken_choice_is_named_and_left_alone(
+    content: bytes, tiny: Compose, tmp_path: Path
+) -> None:
+    """Rather than going on with another one."""
+    file = tmp_path / "lowerings.json"
+    file.write_bytes(content)
+    backend = Choosing()
+    with pytest.raises(RunError) as caught:
+        lowered(tiny(*NETWORK), backend, tmp_path)
+    assert str(caught.value).startswith(f"{file}: not the lowerings of a run (")
+    assert str(caught.value).endswith("); delete it to have them chosen again")
+    assert file.read_bytes() == content
+    assert backend.asked == []
+
+
+def test_a_run_that_only_builds_settles_nothing(tiny: Compose, tmp_path: Path) -> None:
+    run(tiny(*NETWORK, "stages=[data,build]"), tmp_path)
+    assert not (tmp_path / "lowerings.json").exists()
+    assert outcome.read_summary(tmp_path)["status"] == "done"
