@@ -20,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say and return the exit status."""
     begun = time.perf_counter()
     args = list(sys.argv[1:] if arguments is None else arguments)
-    # Imports and tracing make millions of objects that stay. Looking through them again and again
-    # for garbage took 0.5 of 3 s until the first step.
+    # Imports and tracing make millions of objects that stay; looking through them again and again
+    # for garbage took some 0.25 of 3 s until the first step.
     gc.set_threshold(*COLLECT_SELDOM)
     debug = "debug=true" in map(str.lower, args)
     return report_errors(lambda: _command(args, begun)(), debug=debug)

@@ -240,7 +240,7 @@ def test_a_signal_stops_the_sweep_and_not_only_its_job(
     def interrupted(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("pipeline.observe.monitors.TimeMonitor.on_sink", interrupted)
+    monkeypatch.setattr("pipeline.observe.off_thread.OffThread.on_sink", interrupted)
     assert pipeline("-m", STEPS, "seed=1,2,3", "train.sink_size=7") == 1
     (sweep_dir,) = sweeps(tmp_path)
     rows = read_table(sweep_dir)

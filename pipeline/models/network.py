@@ -10,7 +10,16 @@ from jax import Array, lax
 from pipeline.models import attention as attention
 from pipeline.models import combinations as combinations
 from pipeline.models import layers
+from pipeline.models.batch_last import conv2d_chwn
 from pipeline.models.convolution import conv2d
+from pipeline.models.layout import (
+    CHANNEL_AXIS,
+    Layout,
+    batch_first,
+    batch_last,
+    first_without_batch_last,
+    shape_nhwc,
+)
 from pipeline.models.lowerings.lowering import DEFAULTS, Chooser
 from pipeline.models.lowerings.window import Pair
 from pipeline.models.pooling import max_pool
@@ -43,16 +52,22 @@ class Network(nn.Module):
     """What activations are computed in."""
     chooser: Chooser = DEFAULTS
     """How convolutions are computed."""
+    layout: Layout = "nhwc"
+    """What order of axes images are computed in; it changes neither parameters nor results, beyond
+    the last digits. A convolution in CHWN is computed in one way, and the chooser is not asked."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
         """Logits (batch, classes), float32, of images (batch, height, width, channels).
 
-        Raises ValueError that names the layer and the shape where one does not fit the next.
+        Raises ValueError that names the layer and the shape where one does not fit the next, and
+        for a layer that the layout lacks.
         """
-        site = Site((), self.initializers, self.dtype, train, self.chooser)
+        site = Site((), self.initializers, self.dtype, train, self.chooser, self.layout)
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Embedding)
         x = images if reads_numbers else images.astype(self.dtype)
+        if self.layout == "chwn":
+            x = batch_last(_require_batch_last(self.layers, x))
         logits = walk(self.layers, x, site)
         if logits.ndim != 2:
             raise ValueError(
@@ -60,6 +75,20 @@ class Network(nn.Module):
                 "end it in global_avg_pool or flatten, and dense"
             )
         return logits.astype(jnp.float32)
+
+
+def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> Array:
+    """The images. Raises ValueError where they or a layer can't be computed in CHWN."""
+    layer = first_without_batch_last(stack)
+    if layer is not None:
+        raise ValueError(
+            f"layer {layer.name} is not computed in the layout chwn; the network must stay in nhwc"
+        )
+    if images.ndim != 4:
+        raise ValueError(
+            f"the layout chwn is one of images, and shape {images.shape} is none; must be nhwc"
+        )
+    return images
 
 
 class _Conv(nn.Module):
@@ -72,22 +101,20 @@ class _Conv(nn.Module):
         size, strides, dilation = _pair(layer.kernel), _pair(layer.stride), _pair(layer.dilation)
         window = ((size[0] - 1) * dilation[0] + 1, (size[1] - 1) * dilation[1] + 1)
         pads = _pads(x, window, strides, layer.padding, self.site)
-        require_groups(x, layer.groups, self.site)
+        channels = require_groups(x, layer.groups, self.site)
         features = _features(layer, self.site)
-        shape = (*size, x.shape[-1] // layer.groups, features)
+        shape = (*size, channels // layer.groups, features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        y = conv2d(
-            x,
-            kernel.astype(dtype),
-            strides=strides,
-            padding=pads,
-            dilation=dilation,
-            groups=layer.groups,
-            chooser=self.site.chooser,
-        )
+        how = {"strides": strides, "padding": pads, "dilation": dilation}
+        if self.site.layout == "chwn":
+            y = conv2d_chwn(x, kernel.astype(dtype), **how)
+        else:
+            how |= {"groups": layer.groups, "chooser": self.site.chooser}
+            y = conv2d(x, kernel.astype(dtype), **how)
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()
-            y += self.param("bias", bias_init, (features,), jnp.float32).astype(dtype)
+            bias = self.param("bias", bias_init, (features,), jnp.float32).astype(dtype)
+            y += bias if self.site.layout == "nhwc" else bias[:, None, None, None]
         return y
 
 
@@ -145,6 +172,7 @@ def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
 @forward.register
 def _batch_norm(layer: layers.BatchNorm, x: Array, site: Site) -> Array:
     return nn.BatchNorm(
+        axis=CHANNEL_AXIS[site.layout] if x.ndim == 4 else -1,
         use_running_average=not site.train,
         momentum=layer.momentum,
         epsilon=layer.epsilon,
@@ -167,7 +195,11 @@ def _group_norm(layer: layers.GroupNorm, x: Array, site: Site) -> Array:
 
 @forward.register
 def _dropout(layer: layers.Dropout, x: Array, site: Site) -> Array:
-    return nn.Dropout(layer.rate, deterministic=not site.train, name=site.name)(x)
+    dropout = nn.Dropout(layer.rate, deterministic=not site.train, name=site.name)
+    if x.ndim == 4 and site.layout == "chwn":
+        # The mask is drawn as for images in NHWC, so that the same values are dropped.
+        return batch_last(dropout(batch_first(x, site.layout)))
+    return dropout(x)
 
 
 @forward.register
@@ -195,7 +227,8 @@ def _avg_pool(layer: layers.AvgPool, x: Array, site: Site) -> Array:
 def _global_avg_pool(layer: layers.GlobalAvgPool, x: Array, site: Site) -> Array:
     require_images(x, site)
     with jax.named_scope(site.name):
-        return x.mean((1, 2))
+        mean = x.mean((1, 2))
+        return mean if site.layout == "nhwc" else mean.T
 
 
 @forward.register
@@ -218,6 +251,7 @@ def _channel_shuffle(layer: layers.ChannelShuffle, x: Array, site: Site) -> Arra
 
 @forward.register
 def _flatten(layer: layers.Flatten, x: Array, site: Site) -> Array:
+    x = batch_first(x, site.layout) if x.ndim == 4 else x
     return x.reshape(x.shape[0], -1)
 
 
@@ -255,7 +289,7 @@ def _pads(
         rows, columns = padding
     if sizes[0] + sum(rows) < window[0] or sizes[1] + sum(columns) < window[1]:
         raise ValueError(
-            f"{site}: a window of {window[0]}x{window[1]} does not fit into shape {x.shape}; the "
-            "images are too small for this network, or the layers before shrink them too much"
+            f"{site}: a window of {window[0]}x{window[1]} does not fit into shape "
+            f"{shape_nhwc(x, site.layout)}; the images are too small for this network, or the layers before shrink them too much"
         )
     return rows, columns

@@ -9,6 +9,7 @@ from functools import singledispatch
 from jax import Array
 
 from pipeline.models.layers import scope_names
+from pipeline.models.layout import Layout, shape_nhwc
 from pipeline.models.lowerings.lowering import DEFAULTS, Chooser
 from pipeline.models.spec import InitSpec, LayerSpec
 
@@ -22,6 +23,8 @@ class Site:
     dtype: str
     train: bool
     chooser: Chooser = DEFAULTS
+    layout: Layout = "nhwc"
+    """How images reach the layer, and how it gives them on."""
 
     @property
     def name(self) -> str:
@@ -63,9 +66,11 @@ def require_images(x: Array, site: Site) -> None:
         )
 
 
-def require_groups(x: Array, groups: int, site: Site) -> None:
-    """Raise ValueError unless the channels fall into as many groups of the same size."""
-    if x.shape[-1] % groups:
+def require_groups(x: Array, groups: int, site: Site) -> int:
+    """The channels of x. Raises ValueError unless they fall into as many groups of one size."""
+    shape = shape_nhwc(x, site.layout)
+    if shape[-1] % groups:
         raise ValueError(
-            f"{site}: groups {groups} does not divide the {x.shape[-1]} channels of shape {x.shape}"
+            f"{site}: groups {groups} does not divide the {shape[-1]} channels of shape {shape}"
         )
+    return shape[-1]

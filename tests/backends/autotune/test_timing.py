@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,11 +15,17 @@ from pipeline.backends.autotune.timing import ROUND_S, ROUNDS, Stopwatch
 from pipeline.models.lowerings.candidates import candidates, compute
 from pipeline.models.lowerings.lowering import ROLES, Lowering, Problem, Role
 from tests.backends.autotune.made_up import PLAIN, convolution
-from tests.models.lowerings.engines import engines_here
+from tests.models.lowerings.engines import engines_here, keep_no_programs
 
 DEVICE = jax.devices("cpu")[0]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.01}
 """Of the largest value: the program around it may sum in another order."""
+
+
+@pytest.fixture(autouse=True)
+def no_programs_kept() -> Iterator[None]:
+    with keep_no_programs():
+        yield
 
 
 def small(role: Role, dtype: str = "float32") -> Problem:
