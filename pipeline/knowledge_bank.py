@@ -26,9 +26,9 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
     `checked` returns an entry as it is used, and raises where it is not one. Raises RunError where
     the file is not a bank.
     """
-    if not path.exists():
-        return {}
     try:
+        if not path.exists():
+            return {}
         document = json.loads(path.read_text())
         if document["version"] != BANK_VERSION:
             raise ValueError(f"version {document['version']}, this program reads {BANK_VERSION}")
@@ -41,10 +41,18 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
 
 
 def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
-    """The bank in one step: a reader sees the old file or the new one."""
+    """The bank in one step: a reader sees the old file or the new one.
+
+    Raises RunError where it can't be written.
+    """
     document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(document, indent=1) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise RunError(
+            f"{path}: the knowledge bank can't be written: {error.strerror or error}"
+        ) from error
 
 
 def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path:

@@ -37,6 +37,8 @@ FREE_TO_CHANGE = (
     ("dataset", "root"),
     ("dataset", "mirrors"),
     ("stages",),
+    ("autotune",),
+    ("autotune_search",),
     ("debug",),
     ("checkpoint",),
     ("eval",),

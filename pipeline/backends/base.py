@@ -151,9 +151,7 @@ class Backend(Protocol):
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that decide its numbers, for the summary."""
 
-    def choose_lowerings(
-        self, problems: Sequence[Problem], tuning: Tuning, watch: Watch
-    ) -> Chosen:
+    def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
         """How each convolution of a network is computed here. Raises RunError for a bad bank."""
 
     def compile(self, work: Work, watch: Watch) -> Executable:

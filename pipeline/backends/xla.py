@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from pipeline.backends.base import (
     Watch,
     Work,
 )
+from pipeline.backends.program_cache import unkept
 from pipeline.data.feed import Feed
 from pipeline.data.window import Inputs, batch_at
 from pipeline.errors import RunError
@@ -88,9 +89,7 @@ class XlaBackend:
             return "soft", "asked for: one asynchronous dispatch per step, no host read in a sink"
         return "loop", "one XLA program loops over the steps of a sink, its trip count an argument"
 
-    def choose_lowerings(
-        self, problems: Sequence[Problem], tuning: Tuning, watch: Watch
-    ) -> Chosen:
+    def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
         """From the banks, the tuner or a rule on the CPU; elsewhere XLA's own are the best."""
         return choose_lowerings(problems, self.device, tuning, watch)
 
@@ -256,7 +255,7 @@ def _compile(source: _Source, watch: Watch) -> tuple[Any, Program]:
         try:
             lowered = jax.jit(source.function, donate_argnums=source.donated).lower(*source.args)
             keep = CALLS not in lowered.as_text()
-            with _kept(keep):
+            with nullcontext() if keep else unkept():
                 compiled = lowered.compile(compiler_options=source.compiler_options)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).splitlines()[0]
@@ -271,17 +270,6 @@ def _compile(source: _Source, watch: Watch) -> tuple[Any, Program]:
         # XLA does not look into the calls of another library.
         flops=cost.get("flops") if cost and keep else None,
     )
-
-
-@contextmanager
-def _kept(keep: bool) -> Iterator[None]:
-    """A program that calls oneDNN can't be written to the cache: XLA has no form for it."""
-    key, shortest_s = "jax_persistent_cache_min_compile_time_secs", 0.0
-    jax.config.update(key, shortest_s if keep else float("inf"))
-    try:
-        yield
-    finally:
-        jax.config.update(key, shortest_s)
 
 
 @contextmanager

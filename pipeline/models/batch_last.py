@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +41,8 @@ def conv2d_chwn(
     width, batch). `padding` is "SAME", "VALID" or the zeros put (before, after) the height and the
     width; `dilation` spreads the kernel. Sums are float32. Differentiable in reverse mode only.
     """
-    window = make_window(images.shape[1:3], kernel.shape[:2], strides, padding, dilation, 1)
+    (_, height, width, _), (rows, columns, _, _) = images.shape, kernel.shape
+    window = make_window((height, width), (rows, columns), strides, padding, dilation, 1)
     return _conv2d(window, images, kernel)
 
 
@@ -173,7 +173,7 @@ def _spread_columns(window: Window, cotangent: Array) -> Array:
 
 
 def _row_products(window: Window, kernel: Array, spread: Array) -> Array:
-    """What each kernel row adds: (kernel rows, channels, height of the cotangent, width * batch)."""
+    """What each kernel row adds: (kernel rows, channels, cotangent height, width * batch)."""
     rows, columns, channels, features = kernel.shape
     matrix = kernel[:, ::-1].transpose(0, 2, 1, 3).reshape(rows * channels, columns * features)
     return _multiply(matrix, spread).reshape(rows, channels, window.positions[0], -1)
@@ -186,7 +186,7 @@ def _overlapped(window: Window, products: Array) -> Array:
     def placed(row: int) -> Array:
         before = row * axis.dilation - axis.pads[0]
         after = axis.size - 1 - before - axis.reach
-        return lax.pad(products[row], zero, ((0, 0, 0), (before, after, axis.stride - 1), (0, 0, 0)))
+        config = ((0, 0, 0), (before, after, axis.stride - 1), (0, 0, 0))
+        return lax.pad(products[row], zero, config)
 
-    added: Any = functools.reduce(jnp.add, map(placed, range(axis.kernel)))
-    return added
+    return sum(map(placed, range(1, axis.kernel)), placed(0))

@@ -16,8 +16,6 @@ from pipeline.models.spec import LayerSpec
 
 Layout = Literal["nhwc", "chwn"]
 
-CHANNEL_AXIS: dict[Layout, int] = {"nhwc": 3, "chwn": 0}
-
 _KNOWN = (
     layers.Activation,
     layers.AvgPool,
@@ -37,15 +35,20 @@ def batch_last(images: Array) -> Array:
     return images.transpose(3, 1, 2, 0)
 
 
-def batch_first(images: Array, layout: Layout) -> Array:
-    """Images of a layout as (batch, height, width, channels)."""
-    return images if layout == "nhwc" else images.transpose(3, 1, 2, 0)
+def batch_first(x: Array, layout: Layout) -> Array:
+    """Images of a layout as (batch, height, width, channels); what is no image is given back."""
+    return x.transpose(3, 1, 2, 0) if channel_axis(x, layout) == 0 else x
 
 
-def shape_nhwc(images: Array, layout: Layout) -> tuple[int, ...]:
-    """Batch, height, width and channels of images of a layout."""
-    shape = images.shape
-    return shape if layout == "nhwc" else (shape[3], *shape[1:3], shape[0])
+def channel_axis(x: Array, layout: Layout) -> int:
+    """Which axis holds the channels, or the features of what is no image: 0 or -1."""
+    return 0 if x.ndim == 4 and layout == "chwn" else -1
+
+
+def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
+    """The shape of x; of images as (batch, height, width, channels) in any layout."""
+    channels, *sizes, batch = x.shape
+    return (batch, *sizes, channels) if channel_axis(x, layout) == 0 else x.shape
 
 
 def first_without_batch_last(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:

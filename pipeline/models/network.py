@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -12,11 +14,12 @@ from pipeline.models import combinations as combinations
 from pipeline.models import layers
 from pipeline.models.batch_last import conv2d_chwn
 from pipeline.models.convolution import conv2d
+from pipeline.models.dense import dense_product
 from pipeline.models.layout import (
-    CHANNEL_AXIS,
     Layout,
     batch_first,
     batch_last,
+    channel_axis,
     first_without_batch_last,
     shape_nhwc,
 )
@@ -105,12 +108,11 @@ class _Conv(nn.Module):
         features = _features(layer, self.site)
         shape = (*size, channels // layer.groups, features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        how = {"strides": strides, "padding": pads, "dilation": dilation}
         if self.site.layout == "chwn":
-            y = conv2d_chwn(x, kernel.astype(dtype), **how)
+            convolve = conv2d_chwn
         else:
-            how |= {"groups": layer.groups, "chooser": self.site.chooser}
-            y = conv2d(x, kernel.astype(dtype), **how)
+            convolve = functools.partial(conv2d, groups=layer.groups, chooser=self.site.chooser)
+        y = convolve(x, kernel.astype(dtype), strides=strides, padding=pads, dilation=dilation)
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()
             bias = self.param("bias", bias_init, (features,), jnp.float32).astype(dtype)
@@ -165,6 +167,7 @@ def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
         dtype=site.dtype,
         kernel_init=(layer.kernel_init or site.initializers.dense).build(),
         bias_init=(layer.bias_init or site.initializers.bias).build(),
+        dot_general=dense_product,
         name=site.name,
     )(x)
 
@@ -172,7 +175,7 @@ def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
 @forward.register
 def _batch_norm(layer: layers.BatchNorm, x: Array, site: Site) -> Array:
     return nn.BatchNorm(
-        axis=CHANNEL_AXIS[site.layout] if x.ndim == 4 else -1,
+        axis=channel_axis(x, site.layout),
         use_running_average=not site.train,
         momentum=layer.momentum,
         epsilon=layer.epsilon,
@@ -196,7 +199,7 @@ def _group_norm(layer: layers.GroupNorm, x: Array, site: Site) -> Array:
 @forward.register
 def _dropout(layer: layers.Dropout, x: Array, site: Site) -> Array:
     dropout = nn.Dropout(layer.rate, deterministic=not site.train, name=site.name)
-    if x.ndim == 4 and site.layout == "chwn":
+    if channel_axis(x, site.layout) == 0:
         # The mask is drawn as for images in NHWC, so that the same values are dropped.
         return batch_last(dropout(batch_first(x, site.layout)))
     return dropout(x)
@@ -251,7 +254,7 @@ def _channel_shuffle(layer: layers.ChannelShuffle, x: Array, site: Site) -> Arra
 
 @forward.register
 def _flatten(layer: layers.Flatten, x: Array, site: Site) -> Array:
-    x = batch_first(x, site.layout) if x.ndim == 4 else x
+    x = batch_first(x, site.layout)
     return x.reshape(x.shape[0], -1)
 
 
@@ -290,6 +293,7 @@ def _pads(
     if sizes[0] + sum(rows) < window[0] or sizes[1] + sum(columns) < window[1]:
         raise ValueError(
             f"{site}: a window of {window[0]}x{window[1]} does not fit into shape "
-            f"{shape_nhwc(x, site.layout)}; the images are too small for this network, or the layers before shrink them too much"
+            f"{shape_nhwc(x, site.layout)}; the images are too small for this network, "
+            "or the layers before shrink them too much"
         )
     return rows, columns

@@ -52,14 +52,13 @@ def lower(
     network = built.parts.network
     if not isinstance(network, Network):
         return built
-    kept = run_dir / LOWERINGS if run_dir else None
-    if kept is not None and kept.exists():
-        chosen = read_lowerings(kept)
-        reporter.stage("lower", f"as before: {kept}")
-    else:
-        chosen = _choose(recipe, dataset, built, backend, run_dir, reporter)
-        if kept is not None:
-            write_lowerings(kept, chosen)
+    file = run_dir / LOWERINGS if run_dir else None
+    kept = read_lowerings(file) if file is not None and file.exists() else None
+    chosen = _choose(recipe, dataset, built, backend, kept, run_dir, reporter)
+    if kept is not None:
+        reporter.stage("lower", f"as before: {file}")
+    elif file is not None:
+        write_lowerings(file, chosen)
     parts = replace(built.parts, network=network.clone(chooser=chosen))
     return replace(built, parts=parts, step=make_train_step(parts))
 
@@ -69,6 +68,7 @@ def _choose(
     dataset: Dataset,
     built: Built,
     backend: Backend,
+    kept: Lowerings | None,
     run_dir: Path | None,
     reporter: Reporter,
 ) -> Lowerings:
@@ -79,7 +79,7 @@ def _choose(
         dataset.eval_order.batch_size,
     )
     folder = cache_root(recipe.cache) / "autotune"
-    tuning = Tuning(recipe.autotune, recipe.autotune_search, folder)
+    tuning = Tuning(recipe.autotune, recipe.autotune_search, folder, kept)
 
     @contextmanager
     def watch(name: str) -> Iterator[None]:

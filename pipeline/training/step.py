@@ -112,12 +112,37 @@ def _update(
     images, labels = _mapped(parts.train_ops, parts.image, batch)
     dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
     scaled, (loss, batch_stats) = _gradients(parts, state, images, labels, batch.count, dropout)
-    gradients = jax.tree.map(lambda g: g / state.loss_scale, scaled)
+    # Times the inverse, which XLA computes where a gradient is read; a quotient it would store.
+    unscale = 1 / state.loss_scale
     rate = learning_rates[jnp.minimum(state.step, learning_rates.shape[0] - 1)]
-    record = Record(loss, rate, optax.tree.norm(gradients), state.loss_scale)
-    new = _advance(parts, state, gradients, batch_stats, rate)
+    record = Record(loss, rate, optax.tree.norm(scaled) * unscale, state.loss_scale)
+
+    def advance(state: TrainState) -> TrainState:
+        gradients = jax.tree.map(lambda g: g * unscale, scaled)
+        return _advance(parts, state, gradients, batch_stats, rate)
+
     finite = jnp.isfinite(record.loss) & jnp.isfinite(record.grad_norm)
-    return jax.tree.map(lambda now, before: jnp.where(finite, now, before), new, state), record
+    return _advance_if(finite, advance, state), record
+
+
+def _advance_if(
+    finite: Array, advance: Callable[[TrainState], TrainState], state: TrainState
+) -> TrainState:
+    """The state advanced, or as it was.
+
+    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere
+    a branch would wait for the host to read the condition.
+    """
+
+    def branch(finite: Array, state: TrainState) -> TrainState:
+        return jax.lax.cond(finite, advance, lambda state: state, state)
+
+    def choose(finite: Array, state: TrainState) -> TrainState:
+        return jax.tree.map(
+            lambda now, before: jnp.where(finite, now, before), advance(state), state
+        )
+
+    return jax.lax.platform_dependent(finite, state, cpu=branch, default=choose)
 
 
 def make_bare_step(

@@ -33,9 +33,7 @@ class AscendBackend:
         """How the host runs steps; how the chip would launch them is `spec.mode`."""
         return self._host.mechanism(asked, sink=sink)
 
-    def choose_lowerings(
-        self, problems: Sequence[Problem], tuning: Tuning, watch: Watch
-    ) -> Chosen:
+    def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
         """The host's: what is priced is the step without them."""
         return self._host.choose_lowerings(problems, tuning, watch)
 

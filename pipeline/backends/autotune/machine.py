@@ -60,7 +60,7 @@ def _passes_probe(dtype: str, folder: Path) -> bool:
             )
             known[key] = done.returncode == 0
         except subprocess.TimeoutExpired:
-            return False
+            known[key] = False
         _write(folder, known)
     return known[key]
 
@@ -75,8 +75,12 @@ def _read(folder: Path) -> dict[str, bool]:
 
 
 def _write(folder: Path, known: dict[str, bool]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "engines.json", json.dumps(known, indent=1) + "\n")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "engines.json", json.dumps(known, indent=1) + "\n")
+    except OSError:
+        # Where nothing can be kept, the next run asks again.
+        pass
 
 
 def _cpu_flags() -> frozenset[str]:

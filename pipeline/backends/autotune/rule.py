@@ -15,13 +15,18 @@ CHUNK_BYTES = 1 << 20
 """About what of the cotangent should be looked at at once: half of a core's L2 cache."""
 
 
+def is_worth_a_call(problem: Problem) -> bool:
+    """Whether a problem is large, and has channels enough, for oneDNN."""
+    wide = min(problem.channels, problem.features) >= MIN_CHANNELS
+    return wide and problem.flops >= LARGE_FLOPS
+
+
 def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     """oneDNN's convolution for what is large and has channels enough, else the default.
 
     What the tuner found on AVX-512 for the shapes of residual networks, as a rule.
     """
-    wide = min(problem.channels, problem.features) >= MIN_CHANNELS
-    if "onednn" not in engines or not wide or problem.flops < LARGE_FLOPS:
+    if "onednn" not in engines or not is_worth_a_call(problem):
         return DEFAULT
     ways = candidates(problem, engines)
     wanted = {

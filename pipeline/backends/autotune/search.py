@@ -65,12 +65,15 @@ def _breed(candidates: Sequence[Lowering], trial: _Trial, generator: np.random.G
     """Generations of candidates whose genes (family, engine, images) come from two of the best."""
     count = min(POPULATION, len(candidates))
     picked = generator.choice(len(candidates), count, replace=False)
-    population = [candidates[i] for i in picked]
-    for _ in range(GENERATIONS):
-        trial.time(population)
-        trial.end_round()
+    trial.time([candidates[i] for i in picked])
+    trial.end_round()
+    for _ in range(GENERATIONS - 1):
         elite = sorted(trial.times_us, key=trial.times_us.__getitem__)[:ELITE]
-        population = [_child(elite, candidates, generator) for _ in range(count)]
+        for _ in range(count):
+            untimed = [way for way in candidates if way not in trial.times_us]
+            if untimed:
+                trial.time([_child(elite, untimed, generator)])
+        trial.end_round()
 
 
 def _child(

@@ -12,12 +12,20 @@ from typing import Any, Literal, get_args
 import jax
 
 from pipeline.backends.autotune.machine import describe_device, find_engines
-from pipeline.backends.autotune.rule import usual_lowering
+from pipeline.backends.autotune.rule import is_worth_a_call, usual_lowering
 from pipeline.backends.autotune.search import Strategy, search
 from pipeline.backends.autotune.timing import Stopwatch
+from pipeline.errors import RunError
 from pipeline.knowledge_bank import Entry, Status, read_bank, write_bank
-from pipeline.models.lowerings.candidates import candidates
-from pipeline.models.lowerings.lowering import DEFAULTS, Engine, Lowering, Lowerings, Problem
+from pipeline.models.lowerings.candidates import can_compute, candidates
+from pipeline.models.lowerings.lowering import (
+    DEFAULT,
+    DEFAULTS,
+    Engine,
+    Lowering,
+    Lowerings,
+    Problem,
+)
 
 BUILT_IN = Path(__file__).parent / "built_in.json"
 """What was found for the shapes of the shipped recipes, on the devices that its keys name."""
@@ -39,6 +47,8 @@ class Tuning:
     mode: Mode
     strategy: Strategy
     folder: Path
+    kept: Lowerings | None = None
+    """What an earlier part of the run was computed with, and the rest has to be."""
 
     @property
     def bank(self) -> Path:
@@ -99,27 +109,53 @@ def choose_lowerings(
 ) -> Chosen:
     """A lowering for every problem. `watch` is entered with what is tuned, while it is.
 
-    Raises RunError for a bank that is not one.
+    Raises RunError for a bank that is not one, and for a kept lowering that can't be carried out.
     """
     asked = tuple(problems)
+    if tuning.kept is not None:
+        return _as_before(tuning.kept, asked, device, tuning.folder)
     if tuning.mode == "off" or device.platform != "cpu":
         return Chosen()
-    custom = read_bank(tuning.bank, _checked)
-    known = {**read_bank(BUILT_IN, _checked), **custom}
-    engines = {p.dtype: find_engines(device, p.dtype, tuning.folder) for p in asked}
+    known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}
+    keys = {problem: f"{problem} on {describe_device(device)}" for problem in asked}
+    needed = tuning.mode != "bank" or any(keys[p] in known or is_worth_a_call(p) for p in asked)
+    engines = _engines(asked, device, tuning.folder) if needed else {}
     found, ruled = [], []
-    for problem in asked:
-        key, here = f"{problem} on {describe_device(device)}", engines[problem.dtype]
+    for problem, key in keys.items():
+        here = engines.get(problem.dtype, frozenset(("xla",)))
         result = _look(problem, known.get(key), here, device, tuning, watch)
         if result is None:
             ruled.append((str(problem), usual_lowering(problem, here)))
             continue
         found.append(result)
         if result.status in ("bank_append", "bank_update"):
-            # Each as it is found: a large network takes minutes, and may be cut short.
-            custom[key] = _entry(result)
-            write_bank(tuning.bank, custom)
+            # Each as it is found: a large network takes minutes, and may be cut short. Beside what
+            # other processes have found meanwhile.
+            write_bank(tuning.bank, {**read_bank(tuning.bank, _checked), key: _entry(result)})
     return _settle(tuple(found), tuple(ruled))
+
+
+def _engines(
+    problems: tuple[Problem, ...], device: jax.Device, folder: Path
+) -> Mapping[str, frozenset[Engine]]:
+    """By dtype."""
+    dtypes = dict.fromkeys(problem.dtype for problem in problems)
+    return {dtype: find_engines(device, dtype, folder) for dtype in dtypes}
+
+
+def _as_before(
+    kept: Lowerings, problems: tuple[Problem, ...], device: jax.Device, folder: Path
+) -> Chosen:
+    by_text = {str(problem): problem for problem in problems}
+    asked = [(by_text[text], how) for text, how in kept.chosen if text in by_text]
+    wants_onednn = any(how.engine == "onednn" for _, how in asked)
+    engines = _engines(problems, device, folder) if wants_onednn else {}
+    for problem, how in asked:
+        here = engines.get(problem.dtype, frozenset(("xla",)))
+        able = device.platform == "cpu" and can_compute(problem, how, here)
+        if how != DEFAULT and not able:
+            raise RunError(f"{how} can't compute {problem} here, as this run did before")
+    return Chosen(kept)
 
 
 def _look(
@@ -132,7 +168,7 @@ def _look(
 ) -> Found | None:
     """From the bank, else from a search; of a repeated search and the bank the better."""
     ways = candidates(problem, engines)
-    banked = _banked(problem, entry, ways)
+    banked = _banked(problem, entry, engines)
     if tuning.mode != "repeat" and (banked or tuning.mode == "bank"):
         return banked
     with watch(str(problem)):
@@ -152,7 +188,7 @@ def _look(
     return tuned
 
 
-def _banked(problem: Problem, entry: Entry | None, ways: tuple[Lowering, ...]) -> Found | None:
+def _banked(problem: Problem, entry: Entry | None, engines: frozenset[Engine]) -> Found | None:
     """What a bank says, unless it names what there is not (any more) on this machine."""
     if entry is None:
         return None
@@ -160,7 +196,7 @@ def _banked(problem: Problem, entry: Entry | None, ways: tuple[Lowering, ...]) -
         Timed(Lowering.parse(entry[name]["lowering"]), entry[name]["us"])
         for name in ("after", "plain")
     )
-    if after.lowering not in ways or plain.lowering not in ways:
+    if not all(can_compute(problem, timed.lowering, engines) for timed in (after, plain)):
         return None
     return Found(problem, entry["before_us"], after, plain, "bank_hit")
 
@@ -171,7 +207,9 @@ def _settle(found: tuple[Found, ...], ruled: tuple[tuple[str, Lowering], ...]) -
     total_us = sum(f.plain.us for f in found)
     worth = saved_us > max(WORTH_US, WORTH_SHARE * total_us)
     worth |= any(way.engine == "onednn" for _, way in ruled)
-    best = ((str(f.problem), (f.after if worth else f.plain).lowering) for f in found)
+    if not worth:
+        found = tuple(replace(f, after=f.plain) for f in found)
+    best = ((str(f.problem), f.after.lowering) for f in found)
     return Chosen(Lowerings((*best, *ruled)), found, len(ruled))
 
 
@@ -184,13 +222,14 @@ def _entry(found: Found) -> Entry:
 
 def _checked(entry: Entry) -> Entry:
     """An entry whose lowerings can be read and whose times are positive numbers."""
-    times_us = [float(entry["before_us"])]
+    checked: dict[str, Any] = {"before_us": float(entry["before_us"])}
     for name in ("after", "plain"):
         Lowering.parse(entry[name]["lowering"])
-        times_us.append(float(entry[name]["us"]))
+        checked[name] = {"lowering": entry[name]["lowering"], "us": float(entry[name]["us"])}
+    times_us = [checked["before_us"], checked["after"]["us"], checked["plain"]["us"]]
     if not all(0 < us < float("inf") for us in times_us):
         raise ValueError(f"times {times_us}")
-    return entry
+    return checked
 
 
 def _operator(found: Found) -> Mapping[str, Any]:

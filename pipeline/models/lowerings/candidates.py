@@ -125,12 +125,24 @@ def _chunks(problem: Problem, family: Family) -> tuple[int, ...]:
     )
 
 
+def can_compute(problem: Problem, how: Lowering, engines: frozenset[Engine]) -> bool:
+    """Whether a lowering is one for a problem, with the engines at hand."""
+    family = FAMILIES[problem.role].get(how.family)
+    if family is None or not family.fits(problem) or how.engine not in family.engines:
+        return False
+    if how.images is not None:
+        divides = how.images <= problem.batch and problem.batch % how.images == 0
+        if not family.chunked or problem.window.groups > 1 or not divides:
+            return False
+    return how.engine in engines and not (how.engine == "onednn" and problem.window.groups > 1)
+
+
 def compute(problem: Problem, how: Lowering, first: Array, second: Array) -> Array:
     """Carry a lowering out on the operands of its role.
 
     Raises ValueError where the problem is not one that the lowering is for.
     """
-    family = FAMILIES[problem.role].get(how.family)
-    if family is None or not family.fits(problem) or how.engine not in family.engines:
+    if not can_compute(problem, how, frozenset((how.engine,))):
         raise ValueError(f"{how} can't compute {problem}")
+    family = FAMILIES[problem.role][how.family]
     return family.compute(problem.window, how, first, second)

@@ -39,6 +39,8 @@ class Lowering:
         if engine not in engines or len(rest) > 1:
             raise ValueError(f"{text!r} is no lowering, such as positions/onednn/8")
         images = int(rest[0]) if rest else None
+        if images is not None and images < 1:
+            raise ValueError(f"{text!r}: must take at least one image at a time")
         return Lowering(family, engines[engines.index(engine)], images)
 
 

@@ -449,3 +449,48 @@ def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
             assert way.family in FAMILIES[problem.role]
             assert way in candidates(problem, engines), f"{name} of {key}"
         assert entry["after"]["us"] <= entry["plain"]["us"] <= entry["before_us"], key
+
+
+def test_engines_are_asked_for_once_a_type(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def find(_: object, dtype: str, __: Path) -> frozenset[Engine]:
+        asked.append(dtype)
+        return XLA
+
+    monkeypatch.setattr(tuner, "find_engines", find)
+    bench.time_by(by_engine(2.0, 1.0))
+    bench.choose("tune")
+    assert asked == ["float32"]
+
+
+def test_engines_are_not_asked_for_where_nothing_could_use_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe takes a process and most of a second."""
+    monkeypatch.setattr(tuner, "find_engines", None)
+    assert taken(bench.choose("bank")) == ["default/xla"] * len(THREE)
+
+
+def test_what_a_run_began_with_is_kept_whatever_the_bank_says(bench: Bench) -> None:
+    kept = Lowerings(((str(LARGE), Lowering("convolution", "onednn")),))
+    tuning = Tuning("repeat", "exhaustive", bench.folder, kept)
+    assert choose_lowerings((LARGE,), DEVICE, tuning, Watched()).lowerings == kept
+
+
+@pytest.mark.parametrize("way", ["nonsense/xla", "convolution/xla/7", "pixels/xla", "phases/xla"])
+def test_what_a_run_began_with_and_cannot_be_is_refused(way: str, bench: Bench) -> None:
+    kept = Lowerings(((str(LARGE), Lowering.parse(way)),))
+    with pytest.raises(RunError, match=f"{way} can't compute conv2d forward .* as this run did"):
+        choose_lowerings(
+            (LARGE,), DEVICE, Tuning("bank", "exhaustive", bench.folder, kept), Watched()
+        )
+
+
+def test_an_engine_that_a_run_began_with_and_that_is_gone_is_missed(bench: Bench) -> None:
+    bench.have(XLA)
+    kept = Lowerings(((str(LARGE), Lowering("convolution", "onednn")),))
+    with pytest.raises(RunError, match="convolution/onednn can't compute"):
+        choose_lowerings(
+            (LARGE,), DEVICE, Tuning("bank", "exhaustive", bench.folder, kept), Watched()
+        )
