@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.knowledge_bank import write_result
+from pipeline.models.layout import Layout, first_without_batch_last
 from pipeline.models.lowerings.lowering import ROLES, Listing, Lowering, Lowerings, Problem
 from pipeline.models.network import Network
 from pipeline.observe.reporter import Reporter
@@ -53,13 +54,14 @@ def lower(
     if not isinstance(network, Network):
         return built
     file = run_dir / LOWERINGS if run_dir else None
-    kept = read_lowerings(file) if file is not None and file.exists() else None
+    kept = read_choice(file) if file is not None and file.exists() else None
     chosen = _choose(recipe, dataset, built, backend, kept, run_dir, reporter)
     if kept is not None:
         reporter.stage("lower", f"as before: {file}")
     elif file is not None:
-        write_lowerings(file, chosen)
-    parts = replace(built.parts, network=network.clone(chooser=chosen))
+        write_choice(file, chosen)
+    lowered = network.clone(chooser=chosen.lowerings, layout=chosen.layout)
+    parts = replace(built.parts, network=lowered)
     return replace(built, parts=parts, step=make_train_step(parts))
 
 
@@ -68,10 +70,10 @@ def _choose(
     dataset: Dataset,
     built: Built,
     backend: Backend,
-    kept: Lowerings | None,
+    kept: Chosen | None,
     run_dir: Path | None,
     reporter: Reporter,
-) -> Lowerings:
+) -> Chosen:
     problems = list_problems(
         built.parts,
         built.state,
@@ -79,7 +81,13 @@ def _choose(
         dataset.eval_order.batch_size,
     )
     folder = cache_root(recipe.cache) / "autotune"
-    tuning = Tuning(recipe.autotune, recipe.autotune_search, folder, kept)
+    tuning = Tuning(
+        recipe.autotune,
+        recipe.autotune_search,
+        folder,
+        kept.lowerings if kept is not None else None,
+        _possible_layouts(built.parts.network) if kept is None else (kept.layout,),
+    )
 
     @contextmanager
     def watch(name: str) -> Iterator[None]:
@@ -87,12 +95,19 @@ def _choose(
             yield
 
     chosen = backend.choose_lowerings(problems, tuning, watch)
+    if chosen.layout != "nhwc" and kept is None:
+        reporter.stage("lower", "images as CHWN: vectors of samples, for few channels")
     if chosen.found or chosen.by_rule:
         reporter.stage("lower", _line(chosen))
     if chosen.tuned and run_dir is not None:
         path = write_result(chosen.to_result(), run_dir, datetime.now())
         reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.bank}; {path.name}")
-    return chosen.lowerings
+    return chosen
+
+
+def _possible_layouts(network: nn.Module) -> tuple[Layout, ...]:
+    assert isinstance(network, Network)
+    return ("nhwc",) if first_without_batch_last(network.layers) else ("nhwc", "chwn")
 
 
 def list_problems(
@@ -133,18 +148,24 @@ def _reads_input(problem: Problem, sizes: tuple[int, int], channels: int) -> boo
     return problem.role == ROLES[1] and at_input
 
 
-def write_lowerings(path: Path, lowerings: Lowerings) -> None:
-    """As JSON: each problem, as text, and what computes it."""
-    document = {problem: str(how) for problem, how in lowerings.chosen}
+def write_choice(path: Path, chosen: Chosen) -> None:
+    """As JSON: the layout of images, and each problem, as text, with what computes it."""
+    convolutions = {problem: str(how) for problem, how in chosen.lowerings.chosen}
+    document = {"layout": chosen.layout, "convolutions": convolutions}
     write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
-def read_lowerings(path: Path) -> Lowerings:
-    """What `write_lowerings` wrote. Raises RunError that names the file for anything else."""
+def read_choice(path: Path) -> Chosen:
+    """What `write_choice` wrote. Raises RunError that names the file for anything else."""
     try:
         document = json.loads(path.read_text())
-        return Lowerings(tuple((str(p), Lowering.parse(how)) for p, how in document.items()))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        layouts: tuple[Layout, ...] = get_args(Layout)
+        layout = layouts[layouts.index(document["layout"])]
+        convolutions = document["convolutions"].items()
+        return Chosen(
+            Lowerings(tuple((p, Lowering.parse(how)) for p, how in convolutions)), layout=layout
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path}: not the lowerings of a run ({type(error).__name__}: {error}); "
             "delete it to have them chosen again"

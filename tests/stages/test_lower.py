@@ -22,13 +22,13 @@ from pipeline.backends.xla import XlaBackend, find_device
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.job import run
-from pipeline.models.lowerings.lowering import DEFAULTS, Lowering, Lowerings, Problem
+from pipeline.models.lowerings.lowering import Lowering, Lowerings, Problem
 from pipeline.models.lowerings.window import make_window
 from pipeline.models.network import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import Dataset, load_data
-from pipeline.stages.lower import list_problems, lower, read_lowerings, write_lowerings
+from pipeline.stages.lower import list_problems, lower, read_choice, write_choice
 from pipeline.training.state import Batch
 from tests import outcome
 
@@ -151,7 +151,7 @@ def test_a_network_without_convolutions_poses_no_problems(
     assert problems(recipe) == []
     _, told = lowered(recipe, Choosing(chosen=Chosen()), tmp_path)
     assert told == ""
-    assert read_lowerings(tmp_path / "lowerings.json") == DEFAULTS
+    assert read_choice(tmp_path / "lowerings.json") == Chosen()
 
 
 def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
@@ -160,7 +160,8 @@ def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
     backend = Choosing()
     built, told = lowered(tiny(*NETWORK), backend, tmp_path)
     expected = {f"{text} float32": "patches/xla" for text in [*TRAINED, *EVALUATED]}
-    assert json.loads((tmp_path / "lowerings.json").read_text()) == expected
+    kept = json.loads((tmp_path / "lowerings.json").read_text())
+    assert kept == {"layout": "nhwc", "convolutions": expected}
     assert {text: str(way) for text, way in chooser(built).chosen} == expected
     assert told.startswith("lower      11 computations of convolutions: 0 from the bank, 3 by rule")
     assert [file.name for file in tmp_path.iterdir()] == ["lowerings.json"]
@@ -218,7 +219,7 @@ def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) ->
     other = Choosing("convolution/xla")
     again, told = lowered(tiny(*NETWORK), other, tmp_path)
     ((_, tuning),) = other.asked
-    assert tuning.kept == chooser(first)
+    assert (tuning.kept, tuning.layouts) == (chooser(first), ("nhwc",))
     assert chooser(again) == chooser(first)
     assert told == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
 
@@ -285,14 +286,25 @@ def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path)
 
 
 def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
-    chosen = Lowerings((("b", Lowering("patches", "onednn", 8)), ("a", Lowering("default"))))
-    write_lowerings(tmp_path / "lowerings.json", chosen)
-    assert read_lowerings(tmp_path / "lowerings.json") == chosen
+    ways = Lowerings((("b", Lowering("patches", "onednn", 8)), ("a", Lowering("default"))))
+    chosen = Chosen(ways, layout="chwn")
+    write_choice(tmp_path / "lowerings.json", chosen)
+    assert read_choice(tmp_path / "lowerings.json") == chosen
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"a": null}', b'{"a": "patches"}', b"\xff"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"layout": "nhcw", "convolutions": {}}',
+        b'{"layout": "nhwc", "convolutions": 7}',
+        b'{"layout": "nhwc", "convolutions": {"a": null}}',
+        b'{"layout": "nhwc", "convolutions": {"a": "patches"}}',
+        b"\xff",
+    ],
 )
 def test_a_broken_choice_is_named_and_left_alone(
     content: bytes, tiny: Compose, tmp_path: Path

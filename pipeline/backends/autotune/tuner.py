@@ -12,11 +12,12 @@ from typing import Any, Literal, get_args
 import jax
 
 from pipeline.backends.autotune.machine import describe_device, find_engines
-from pipeline.backends.autotune.rule import is_worth_a_call, usual_lowering
+from pipeline.backends.autotune.rule import is_worth_a_call, usual_layout, usual_lowering
 from pipeline.backends.autotune.search import Strategy, search
 from pipeline.backends.autotune.timing import Stopwatch
 from pipeline.errors import RunError
 from pipeline.knowledge_bank import Entry, Status, read_bank, write_bank
+from pipeline.models.layout import Layout
 from pipeline.models.lowerings.candidates import can_compute, candidates
 from pipeline.models.lowerings.lowering import (
     DEFAULT,
@@ -49,6 +50,8 @@ class Tuning:
     folder: Path
     kept: Lowerings | None = None
     """What an earlier part of the run was computed with, and the rest has to be."""
+    layouts: tuple[Layout, ...] = ("nhwc",)
+    """Those that the network can be computed in; with `kept`, the one that it was."""
 
     @property
     def bank(self) -> Path:
@@ -84,6 +87,8 @@ class Chosen:
     found: tuple[Found, ...] = ()
     by_rule: int = 0
     """How many problems no bank knew and nobody tuned."""
+    layout: Layout = "nhwc"
+    """Of the images between the layers."""
 
     @property
     def calls_onednn(self) -> bool:
@@ -113,9 +118,12 @@ def choose_lowerings(
     """
     asked = tuple(problems)
     if tuning.kept is not None:
-        return _as_before(tuning.kept, asked, device, tuning.folder)
+        return _as_before(tuning.kept, tuning.layouts[0], asked, device, tuning.folder)
     if tuning.mode == "off" or device.platform != "cpu":
         return Chosen()
+    if usual_layout(asked, tuning.layouts) == "chwn":
+        # It has one lowering for everything.
+        return Chosen(layout="chwn")
     known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}
     keys = {problem: f"{problem} on {describe_device(device)}" for problem in asked}
     needed = tuning.mode != "bank" or any(keys[p] in known or is_worth_a_call(p) for p in asked)
@@ -144,7 +152,11 @@ def _engines(
 
 
 def _as_before(
-    kept: Lowerings, problems: tuple[Problem, ...], device: jax.Device, folder: Path
+    kept: Lowerings,
+    layout: Layout,
+    problems: tuple[Problem, ...],
+    device: jax.Device,
+    folder: Path,
 ) -> Chosen:
     by_text = {str(problem): problem for problem in problems}
     asked = [(by_text[text], how) for text, how in kept.chosen if text in by_text]
@@ -155,7 +167,7 @@ def _as_before(
         able = device.platform == "cpu" and can_compute(problem, how, here)
         if how != DEFAULT and not able:
             raise RunError(f"{how} can't compute {problem} here, as this run did before")
-    return Chosen(kept)
+    return Chosen(kept, layout=layout)
 
 
 def _look(

@@ -99,7 +99,9 @@ def choice(engine: Engine, cache: Path) -> dict[str, str]:
 def prepared(run_dir: Path, engine: Engine, cache: Path) -> Path:
     """A run directory as one is that was given this choice at its first start."""
     run_dir.mkdir(exist_ok=True)
-    (run_dir / "lowerings.json").write_text(json.dumps(choice(engine, cache)))
+    (run_dir / "lowerings.json").write_text(
+        json.dumps({"layout": "nhwc", "convolutions": choice(engine, cache)})
+    )
     return run_dir
 
 
@@ -205,7 +207,8 @@ def test_lowerings_round_otherwise_and_compute_the_same(
     reference: Path, digits: Compose, tmp_path: Path
 ) -> None:
     run(digits("autotune=off", "train.sink_size=20"), tmp_path)
-    assert json.loads((tmp_path / "lowerings.json").read_text()) == {}
+    kept = json.loads((tmp_path / "lowerings.json").read_text())
+    assert kept == {"layout": "nhwc", "convolutions": {}}
     plain, chosen = (
         np.array([[line["loss"], line["grad_norm"]] for line in outcome.metrics(run_dir)])
         for run_dir in (tmp_path, reference)
