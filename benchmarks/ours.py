@@ -28,6 +28,7 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_run
 from pipeline.stages.data import load_data
+from pipeline.stages.lower import lower
 from pipeline.stages.train import History, Training, train
 from pipeline.training.state import TrainState
 
@@ -43,6 +44,7 @@ class OursTraining:
             self._backend = recipe.device.open()
             dataset = load_data(recipe, reporter)
             self._built = build(recipe, dataset, reporter)
+            self._built = lower(recipe, dataset, self._built, self._backend, None, reporter)
             self._executable = compile_run(recipe, dataset, self._built, self._backend, reporter)
         self._state = self._executable.init()
         self._history = History(0)

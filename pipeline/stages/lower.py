@@ -24,7 +24,7 @@ from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.knowledge_bank import write_result
-from pipeline.models.layout import Layout, first_without_batch_last
+from pipeline.models.layout import Layout, best_layout
 from pipeline.models.lowerings.lowering import ROLES, Listing, Lowering, Lowerings, Problem
 from pipeline.models.network import Network
 from pipeline.observe.reporter import Reporter
@@ -80,13 +80,16 @@ def _choose(
         recipe.train.batch_size,
         dataset.eval_order.batch_size,
     )
+    network, platform = built.parts.network, backend.device.platform
+    assert isinstance(network, Network)
     folder = cache_root(recipe.cache) / "autotune"
+    layout = best_layout(network.layers, problems, platform) if kept is None else kept.layout
     tuning = Tuning(
         recipe.autotune,
         recipe.autotune_search,
         folder,
         kept.lowerings if kept is not None else None,
-        _possible_layouts(built.parts.network) if kept is None else (kept.layout,),
+        layout,
     )
 
     @contextmanager
@@ -103,11 +106,6 @@ def _choose(
         path = write_result(chosen.to_result(), run_dir, datetime.now())
         reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.bank}; {path.name}")
     return chosen
-
-
-def _possible_layouts(network: nn.Module) -> tuple[Layout, ...]:
-    assert isinstance(network, Network)
-    return ("nhwc",) if first_without_batch_last(network.layers) else ("nhwc", "chwn")
 
 
 def list_problems(

@@ -112,7 +112,8 @@ def _update(
     images, labels = _mapped(parts.train_ops, parts.image, batch)
     dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
     scaled, (loss, batch_stats) = _gradients(parts, state, images, labels, batch.count, dropout)
-    # Times the inverse, which XLA computes where a gradient is read; a quotient it would store.
+    # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
+    # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
     unscale = 1 / state.loss_scale
     rate = learning_rates[jnp.minimum(state.step, learning_rates.shape[0] - 1)]
     record = Record(loss, rate, optax.tree.norm(scaled) * unscale, state.loss_scale)

@@ -24,7 +24,7 @@ from pipeline.models.layout import Layout, best_layout
 from pipeline.models.lowerings.lowering import Listing, Problem
 from pipeline.models.network import Network
 from pipeline.models.spec import LayerSpec
-from tests.models.build import conf_model, initialise, network, random
+from tests.models.build import conf_model, initialise, network, random, shapes
 
 EVERY_LAYER = (
     Conv(features=6, kernel=3, bias=True),
@@ -83,19 +83,8 @@ def test_both_layouts_compute_the_same_from_the_same_parameters(
 def test_networks_have_the_same_parameters_in_both_layouts(name: str) -> None:
     module = conf_model(name).build(10, "float32")
     assert isinstance(module, Network)
-    image = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-    first, last = (
-        jax.eval_shape(
-            lambda x, module=module.clone(layout=layout): module.init(
-                jax.random.key(0), x, train=False
-            ),
-            image,
-        )
-        for layout in ("nhwc", "chwn")
-    )
-    assert jax.tree.map(lambda leaf: leaf.shape, first) == jax.tree.map(
-        lambda leaf: leaf.shape, last
-    )
+    first, last = (shapes(module.clone(layout=layout), (32, 32, 3)) for layout in ("nhwc", "chwn"))
+    assert first == last
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) ->
     other = Choosing("convolution/xla")
     again, told = lowered(tiny(*NETWORK), other, tmp_path)
     ((_, tuning),) = other.asked
-    assert (tuning.kept, tuning.layouts) == (chooser(first), ("nhwc",))
+    assert (tuning.kept, tuning.layout) == (chooser(first), "nhwc")
     assert chooser(again) == chooser(first)
     assert told == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -243,6 +244,24 @@ def test_a_step_that_is_not_finite_leaves_the_state_as_it_was(network: nn.Module
     assert np.isnan(record.loss)
     assert int(after.step) == 1
     assert_same(before, after)
+
+
+def test_platforms_that_choose_instead_of_branching_take_the_same_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def elsewhere(*operands: Any, cpu: Any, default: Callable[..., Any]) -> Any:
+        return default(*operands)
+
+    step, bad = plain(), make_batch(count=np.int32(0))
+    before = start(step)
+    expected, _ = step.step(before, make_batch(), RATES)
+    monkeypatch.setattr(jax.lax, "platform_dependent", elsewhere)
+    chosen = make_step()
+    after, _ = chosen.step(before, make_batch(), RATES)
+    np.testing.assert_allclose(flat(after), flat(expected), rtol=1e-6)
+    stopped, record = chosen.step(after, bad, RATES)
+    assert np.isnan(record.loss)
+    assert_same(after, stopped)
 
 
 def test_the_gradient_norm_is_that_before_clipping() -> None:

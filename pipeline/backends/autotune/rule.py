@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from pipeline.models.layout import Layout
 from pipeline.models.lowerings.candidates import candidates
 from pipeline.models.lowerings.lowering import DEFAULT, Engine, Lowering, Problem
 
@@ -14,21 +11,8 @@ LARGE_FLOPS = 50_000_000
 MIN_CHANNELS = 16
 """Below, oneDNN fills its vectors with zeros."""
 
-BATCH_LAST_FEATURES, BATCH_LAST_SAMPLES = 32, 16
-"""At most so many channels, and at least so many samples, make better vectors of samples: LeNet-5
-at batch 32 takes less than half the time in CHWN."""
-
 CHUNK_BYTES = 1 << 20
 """About what of the cotangent should be looked at at once: half of a core's L2 cache."""
-
-
-def usual_layout(problems: Sequence[Problem], possible: Sequence[Layout]) -> Layout:
-    """CHWN for a network of convolutions with few channels that can be computed in it."""
-    fits = all(
-        max(p.channels, p.features) <= BATCH_LAST_FEATURES and p.batch >= BATCH_LAST_SAMPLES
-        for p in problems
-    )
-    return "chwn" if problems and fits and "chwn" in possible else "nhwc"
 
 
 def is_worth_a_call(problem: Problem) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from pipeline.backends.autotune.machine import describe_device, find_engines
-from pipeline.backends.autotune.rule import is_worth_a_call, usual_layout, usual_lowering
+from pipeline.backends.autotune.rule import is_worth_a_call, usual_lowering
 from pipeline.backends.autotune.search import Strategy, search
 from pipeline.backends.autotune.timing import Stopwatch
 from pipeline.errors import RunError
@@ -50,8 +50,8 @@ class Tuning:
     folder: Path
     kept: Lowerings | None = None
     """What an earlier part of the run was computed with, and the rest has to be."""
-    layouts: tuple[Layout, ...] = ("nhwc",)
-    """Those that the network can be computed in; with `kept`, the one that it was."""
+    layout: Layout = "nhwc"
+    """What suits the network best; with `kept`, what it was."""
 
     @property
     def bank(self) -> Path:
@@ -118,10 +118,10 @@ def choose_lowerings(
     """
     asked = tuple(problems)
     if tuning.kept is not None:
-        return _as_before(tuning.kept, tuning.layouts[0], asked, device, tuning.folder)
+        return _as_before(tuning.kept, tuning.layout, asked, device, tuning.folder)
     if tuning.mode == "off" or device.platform != "cpu":
         return Chosen()
-    if usual_layout(asked, tuning.layouts) == "chwn":
+    if tuning.layout == "chwn":
         # It has one lowering for everything.
         return Chosen(layout="chwn")
     known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from pipeline.backends.autotune.rule import LARGE_FLOPS, usual_layout, usual_lowering
+from pipeline.backends.autotune.rule import LARGE_FLOPS, usual_lowering
 from pipeline.models.lowerings.candidates import candidates
 from pipeline.models.lowerings.lowering import DEFAULT, ROLES, Role
 from tests.backends.autotune.made_up import BOTH, XLA, convolution
@@ -43,13 +41,3 @@ def test_the_kernels_gradient_looks_at_what_fits_into_the_cache() -> None:
     """32x32 of 64 features are 256 KiB: four images make up half of a core's cache."""
     problem = convolution("kernel_gradient", 64, 32, batch=64)
     assert str(usual_lowering(problem, BOTH)) == "convolution/onednn/4"
-
-
-def test_few_channels_are_computed_with_the_batch_innermost() -> None:
-    narrow = convolution("forward", channels=6, size=28, batch=32)
-    wide = convolution("forward", channels=64, size=28, batch=32)
-    assert usual_layout([narrow], ["nhwc", "chwn"]) == "chwn"
-    assert usual_layout([narrow], ["nhwc"]) == "nhwc"
-    assert usual_layout([narrow, wide], ["nhwc", "chwn"]) == "nhwc"
-    assert usual_layout([replace(narrow, batch=8)], ["nhwc", "chwn"]) == "nhwc"
-    assert usual_layout([], ["nhwc", "chwn"]) == "nhwc"
