@@ -22,7 +22,7 @@ from pipeline.data.order import Order
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 from pipeline.models.layers import Conv, MaxPool, scope_names
-from pipeline.models.spec import LayerSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.training.optimizers import Momentum
 
 Precision = Literal["float32", "bf16"]
@@ -110,12 +110,15 @@ def make_task(
     source = load_recipe(spec.recipe, [f"dataset.root={root}"] if root else [])
     if not isinstance(source.train.optimizer, Momentum):
         raise TypeError(f"{spec.recipe}: a task needs the optimizer momentum")
+    if not isinstance(source.model, LayeredModelSpec):
+        raise TypeError(f"{spec.recipe}: a task needs a network of layers")
     batch_size = batch_size or source.train.batch_size
     images = folder / "images.npz"
     _write_images(source, spec.samples, images)
     changes = (*_changes(spec, images, batch_size, precision, sink_size), *overrides)
     recipe = load_recipe(spec.recipe, changes)
     assert isinstance(recipe.train.optimizer, Momentum)
+    assert isinstance(recipe.model, LayeredModelSpec)
     return Task(
         name=name,
         recipe=spec.recipe,

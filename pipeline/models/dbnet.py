@@ -23,7 +23,7 @@ from pipeline.models.layers import (
 from pipeline.models.network import Site, forward
 from pipeline.models.networks.mobilenet_v3 import MobileNetV3
 from pipeline.models.networks.resnet import ResNet
-from pipeline.models.spec import InitSpec, LayerSpec, ModelSpec
+from pipeline.models.spec import InitSpec, LayeredModelSpec, LayerSpec
 
 STRIDES = (4, 8, 16, 32)
 """By how much the backbone shrinks the images where the pyramid reads it."""
@@ -100,7 +100,7 @@ class _Backbone(nn.Module):
 
 
 def dbnet(
-    backbone: Literal["resnet18", "resnet50", "mobilenet_v3_large"] | ModelSpec,
+    backbone: Literal["resnet18", "resnet50", "mobilenet_v3_large"] | LayeredModelSpec,
     *,
     features: int = 256,
     dtype: str = "float32",
@@ -119,7 +119,7 @@ def dbnet(
     return DBNet(layers[: kinds.index("global_avg_pool")], spec.init, features, dtype)
 
 
-def _backbone(name: str) -> ModelSpec:
+def _backbone(name: str) -> LayeredModelSpec:
     if name == "mobilenet_v3_large":
         return MobileNetV3(init=_INIT, size="large", width=1.0, dropout=0.0)
     resnets: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {

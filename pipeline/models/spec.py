@@ -52,15 +52,23 @@ class ModelSpec(Spec):
     name: str
     init: InitSpec
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        """The network as a list of layers that ends in `classes` logits."""
-        raise NotImplementedError
-
+    @abstractmethod
     def build(self, classes: int, dtype: str) -> nn.Module:
         """The flax module, called as `module(images NHWC, train=bool) -> logits (batch, classes)`.
 
         `dtype` is what activations are computed in; parameters stay float32.
         """
+
+
+class LayeredModelSpec(ModelSpec):
+    """Base of the networks that are a list of layers, which other backends can read."""
+
+    @abstractmethod
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        """The network as a list of layers that ends in `classes` logits."""
+
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """A `Network` of the layers."""
         from pipeline.models.network import Network
 
         return Network(self.layers_for(classes), initializers=self.init, dtype=dtype)

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from pipeline.models.layers import Conv, Dense, Dropout, Flatten, MaxPool, Relu
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.registry import part
 
 
 @part("model")
-class AlexNet(ModelSpec):
+class AlexNet(LayeredModelSpec):
     """Five convolutions with bias and three dense layers (Krizhevsky et al. 2012, one tower).
 
     For images of 224x224 to 227x227. The features are the zoo's: with 10 classes it has

@@ -16,13 +16,13 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class DenseNet(ModelSpec):
+class DenseNet(LayeredModelSpec):
     """Dense blocks, in which every layer reads all features before it: DenseNet-BC (sec. 3).
 
     Between two blocks a 1x1 convolution halves the features and an average pool the image.

@@ -15,13 +15,13 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class DualPathNetwork(ModelSpec):
+class DualPathNetwork(LayeredModelSpec):
     """Blocks that add to one part of the channels, as a ResNet, and append to the rest, as a
     DenseNet (table 1)."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Swish
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded, squeeze_excite
 from pipeline.registry import part
 
@@ -35,7 +35,7 @@ _ROWS = (
 
 
 @part("model")
-class EfficientNet(ModelSpec):
+class EfficientNet(LayeredModelSpec):
     """Inverted residuals with squeeze and excitation, scaled in width and in depth.
 
     Blocks are not dropped at random. With 1000 classes B0 has 5,288,548 parameters.

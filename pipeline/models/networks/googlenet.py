@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Branches, Dense, Dropout, GlobalAvgPool, MaxPool, Relu
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
 from pipeline.registry import part
 
@@ -26,7 +26,7 @@ _INCEPTIONS = {
 
 
 @part("model")
-class GoogLeNet(ModelSpec):
+class GoogLeNet(LayeredModelSpec):
     """Nine inception modules: four branches side by side.
 
     As in the zoo and in torchvision, the branch that is 5x5 in the paper is 3x3, and there are no

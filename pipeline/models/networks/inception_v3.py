@@ -16,7 +16,7 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
 from pipeline.registry import part
 
@@ -26,7 +26,7 @@ _ROW, _COLUMN = (1, 7), (7, 1)
 
 
 @part("model")
-class InceptionV3(ModelSpec):
+class InceptionV3(LayeredModelSpec):
     """Eleven inception modules of five kinds, for images of 299x299.
 
     With 1000 classes it has 23,834,568 parameters.

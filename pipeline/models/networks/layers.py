@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pipeline.models.blocks import BlockUse, expand_uses
 from pipeline.models.layers import CLASSES
-from pipeline.models.spec import Layers, LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, Layers, LayerSpec
 from pipeline.registry import Seq, part
 
 
@@ -17,7 +17,7 @@ def _with_uses(schema: dict[str, Any]) -> None:
 
 
 @part("model")
-class LayerList(ModelSpec):
+class LayerList(LayeredModelSpec):
     """Layers as the recipe lists them; `$classes` stands for the dataset's number of classes.
 
     `{use: name, repeat: n, with: {...}}` stands for the layers that `blocks` has under that name,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from pipeline.models.layers import Conv, Dense, Flatten, MaxPool, Relu
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.registry import part
 
 
 @part("model")
-class LeNet5(ModelSpec):
+class LeNet5(LayeredModelSpec):
     """Two 5x5 convolutions without bias and three dense layers, for images of 32x32 (M-02).
 
     On one channel and with 10 classes it has 61,684 parameters.

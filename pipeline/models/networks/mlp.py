@@ -7,12 +7,12 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from pipeline.models.layers import Dense, Flatten, Relu
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class MLP(ModelSpec):
+class MLP(LayeredModelSpec):
     """Dense layers of `hidden` features with ReLU between, on flattened images (M-04)."""
 
     name: Literal["mlp"] = "mlp"

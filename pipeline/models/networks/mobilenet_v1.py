@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import PositiveFloat
 
 from pipeline.models.layers import Dense, GlobalAvgPool, Relu
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
 from pipeline.registry import part
 
@@ -26,7 +26,7 @@ _ROWS = (
 
 
 @part("model")
-class MobileNetV1(ModelSpec):
+class MobileNetV1(LayeredModelSpec):
     """A depthwise 3x3 and a 1x1 convolution, 13 times over.
 
     With 1000 classes and width 1 it has 4,231,976 parameters.

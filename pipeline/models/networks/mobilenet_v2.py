@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Relu6
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded
 from pipeline.registry import part
 
@@ -24,7 +24,7 @@ _ROWS = (
 
 
 @part("model")
-class MobileNetV2(ModelSpec):
+class MobileNetV2(LayeredModelSpec):
     """Inverted residuals: expand by a 1x1, filter by a depthwise 3x3, project by a linear 1x1.
 
     With 1000 classes and width 1 it has 3,504,872 parameters.

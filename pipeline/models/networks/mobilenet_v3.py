@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, HardSigmoid, HardSwish, Relu
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded, squeeze_excite
 from pipeline.registry import part
 
@@ -58,7 +58,7 @@ _SIZES = {"large": (_LARGE, 1280), "small": (_SMALL, 1024)}
 
 
 @part("model")
-class MobileNetV3(ModelSpec):
+class MobileNetV3(LayeredModelSpec):
     """Inverted residuals with squeeze and excitation and hard swish.
 
     With 1000 classes and width 1, large has 5,483,032 parameters and small 2,542,856.

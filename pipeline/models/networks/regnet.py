@@ -7,13 +7,13 @@ from typing import Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from pipeline.models.layers import Dense, GlobalAvgPool, Relu, Residual
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import conv_norm
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class RegNetX(ModelSpec):
+class RegNetX(LayeredModelSpec):
     """Stages of residual blocks with group convolutions and no bottleneck; each stage halves."""
 
     name: Literal["regnet_x"] = "regnet_x"

@@ -7,13 +7,13 @@ from typing import Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import conv_norm
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class RepVGG(ModelSpec):
+class RepVGG(LayeredModelSpec):
     """Blocks that add a 3x3, a 1x1 and, where the shape stays, the input, each normalised."""
 
     name: Literal["repvgg"] = "repvgg"

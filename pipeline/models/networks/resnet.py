@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, MaxPool, Relu, Residual
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm, squeeze_excite
 from pipeline.registry import Seq, part
 
@@ -16,7 +16,7 @@ _EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
 @part("model")
-class ResNet(ModelSpec):
+class ResNet(LayeredModelSpec):
     """Stages of residual blocks; each stage but the first halves the image.
 
     A bottleneck puts its stride on the 3x3 convolution. A shortcut is a 1x1 convolution and batch

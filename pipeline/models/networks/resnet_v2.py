@@ -18,7 +18,7 @@ from pipeline.models.layers import (
     Residual,
     Sequence,
 )
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack
 from pipeline.registry import Seq, part
 
@@ -26,7 +26,7 @@ _EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
 @part("model")
-class ResNetV2(ModelSpec):
+class ResNetV2(LayeredModelSpec):
     """Stages of residual blocks in which batch norm and ReLU come before each convolution.
 
     Where a block changes the shape, its shortcut is a 1x1 convolution of the activated input, and

@@ -14,7 +14,7 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
 from pipeline.registry import Seq, part
 
@@ -22,7 +22,7 @@ Even = Annotated[PositiveInt, Field(multiple_of=2)]
 
 
 @part("model")
-class ShuffleNetV2(ModelSpec):
+class ShuffleNetV2(LayeredModelSpec):
     """Units that work on half of the channels and shuffle the halves (fig. 3, c and d)."""
 
     name: Literal["shufflenet_v2"] = "shufflenet_v2"

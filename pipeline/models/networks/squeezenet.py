@@ -14,13 +14,13 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import residual_if
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class SqueezeNet(ModelSpec):
+class SqueezeNet(LayeredModelSpec):
     """Fire modules: a 1x1 convolution squeezes, a 1x1 and a 3x3 side by side expand.
 
     Each side of the expansion gives four times the squeezed features. For images of 224x224 to

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from pipeline.models.layers import Conv, Dense, Dropout, Gelu, LayerNorm, Residual, Sequence, Tanh
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack
 from pipeline.models.tokens import (
     ClassToken,
@@ -20,7 +20,7 @@ from pipeline.models.tokens import (
 from pipeline.registry import part
 
 
-class Encoder(ModelSpec):
+class Encoder(LayeredModelSpec):
     """Base of what both encoders say of their blocks."""
 
     features: PositiveInt

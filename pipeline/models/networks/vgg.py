@@ -7,12 +7,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from pipeline.models.layers import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class VGG(ModelSpec):
+class VGG(LayeredModelSpec):
     """Stages of 3x3 convolutions with bias, each halved by a max pool, and three dense layers."""
 
     name: Literal["vgg"] = "vgg"

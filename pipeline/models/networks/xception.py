@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from pipeline.models.layers import BatchNorm, Conv, Dense, GlobalAvgPool, MaxPool, Relu, Residual
-from pipeline.models.spec import LayerSpec, ModelSpec
+from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
 from pipeline.registry import part
 
@@ -15,7 +15,7 @@ _FEATURES = (32, 64, 128, 256, 728, 1024, 1536, 2048)
 
 
 @part("model")
-class Xception(ModelSpec):
+class Xception(LayeredModelSpec):
     """Residual blocks of depthwise separable convolutions, for images of 299x299.
 
     With 1000 classes it has 22,855,952 parameters.
