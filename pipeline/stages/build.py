@@ -31,7 +31,6 @@ from pipeline.training.step import (
 class Built:
     """A training step, the course it will run, and what it will be given."""
 
-    step: TrainStep
     parts: StepParts
     course: Course
     learning_rates: np.ndarray
@@ -41,12 +40,16 @@ class Built:
     parameters: int
     parameter_bytes: int
 
+    @property
+    def step(self) -> TrainStep:
+        """The pure functions that the parts make."""
+        return make_train_step(self.parts)
+
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build from shapes alone; no weight is made. Raises RecipeError where parts don't fit."""
     run = course(recipe.train, dataset.train_order.steps_per_pass)
     parts = _parts(recipe, dataset)
-    step = make_train_step(parts)
     seed = seed_words(recipe.seed)
     _check_labels(recipe, dataset, parts)
     with _blaming(f"model {recipe.model.name}"):
@@ -56,7 +59,6 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     _refuse_padding_into_statistics(recipe, dataset, state)
     leaves = jax.tree.leaves(state.params)
     built = Built(
-        step=step,
         parts=parts,
         course=run,
         learning_rates=_learning_rates(recipe, run),

@@ -30,7 +30,7 @@ from pipeline.models.network import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built
 from pipeline.stages.data import Dataset
-from pipeline.training.step import StepParts, image_shape, make_train_step
+from pipeline.training.step import StepParts, image_shape
 from pipeline.whole_file import write_whole
 
 LOWERINGS = "lowerings.json"
@@ -61,8 +61,7 @@ def lower(
     elif file is not None:
         write_choice(file, chosen)
     lowered = network.clone(chooser=chosen.lowerings, layout=chosen.layout)
-    parts = replace(built.parts, network=lowered)
-    return replace(built, parts=parts, step=make_train_step(parts))
+    return replace(built, parts=replace(built.parts, network=lowered))
 
 
 def _choose(
