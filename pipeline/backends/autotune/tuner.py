@@ -125,15 +125,16 @@ def choose_lowerings(
         # It has one lowering for everything.
         return Chosen(layout="chwn")
     known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}
-    keys = {problem: f"{problem} on {describe_device(device)}" for problem in asked}
+    here = describe_device(device)
+    keys = {problem: f"{problem} on {here}" for problem in asked}
     needed = tuning.mode != "bank" or any(keys[p] in known or is_worth_a_call(p) for p in asked)
     engines = _engines(asked, device, tuning.folder) if needed else {}
     found, ruled = [], []
     for problem, key in keys.items():
-        here = engines.get(problem.dtype, frozenset(("xla",)))
-        result = _look(problem, known.get(key), here, device, tuning, watch)
+        at_hand = engines.get(problem.dtype, frozenset(("xla",)))
+        result = _look(problem, known.get(key), at_hand, device, tuning, watch)
         if result is None:
-            ruled.append((str(problem), usual_lowering(problem, here)))
+            ruled.append((str(problem), usual_lowering(problem, at_hand)))
             continue
         found.append(result)
         if result.status in ("bank_append", "bank_update"):
