@@ -81,7 +81,7 @@ def write_archive(
     return path
 
 
-def read_small(root: Path, cache: Path) -> None:
+def assert_reads_small(root: Path, cache: Path) -> None:
     data = SmallCifar(**section(root=root)).read(cache)
 
     assert data.train.columns["label"][:].tolist() == [6, 9, 9, 4, 1]
@@ -107,8 +107,8 @@ def test_records_end_in_the_label_that_counts(tmp_path: Path) -> None:
 def test_root_may_be_the_folder_or_the_one_above(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data" / SMALL.folder, small_files())
 
-    read_small(folder, tmp_path / "cache")
-    read_small(folder.parent, tmp_path / "cache")
+    assert_reads_small(folder, tmp_path / "cache")
+    assert_reads_small(folder.parent, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
@@ -116,8 +116,8 @@ def test_root_may_be_the_folder_or_the_one_above(tmp_path: Path) -> None:
 def test_root_may_be_an_archive_or_its_folder(tmp_path: Path, suffix: str) -> None:
     archive = write_archive(tmp_path / f"cifar-10-binary{suffix}", small_files())
 
-    read_small(archive, tmp_path / "cache")
-    read_small(tmp_path, tmp_path / "cache")
+    assert_reads_small(archive, tmp_path / "cache")
+    assert_reads_small(tmp_path, tmp_path / "cache")
 
 
 def test_archive_in_the_cache_is_read_without_a_download(tmp_path: Path) -> None:
