@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from benchmarks.child import child_process
 from benchmarks.tasks import Task
 
 PROOF_STEPS = 3
@@ -120,18 +120,8 @@ def started(module: str, task: Task, round_s: float) -> Iterator[Contestant]:
 
     A round lasts about `round_s` seconds.
     """
-    context = multiprocessing.get_context("spawn")
-    ours, its = context.Pipe()
-    process = context.Process(target=_serve, args=(its, module, task, round_s), daemon=True)
-    process.start()
-    its.close()
-    try:
-        yield Contestant(process, ours)
-    finally:
-        ours.close()
-        process.join(timeout=5)
-        if process.is_alive():
-            process.kill()
+    with child_process(_serve, module, task, round_s, daemon=True) as (process, pipe):
+        yield Contestant(process, pipe)
 
 
 def _serve(pipe: Connection, module: str, task: Task, round_s: float) -> None:

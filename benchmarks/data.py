@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.child import child_process, names_among
 from benchmarks.loading import Loaded, Work
 from benchmarks.measure import alternate, machine, table, today, usable_cores, versions
 from pipeline import load_recipe
@@ -96,7 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peers", type=_peers, default=[], help=",".join(PEERS))
+    parser.add_argument("--peers", type=names_among(PEERS), default=[], help=",".join(PEERS))
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--workers", type=int, default=2, help="of a DataLoader")
     parser.add_argument("--rounds", type=int, default=5)
@@ -106,15 +106,6 @@ def _arguments() -> argparse.Namespace:
         "--save", type=Path, nargs="?", const=RESULTS / "data.md", help="default: %(const)s"
     )
     return parser.parse_args()
-
-
-def _peers(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        known = ", ".join(PEERS)
-        raise argparse.ArgumentTypeError(f"no peer {', '.join(unknown)}; there are {known}")
-    return names
 
 
 def _arrays(folder: Path, root: str | None) -> Path:
@@ -185,19 +176,10 @@ def _started(
     name: str, contestant: Contestant, work: Work, round_s: float
 ) -> Iterator[LoaderProcess]:
     """A pipeline in a process that ends with the context."""
-    context = multiprocessing.get_context("spawn")
-    ours, its = context.Pipe()
     # No daemon: a DataLoader has processes of its own.
-    process = context.Process(target=_serve, args=(its, contestant.module, work, round_s))
-    process.start()
-    its.close()
-    try:
-        yield LoaderProcess(name, ours, work)
-    finally:
-        ours.close()
-        process.join(timeout=10)
-        if process.is_alive():
-            process.kill()
+    child = child_process(_serve, contestant.module, work, round_s, daemon=False)
+    with child as (_, pipe):
+        yield LoaderProcess(name, pipe, work)
 
 
 def _serve(pipe: Connection, module: str, work: Work, round_s: float) -> None:

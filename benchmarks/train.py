@@ -29,6 +29,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.child import names_among
 from benchmarks.contestant import ContestantError, Ready, Round, started
 from benchmarks.measure import alternate, machine, table, today, usable_cores, versions
 from benchmarks.peers import PEERS
@@ -90,7 +91,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", choices=TASKS, required=True)
-    parser.add_argument("--peers", type=_peers, default=[], help=",".join(PEERS))
+    parser.add_argument("--peers", type=names_among(PEERS), default=[], help=",".join(PEERS))
     parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--batch-size", type=int, help="default: the recipe's")
     parser.add_argument("--sink-size", type=int, default=1000)
@@ -108,15 +109,6 @@ def _arguments() -> argparse.Namespace:
         "--save", type=Path, nargs="?", const=RESULTS, help="default: benchmarks/results/"
     )
     return parser.parse_args()
-
-
-def _peers(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        known = ", ".join(PEERS)
-        raise argparse.ArgumentTypeError(f"no peer {', '.join(unknown)}; there are {known}")
-    return names
 
 
 def compare(task: Task, peers: list[str], rounds: int, round_s: float) -> Comparison:

@@ -1,0 +1,49 @@
+"""A process of its own at the other end of a pipe, and which of them a command line asks for."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+
+@contextmanager
+def child_process(
+    serve: Callable[..., None], *args: Any, daemon: bool
+) -> Iterator[tuple[BaseProcess, Connection]]:
+    """`serve(pipe, *args)` in a fresh process that ends with the context, and our end of the pipe.
+
+    `serve` returns when its pipe is closed; a child that doesn't is killed. A daemon can't have
+    processes of its own.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe()
+    process = context.Process(target=serve, args=(its, *args), daemon=daemon)
+    process.start()
+    its.close()
+    try:
+        yield process, ours
+    finally:
+        ours.close()
+        process.join(timeout=10)
+        if process.is_alive():
+            process.kill()
+
+
+def names_among(known: Collection[str]) -> Callable[[str], list[str]]:
+    """An argparse type: names of `known`, with commas between them."""
+
+    def parse(text: str) -> list[str]:
+        names = [name for name in text.split(",") if name]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"no peer {', '.join(unknown)}; there are {', '.join(known)}"
+            )
+        return names
+
+    return parse
