@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from pipeline.models.lowerings.candidates import candidates
-from pipeline.models.lowerings.lowering import DEFAULT, Engine, Lowering, Problem
+from pipeline.models.lowerings.lowering import DEFAULT, Engine, Lowering, Problem, Role
 
 LARGE_FLOPS = 50_000_000
 """From here on a convolution is worth a library call of its own."""
@@ -14,6 +16,16 @@ MIN_CHANNELS = 16
 CHUNK_BYTES = 1 << 20
 """About what of the cotangent should be looked at at once: half of a core's L2 cache."""
 
+MIN_TILED = 7
+"""Results a side from which Winograd's tiles of 4 x 4 are full enough to win."""
+
+PREFERRED: Mapping[Role, Sequence[str]] = {
+    "forward": ("winograd4", "convolution"),
+    "images_gradient": ("winograd4", "phases", "convolution"),
+    "kernel_gradient": ("winograd4", "convolution"),
+}
+"""Families by role; the first that fits the problem."""
+
 
 def is_worth_a_call(problem: Problem) -> bool:
     """Whether a problem is large, and has channels enough, for oneDNN."""
@@ -22,25 +34,25 @@ def is_worth_a_call(problem: Problem) -> bool:
 
 
 def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
-    """oneDNN's convolution for what is large and has channels enough, else the default.
+    """What the tuner found on AVX-512 for the shapes of residual networks, as a rule.
 
-    What the tuner found on AVX-512 for the shapes of residual networks, as a rule.
+    For what is large and has channels enough, Winograd's tiles or oneDNN's convolution; else the
+    default.
     """
     if "onednn" not in engines or not is_worth_a_call(problem):
         return DEFAULT
-    ways = candidates(problem, engines)
-    wanted = {
-        "forward": ["convolution"],
-        "images_gradient": ["phases", "convolution"],
-        "kernel_gradient": ["convolution"],
-    }[problem.role]
-    for family in wanted:
-        fitting = [way for way in ways if (way.family, way.engine) == (family, "onednn")]
+    ways = [way for way in candidates(problem, engines) if way.engine == "onednn"]
+    for family in PREFERRED[problem.role]:
+        fitting = [way for way in ways if way.family == family and _is_tiled_well(way, problem)]
         if fitting:
             return min(
                 fitting, key=lambda way: abs((way.images or problem.batch) - _chunk(problem))
             )
     return DEFAULT
+
+
+def _is_tiled_well(way: Lowering, problem: Problem) -> bool:
+    return way.family != "winograd4" or min(problem.window.positions) >= MIN_TILED
 
 
 def _chunk(problem: Problem) -> int:

@@ -65,14 +65,22 @@ def _strided(problem: Problem) -> bool:
 
 
 def _three_by_three(problem: Problem) -> bool:
-    """In float32 alone: the sums before the products would lose digits of bfloat16."""
     window = problem.window
     plain = window.strides == window.dilation == (1, 1) and window.groups == 1
-    return plain and window.kernel == (3, 3) and problem.dtype == "float32"
+    return plain and window.kernel == (3, 3)
+
+
+def _in_float32(problem: Problem) -> bool:
+    """The sums before the products would lose digits of bfloat16."""
+    return _three_by_three(problem) and problem.dtype == "float32"
 
 
 def _tiled(compute: Compute) -> Family:
-    return Family(compute, _three_by_three, engines=("xla",), chunked=True)
+    return Family(compute, _in_float32, chunked=True)
+
+
+def _tiled_sum(compute: Compute) -> Family:
+    return Family(compute, _three_by_three, chunked=True)
 
 
 FAMILIES: Mapping[Role, Mapping[str, Family]] = {
@@ -95,6 +103,8 @@ FAMILIES: Mapping[Role, Mapping[str, Family]] = {
         "convolution": Family(kernel_gradient.by_convolution, _any, chunked=True),
         "positions": Family(kernel_gradient.by_positions, _ungrouped, chunked=True),
         "patches": Family(kernel_gradient.by_patches, _narrow, chunked=True),
+        "winograd2": _tiled_sum(winograd.kernel_gradient_by_tiles(2)),
+        "winograd4": _tiled_sum(winograd.kernel_gradient_by_tiles(4)),
     },
 }
 """By role and name. The first of each role, by XLA and all images at once, always works."""

@@ -71,9 +71,13 @@ def convolve(
 def matmul(
     a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False, dtype: Any = None
 ) -> Array:
-    """The product of two matrices, either transposed first; summed in float32."""
+    """Products of two matrices, or of two stacks of as many; either transposed first.
+
+    Summed in float32.
+    """
     config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
-    shape = (a.shape[transpose_a], b.shape[not transpose_b])
+    rows, columns = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
+    shape = (*a.shape[:-2], rows, columns)
     return _call("matmul", shape, dtype or a.dtype, config, a, b)
 
 
@@ -114,3 +118,6 @@ def probe(dtype: str) -> None:
     product = jax.jit(lambda a: matmul(a, a, transpose_a=True, dtype=jnp.float32))(rows)
     exact = np.asarray(rows, np.float64).T @ np.asarray(rows, np.float64)
     np.testing.assert_allclose(product, exact, rtol=0.02, atol=0.02)
+    stack = jnp.stack([rows, 2 * rows])
+    products = jax.jit(lambda a: matmul(a, a, transpose_a=True, dtype=jnp.float32))(stack)
+    np.testing.assert_allclose(products, np.stack([exact, 4 * exact]), rtol=0.02, atol=0.05)

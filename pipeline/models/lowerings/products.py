@@ -14,17 +14,19 @@ from pipeline.models.lowerings.window import Pair, Window
 
 
 def multiply(engine: Engine, a: Array, b: Array) -> Array:
-    """(m, k) x (k, n) -> (m, n), of the operands' dtype, summed in float32."""
+    """(..., m, k) x (..., k, n) -> (..., m, n), of the operands' dtype, summed in float32."""
     if engine == "onednn":
         return onednn.matmul(a, b)
-    return jnp.dot(a, b, preferred_element_type=jnp.float32).astype(a.dtype)
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(a.dtype)
 
 
 def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
-    """(k, m) x (k, n) -> (m, n): rows are what is summed over. float32."""
+    """(..., k, m) x (..., k, n) -> (..., m, n): rows are what is summed over. float32."""
     if engine == "onednn":
         return onednn.matmul(a, b, transpose_a=True, dtype=jnp.float32)
-    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    stack, row = tuple(range(a.ndim - 2)), (a.ndim - 2,)
+    dimensions = ((row, row), (stack, stack))
+    return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
 def convolve(

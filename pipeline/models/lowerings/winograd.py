@@ -8,19 +8,17 @@ m = 4 loses about a digit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from pipeline.models.lowerings.lowering import Lowering
-from pipeline.models.lowerings.products import over_chunks
+from pipeline.models.lowerings.products import in_chunks, multiply, multiply_by_rows, over_chunks
 from pipeline.models.lowerings.turning import turned
 from pipeline.models.lowerings.window import Window
 
 Matrix = Sequence[Sequence[float]]
-Rows = list[list[Array]]
 
 _IMAGES: dict[int, Matrix] = {
     2: ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
@@ -76,6 +74,29 @@ def images_gradient_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Ar
     return compute
 
 
+def kernel_gradient_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array], Array]:
+    """A lowering of the kernel's gradient: the adjoint of the filtering, summed over all tiles.
+
+    With Y = A^T [(G k G^T) * (B^T x B)] A it is G^T [sum of (B^T x B) * (A dY A^T)] G. All in
+    float32, whatever the operands are.
+    """
+
+    def compute(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+        before = window.rows.pads[0], window.columns.pads[0]
+
+        def sum_products(images: Array, cotangent: Array) -> Array:
+            images, cotangent = images.astype(jnp.float32), cotangent.astype(jnp.float32)
+            tiles = _filtered_images(tile, images, before, window.positions)
+            results = _spread_results(tile, cotangent)
+            return multiply_by_rows(how.engine, tiles, results)
+
+        products = in_chunks(sum_products, how.images, images, cotangent)
+        grid = products.reshape(tile + 2, tile + 2, *products.shape[1:])
+        return _both_ways(_transposed(_KERNEL[tile]), grid).astype(images.dtype)
+
+    return compute
+
+
 def _convolve(
     tile: int,
     how: Lowering,
@@ -88,55 +109,84 @@ def _convolve(
     filters = _transformed_kernel(tile, kernel)
 
     def compute(chunk: Array) -> Array:
-        points = _tile_points(tile, chunk, before, positions)
-        tiles = jnp.stack([point for row in _both_ways(_IMAGES[tile], points) for point in row])
-        count, *rest, channels = tiles.shape
-        products = jnp.matmul(tiles.reshape(count, -1, channels), filters)
-        side = tile + 2
-        results = products.reshape(side, side, *rest, -1)
-        grid = [[results[row, column] for column in range(side)] for row in range(side)]
-        return _joined(_both_ways(_RESULTS[tile], grid), positions)
+        tiles = _filtered_images(tile, chunk, before, positions)
+        products = multiply(how.engine, tiles, filters)
+        return _joined_results(tile, products, positions)
 
     return over_chunks(compute, how.images, images)
 
 
 def _transformed_kernel(tile: int, kernel: Array) -> Array:
-    """((tile + 2)^2, channels, features)."""
-    matrix = jnp.asarray(np.array(_KERNEL[tile], np.float32), kernel.dtype)
-    filters = jnp.einsum("ik,jl,klcf->ijcf", matrix, matrix, kernel)
-    return filters.reshape(-1, *kernel.shape[2:])
+    """G k G^T: ((tile + 2)^2, channels, features)."""
+    return _both_ways(_KERNEL[tile], kernel).reshape(-1, *kernel.shape[2:])
 
 
-def _tile_points(
+def _filtered_images(
     tile: int, images: Array, before: tuple[int, int], positions: tuple[int, int]
-) -> Rows:
-    """The images' pixels at each place within a tile of side tile + 2: (B, tiles, tiles, C)."""
-    pads, spans = [(0, 0, 0)], []
-    for size, low, count in zip(images.shape[1:3], before, positions, strict=True):
-        tiles = -(-count // tile)
-        pads.append((low, tiles * tile + 2 - size - low, 0))
-        spans.append((tiles - 1) * tile + 1)
-    padded = lax.pad(images, jnp.zeros((), images.dtype), (*pads, (0, 0, 0)))
-    rows, columns = spans
-    side = range(tile + 2)
-    return [
-        [padded[:, top : top + rows : tile, left : left + columns : tile] for left in side]
-        for top in side
+) -> Array:
+    """B^T x B of all tiles x, which overlap by two pixels: ((tile + 2)^2, tiles, channels)."""
+    tiles = tuple(-(-count // tile) for count in positions)
+    config = [
+        (low, count * tile + 2 - size - low, 0)
+        for size, low, count in zip(images.shape[1:3], before, tiles, strict=True)
     ]
+    padded = lax.pad(images, jnp.zeros((), images.dtype), ((0, 0, 0), *config, (0, 0, 0)))
+    return _transformed_tiles(_IMAGES[tile], padded, tile, tiles)
 
 
-def _both_ways(matrix: Matrix, grid: Rows) -> Rows:
-    """M X M^T of a grid X of arrays."""
-    by_column = [_combined(matrix, list(column)) for column in zip(*grid, strict=True)]
-    return [_combined(matrix, list(row)) for row in zip(*by_column, strict=True)]
+def _spread_results(tile: int, cotangent: Array) -> Array:
+    """A dY A^T of all tiles dY, zero beyond the edge: ((tile + 2)^2, tiles, features)."""
+    config = [(0, -size % tile, 0) for size in cotangent.shape[1:3]]
+    zero = jnp.zeros((), cotangent.dtype)
+    padded = lax.pad(cotangent, zero, ((0, 0, 0), *config, (0, 0, 0)))
+    tiles = padded.shape[1] // tile, padded.shape[2] // tile
+    return _transformed_tiles(_transposed(_RESULTS[tile]), padded, tile, tiles)
 
 
-def _combined(matrix: Matrix, arrays: list[Array]) -> list[Array]:
-    """Sums of arrays weighted by a row each; zeros and ones cost nothing."""
-    return [_weighted_sum(row, arrays) for row in matrix]
+def _transformed_tiles(matrix: Matrix, images: Array, tile: int, tiles: tuple[int, int]) -> Array:
+    """M x M^T of the tiles that begin every `tile` pixels: (places, tiles, channels)."""
+    down, across = tiles
+    # Along the height first, for whole rows: kept apart, XLA would do it again for every column.
+    rows = lax.optimization_barrier(_combined(matrix, _points(images, 1, tile, down), axis=0))
+    both = _combined(matrix, _points(rows, 3, tile, across), axis=1)
+    return both.reshape(len(matrix) ** 2, -1, images.shape[-1])
 
 
-def _weighted_sum(weights: Sequence[float], arrays: list[Array]) -> Array:
+def _points(array: Array, axis: int, tile: int, tiles: int) -> Iterator[Array]:
+    """What lies first, second, ... in each tile along an axis."""
+    for first in range(array.shape[axis] - (tiles - 1) * tile):
+        yield lax.slice_in_dim(array, first, first + (tiles - 1) * tile + 1, tile, axis)
+
+
+def _joined_results(tile: int, products: Array, positions: tuple[int, int]) -> Array:
+    """A^T P A of the products P of all tiles, put where they belong: (B, H', W', features)."""
+    side, features = tile + 2, products.shape[-1]
+    down, across = (-(-count // tile) for count in positions)
+    grid = products.reshape(side, side, -1, down, across, features)
+    rows = _combined(_RESULTS[tile], (grid[:, place] for place in range(side)), axis=4)
+    rows = lax.optimization_barrier(rows.reshape(side, -1, down, across * tile, features))
+    whole = _combined(_RESULTS[tile], rows, axis=2)
+    whole = whole.reshape(-1, down * tile, across * tile, features)
+    return whole[:, : positions[0], : positions[1]]
+
+
+def _both_ways(matrix: Matrix, grid: Array) -> Array:
+    """M X M^T of the first two axes."""
+    rows = _combined(matrix, grid, axis=0)
+    return _combined(matrix, (rows[:, column] for column in range(grid.shape[1])), axis=1)
+
+
+def _transposed(matrix: Matrix) -> Matrix:
+    return tuple(zip(*matrix, strict=True))
+
+
+def _combined(matrix: Matrix, arrays: Iterable[Array], axis: int) -> Array:
+    """Sums of arrays weighted by a row each, stacked; zeros and ones cost nothing."""
+    arrays = list(arrays)
+    return jnp.stack([_weighted_sum(row, arrays) for row in matrix], axis)
+
+
+def _weighted_sum(weights: Sequence[float], arrays: Sequence[Array]) -> Array:
     terms = [(w, array) for w, array in zip(weights, arrays, strict=True) if w]
     total: Array | None = None
     for weight, array in terms:
@@ -147,11 +197,3 @@ def _weighted_sum(weights: Sequence[float], arrays: list[Array]) -> Array:
             total = total + term if weight > 0 else total - term
     assert total is not None
     return total
-
-
-def _joined(tiles: Rows, positions: tuple[int, int]) -> Array:
-    """Results by their place within a tile, put where they belong."""
-    stacked = jnp.stack([jnp.stack(row, axis=3) for row in tiles], axis=2)
-    batch, down, tile, across, _, features = stacked.shape
-    whole = stacked.reshape(batch, down * tile, across * tile, features)
-    return whole[:, : positions[0], : positions[1]]

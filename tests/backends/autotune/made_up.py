@@ -28,10 +28,11 @@ def convolution(
     kernel: int = 3,
     stride: int = 1,
     batch: int = 4,
+    dtype: str = "float32",
 ) -> Problem:
     """One with as many features as channels."""
     window = make_window((size, size), (kernel,) * 2, (stride,) * 2, "SAME", (1, 1), 1)
-    return Problem(role, window, batch, channels, channels, "float32")
+    return Problem(role, window, batch, channels, channels, dtype)
 
 
 THREE = tuple(convolution(role) for role in ROLES)

@@ -31,13 +31,35 @@ def test_onednn_is_for_what_is_large_and_has_channels(role: Role) -> None:
     assert usual_lowering(small, BOTH) == usual_lowering(narrow, BOTH) == DEFAULT
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_winograd_is_for_3x3_kernels_whose_tiles_are_full(role: Role) -> None:
+    full, half_empty = convolution(role, 64, 32, batch=32), convolution(role, 256, 4, batch=32)
+    strided = convolution(role, 64, 32, stride=2, batch=32)
+    assert usual_lowering(full, BOTH).family == "winograd4"
+    assert usual_lowering(half_empty, BOTH).family == "convolution"
+    assert usual_lowering(strided, BOTH).family in ("convolution", "phases")
+
+
+def test_winograd_multiplies_in_float32_alone() -> None:
+    """The gradient of the kernel, which is summed in float32 in any case, excepted."""
+    families = {
+        role: usual_lowering(convolution(role, 64, 32, batch=32, dtype="bfloat16"), BOTH).family
+        for role in ROLES
+    }
+    assert families == {
+        "forward": "convolution",
+        "images_gradient": "convolution",
+        "kernel_gradient": "winograd4",
+    }
+
+
 def test_strided_gradients_are_taken_apart_into_phases() -> None:
-    for stride, family in ((1, "convolution"), (2, "phases")):
-        problem = convolution("images_gradient", 64, 32, stride=stride, batch=32)
-        assert usual_lowering(problem, BOTH).family == family
+    problem = convolution("images_gradient", 64, 32, stride=2, batch=32)
+    assert usual_lowering(problem, BOTH).family == "phases"
 
 
-def test_the_kernels_gradient_looks_at_what_fits_into_the_cache() -> None:
+@pytest.mark.parametrize(("stride", "family"), [(1, "winograd4"), (2, "convolution")])
+def test_the_kernels_gradient_looks_at_what_fits_into_the_cache(stride: int, family: str) -> None:
     """32x32 of 64 features are 256 KiB: four images make up half of a core's cache."""
-    problem = convolution("kernel_gradient", 64, 32, batch=64)
-    assert str(usual_lowering(problem, BOTH)) == "convolution/onednn/4"
+    problem = convolution("kernel_gradient", 64, 32 * stride, stride=stride, batch=64)
+    assert str(usual_lowering(problem, BOTH)) == f"{family}/onednn/4"

@@ -57,9 +57,9 @@ CHOSEN = {
     "8x8x1 kernel 3x3x8": ("multiply_adds", None, "patches/16"),
     "8x8x8 kernel 3x3x8": ("patches/8", "phases", "positions/32"),
     "4x4x8 kernel 1x1x8": ("pixels", "pixels", "positions"),
-    "4x4x8 kernel 3x3x6": ("winograd2", "winograd2", "convolution/8"),
-    "4x4x6 kernel 3x3x7": ("winograd4/8", "winograd4", "patches"),
-    "4x4x7 kernel 3x3x8": ("convolution", "convolution", "convolution"),
+    "4x4x8 kernel 3x3x6": ("winograd2", "winograd2", "winograd2/8"),
+    "4x4x6 kernel 3x3x7": ("winograd4/8", "winograd4", "winograd4/16"),
+    "4x4x7 kernel 3x3x8": ("convolution", "convolution", "convolution/8"),
 }
 """Families, and images at a time, by role; nobody asks for the gradient of the input."""
 

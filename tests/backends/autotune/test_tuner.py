@@ -125,7 +125,7 @@ def test_else_than_on_the_processor_or_when_off_nothing_is_looked_up(
 
 def test_what_no_bank_has_is_decided_by_the_rule(bench: Bench) -> None:
     chosen = bench.choose("bank", [*THREE, LARGE])
-    assert taken(chosen, [*THREE, LARGE]) == ["default/xla"] * 3 + ["convolution/onednn"]
+    assert taken(chosen, [*THREE, LARGE]) == ["default/xla"] * 3 + ["winograd4/onednn/4"]
     assert (chosen.found, chosen.by_rule, chosen.tuned) == ((), 4, 0)
     assert chosen.calls_onednn
     assert not bench.bank.exists()
