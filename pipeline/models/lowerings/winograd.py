@@ -125,13 +125,13 @@ def _filtered_images(
     tile: int, images: Array, before: tuple[int, int], positions: tuple[int, int]
 ) -> Array:
     """B^T x B of all tiles x, which overlap by two pixels: ((tile + 2)^2, tiles, channels)."""
-    tiles = tuple(-(-count // tile) for count in positions)
+    down, across = (-(-count // tile) for count in positions)
     config = [
         (low, count * tile + 2 - size - low, 0)
-        for size, low, count in zip(images.shape[1:3], before, tiles, strict=True)
+        for size, low, count in zip(images.shape[1:3], before, (down, across), strict=True)
     ]
     padded = lax.pad(images, jnp.zeros((), images.dtype), ((0, 0, 0), *config, (0, 0, 0)))
-    return _transformed_tiles(_IMAGES[tile], padded, tile, tiles)
+    return _transformed_tiles(_IMAGES[tile], padded, tile, (down, across))
 
 
 def _spread_results(tile: int, cotangent: Array) -> Array:
