@@ -1,4 +1,4 @@
-"""Running a list of map ops: each op's output is the input of the next on its column (D-04)."""
+"""Running a list of map ops: each op's output is the input of the next on its columns (D-04)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import uniforms
-from pipeline.data.spec import Op
+from pipeline.data.spec import MapOp
 
 
-def column_specs(ops: Sequence[Op], specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
+def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
     """What the columns are after all ops.
 
     Raises ValueError that opens with the op's position and name, such as `ops.2 (normalize): `.
@@ -18,7 +18,8 @@ def column_specs(ops: Sequence[Op], specs: Mapping[str, ColumnSpec]) -> dict[str
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
-            result[op.column] = op.output(_column(result, op.column))
+            given = tuple(_column(result, name) for name in op.columns)
+            result.update(zip(op.columns, op.outputs(given), strict=True))
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
@@ -31,7 +32,7 @@ def _column(specs: Mapping[str, ColumnSpec], name: str) -> ColumnSpec:
 
 
 def apply_ops(
-    xp: Any, ops: Sequence[Op], columns: Mapping[str, Any], seed: Any, pass_: Any, sample: Any
+    xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, pass_: Any, sample: Any
 ) -> dict[str, Any]:
     """Map columns of shape (batch, *shape) through ops that `column_specs` has accepted.
 
@@ -41,5 +42,6 @@ def apply_ops(
     result = dict(columns)
     for position, op in enumerate(ops):
         drawn = uniforms(xp, seed, pass_, sample, position, op.draws)
-        result[op.column] = op(xp, result[op.column], drawn)
+        given = tuple(result[name] for name in op.columns)
+        result.update(zip(op.columns, op.map(xp, given, drawn), strict=True))
     return result

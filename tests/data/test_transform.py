@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.geometry import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, Resize
+from pipeline.data.ops.geometry import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip
+from pipeline.data.ops.resize import Resize
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
 from pipeline.data.random import seed_words, uniforms
 from pipeline.data.transform import apply_ops, column_specs

@@ -1,104 +1,55 @@
-"""Map ops that move pixels, on images of shape (batch, height, width, channels) (D-05)."""
+"""Map ops that crop, pad, flip and blank images (batch, height, width, channels) (D-05)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.image import Padding, Size, image_shape, pixels_at
+from pipeline.data.ops.image import Padding, Probability, Size, image_shape, pixels_at
 from pipeline.data.random import integers
 from pipeline.data.spec import Op
 from pipeline.registry import part
 
-_WEIGHT_BITS = 11
-
-
-@part("op")
-class Resize(Op):
-    """Scale to `size` as OpenCV does: centres at half pixels, edges clamped, no antialiasing.
-
-    uint8 images stay uint8. Their linear weights are integers of 11 bits, OpenCV's as well, so that
-    the result is the same to the bit on every device and lies within one level of the exact one.
-    """
-
-    name: Literal["resize"] = "resize"
-    size: Size
-    interpolation: Literal["linear", "nearest"] = "linear"
-
-    def output(self, value: ColumnSpec) -> ColumnSpec:
-        *_, channels = image_shape(value)
-        if value.dtype not in ("uint8", "float16", "float32"):
-            raise ValueError(f"takes uint8, float16 or float32 images, not {value.dtype}")
-        return replace(value, shape=(*self.size, channels))
-
-    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        if self.interpolation == "nearest":
-            return _resize_nearest(xp, values, self.size)
-        if values.dtype == np.uint8:
-            fixed = _resize_linear(xp, values.astype(np.int32), self.size)
-            half = 1 << (2 * _WEIGHT_BITS - 1)
-            return ((fixed + half) >> (2 * _WEIGHT_BITS)).astype(np.uint8)
-        return _resize_linear(xp, values.astype(np.float32), self.size).astype(values.dtype)
-
-
-def _resize_nearest(xp: Any, values: Any, size: Size) -> Any:
-    for axis, length in enumerate(size, start=1):
-        nearest = np.arange(length) * values.shape[axis] // length
-        values = _take(xp, values, nearest, axis)
-    return values
-
-
-def _take(xp: Any, values: Any, indices: np.ndarray, axis: int) -> Any:
-    # The indices are always in range; "clip" spares numpy a check that doubles the time.
-    return xp.take(values, indices, axis=axis, mode="clip")
-
-
-def _resize_linear(xp: Any, values: Any, size: Size) -> Any:
-    """Mix the two nearest pixels, axis by axis; int32 comes out scaled by the weights' unit**2."""
-    for axis, length in enumerate(size, start=1):
-        lower, upper, fraction = _taps(values.shape[axis], length)
-        one, weight = _weights(fraction, values.dtype)
-        weight = np.expand_dims(weight, tuple(range(1, values.ndim - axis)))
-        below, above = (_take(xp, values, tap, axis) for tap in (lower, upper))
-        values = below * (one - weight) + above * weight
-    return values
-
-
-def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pixels before and after each target pixel's centre, and how far it is between them."""
-    centre = (np.arange(target) + 0.5) * source / target - 0.5
-    centre = np.clip(centre, 0, source - 1)
-    lower = np.floor(centre).astype(np.int32)
-    return lower, np.minimum(lower + 1, source - 1), centre - lower
-
-
-def _weights(fraction: np.ndarray, dtype: Any) -> tuple[Any, np.ndarray]:
-    """The unit of the weights and the weights: fixed point for int32, else float32."""
-    if dtype == np.int32:
-        one = 1 << _WEIGHT_BITS
-        return one, np.rint(fraction * one).astype(np.int32)
-    return 1, fraction.astype(np.float32)
-
 
 @part("op")
 class Pad(Op):
-    """Surround the image with pixels of the value `fill`."""
+    """Surround the image with pixels of the value `fill`, or with its own.
+
+    `mode` edge repeats the outermost pixels, symmetric mirrors the image with them and reflect
+    without them.
+    """
 
     name: Literal["pad"] = "pad"
     padding: Padding
     fill: float = 0.0
+    mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         height, width, channels = image_shape(value)
         _check_fill(self.fill, value.dtype)
+        if self.mode in ("reflect", "symmetric"):
+            self._check_mirrored(height, width)
         return replace(value, shape=(*_padded(height, width, self.padding), channels))
 
+    def _check_mirrored(self, height: int, width: int) -> None:
+        own = 1 if self.mode == "reflect" else 0
+        top, bottom, left, right = self.padding
+        if max(top, bottom) > height - own or max(left, right) > width - own:
+            raise ValueError(
+                f"can't mirror {list(self.padding)} pixels of an image of {height}x{width}; "
+                f"{self.mode} takes {height - own} rows and {width - own} columns at most"
+            )
+
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        return _pad(xp, values, self.padding, self.fill)
+        top, bottom, left, right = self.padding
+        widths = ((0, 0), (top, bottom), (left, right), (0, 0))
+        if self.mode != "constant":
+            return xp.pad(values, widths, mode=self.mode)
+        return xp.pad(values, widths, constant_values=self.fill)
 
 
 def _check_fill(fill: float, dtype: str) -> None:
@@ -115,11 +66,6 @@ def _check_fill(fill: float, dtype: str) -> None:
 def _padded(height: int, width: int, padding: Padding) -> tuple[int, int]:
     top, bottom, left, right = padding
     return top + height + bottom, left + width + right
-
-
-def _pad(xp: Any, values: Any, padding: Padding, fill: float) -> Any:
-    top, bottom, left, right = padding
-    return xp.pad(values, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
 
 
 @part("op")
@@ -192,7 +138,7 @@ class RandomHorizontalFlip(Op):
     """Mirror each image left to right with probability `prob`."""
 
     name: Literal["random_horizontal_flip"] = "random_horizontal_flip"
-    prob: Annotated[float, Field(ge=0, le=1)] = 0.5
+    prob: Probability = 0.5
 
     draws: ClassVar[int] = 1
 
@@ -208,15 +154,37 @@ class RandomHorizontalFlip(Op):
 
 
 @part("op")
-class Cutout(Op):
-    """Blank square holes with zeros, `size` pixels a side (DeVries and Taylor, 2017).
+class RandomVerticalFlip(Op):
+    """Mirror each image top to bottom with probability `prob`."""
 
-    Centres are uniform over the image, so a hole may lie partly outside of it.
+    name: Literal["random_vertical_flip"] = "random_vertical_flip"
+    prob: Probability = 0.5
+
+    draws: ClassVar[int] = 1
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        image_shape(value)
+        return value
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        height, width = (np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3])
+        rows = xp.where(uniforms[:, :1] < self.prob, height[:, ::-1], height)
+        return pixels_at(xp, values, rows, width)
+
+
+@part("op")
+class Cutout(Op):
+    """Blank square holes with zeros, `size` pixels a side.
+
+    A hole may lie partly outside of the image. By the convention `devries` (DeVries and Taylor,
+    2017) its centre is uniform over the image; by `mindspore` it lies anywhere from right before to
+    right behind the image, so that some holes leave no trace.
     """
 
     name: Literal["cutout"] = "cutout"
     size: PositiveInt
     holes: PositiveInt = 1
+    convention: Literal["devries", "mindspore"] = "devries"
 
     @property
     def draws(self) -> int:
@@ -239,6 +207,9 @@ class Cutout(Op):
 
     def _covered(self, xp: Any, uniforms: Any, length: int) -> Any:
         """Which of `length` pixels lie in each hole: bool (batch, holes, length)."""
-        first = integers(xp, uniforms, length)[:, :, None] - self.size // 2
+        if self.convention == "devries":
+            first = integers(xp, uniforms, length)[:, :, None] - self.size // 2
+        else:
+            first = integers(xp, uniforms, length + self.size + 1)[:, :, None] - self.size
         pixel = np.arange(length)
         return (first <= pixel) & (pixel < first + self.size)

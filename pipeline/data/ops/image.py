@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt, Strict
+from pydantic import Field, NonNegativeInt, PositiveInt, Strict
 
 from pipeline.data.columns import ColumnSpec
 
@@ -16,6 +16,12 @@ Padding = Annotated[
     tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt], Strict(False)
 ]
 """[top, bottom, left, right] in pixels."""
+
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+Axis = Literal[1, 2]
+"""The axis of a batch of images that runs down (rows) or across (columns)."""
 
 
 def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
@@ -42,8 +48,24 @@ def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
     `values` are (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns`
     int32 (batch or 1, J), all within the image; the result is (batch, I, J, channels).
     """
-    sample = np.arange(len(values), dtype=np.int32)[:, None, None]
-    places = sample, rows[:, :, None], columns[:, None, :]
+    return pixels_at_points(xp, values, rows[:, :, None], columns[:, None, :])
+
+
+def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
+    """The rows (axis 1) or columns (axis 2) `pixels` of each image.
+
+    `pixels` are int32 (batch or 1, length), all within the image; one row of them is for all.
+    """
+    if pixels.shape[0] == 1:
+        # The indices are in range; "clip" spares numpy a check that doubles the time.
+        return xp.take(values, pixels[0], axis=axis, mode="clip")
+    every = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
+    return pixels_at(xp, values, *((pixels, every) if axis == 1 else (every, pixels)))
+
+
+def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
+    """The pixels at (rows, columns) of each image, int32 that broadcast to (batch, I, J)."""
+    places = np.arange(len(values), dtype=np.int32)[:, None, None], rows, columns
     if xp is np:
         return values[places]
     # Left to itself, jax.numpy checks and wraps every index, which doubles the time of a gather.

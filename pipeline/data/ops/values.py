@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.image import image_shape
+from pipeline.data.ops.image import Probability, image_shape
 from pipeline.data.spec import Op
 from pipeline.registry import Seq, part
 
@@ -94,11 +94,16 @@ class TypeCast(Op):
 
 @part("op")
 class OneHot(Op):
-    """An integer label as float32 (..., classes); one outside 0..classes - 1 becomes all zeros."""
+    """An integer label as float32 (..., classes); one outside 0..classes - 1 becomes all zeros.
+
+    `smoothing` s makes 1 - s + s / classes of the one and s / classes of the zeros, as MindSpore's
+    op does (its loss has another convention).
+    """
 
     name: Literal["one_hot"] = "one_hot"
     column: str = "label"
     classes: PositiveInt
+    smoothing: Probability = 0.0
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         if not np.issubdtype(np.dtype(value.dtype), np.integer):
@@ -108,4 +113,10 @@ class OneHot(Op):
         return replace(value, shape=(*value.shape, self.classes), dtype="float32")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        return (values[..., None] == np.arange(self.classes)).astype(np.float32)
+        hot = values[..., None] == np.arange(self.classes)
+        if self.smoothing == 0:
+            return hot.astype(np.float32)
+        known = hot.any(axis=-1, keepdims=True)
+        off = np.float32(self.smoothing / self.classes)
+        on = np.float32(1 - self.smoothing + self.smoothing / self.classes)
+        return xp.where(hot, on, xp.where(known, off, np.float32(0)))

@@ -1,0 +1,205 @@
+"""How a pixel of a resized image is mixed from pixels of the source, as OpenCV and Pillow do it.
+
+MindSpore resizes arrays through OpenCV and `Inter.PILCUBIC` through Pillow's algorithm. bytes are
+mixed in the same fixed point as there, so that the result is theirs and every device's to the bit.
+The formulas are those of OpenCV's imgproc/resize and of Pillow's Resample, rebuilt from what they
+compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil, gcd
+from typing import Any, Literal
+
+import numpy as np
+
+from pipeline.data.ops.image import Axis, pixels_along
+
+OpenCv = Literal["linear", "cubic"]
+Pillow = Literal["pil_cubic", "antialias"]
+
+WEIGHT_BITS = 11
+_PILLOW_BITS = 22
+_LANES = 8
+
+
+@dataclass(frozen=True)
+class Taps:
+    """What each of `length` target pixels is mixed from along an axis.
+
+    Both arrays are (1 or batch, length, taps): source pixels, int32, and their weights, float32 or,
+    in fixed point, int32.
+    """
+
+    pixels: Any
+    weights: Any
+
+    def read(self, xp: Any, values: Any, axis: Axis) -> Iterator[tuple[Any, Any]]:
+        """Tap by tap: the source pixels and their weights, ready to be multiplied."""
+        for tap in range(self.pixels.shape[-1]):
+            weights = xp.expand_dims(self.weights[..., tap], (3 - axis, 3))
+            yield pixels_along(xp, values, self.pixels[..., tap], axis), weights
+
+    def sum(self, xp: Any, values: Any, axis: Axis) -> Any:
+        """The weighted sum over all taps."""
+        terms = (pixels * weights for pixels, weights in self.read(xp, values, axis))
+        total = next(terms)
+        for term in terms:
+            total = total + term
+        return total
+
+
+def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
+    """Mix along rows, then along columns; bytes need taps in fixed point, two or four of them."""
+    if values.dtype != np.uint8:
+        return down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1).astype(values.dtype)
+    rows = across.sum(xp, values.astype(np.int32), 2)
+    if down.pixels.shape[-1] > 2:
+        total = down.sum(xp, rows, 1)
+        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), _behind_lanes(*total.shape[2:]))
+        return mixed.clip(0, 255).astype(np.uint8)
+    # OpenCV keeps 16 bits of either product here, and so it rounds to quarters before it adds.
+    upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
+    return ((upper + lower + 2) >> 2).astype(np.uint8)
+
+
+def nearest_pixels(source: int, target: int) -> np.ndarray:
+    """The source pixel at the floor of each target pixel's place, int32 (target,)."""
+    pixels = np.floor(np.arange(target) * (1 / (target / source)))
+    return np.minimum(pixels, source - 1).astype(np.int32)
+
+
+def opencv_taps(
+    interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
+) -> Taps:
+    """Two or four neighbours of each target pixel's centre, edges clamped, no antialiasing."""
+    place = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
+    first = np.floor(place)
+    fraction = place - first
+    if interpolation == "cubic":
+        return _neighbours(source, first - 1, _cubic_weights(fraction), fixed)
+    if axis == 2:  # Down the columns the weights stay, though both fall on the pixel of the edge.
+        fraction = np.where((first < 0) | (first >= source - 1), np.float32(0), fraction)
+    return _neighbours(source, first, (1 - fraction, fraction), fixed)
+
+
+def widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
+    """What OpenCV's "area" is where a side grows: linear, between the edges of source pixels."""
+    scale = 1 / (target / source)
+    pixel = np.arange(target)
+    first = np.floor(pixel * scale)
+    past = (pixel + 1 - (first + 1) * (target / source)).astype(np.float32)
+    fraction = np.where(past <= 0, np.float32(0), past - np.floor(past))
+    return _neighbours(source, first, (1 - fraction, fraction), fixed)
+
+
+def _cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Keys' kernel with a = -0.75, in float32 and in OpenCV's order."""
+    a, x = np.float32(-0.75), fraction
+    before = ((a * (x + 1) - 5 * a) * (x + 1) + 8 * a) * (x + 1) - 4 * a
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a + 2) * (1 - x) - (a + 3)) * (1 - x) * (1 - x) + 1
+    return before, near, far, 1 - before - near - far
+
+
+def _neighbours(
+    source: int, first: np.ndarray, weights: tuple[np.ndarray, ...], fixed: bool
+) -> Taps:
+    pixels = first[:, None].astype(np.int32) + np.arange(len(weights), dtype=np.int32)
+    stacked = np.stack(weights, axis=-1).astype(np.float32)
+    if fixed:
+        stacked = np.rint(stacked * (1 << WEIGHT_BITS)).astype(np.int32)
+    return Taps(pixels.clip(0, source - 1)[None], stacked[None])
+
+
+def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
+    """The mean of the area that each target pixel covers; no side may grow."""
+    (down, rows), (across, columns) = (
+        _overlaps(source, target) for source, target in zip(values.shape[1:3], size, strict=True)
+    )
+    area = rows * columns
+    if values.dtype != np.uint8:
+        total = down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1)
+        return (total * np.float32(1 / area)).astype(values.dtype)
+    total = down.sum(xp, across.sum(xp, values.astype(np.int32), 2), 1)
+    if (rows, columns) == (2, 2):
+        return ((total + 2) >> 2).astype(np.uint8)
+    return rounded_quotient(total, area).astype(np.uint8)
+
+
+def _overlaps(source: int, target: int) -> tuple[Taps, int]:
+    """By how much each target pixel covers source pixels, int32, and what that adds up to."""
+    unit = gcd(source, target)
+    cell, pixel = source // unit, target // unit
+    begin = np.arange(target)[:, None] * cell
+    taps = int((-(-(begin + cell) // pixel) - begin // pixel).max())
+    covered = begin // pixel + np.arange(taps)
+    overlap = np.minimum(begin + cell, (covered + 1) * pixel) - np.maximum(begin, covered * pixel)
+    pixels, weights = covered.clip(0, source - 1), overlap.clip(0)
+    return Taps(pixels[None].astype(np.int32), weights[None].astype(np.int32)), cell
+
+
+def _behind_lanes(width: int, channels: int) -> np.ndarray:
+    """The bytes of a row that OpenCV leaves to the end, where it rounds halves up, bool (W, C).
+
+    Its vectors take eight at a time, and round halves to even.
+    """
+    count = width * channels
+    return (np.arange(count) >= count // _LANES * _LANES).reshape(width, channels)
+
+
+def rounded_quotient(total: Any, divisor: int, halves_up: Any = False) -> Any:
+    """total / divisor to the nearest integer, halves to the even one or to the upper."""
+    quotient = total // divisor
+    doubled = 2 * (total - quotient * divisor)
+    half = (doubled == divisor) & ((quotient % 2 == 1) | halves_up)
+    return quotient + ((doubled > divisor) | half).astype(np.int32)
+
+
+def pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
+    """Pillow's kernel, widened where the image shrinks, in fixed point of 22 bits."""
+    kernel, radius = _KERNELS[interpolation]
+    scale = source / target
+    widened = max(scale, 1.0)
+    support = radius * widened
+    centre = (np.arange(target)[:, None] + 0.5) * scale
+    begin = np.maximum((centre - support + 0.5).astype(np.int64), 0)
+    end = np.minimum((centre + support + 0.5).astype(np.int64), source)
+    pixels = begin + np.arange(2 * ceil(support) + 1)
+    weights = np.where(pixels < end, kernel((pixels - centre + 0.5) / widened), 0)
+    weights /= weights.sum(axis=1, keepdims=True)
+    fixed = np.trunc(weights * (1 << _PILLOW_BITS) + np.copysign(0.5, weights)).astype(np.int32)
+    used = fixed.any(axis=0)
+    pixels = pixels.clip(0, source - 1).astype(np.int32)
+    return Taps(pixels[None, :, used], fixed[None, :, used])
+
+
+def filtered(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
+    """Bytes filtered along one axis and rounded to bytes."""
+    if taps.pixels.shape[1] == values.shape[axis]:
+        return values
+    total = taps.sum(xp, values.astype(np.int32), axis)
+    half = 1 << (_PILLOW_BITS - 1)
+    return ((total + half) >> _PILLOW_BITS).clip(0, 255).astype(np.uint8)
+
+
+def _cubic(distance: np.ndarray) -> np.ndarray:
+    """Keys' kernel with a = -0.5."""
+    x, a = np.abs(distance), -0.5
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def _lanczos(distance: np.ndarray) -> np.ndarray:
+    """sinc(x) sinc(x / 3) within three pixels."""
+    inside = np.abs(distance) < 3
+    return np.where(inside, np.sinc(distance) * np.sinc(distance / 3), 0)
+
+
+_KERNELS: dict[Pillow, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    "pil_cubic": (_cubic, 2.0),
+    "antialias": (_lanczos, 3.0),
+}

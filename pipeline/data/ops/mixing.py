@@ -1,0 +1,137 @@
+"""Batch ops: every sample is mixed with another one of its batch, its label with the other's."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import PositiveFloat
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.colour import blend, exact_factors
+from pipeline.data.ops.drawing import STEPS, pick
+from pipeline.data.ops.image import Probability, image_shape
+from pipeline.data.random import integers
+from pipeline.data.spec import BatchOp
+from pipeline.registry import part
+
+
+@part("op")
+class MixUp(BatchOp):
+    """Blend each image with a partner's, lambda to 1 - lambda, and the labels alike.
+
+    Lambda is drawn from Beta(alpha, alpha) once for the batch; the partners are a permutation of
+    it (Zhang et al., 2018; MindSpore's MixUpBatch).
+    """
+
+    name: Literal["mix_up"] = "mix_up"
+    alpha: PositiveFloat = 1.0
+
+    draws: ClassVar[int] = 2
+
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        image, label = values
+        if image.dtype not in ("uint8", "float16", "float32"):
+            raise ValueError(f"takes uint8, float16 or float32 images, not {image.dtype}")
+        _check_one_hot(label)
+        return image, label
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        partner = partners(xp, uniforms[:, 0])
+        shares = beta_steps(self.alpha)
+        # The first sample draws for the batch.
+        number = integers(xp, uniforms[:1, 1], len(shares))
+        return mix_up(xp, values, partner, shares, number)
+
+
+def mix_up(
+    xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
+) -> tuple[Any, ...]:
+    """Images and labels mixed with those of the rows `partner`, shares[number] of their own."""
+    images, labels = values
+    share = xp.asarray(shares)[number]
+    if images.dtype == np.uint8:
+        return blend(xp, images[partner], images, shares, number), _mixed(labels, partner, share)
+    return _mixed(images, partner, share), _mixed(labels, partner, share)
+
+
+def _mixed(values: Any, partner: Any, share: Any) -> Any:
+    """share (batch or 1,) of each sample and the rest of its partner, in the values' dtype."""
+    share = share.reshape(-1, *(1,) * (values.ndim - 1))
+    own, other = values.astype(np.float32), values[partner].astype(np.float32)
+    return (own * share + other * (1 - share)).astype(values.dtype)
+
+
+def _check_one_hot(label: ColumnSpec) -> None:
+    """Raises ValueError for labels that can't be mixed."""
+    if len(label.shape) != 1 or label.dtype != "float32":
+        raise ValueError(
+            f"mixes one-hot float32 labels, not {label.dtype} of shape {label.shape}; list a "
+            "one_hot before it"
+        )
+
+
+def partners(xp: Any, uniforms: Any) -> Any:
+    """The row that each sample is mixed with: a permutation of the batch, each as likely."""
+    if xp is np:
+        return np.argsort(uniforms, kind="stable")
+    return xp.argsort(uniforms, stable=True)
+
+
+@lru_cache
+def beta_steps(alpha: float) -> np.ndarray:
+    """The middles of STEPS equally likely steps of Beta(alpha, alpha), float32 of 16 bits."""
+    from scipy.special import betaincinv
+
+    return exact_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
+
+
+@part("op")
+class CutMix(BatchOp):
+    """Put a box of a partner's image in place, and mix the labels by the box's share of the area.
+
+    With probability `prob`, for each image; lambda is drawn from Beta(alpha, alpha) and the box has
+    1 - lambda of the area before it is clipped; the partners are a permutation of the batch (Yun et
+    al., 2019; MindSpore's CutMixBatch).
+    """
+
+    name: Literal["cut_mix"] = "cut_mix"
+    alpha: PositiveFloat = 1.0
+    prob: Probability = 1.0
+
+    draws: ClassVar[int] = 5
+
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        image, label = values
+        image_shape(image)
+        _check_one_hot(label)
+        return image, label
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        images, labels = values
+        height, width = images.shape[1:3]
+        sides = np.sqrt(1 - beta_steps(self.alpha))[:, None] * np.array([height, width])
+        cut = pick(xp, uniforms[:, 2], sides.astype(np.int32))
+        rows = _extent(xp, uniforms[:, 3], cut[:, 0], height)
+        columns = _extent(xp, uniforms[:, 4], cut[:, 1], width)
+        done = uniforms[:, 1] < self.prob
+        rows = rows & done[:, None]
+        box = rows[:, :, None] & columns[:, None, :]
+        partner = partners(xp, uniforms[:, 0])
+        own = height * width - rows.sum(axis=1) * columns.sum(axis=1)
+        share = own.astype(np.float32) * np.float32(1 / (height * width))
+        mixed = xp.where(box[..., None], images[partner], images)
+        return mixed, _mixed(labels, partner, share)
+
+
+def _extent(xp: Any, uniforms: Any, cut: Any, length: int) -> Any:
+    """Which of `length` pixels a box has along an axis, bool (batch, length).
+
+    As in MindSpore, its centre may lie right behind the axis, its clipped end leaves out the last
+    pixel, and it has one pixel at least.
+    """
+    centre, half = integers(xp, uniforms, length + 1), cut // 2
+    begin, end = (centre - half).clip(0, length - 1), (centre + half).clip(0, length - 1)
+    pixel = np.arange(length, dtype=np.int32)
+    return (begin[:, None] <= pixel) & (pixel < xp.maximum(end, begin + 1)[:, None])

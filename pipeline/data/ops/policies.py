@@ -1,0 +1,199 @@
+"""Learned and random policies of changes: AutoAugment and RandAugment (D-15)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.affine import Interpolation
+from pipeline.data.ops.changes import Change, Changes, make_changes, tabulate
+from pipeline.data.ops.colour import check_rgb_bytes
+from pipeline.data.ops.image import Size
+from pipeline.data.ops.policy_tables import POLICIES
+from pipeline.data.ops.rotation import Fill, fill_levels
+from pipeline.data.ops.turns import in_turns
+from pipeline.data.random import integers
+from pipeline.data.spec import Op
+from pipeline.registry import part
+
+_SIGNED = frozenset(
+    {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
+    | {"Brightness", "Color", "Contrast", "Sharpness"}
+)
+_BINS = 10
+_RANDOM = (
+    "Identity",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+    "Brightness",
+    "Color",
+    "Contrast",
+    "Sharpness",
+    "Posterize",
+    "Solarize",
+    "AutoContrast",
+    "Equalize",
+)
+
+
+Convention = Literal["mindspore", "paper"]
+"""MindSpore multiplies a move in pixels by the image's side again, so that most leave only `fill`;
+its RandAugment takes the negative of a magnitude once in three times and draws auto-contrast twice
+as often as the rest. `paper` has moves in pixels and even chances."""
+
+
+class Policy(Op):
+    """What policies have in common. RGB bytes only."""
+
+    convention: Convention = "mindspore"
+    interpolation: Interpolation = "nearest"
+    fill: Fill = 0
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        check_rgb_bytes(value)
+        fill_levels(self.fill, 3)
+        return value
+
+    def _change(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
+        """Change each image by the rows `numbers`, int32 (batch, turns), one after the other."""
+        fill = fill_levels(self.fill, 3)
+
+        def change_once(turn: Any, values: Any) -> Any:
+            row = numbers[:, turn]
+            return make_changes(xp, values, changes, row, self.interpolation, fill)
+
+        return in_turns(xp, change_once, numbers.shape[1], values)
+
+
+@part("op")
+class RandAugment(Policy):
+    """`num_ops` changes drawn of 14, each as strong as `magnitude` of `num_magnitude_bins` says.
+
+    Cubuk et al., 2020, with MindSpore's changes and magnitudes.
+    """
+
+    name: Literal["rand_augment"] = "rand_augment"
+    num_ops: PositiveInt = 2
+    magnitude: NonNegativeInt = 9
+    num_magnitude_bins: Annotated[int, Field(ge=2)] = 31
+
+    @property
+    def draws(self) -> int:
+        return 2 * self.num_ops
+
+    @model_validator(mode="after")
+    def _check_magnitude(self) -> Self:
+        if self.magnitude >= self.num_magnitude_bins:
+            raise ValueError(
+                f"magnitude {self.magnitude} must be below num_magnitude_bins "
+                f"{self.num_magnitude_bins}"
+            )
+        return self
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        size = values.shape[1], values.shape[2]
+        changes, rows = _random(self.magnitude, self.num_magnitude_bins, self.convention, *size)
+        negative = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
+        drawn = integers(xp, uniforms[:, : self.num_ops], len(rows))
+        side = (uniforms[:, self.num_ops :] < negative).astype(np.int32)
+        return self._change(xp, values, changes, xp.asarray(rows)[drawn, side])
+
+
+@part("op")
+class AutoAugment(Policy):
+    """One of the 25 pairs of changes of a learned policy, each change with its probability.
+
+    Cubuk et al., 2019, with MindSpore's changes and magnitudes.
+    """
+
+    name: Literal["auto_augment"] = "auto_augment"
+    policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
+
+    draws: ClassVar[int] = 5
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        size = values.shape[1], values.shape[2]
+        changes, rows, probabilities = _learned(self.policy, self.convention, *size)
+        pair = integers(xp, uniforms[:, 0], len(rows))
+        done = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
+        side = integers(xp, uniforms[:, 3:5], 2)
+        numbers = xp.asarray(rows)[pair[:, None], np.arange(2), side]
+        return self._change(xp, values, changes, xp.where(done, numbers, 0))
+
+
+def magnitudes(
+    name: str, bins: int, convention: Convention, size: Size, solarize_from: int
+) -> np.ndarray:
+    """How strong a change is at each of `bins` magnitudes, float64 (bins,).
+
+    Shears are in radians, translations in pixels, rotations in degrees; thresholds of solarize go
+    down from `solarize_from`.
+    """
+    height, width = size
+    squared = 1 if convention == "paper" else 2
+    match name:
+        case "ShearX" | "ShearY":
+            return _evenly(0, 0.3, bins)
+        case "TranslateX":
+            return 150 / 331 * width**squared * np.linspace(0, 1, bins)
+        case "TranslateY":
+            return 150 / 331 * height**squared * np.linspace(0, 1, bins)
+        case "Rotate":
+            return _evenly(0, 30, bins)
+        case "Brightness" | "Color" | "Contrast" | "Sharpness":
+            return _evenly(0, 0.9, bins)
+        case "Posterize":
+            return 8 - np.rint(np.arange(bins) / ((bins - 1) / 4))
+        case "Solarize":
+            return _evenly(solarize_from, 0, bins)
+    return np.zeros(bins)
+
+
+def _evenly(first: float, last: float, count: int) -> np.ndarray:
+    """Numbers from first to last in the float32 steps of MindSpore, float64 (count,)."""
+    step = (np.float32(last) - np.float32(first)) / np.float32(count - 1)
+    numbers = np.float32(first) + np.arange(count, dtype=np.float32) * step
+    numbers[-1] = last
+    return numbers.astype(np.float64)
+
+
+def _both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
+    return Change(name, magnitude), Change(name, -magnitude if name in _SIGNED else magnitude)
+
+
+@lru_cache
+def _random(
+    magnitude: int, bins: int, convention: Convention, height: int, width: int
+) -> tuple[Changes, np.ndarray]:
+    """All changes at a magnitude, and which they are by name and sign, int32 (14 or 15, 2)."""
+    names = _RANDOM if convention == "paper" else (*_RANDOM, "AutoContrast")
+    changes: list[Change] = []
+    for name in names:
+        strengths = magnitudes(name, bins, convention, (height, width), 255)
+        changes.extend(_both_signs(name, float(strengths[magnitude])))
+    rows = np.arange(len(changes), dtype=np.int32).reshape(-1, 2)
+    return tabulate(changes, height, width), rows
+
+
+@lru_cache
+def _learned(
+    policy: str, convention: Convention, height: int, width: int
+) -> tuple[Changes, np.ndarray, np.ndarray]:
+    """All changes of a policy behind one that changes nothing.
+
+    Which they are by pair, place and sign, int32 (25, 2, 2), and how probable, float32 (25, 2).
+    """
+    changes = [Change("Identity")]
+    for name, _, bin_ in (step for pair in POLICIES[policy] for step in pair):
+        strengths = magnitudes(name, _BINS, convention, (height, width), 256)
+        changes.extend(_both_signs(name, 0.0 if bin_ is None else float(strengths[bin_])))
+    rows = np.arange(1, len(changes), dtype=np.int32).reshape(-1, 2, 2)
+    probabilities = [[probability for _, probability, _ in pair] for pair in POLICIES[policy]]
+    return tabulate(changes, height, width), rows, np.array(probabilities, np.float32)

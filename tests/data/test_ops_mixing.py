@@ -1,0 +1,124 @@
+"""Batch ops: images and labels of a batch mixed, on the host and compiled alike (D-15)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.mixing import CutMix, MixUp, beta_steps, partners
+from pipeline.data.ops.values import OneHot
+from pipeline.data.random import seed_words, uniforms
+from pipeline.data.transform import apply_ops, column_specs
+
+RNG = np.random.default_rng(0)
+BATCH = 16
+BYTES = RNG.integers(0, 256, (BATCH, 7, 9, 3), dtype=np.uint8)
+FLOATS = RNG.standard_normal((BATCH, 7, 9, 3), dtype=np.float32)
+LABELS = np.eye(10, dtype=np.float32)[RNG.integers(0, 10, BATCH)]
+OPS = [MixUp(alpha=0.4), CutMix(prob=0.7)]
+SPECS = {"image": ColumnSpec((7, 9, 3), "uint8"), "label": ColumnSpec((), "int32")}
+HOT = OneHot(classes=10)
+
+
+def drawn(op, batch=BATCH):
+    return uniforms(np, seed_words(3), 0, np.arange(batch), 0, op.draws)
+
+
+@pytest.mark.parametrize("images", [BYTES, FLOATS], ids=["uint8", "float32"])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_host_and_compiled_device_agree(op, images):
+    host = op.map(np, (images, LABELS), drawn(op))
+    device = jax.jit(lambda *given: op.map(jnp, given[:2], given[2]))(images, LABELS, drawn(op))
+    for ours, theirs in zip(host, device, strict=True):
+        assert ours.dtype == theirs.dtype
+        tolerance = 0 if ours.dtype == np.uint8 else 1e-6
+        np.testing.assert_allclose(theirs, ours, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_labels_stay_distributions(op):
+    _, labels = op.map(np, (BYTES, LABELS), drawn(op))
+    np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
+    assert (labels >= 0).all()
+    assert (labels.max(axis=1) < 1).any()
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_one_hot_comes_first(op):
+    assert column_specs((HOT, op), SPECS)["label"] == ColumnSpec((10,), "float32")
+    with pytest.raises(ValueError, match=r"^ops\.0 .*not int32 of shape \(\); list a one_hot bef"):
+        column_specs((op,), SPECS)
+
+
+def test_an_unknown_label_column_is_refused():
+    with pytest.raises(ValueError, match=r"^ops\.0 \(mix_up\): there is no column 'class'"):
+        column_specs((MixUp(label="class"),), SPECS)
+
+
+def test_cut_mix_comes_before_the_channels_move():
+    chw = {**SPECS, "image": ColumnSpec((3, 7, 9), "uint8", "chw")}
+    with pytest.raises(ValueError, match="list it before hwc2chw"):
+        column_specs((HOT, CutMix()), chw)
+
+
+def test_partners_are_every_permutation_alike():
+    draws = np.random.default_rng(1).random((6000, 3), dtype=np.float32)
+    orders = [tuple(partners(np, row)) for row in draws]
+    counts = [orders.count(order) for order in sorted(set(orders))]
+    assert len(counts) == 6
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 5.0])
+def test_lambda_follows_the_beta_distribution(alpha):
+    lambdas, places = beta_steps(alpha), np.linspace(0.001, 0.999, 99)
+    below = (lambdas[:, None] <= places).mean(axis=0)
+    np.testing.assert_allclose(below, stats.beta(alpha, alpha).cdf(places), atol=1e-3)
+    assert ((lambdas >= 0) & (lambdas <= 1)).all()
+
+
+def test_mix_up_blends_images_and_labels_with_one_lambda_for_the_batch():
+    op = MixUp(alpha=1.0)
+    images, labels = op.map(np, (FLOATS, LABELS), drawn(op))
+    partner = partners(np, drawn(op)[:, 0])
+    share = beta_steps(1.0)[int(drawn(op)[0, 1] * len(beta_steps(1.0)))]
+    assert 0.01 < share < 0.99
+    for n, other in enumerate(partner):
+        expected = share * FLOATS[n] + (1 - share) * FLOATS[other]
+        np.testing.assert_allclose(images[n], expected, atol=1e-6)
+        expected = share * LABELS[n] + (1 - share) * LABELS[other]
+        np.testing.assert_allclose(labels[n], expected, atol=1e-6)
+
+
+def test_cut_mix_puts_a_box_of_the_partner_in_place():
+    op = CutMix()
+    images, labels = op.map(np, (FLOATS, LABELS), drawn(op))
+    for n, other in enumerate(partners(np, drawn(op)[:, 0])):
+        taken = (images[n] == FLOATS[other]).all(axis=-1)
+        kept = (images[n] == FLOATS[n]).all(axis=-1)
+        assert (taken | kept).all()
+        rows, columns = taken.any(axis=1), taken.any(axis=0)
+        if other != n:
+            np.testing.assert_array_equal(taken, rows[:, None] & columns)
+            expected = kept.mean() * LABELS[n] + taken.mean() * LABELS[other]
+            np.testing.assert_allclose(labels[n], expected, atol=1e-6)
+
+
+def test_cut_mix_that_never_happens_changes_nothing():
+    op = CutMix(prob=0.0)
+    images, labels = op.map(np, (BYTES, LABELS), drawn(op))
+    np.testing.assert_array_equal(images, BYTES)
+    np.testing.assert_array_equal(labels, LABELS)
+
+
+def test_a_batch_is_mixed_alike_at_every_visit_and_anew_in_every_pass():
+    columns = {"image": BYTES, "label": np.arange(BATCH, dtype=np.int32) % 10}
+    ops = (HOT, *OPS)
+
+    def made(pass_):
+        return apply_ops(np, ops, columns, seed_words(9), pass_, np.arange(BATCH))["image"]
+
+    np.testing.assert_array_equal(made(2), made(2))
+    assert (made(2) != made(3)).any()
