@@ -1,8 +1,8 @@
-"""Which sample stands where: shuffling, batching and repeating, as pure functions (D-08..D-11).
+"""Which sample stands where: shuffling, sharding, batching and repeating, as pure functions.
 
-A pass is the whole dataset, repeated `repeat` times; each repetition is shuffled afresh and is what
-randomness is keyed by. Any step is reached without walking there, so a resumed run reads on exactly
-where it stopped.
+A pass is the whole dataset (or this run's shard of it), repeated `repeat` times; each repetition is
+shuffled afresh and is what randomness is keyed by (D-08..D-11). Any step is reached without walking
+there, so a resumed run reads on exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -48,6 +48,22 @@ def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
     return np.concatenate([drawn, drained]).astype(np.int32)
 
 
+def dealt(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
+    """The positions of a pass that fall to a shard: shard_id, shard_id + num_shards, ... (D-01).
+
+    As MindSpore deals them (its DistributedSampler): where the shards can't be equal, they are made
+    so by going on from the start of the pass, so that up to num_shards - 1 samples are dealt twice
+    and none is left out. int64 (ceil(samples / num_shards),).
+    """
+    positions = np.arange(shard_samples(samples, num_shards)) * num_shards + shard_id
+    return positions % max(samples, 1)
+
+
+def shard_samples(samples: int, num_shards: int) -> int:
+    """How many samples every shard has."""
+    return -(-samples // num_shards)
+
+
 @dataclass(frozen=True)
 class Batching:
     """How many batches a pass has. Raises ValueError where it would have none (S-15)."""
@@ -56,22 +72,34 @@ class Batching:
     batch_size: int
     drop_remainder: bool
     repeat: int
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError("there are no samples to make batches of")
         if self.batches_per_repetition == 0:
+            size = self.shard_samples
+            shard = f" of each of {self.num_shards} shards" if self.num_shards > 1 else ""
             raise ValueError(
-                f"a batch of {self.batch_size} can't be filled from {self.samples} samples, and "
-                f"drop_remainder drops what is not full; the batch size can be {self.samples} at "
-                "most"
+                f"a batch of {self.batch_size} can't be filled from {size} samples{shard}, and "
+                f"drop_remainder drops what is not full; the batch size can be {size} at most"
             )
 
     @property
+    def shard_samples(self) -> int:
+        """How many samples a reading has: those of one shard."""
+        return shard_samples(self.samples, self.num_shards)
+
+    @property
     def batches_per_repetition(self) -> int:
-        """Batches in one reading of the dataset (D-09)."""
-        full, rest = divmod(self.samples, self.batch_size)
+        """Batches in one reading of the dataset, or of a shard of it (D-09)."""
+        full, rest = divmod(self.shard_samples, self.batch_size)
         return full + (rest > 0 and not self.drop_remainder)
+
+    @property
+    def short_batch(self) -> int:
+        """How many samples the shortest batch has, where one is not full; else 0."""
+        return 0 if self.drop_remainder else self.shard_samples % self.batch_size
 
     @property
     def steps_per_pass(self) -> int:
@@ -98,13 +126,14 @@ class Order(Batching):
     seed: int
     shuffle: bool
     buffer_size: int | None
+    shard_id: int = 0
 
     def batches(self, first_step: int, count: int) -> Batches:
         """The `count` batches that begin with global step `first_step`, the first step being 0."""
         steps = np.arange(first_step, first_step + count)
         passes, batch = np.divmod(steps, self.batches_per_repetition)
         positions = batch[:, None] * self.batch_size + np.arange(self.batch_size)
-        real = positions < self.samples
+        real = positions < self.shard_samples
         positions = np.where(real, positions, positions[:, :1])
         indices = np.empty(positions.shape, np.int32)
         for pass_ in np.unique(passes):
@@ -113,4 +142,13 @@ class Order(Batching):
         return Batches(indices, passes.astype(np.int32), real.sum(axis=1, dtype=np.int32))
 
     def _pass_order(self, pass_: int) -> np.ndarray:
-        return pass_order(self.seed, pass_, self.samples, self.shuffle, self.buffer_size)
+        """The samples of a pass, in order.
+
+        A whole shuffle comes before dealing, so that a shard has other samples in every pass: it is
+        the reader's (`shuffle=True`). One within a window comes after, as MindSpore's `shuffle(n)`
+        follows the reader: what a shard has is the same in every pass.
+        """
+        own = dealt(self.samples, self.num_shards, self.shard_id)
+        if self.shuffle and self.buffer_size is not None:
+            return own[pass_order(self.seed, pass_, len(own), True, self.buffer_size)]
+        return pass_order(self.seed, pass_, self.samples, self.shuffle, None)[own]

@@ -4,29 +4,57 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveInt, WithJsonSchema
+from pydantic import Field, NonNegativeInt, PositiveInt, WithJsonSchema, model_validator
 
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 from pipeline.registry import FilePath, PartOf, Seq, Spec
 
 
-class Op(Spec):
-    """A map op: one column of a batch in, the same column out (D-04).
+class MapOp(Spec):
+    """A map op: some columns of a batch in, the same columns out (D-04).
 
-    `__call__` is written against the array namespace `xp`, numpy or jax.numpy, so that the one
+    `map` is written against the array namespace `xp`, numpy or jax.numpy, so that the one
     definition runs on the host and inside the compiled step. Randomness comes in as `uniforms`,
     float32 in [0, 1) of shape (batch, `draws`), a pure function of (seed, pass, sample, op).
     """
 
     name: str
-    column: str = "image"
 
     @property
     def draws(self) -> int:
         """How many random numbers one sample takes."""
         return 0
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are mapped."""
+
+    @abstractmethod
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        """What a value of each column becomes. Raises ValueError where the op can't be applied."""
+
+    @abstractmethod
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        """Map values of shape (batch, *shape), column by column."""
+
+
+class Op(MapOp):
+    """A map op on one column, which maps each sample without a look at the others."""
+
+    column: str = "image"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        return (self.output(values[0]),)
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        return (self(xp, values[0], uniforms),)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         """What one value becomes. Raises ValueError where the op can't be applied to it."""
@@ -37,7 +65,21 @@ class Op(Spec):
         """Map values of shape (batch, *shape); uniforms have shape (batch, draws)."""
 
 
-Ops = Seq[Annotated[Op, PartOf("op")]]
+class BatchOp(MapOp):
+    """A map op that mixes the samples of a batch, images and one-hot labels alike.
+
+    Which samples make up a batch is a pure function of (seed, step), and so is the mixture.
+    """
+
+    column: str = "image"
+    label: str = "label"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.column, self.label
+
+
+Ops = Seq[Annotated[MapOp, PartOf("op")]]
 
 
 class TrainSplitSpec(Spec):
@@ -49,6 +91,24 @@ class TrainSplitSpec(Spec):
     """Shuffle within a moving window of this many samples; null shuffles the whole split."""
     drop_remainder: bool
     repeat: PositiveInt
+    num_shards: PositiveInt | None
+    shard_id: NonNegativeInt | None
+    """Train on shard `shard_id` of `num_shards` (D-01, X-02); null, null: on all of the split."""
+
+    @model_validator(mode="after")
+    def _names_a_shard(self) -> Self:
+        shards, shard = self.num_shards, self.shard_id
+        if shards is None and shard is None:
+            return self
+        if shards is None:
+            raise ValueError(f"shard_id = {shard}: needs num_shards, how many shards there are")
+        if shard is None:
+            raise ValueError(f"num_shards = {shards}: needs shard_id, 0 to {shards - 1}")
+        if shard >= shards:
+            raise ValueError(
+                f"shard_id = {shard}: must be 0 to {shards - 1}, below num_shards = {shards}"
+            )
+        return self
 
 
 class EvalSplitSpec(Spec):
@@ -73,8 +133,31 @@ class DatasetSpec(Spec):
     """A local folder or archive; null reads the cache and downloads what it lacks."""
     mirrors: Seq[Annotated[str, Field(pattern=r"^https?://")]]
     """Base addresses to try in order when something must be downloaded."""
+    buckets: Seq[Seq[PositiveInt]] | None
+    """Pad each image to the smallest of these that covers it, (height, width) or (tokens,), and
+    batch images of one bucket alone (D-18); one bucket is a fixed maximum, null pads nothing."""
+    padding_mask: bool
+    """Give the network one channel more: 1 where the image is, 0 where it is padded."""
     train: TrainSplitSpec
     eval: EvalSplitSpec
+
+    @model_validator(mode="after")
+    def _has_buckets_of_one_kind(self) -> Self:
+        buckets = self.buckets
+        if buckets is not None and ({len(bucket) for bucket in buckets} not in ({1}, {2})):
+            shown = [list(bucket) for bucket in buckets]
+            raise ValueError(f"buckets = {shown}: must be all [height, width] or all [tokens]")
+        if buckets is not None and len(set(buckets)) < len(buckets):
+            shown = [list(bucket) for bucket in buckets]
+            raise ValueError(f"buckets = {shown}: must be different")
+        if self.padding_mask and not buckets:
+            raise ValueError("padding_mask = true: needs buckets, else nothing is padded")
+        if buckets and self.train.num_shards is not None:
+            raise ValueError(
+                "buckets: can't be had with train.num_shards; shards would differ in their number "
+                "of batches"
+            )
+        return self
 
     def facts(self) -> Facts | None:
         """Sizes known without reading; None where only the files tell."""

@@ -80,7 +80,10 @@ class Reader:
 
     def ready_steps(self) -> int:
         """How many steps of the next window have been read."""
-        return self._source.unclaimed * self._plan.window_steps // self._plan.parts
+        if self.step is None:
+            return 0
+        steps = self._plan.window_stop(self.step) - self.step
+        return self._source.unclaimed * steps // self._plan.parts
 
     def take(self) -> tuple[Window, Effort]:
         """The next window. As its parts are taken, reading goes on with the one behind it."""

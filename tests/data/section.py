@@ -10,12 +10,16 @@ def section(**fields: Any) -> dict[str, Any]:
     return {
         "root": None,
         "mirrors": (),
+        "buckets": None,
+        "padding_mask": False,
         "train": {
             "ops": (),
             "shuffle": True,
             "buffer_size": None,
             "drop_remainder": True,
             "repeat": 1,
+            "num_shards": None,
+            "shard_id": None,
         },
         "eval": {"ops": (), "batch_size": None},
         **fields,

@@ -61,6 +61,16 @@ def test_labels_in_a_column_are_taken(tmp_path: Path) -> None:
     assert data.train.columns["label"][:].tolist() == [0, 2, 1, 0, 2]
 
 
+def test_a_sample_can_have_a_label_at_every_position(tmp_path: Path) -> None:
+    masks = np.arange(5 * 4 * 3).reshape(5, 4, 3) % 7
+
+    data = read(tmp_path, y_train=masks, y_test=masks[:2])
+
+    np.testing.assert_array_equal(data.train.columns["label"][:], masks)
+    assert data.train.columns["label"].dtype == np.int32
+    assert len(data.classes) == 7
+
+
 def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
     assert len(read(tmp_path, classes=7).classes) == 7
 
@@ -85,7 +95,11 @@ def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
         ({"y_train": np.zeros(4, int)}, "x_train has 5 images, y_train 4 labels"),
         ({"y_test": np.zeros(3, int)}, "x_test has 2 images, y_test 3 labels"),
         ({"y_train": np.zeros(5)}, "y_train is float64; labels must be whole numbers"),
-        ({"y_test": np.zeros((2, 3), int)}, r"y_test has shape \(2, 3\); labels must be \(n,\)"),
+        (
+            {"y_test": np.zeros((2, 3), int)},
+            r"y_train and y_test must have as many labels a sample, not .*\(\).*\(3,\)",
+        ),
+        ({"y_test": np.zeros((2, 0), int)}, r"y_test has shape \(2, 0\); labels must be \(n,\) or"),
         (
             {"y_train": np.array([0, -1, 2, 0, 0])},
             "y_train has labels from -1 to 2; they must be 0 to 2",

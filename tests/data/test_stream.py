@@ -71,6 +71,13 @@ def test_no_sample_behind_the_end_is_read() -> None:
     assert feed.window(2).inputs.columns["label"].shape == feed.window(0).inputs.indices.shape
 
 
+def test_no_more_steps_are_ready_than_the_last_window_has() -> None:
+    feed = make_stream(CountedColumn(NUMBERS), stop=3)
+    feed.window(0)
+    wait_until(lambda: feed._supply._reader._source.unclaimed == feed._supply._plan.parts)
+    assert feed._supply.ready_steps(2) == 1
+
+
 def test_a_jump_opens_a_reader_there_and_reads_nothing_between() -> None:
     column = CountedColumn(NUMBERS)
     feed = make_stream(column, stop=2)

@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, PositiveInt, field_validator
 
-from pipeline.data.columns import RawData, Split
+from pipeline.data.buckets import PaddedColumn
+from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.spec import DatasetSpec, GivenRoot
 from pipeline.errors import DataError
 from pipeline.registry import Seq, part
@@ -39,7 +40,8 @@ class ImageFolder(DatasetSpec):
     root: GivenRoot
     """The folder that holds train and eval."""
     image_size: ImageSize | None
-    """[height, width] to resize to on decoding; null: all images must have one size."""
+    """[height, width] to resize to on decoding; null: all images must have one size, or are padded
+    to `buckets`."""
 
     @field_validator("root", mode="before")
     @classmethod
@@ -60,12 +62,19 @@ class ImageFolder(DatasetSpec):
             )
         train_paths, train_labels = list_images(train_folder, classes)
         eval_paths, eval_labels = list_images(eval_folder, classes)
-        height, width = self.image_size or common_size([*train_paths, *eval_paths])
+        train, evaluated = self._images(train_paths, eval_paths)
         return RawData(
-            train=Split({"image": ImageFiles(train_paths, height, width), "label": train_labels}),
-            eval=Split({"image": ImageFiles(eval_paths, height, width), "label": eval_labels}),
+            train=Split({"image": train, "label": train_labels}),
+            eval=Split({"image": evaluated, "label": eval_labels}),
             classes=classes,
         )
+
+    def _images(self, *paths: Sequence[str]) -> list[Column]:
+        """The images of each list, of one size unless they are to be padded."""
+        if self.buckets is not None and self.image_size is None:
+            return [ImagesOfSeveralSizes(own, read_sizes(own)) for own in paths]
+        height, width = self.image_size or common_size([path for own in paths for path in own])
+        return [ImageFiles(own, height, width) for own in paths]
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,40 @@ class ImageFiles:
     def sample_name(self, index: int) -> str:
         """The image's file."""
         return self.paths[index]
+
+
+@dataclass(frozen=True)
+class ImagesOfSeveralSizes:
+    """A column of image files, decoded to RGB as they are when they are asked for."""
+
+    paths: Sequence[str]
+    sizes: np.ndarray
+
+    dtype = np.dtype(np.uint8)
+    trailing = (3,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(files, height and width of what holds the largest, 3)."""
+        return (len(self.paths), *self.sizes.max(axis=0).tolist(), 3)
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """The images at an integer array of indices or a slice, padded."""
+        return PaddedColumn(self, self.shape[1:3])[indices]
+
+    def value(self, index: int) -> np.ndarray:
+        """One image, uint8 (height, width, 3). Raises DataError that names a bad file."""
+        height, width = self.sizes[index].tolist()
+        return decode(self.paths[index], height, width)
+
+    def sample_name(self, index: int) -> str:
+        """The image's file."""
+        return self.paths[index]
+
+
+def read_sizes(paths: Sequence[str]) -> np.ndarray:
+    """(height, width) of each image, int32 (files, 2)."""
+    return np.array([_read_size(path) for path in paths], np.int32)
 
 
 def find_splits(root: Path) -> tuple[Path, Path]:

@@ -11,12 +11,15 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import PositiveInt, field_validator
 
-from pipeline.data.columns import RawData, Split
+from pipeline.data.buckets import RaggedArray, RaggedColumn, ragged_array
+from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.spec import DatasetSpec, GivenRoot
 from pipeline.errors import DataError
 from pipeline.registry import part
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+SIZES = ("x_train_sizes", "x_test_sizes")
+"""Beside these, images of several sizes lie one behind the other."""
 
 
 MAX_CLASSES = 10_000
@@ -25,7 +28,12 @@ MAX_CLASSES = 10_000
 
 @part("dataset")
 class NumpyArchive(DatasetSpec):
-    """Images uint8 or float32, (n, H, W) or (n, H, W, C); labels whole numbers, (n,) or (n, 1)."""
+    """Images uint8 or float32, (n, H, W) or (n, H, W, C), and labels, which are whole numbers.
+
+    Labels are (n,) or (n, 1), one a sample, or (n, ...), one for each of its positions: (n, tokens)
+    or (n, height, width). Images of several sizes come as x_train (values in all,), one behind the
+    other, and x_train_sizes (n, 1 to 3): (tokens,), (H, W) or (H, W, C); x_test likewise.
+    """
 
     name: Literal["numpy"] = "numpy"
     root: GivenRoot
@@ -41,7 +49,7 @@ class NumpyArchive(DatasetSpec):
         return root
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 or float32 (n, H, W, C), labels int32 (n,)."""
+        """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
         try:
             return split_arrays(load_arrays(self.root), self.classes)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -58,7 +66,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
         if missing:
             found = ", ".join(archive) or "nothing"
             raise ValueError(f"lacks {', '.join(missing)}; it has {found}")
-        for name in ARRAYS:
+        for name in (*ARRAYS, *(name for name in SIZES if name in archive)):
             try:
                 arrays[name] = archive[name]
             except ValueError as error:
@@ -68,15 +76,21 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def split_arrays(arrays: Mapping[str, np.ndarray], classes: int | None) -> RawData:
     """Both splits, checked. Raises ValueError that names the array and what would be right."""
-    images = {name: _as_images(name, arrays[name]) for name in ("x_train", "x_test")}
+    images = {
+        name: _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
+        for name in ("x_train", "x_test")
+    }
     labels = {name: _as_labels(name, arrays[name]) for name in ("y_train", "y_test")}
-    kinds = {name: f"{value.shape[1:]} {value.dtype}" for name, value in images.items()}
+    kinds = {name: _kind(value) for name, value in images.items()}
     if len(set(kinds.values())) > 1:
         raise ValueError(f"x_train and x_test must have images of one shape and dtype, not {kinds}")
     for split in ("train", "test"):
-        samples, answers = len(images[f"x_{split}"]), len(labels[f"y_{split}"])
+        samples, answers = images[f"x_{split}"].shape[0], len(labels[f"y_{split}"])
         if samples != answers:
             raise ValueError(f"x_{split} has {samples:,} images, y_{split} {answers:,} labels")
+    if len({values.shape[1:] for values in labels.values()}) > 1:
+        found = {name: values.shape[1:] for name, values in labels.items()}
+        raise ValueError(f"y_train and y_test must have as many labels a sample, not {found}")
     classes = classes or 1 + max(int(values.max()) for values in labels.values())
     if classes > MAX_CLASSES:
         raise ValueError(f"labels go up to {classes - 1}; there can be {MAX_CLASSES:,} classes")
@@ -93,9 +107,18 @@ def split_arrays(arrays: Mapping[str, np.ndarray], classes: int | None) -> RawDa
     )
 
 
-def _as_images(name: str, values: np.ndarray) -> np.ndarray:
+def _kind(images: Column) -> str:
+    """What images must have in common: their dtype, and their shape where they have one."""
+    if isinstance(images, RaggedColumn):
+        return f"{images.sizes.shape[1]} sizes, {images.trailing} {images.dtype}"
+    return f"{images.shape[1:]} {images.dtype}"
+
+
+def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Column:
     if values.dtype not in (np.uint8, np.float32):
         raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
+    if sizes is not None:
+        return _as_images_of_several_sizes(name, values, sizes)
     if values.ndim not in (3, 4) or 0 in values.shape:
         raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
     if not np.isfinite(values).all():
@@ -103,9 +126,25 @@ def _as_images(name: str, values: np.ndarray) -> np.ndarray:
     return values if values.ndim == 4 else values[..., np.newaxis]
 
 
+def _as_images_of_several_sizes(name: str, values: np.ndarray, sizes: np.ndarray) -> RaggedArray:
+    if sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3:
+        raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1), (n, 2) or (n, 3)")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} has values that are not finite")
+    trailing: tuple[int, ...] = (1, 1) if sizes.shape[1] == 1 else (1,)
+    if sizes.shape[1] == 3:
+        if len(set(sizes[:, 2].tolist())) > 1:
+            raise ValueError(f"{name}_sizes has images of several numbers of channels")
+        trailing, sizes = (int(sizes[0, 2]),), sizes[:, :2]
+    try:
+        return ragged_array(values, sizes, trailing)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 def _as_labels(name: str, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name} is {values.dtype}; labels must be whole numbers")
-    if values.shape not in ((values.size,), (values.size, 1)):
-        raise ValueError(f"{name} has shape {values.shape}; labels must be (n,)")
-    return values.reshape(-1)
+    if values.ndim == 0 or 0 in values.shape:
+        raise ValueError(f"{name} has shape {values.shape}; labels must be (n,) or (n, positions)")
+    return values.reshape(-1) if values.shape == (len(values), 1) else values

@@ -1,0 +1,233 @@
+"""Values of several sizes, padded to one or to the smallest of several buckets (D-18)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from pipeline.data.columns import Column, LazyColumn, Split
+
+Bucket = tuple[int, ...]
+"""The leading dimensions that values are padded to: (tokens,) or (height, width)."""
+
+SIZE = "size"
+"""The column that tells how large each image was before it was padded, int32 (dimensions,)."""
+
+
+@runtime_checkable
+class RaggedColumn(Column, Protocol):
+    """A column whose values differ in their leading dimensions; indexed, it pads them with zeros
+    to what holds the largest."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Those dimensions of each value, int32 (samples, dimensions)."""
+
+    @property
+    def trailing(self) -> tuple[int, ...]:
+        """The dimensions behind them, which all values share."""
+
+    def value(self, index: int) -> np.ndarray:
+        """One value, (*sizes[index], *trailing). Raises DataError where it can't be read."""
+
+    def sample_name(self, index: int) -> str:
+        """What the user knows the sample by."""
+
+
+@dataclass(frozen=True)
+class RaggedArray:
+    """A ragged column in memory: all values one behind the other, and where each begins."""
+
+    flat: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    trailing: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, *dimensions of the largest value)."""
+        return (len(self.sizes), *self.sizes.max(axis=0).tolist(), *self.trailing)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+        return self.flat.dtype
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """The values at an integer array of sample indices, or at a slice, padded."""
+        return PaddedColumn(self, self.shape[1 : 1 + self.sizes.shape[1]])[indices]
+
+    def value(self, index: int) -> np.ndarray:
+        """One value, a view."""
+        shape = (*self.sizes[index].tolist(), *self.trailing)
+        start = int(self.starts[index])
+        return self.flat[start : start + math.prod(shape)].reshape(shape)
+
+    def sample_name(self, index: int) -> str:
+        """Its number."""
+        return f"sample {index}"
+
+
+def ragged_array(
+    flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
+) -> RaggedArray:
+    """A ragged column of values stored one behind the other.
+
+    Takes `flat` (values in all,) and `sizes` (samples, dimensions), whole numbers above 0. Raises
+    ValueError where they don't fit together.
+    """
+    if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
+        raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")
+    if sizes.min() < 1:
+        raise ValueError(f"sizes go down to {sizes.min()}; must be 1 at least")
+    lengths = sizes.astype(np.int64).prod(axis=1) * math.prod(trailing)
+    if flat.shape != (lengths.sum(),):
+        raise ValueError(f"values have shape {flat.shape}; the sizes ask for ({lengths.sum()},)")
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    return RaggedArray(flat, starts, sizes.astype(np.int32), trailing)
+
+
+@dataclass(frozen=True)
+class UniformColumn:
+    """A column of one shape, seen as one of several sizes that happen to be equal."""
+
+    column: Column
+    dimensions: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, *shape of one value)."""
+        return self.column.shape
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The leading dimensions of each value, int32 (samples, dimensions)."""
+        leading = self.column.shape[1 : 1 + self.dimensions]
+        return np.tile(np.array(leading, np.int32), (self.column.shape[0], 1))
+
+    @property
+    def trailing(self) -> tuple[int, ...]:
+        """The dimensions behind them."""
+        return tuple(self.column.shape[1 + self.dimensions :])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+        return self.column.dtype
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """The values at an integer array of sample indices, or at a slice."""
+        return self.column[indices]
+
+    def value(self, index: int) -> np.ndarray:
+        """One value. Raises DataError where it can't be read."""
+        if isinstance(self.column, LazyColumn):
+            return self.column.sample(index)
+        return self.column[np.array([index])][0]
+
+    def sample_name(self, index: int) -> str:
+        """What the user knows the sample by."""
+        if isinstance(self.column, LazyColumn):
+            return self.column.sample_name(index)
+        return f"sample {index}"
+
+
+@dataclass(frozen=True)
+class PaddedColumn:
+    """A ragged column as one of a single shape: each value at the start, zeros behind it.
+
+    It is lazy (`LazyColumn`): several threads may read a stream of it.
+    """
+
+    values: RaggedColumn
+    bucket: Bucket
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, *bucket, *trailing)."""
+        return (len(self.values.sizes), *self.bucket, *self.values.trailing)
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """The values at an integer array of sample indices, or at a slice."""
+        chosen = np.arange(self.shape[0])[indices].tolist()
+        padded = np.zeros((len(chosen), *self.shape[1:]), self.dtype)
+        for position, index in enumerate(chosen):
+            self._put(self.values.value(index), padded[position])
+        return padded
+
+    def sample(self, index: int) -> np.ndarray:
+        """One value. Raises DataError where it can't be read."""
+        padded = np.zeros(self.shape[1:], self.dtype)
+        self._put(self.values.value(index), padded)
+        return padded
+
+    def sample_name(self, index: int) -> str:
+        """What the user knows the sample by."""
+        return self.values.sample_name(index)
+
+    def _put(self, value: np.ndarray, padded: np.ndarray) -> None:
+        padded[tuple(slice(size) for size in value.shape[: len(self.bucket)])] = value
+
+
+def in_ascending_order(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """By volume, the smallest first."""
+    return tuple(sorted(map(tuple, buckets), key=lambda bucket: (math.prod(bucket), bucket)))
+
+
+def assign_buckets(sizes: np.ndarray, buckets: Sequence[Bucket]) -> np.ndarray:
+    """The first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
+
+    Raises ValueError where a sample is larger than every bucket.
+    """
+    covered = np.all(sizes[:, None] <= np.array(buckets), axis=-1)
+    left_out = ~covered.any(axis=1)
+    if left_out.any():
+        largest = sizes[left_out].max(axis=0).tolist()
+        raise ValueError(
+            f"{left_out.sum():,} of {len(sizes):,} samples are larger than every bucket; "
+            f"one of {largest} would hold them"
+        )
+    return covered.argmax(axis=1).astype(np.int32)
+
+
+def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:
+    """Raises ValueError for a bucket that has fewer than `least` samples: none of them is read."""
+    counts = np.bincount(numbers, minlength=len(buckets)).tolist()
+    for bucket, count in zip(buckets, counts, strict=True):
+        if count == 0:
+            raise ValueError(f"{list(bucket)} covers no sample that a smaller one does not cover")
+        if count < least:
+            raise ValueError(
+                f"{list(bucket)} has {count} samples, which fill no batch of {least}, and "
+                "drop_remainder drops what is not full: it would leave all of them out"
+            )
+
+
+def pad_split(split: Split, buckets: Sequence[Bucket]) -> Split:
+    """The split with images padded to what holds all buckets, and a column of their sizes.
+
+    Raises ValueError where an image is larger than every bucket, or has other dimensions.
+    """
+    column, dimensions = split.columns["image"], len(buckets[0])
+    images = column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
+    sizes = images.sizes
+    if sizes.shape[1] != dimensions:
+        shown = [list(bucket) for bucket in buckets]
+        raise ValueError(f"{shown}: must have {sizes.shape[1]} numbers each for these images")
+    assign_buckets(sizes, buckets)
+    padded = PaddedColumn(images, canvas(buckets))
+    return Split({**split.columns, "image": padded, SIZE: sizes})
+
+
+def canvas(buckets: Sequence[Bucket]) -> Bucket:
+    """What holds every bucket: one of them may be the widest, another the highest."""
+    return tuple(np.array(buckets).max(axis=0).tolist())

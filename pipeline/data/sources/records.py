@@ -1,0 +1,58 @@
+"""Datasets that `python -m pipeline convert records` has written as ArrayRecord files (D-13)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import field_validator
+
+from pipeline.data.columns import RawData, Split
+from pipeline.data.record_column import open_column
+from pipeline.data.record_format import DESCRIPTION, RecordSplitSpec, read_description
+from pipeline.data.spec import DatasetSpec, GivenRoot
+from pipeline.errors import DataError
+from pipeline.registry import part
+
+
+@part("dataset")
+class Records(DatasetSpec):
+    """Samples as they were read from another source, one record each, read at random as needed.
+
+    What is larger than memory is streamed; labels are kept in memory.
+    """
+
+    name: Literal["records"] = "records"
+    root: GivenRoot
+    """The folder with records.json."""
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _is_given(cls, root: Any) -> Any:
+        if root is None:
+            raise ValueError(f"missing; it must be a folder with {DESCRIPTION}")
+        return root
+
+    def read(self, cache: Path) -> RawData:
+        """Columns with the shapes and dtypes of the source that the records were made from."""
+        spec = read_description(self.root)
+        classes = tuple(spec.classes)
+        return RawData(
+            train=open_split(self.root, spec.train, len(classes)),
+            eval=open_split(self.root, spec.eval, len(classes)),
+            classes=classes,
+        )
+
+
+def open_split(folder: Path, spec: RecordSplitSpec, classes: int) -> Split:
+    """The columns of a split. Raises DataError that names the file and what is wrong with it."""
+    columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
+    label = columns["label"]
+    if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
+        lowest, highest = int(label.min()), int(label.max())
+        if lowest < 0 or highest >= classes:
+            raise DataError(
+                f"{folder}: has labels from {lowest} to {highest}; they must be 0 to {classes - 1}"
+            )
+    return Split(columns)

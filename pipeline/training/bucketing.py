@@ -1,0 +1,51 @@
+"""One compiled branch for each bucket that the images of a batch may be padded to (D-18)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.data.buckets import SIZE, Bucket
+from pipeline.training.state import Array, Batch
+
+T = TypeVar("T")
+
+
+def in_its_bucket(buckets: Sequence[Bucket], batch: Batch, compute: Callable[[Batch], T]) -> T:
+    """What `compute` makes of a batch whose images are cut to the smallest bucket that holds them.
+
+    Images come padded to what holds all buckets, and are cut to the first bucket that covers every
+    image of the batch. `compute` is traced once for each bucket, and a program has a branch for
+    each: a sink runs over batches of any bucket without asking the host.
+    """
+    if not buckets:
+        return compute(batch)
+    largest = batch.columns[SIZE].max(axis=0)
+    covers = (largest <= jnp.array(buckets, jnp.int32)).all(axis=-1)
+    branches = [partial(_compute_in, bucket, compute) for bucket in buckets]
+    return jax.lax.switch(jnp.argmax(covers), branches, batch)
+
+
+def _compute_in(bucket: Bucket, compute: Callable[[Batch], T], batch: Batch) -> T:
+    return compute(cut(batch, bucket))
+
+
+def cut(batch: Batch, bucket: Bucket) -> Batch:
+    """The batch with images of (B, *bucket, ...)."""
+    inside = (slice(None), *(slice(length) for length in bucket))
+    images = batch.columns["image"][inside]
+    return replace(batch, columns={**batch.columns, "image": images})
+
+
+def with_padding_mask(images: Array, sizes: Array) -> Array:
+    """Images (B, H, W, C) with one channel more: 1 inside of sizes (B, 1 or 2), 0 where padded."""
+    inside = jnp.ones((*images.shape[:3], 1), images.dtype)
+    for axis in range(sizes.shape[1]):
+        positions = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1 + axis)
+        inside *= positions < sizes[:, axis, None, None, None]
+    return jnp.concatenate([images, inside], axis=-1)

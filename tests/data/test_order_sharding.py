@@ -1,0 +1,138 @@
+"""Shards of a pass: what MindSpore gives to each, and the laws that hold for any (D-01, X-02)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.data.order import Order, dealt
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/sharding/mindspore.json").read_text())
+
+
+def make_order(**changed: Any) -> Order:
+    settings: dict[str, Any] = {
+        "seed": 7,
+        "samples": 13,
+        "batch_size": 1,
+        "shuffle": True,
+        "buffer_size": None,
+        "drop_remainder": True,
+        "repeat": 1,
+    }
+    return Order(**{**settings, **changed})
+
+
+def shards_of(pass_: int = 0, **settings: Any) -> list[list[int]]:
+    """The samples of one pass, shard by shard."""
+    found = []
+    for shard in range(settings["num_shards"]):
+        order = make_order(**settings, shard_id=shard)
+        steps = order.steps_per_pass
+        found.append(order.batches(pass_ * steps, steps).indices.ravel().tolist())
+    return found
+
+
+@pytest.mark.parametrize("case", GOLDEN["in_order"], ids=str)
+def test_shards_in_order_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
+    """Equal and unequal lengths; NumpySlicesDataset(shuffle=False, num_shards, shard_id)."""
+    own = shards_of(samples=case["samples"], num_shards=case["num_shards"], shuffle=False)
+    assert own == case["shards"]
+
+
+def test_shards_of_files_are_those_of_mindspore_golden() -> None:
+    """D-01: Cifar10Dataset deals as every other reader does."""
+    case = GOLDEN["cifar10"]
+    own = shards_of(samples=case["samples"], num_shards=case["num_shards"], shuffle=False)
+    seen = [{"samples": len(shard), "first": shard[:4], "last": shard[-4:]} for shard in own]
+    assert seen == case["shards"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["shuffled"], ids=lambda case: str(case["samples"]))
+def test_shards_are_dealt_from_one_shuffled_order_golden(case: dict[str, Any]) -> None:
+    """MindSpore shuffles the whole first, alike in every run, and deals then; so it is here."""
+    samples, shards = case["samples"], case["num_shards"]
+    there = np.array(case["whole"])
+    assert sorted(there) == list(range(samples))
+    assert [there[dealt(samples, shards, i)].tolist() for i in range(shards)] == case["shards"]
+    (whole,) = shards_of(samples=samples, num_shards=1)
+    here = [np.array(whole)[dealt(samples, shards, i)].tolist() for i in range(shards)]
+    assert shards_of(samples=samples, num_shards=shards) == here
+
+
+@pytest.mark.parametrize(
+    "case", GOLDEN["shuffled_behind_the_reader"], ids=lambda case: str(case["samples"])
+)
+def test_a_window_shuffles_within_its_shard_golden(case: dict[str, Any]) -> None:
+    """D-08: `shuffle(buffer_size)` follows the reader, so a shard keeps its samples."""
+    samples, shards = case["samples"], case["num_shards"]
+    for pass_ in range(3):
+        own = shards_of(pass_, samples=samples, num_shards=shards, buffer_size=3)
+        assert list(map(sorted, own)) == list(map(sorted, case["shards"]))
+    dealt_in_order = [dealt(samples, shards, shard) for shard in range(shards)]
+    for files, there in zip(dealt_in_order, case["shards"], strict=True):
+        assert sorted(files) == sorted(there)
+
+
+SETTINGS = {
+    "samples": st.integers(1, 60),
+    "num_shards": st.integers(1, 9),
+    "shuffle": st.booleans(),
+    "buffer_size": st.none() | st.integers(1, 20),
+    "seed": st.integers(0, 2**63 - 1),
+}
+
+
+@given(pass_=st.integers(0, 2**20), settings=st.fixed_dictionaries(SETTINGS))
+def test_the_shards_of_a_pass_part_the_data(pass_: int, settings: dict[str, Any]) -> None:
+    """Every sample is dealt; shards are equally long, so the fewest possible are dealt again."""
+    own = shards_of(pass_, **settings)
+    samples, shards = settings["samples"], settings["num_shards"]
+    assert {len(shard) for shard in own} == {-(-samples // shards)}
+    counts = Counter(sample for shard in own for sample in shard)
+    assert set(counts) == set(range(samples))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@given(
+    step=st.integers(0, 10_000),
+    count=st.integers(0, 20),
+    settings=st.fixed_dictionaries(SETTINGS),
+    data=st.data(),
+)
+def test_a_step_of_a_shard_depends_on_nothing_but_its_number(
+    step: int, count: int, settings: dict[str, Any], data: st.DataObject
+) -> None:
+    shard = data.draw(st.integers(0, settings["num_shards"] - 1))
+    batch = data.draw(st.integers(1, 8))
+    order = make_order(**settings, shard_id=shard, batch_size=batch, drop_remainder=False)
+    run = order.batches(step, count)
+    for position in range(count):
+        one = order.batches(step + position, 1)
+        assert np.array_equal(run.indices[position], one.indices[0])
+        assert (run.passes[position], run.counts[position]) == (one.passes[0], one.counts[0])
+
+
+def test_a_whole_shuffle_deals_other_samples_in_every_pass() -> None:
+    passes = [shards_of(pass_, samples=40, num_shards=4) for pass_ in range(3)]
+    assert len({tuple(sorted(shards[0])) for shards in passes}) == 3
+
+
+def test_one_shard_is_the_whole() -> None:
+    for buffer_size in (None, 5):
+        settings = {"samples": 30, "buffer_size": buffer_size, "batch_size": 4}
+        whole, shard = make_order(**settings), make_order(**settings, num_shards=1, shard_id=0)
+        assert np.array_equal(whole.batches(3, 20).indices, shard.batches(3, 20).indices)
+
+
+def test_a_batch_larger_than_a_shard_is_refused() -> None:
+    expected = r"batch of 5 .* 4 samples of each of 4 shards, .* can be 4 at most"
+    with pytest.raises(ValueError, match=expected):
+        make_order(batch_size=5, num_shards=4, shard_id=0)
