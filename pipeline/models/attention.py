@@ -8,10 +8,15 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models import tokens
-from pipeline.models.walk import Site, forward, require_images
+from pipeline.models.walk import Site, features_of, forward, require_images, walk
 
 _SCATTERED = nn.initializers.truncated_normal(0.02)
 """Of everything that is learned by place or by number (Devlin et al. 2019, reference code)."""
+
+
+def _looked_up(table: Array, x: Array) -> Array:
+    """The row of each number of x: (batch, tokens, features)."""
+    return jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
 
 
 class _Embedding(nn.Module):
@@ -20,15 +25,36 @@ class _Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shape = (self.layer.vocabulary, self.layer.features)
+        shape = (features_of(self.layer.vocabulary, self.site), self.layer.features)
         table = self.param("table", _SCATTERED, shape, jnp.float32)
-        numbers = x.reshape(x.shape[0], -1).astype(jnp.int32)
-        return jnp.take(table.astype(self.site.dtype), numbers, axis=0)
+        return _looked_up(table.astype(self.site.dtype), x)
 
 
 @forward.register
 def _embedding(layer: tokens.Embedding, x: Array, site: Site) -> Array:
     return _Embedding(layer, site, name=site.name)(x)
+
+
+class _TiedEmbedding(nn.Module):
+    layer: tokens.TiedEmbedding
+    site: Site
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape = (features_of(self.layer.vocabulary, self.site), self.layer.features)
+        table = self.param("table", _SCATTERED, shape, jnp.float32).astype(self.site.dtype)
+        y = walk(self.layer.body, _looked_up(table, x), self.site)
+        if y.ndim != 3 or y.shape[-1] != shape[1]:
+            raise ValueError(
+                f"{self.site}: the body gives shape {y.shape}; to be scored against rows of "
+                f"{shape[1]} features it must be (batch, tokens, {shape[1]})"
+            )
+        return y @ table.T
+
+
+@forward.register
+def _tied_embedding(layer: tokens.TiedEmbedding, x: Array, site: Site) -> Array:
+    return _TiedEmbedding(layer, site, name=site.name)(x)
 
 
 @forward.register
@@ -75,7 +101,10 @@ class _SelfAttention(nn.Module):
             self._dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
         )
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / heads[-1] ** 0.5
-        weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(x.dtype)
+        scores = scores.astype(jnp.float32)
+        if self.layer.causal:
+            scores = jnp.where(jnp.tri(count, dtype=bool), scores, -jnp.inf)
+        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         weights = nn.Dropout(self.layer.dropout, deterministic=not self.site.train)(weights)
         read = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
         return self._dense(features, "out")(read.reshape(x.shape))

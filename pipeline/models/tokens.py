@@ -6,21 +6,38 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from pipeline.models.spec import LayerSpec
+from pipeline.models.fields import Features
+from pipeline.models.spec import Layers, LayerSpec
 from pipeline.registry import part
 
 
-@part("layer")
-class Embedding(LayerSpec):
-    """The learned row of each whole number: (batch, ...) -> (batch, tokens, features).
+class Lookup(LayerSpec):
+    """Base of the layers that read whole numbers and look up the learned row of each.
 
     Numbers below 0 count from the end, numbers of `vocabulary` and above give NaN. It is the first
     layer: whole numbers above 256 don't survive the dtype of activations.
     """
 
-    name: Literal["embedding"] = "embedding"
-    vocabulary: PositiveInt
+    vocabulary: Features
+    """How many different numbers there are."""
     features: PositiveInt
+    """Length of a row."""
+
+
+@part("layer")
+class Embedding(Lookup):
+    """The learned row of each whole number: (batch, ...) -> (batch, tokens, features)."""
+
+    name: Literal["embedding"] = "embedding"
+
+
+@part("layer")
+class TiedEmbedding(Lookup):
+    """Embed whole numbers, put the tokens through the body, and score each against the same rows:
+    (batch, ...) -> (batch, tokens, vocabulary) (Press and Wolf 2017)."""
+
+    name: Literal["tied_embedding"] = "tied_embedding"
+    body: Layers
 
 
 @part("layer")
@@ -48,11 +65,13 @@ class PositionEmbedding(LayerSpec):
 class SelfAttention(LayerSpec):
     """Every token reads all of them, through `heads` heads (Vaswani et al. 2017, sec. 3.2).
 
-    `dropout` is the rate of the dropout of the weights that each token gives the others.
+    A causal one lets a token read itself and those before it alone. `dropout` is the rate of the
+    dropout of the weights that each token gives the others.
     """
 
     name: Literal["self_attention"] = "self_attention"
     heads: PositiveInt
+    causal: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 

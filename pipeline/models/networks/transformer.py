@@ -1,4 +1,5 @@
-"""Transformer encoders: of image patches (Dosovitskiy et al. 2021) and of text (BERT)."""
+"""Transformers: encoders of image patches (Dosovitskiy et al. 2021) and of text (BERT), and a
+decoder of text (GPT-2)."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from pipeline.models.tokens import (
     FirstToken,
     PositionEmbedding,
     SelfAttention,
+    TiedEmbedding,
     Tokens,
 )
 from pipeline.registry import part
 
 
-class Encoder(LayeredModelSpec):
-    """Base of what both encoders say of their blocks."""
+class Transformer(LayeredModelSpec):
+    """Base of what all transformers say of their blocks."""
 
     features: PositiveInt
     """Of each token."""
@@ -38,9 +40,9 @@ class Encoder(LayeredModelSpec):
             raise ValueError(f"features {self.features} is not a multiple of heads {self.heads}")
         return self
 
-    def _mix(self, attention_dropout: float) -> Stack:
+    def _mix(self, attention_dropout: float, causal: bool = False) -> Stack:
         """Tokens read each other."""
-        attention = SelfAttention(heads=self.heads, dropout=attention_dropout)
+        attention = SelfAttention(heads=self.heads, dropout=attention_dropout, causal=causal)
         return attention, Dropout(rate=self.dropout)
 
     def _think(self, between: Stack = ()) -> Stack:
@@ -50,7 +52,7 @@ class Encoder(LayeredModelSpec):
 
 
 @part("model")
-class ViT(Encoder):
+class ViT(Transformer):
     """Square patches as tokens behind a class token, in blocks that normalise first.
 
     GELU is the house's tanh form.
@@ -87,7 +89,7 @@ class ViT(Encoder):
 
 
 @part("model")
-class Bert(Encoder):
+class Bert(Transformer):
     """The encoder of BERT (Devlin et al. 2019) with its pooler, classifying one text.
 
     A sample is an image of shape (tokens, 1, 1) whose values are the numbers of the tokens. There
@@ -118,3 +120,32 @@ class Bert(Encoder):
             drop,
             Dense(features=classes),
         )
+
+
+@part("model")
+class Gpt(Transformer):
+    """The decoder of GPT-2 (Radford et al. 2019): of every token, the logits of the next one.
+
+    A sample is an image of shape (tokens, 1, 1) whose values are the numbers of the tokens, and its
+    label the number of the token after each, (tokens,). So the classes are the vocabulary. Tokens
+    are embedded and scored by the same rows; each reads itself and those before it.
+    """
+
+    name: Literal["gpt"] = "gpt"
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        norm = LayerNorm(epsilon=1e-5)
+        block = (
+            Residual(body=(norm, *self._mix(self.dropout, causal=True))),
+            Residual(body=(norm, *self._think())),
+        )
+        body = (
+            PositionEmbedding(),
+            Dropout(rate=self.dropout),
+            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            norm,
+        )
+        tokens = TiedEmbedding(
+            scope="tokens", vocabulary=classes, features=self.features, body=body
+        )
+        return (tokens,)

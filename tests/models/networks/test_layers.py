@@ -51,6 +51,12 @@ def test_classes_stands_for_their_number_at_any_depth(layers: list[Any]) -> None
     assert kernel == (4, 7)
 
 
+def test_a_vocabulary_may_be_the_classes() -> None:
+    tokens = {"name": "tied_embedding", "vocabulary": "$classes", "features": 3, "body": []}
+    module = conf_model("layers", blocks={}, layers=[tokens]).build(7, "float32")
+    assert parameters(shapes(module, (2, 1, 1)))["tied_embedding_0/table"].shape == (7, 3)
+
+
 def test_layers_that_give_no_classes_are_refused() -> None:
     said = problems(layers=["flatten", {"name": "dense", "features": 10}])
     assert said == {

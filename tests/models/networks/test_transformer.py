@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tests.models.build import conf_model, count, positions, shapes
+from tests.models.build import conf_model, count, initialise, positions, shapes
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,26 @@ def test_patches_become_tokens_behind_the_class_token() -> None:
     assert seen["class_token_0"] == seen["block11"] == (197, 192)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny", "bert_base"])
+def test_gpt2_medium_has_as_many_parameters_as_transformers_counts() -> None:
+    changes = {"features": 1024, "hidden": 4096, "heads": 16, "blocks": 24}
+    module = conf_model("gpt2", **changes).build(50257, "float32")
+    assert count(shapes(module, (1024, 1, 1))) == 354_823_168
+
+
+def test_gpt_scores_the_next_token_from_those_before_it() -> None:
+    changes = {"features": 8, "hidden": 16, "heads": 2, "blocks": 2}
+    module = conf_model("gpt2", **changes).build(50, "float32")
+    numbers = np.arange(6, dtype=np.float32).reshape(1, 6, 1, 1)
+    variables = initialise(module, numbers)
+    changed = numbers.copy()
+    changed[0, 3] = 40
+    before, after = (module.apply(variables, x, train=False) for x in (numbers, changed))
+    assert before.shape == (1, 6, 50)
+    differs = np.abs(after - before).max((0, 2)) > 0
+    assert differs.tolist() == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "bert_base", "gpt2"])
 def test_heads_share_the_features_evenly(name: str) -> None:
     with pytest.raises(ValidationError, match="features 100 is not a multiple of heads 3"):
         conf_model(name, features=100, heads=3)

@@ -1,0 +1,46 @@
+"""U-Net: an encoder and a decoder with skips between them (Ronneberger et al. 2015)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from pipeline.models.layers import Branches, Conv, ConvTranspose, MaxPool, Relu
+from pipeline.models.spec import LayeredModelSpec
+from pipeline.models.stacks import Stack, conv_norm
+from pipeline.registry import Seq, part
+
+
+@part("model")
+class UNet(LayeredModelSpec):
+    """Classes of every pixel: logits (batch, height, width, classes).
+
+    Each depth has two 3x3 convolutions, passes what they give on to its end, and between pools it
+    for the depth below. Convolutions keep the size, where the paper's lose a border; the sides of
+    an image are multiples of 2 to the number of depths but one.
+    """
+
+    name: Literal["unet"] = "unet"
+    widths: Annotated[Seq[PositiveInt], Field(min_length=2)]
+    """Features of the convolutions, depth by depth."""
+    batch_norm: bool
+    """Normalise after every 3x3 convolution, in place of its bias; the paper does not."""
+
+    def layers_for(self, classes: int) -> Stack:
+        return (*self._depth(0), Conv(features=classes, kernel=1, bias=True))
+
+    def _depth(self, depth: int) -> Stack:
+        """Everything from this depth down and up again, which keeps the size of the image."""
+        convs = self._convs(self.widths[depth])
+        if depth == len(self.widths) - 1:
+            return convs
+        up = ConvTranspose(features=self.widths[depth], kernel=2, stride=2, bias=True)
+        below = (MaxPool(kernel=2), *self._depth(depth + 1), up)
+        return (*convs, Branches(scope=f"below{depth}", branches=((), below)), *convs)
+
+    def _convs(self, features: int) -> Stack:
+        once: Stack = (Conv(features=features, kernel=3, bias=True),)
+        if self.batch_norm:
+            once = conv_norm(features, 3)
+        return (*once, Relu()) * 2
