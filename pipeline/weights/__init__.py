@@ -1,0 +1,1 @@
+"""Weights from elsewhere and for elsewhere: files, names, layouts, export, inference."""

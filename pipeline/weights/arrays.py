@@ -1,0 +1,65 @@
+"""Named arrays as a weight file holds them, and the bounds that every reader keeps to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+"""Name -> array, in the order of the file."""
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+MAX_BYTES = 64 * 2**30
+"""No file above this is read, and no archive that says it holds more."""
+MAX_ENTRIES = 100_000
+MAX_NAME_LENGTH = 1024
+MAX_AXES = 32
+
+
+def decode(
+    name: str, dtype: np.dtype, shape: Sequence[int], data: bytes | memoryview
+) -> np.ndarray:
+    """The array that `data` holds, row by row.
+
+    Raises ValueError where the shape is none, or needs more or fewer bytes than there are.
+    """
+    needed = array_bytes(name, dtype, shape)
+    if len(data) != needed:
+        raise ValueError(
+            f"{shown(name)} has shape {tuple(shape)} of {dtype}, {needed:,} bytes; "
+            f"the file has {len(data):,}"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
+    """How many bytes an array takes. Raises ValueError for a shape that no array can have."""
+    if len(shape) > MAX_AXES or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"{shown(name)} has no possible shape; the file is damaged")
+    return math.prod(shape) * dtype.itemsize
+
+
+def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
+    """Add an entry. Raises ValueError where the name is none, there already, or one too many."""
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
+        raise ValueError(f"an entry has no name of 1 to {MAX_NAME_LENGTH} characters")
+    if name in arrays:
+        raise ValueError(f"two entries are called {shown(name)}")
+    if len(arrays) == MAX_ENTRIES:
+        raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
+    arrays[name] = array
+
+
+def shown(name: str) -> str:
+    """A name out of a file, fit to be printed: shortened, control characters escaped."""
+    text = name if name.isprintable() else repr(name)[1:-1]
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def total_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """What all arrays take together."""
+    return sum(array.nbytes for array in arrays.values())

@@ -1,0 +1,71 @@
+"""`python -m pipeline convert weights SOURCE TARGET ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.config.compose import diagnose, key_of, value_of
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+from pipeline.weights.arrays import total_bytes
+from pipeline.weights.files import is_weight_file, write_weights
+from pipeline.weights.likeness import in_likeness
+from pipeline.weights.matching import match_weights, table
+from pipeline.weights.network import network_arrays
+from pipeline.weights.restore import read_source
+from pipeline.weights.run import read_run_recipe, run_of
+
+SHORT = {"rules": "checkpoint.rules", "partial": "checkpoint.partial"}
+"""What may be written without its section, since no other section is of interest here."""
+LIKE = "like"
+USAGE = (
+    "convert weights takes SOURCE TARGET, +recipe=NAME, like=FILE and KEY=VALUE, as in: "
+    "convert weights resnet.pth weights.safetensors +recipe=resnet18_cifar10 rules=torch"
+)
+
+
+def convert_weights(args: Sequence[str]) -> int:
+    """Read weights, give them the names and layout of a recipe's network, and write them.
+
+    SOURCE is a weight file or the directory of a run, whose recipe then counts. Without a recipe
+    the entries are written as they are. `like=FILE` writes them as that file has its own. Raises
+    RecipeError and DataError; nothing is written then.
+    """
+    words = [arg for arg in args if "=" not in arg]
+    if len(words) != 2 or any(word.startswith("-") for word in words):
+        raise RecipeError([f"{' '.join(words) or 'nothing'}: {USAGE}"])
+    source, target = map(Path, words)
+    options = [arg for arg in args if "=" in arg]
+    like = value_of(options, LIKE)
+    recipe = _recipe([option for option in options if key_of(option) != LIKE], source)
+    if recipe is None and like is not None:
+        raise RecipeError([f"{LIKE} = {like}: needs a recipe, whose network both files are of"])
+    arrays, _ = read_source(source)
+    if recipe is not None:
+        spec = recipe.checkpoint
+        network = network_arrays(recipe)
+        matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)
+        matching.require(partial=spec.partial)
+        print(table(matching.rows, limit=None))
+        print(f"{source}: {matching.counts()}")
+        arrays = matching.arrays
+        if like is not None:
+            arrays = in_likeness(like, read_source(Path(like))[0], arrays, network)
+    write_weights(target, arrays)
+    print(f"{target}: {len(arrays):,} arrays, {total_bytes(arrays) / 1e6:,.1f} MB")
+    return 0
+
+
+def _recipe(overrides: Sequence[str], source: Path) -> Recipe | None:
+    """The recipe that decides names and shapes; None where the arguments name none."""
+    written = [_in_full(override) for override in overrides]
+    run_dir = None if is_weight_file(source) else run_of(source)
+    if value_of(written, "recipe") is None and run_dir is not None:
+        return read_run_recipe(run_dir, written)
+    return diagnose(written) if written else None
+
+
+def _in_full(override: str) -> str:
+    key = key_of(override)
+    return f"{SHORT[key]}={override.partition('=')[2]}" if key in SHORT else override

@@ -1,0 +1,124 @@
+"""A trained network in a folder that needs no recipe: program, weights and what they are of.
+
+model.bin            the program, serialised by jax.export
+model.mlir           the same as StableHLO text, for other compilers
+weights.safetensors  its first argument, by name
+model.json           inputs, outputs, classes, and where it all is from
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from pipeline.errors import DataError, RunError
+from pipeline.observe.strict_json import json_text
+from pipeline.weights.arrays import Arrays
+from pipeline.weights.files import read_weights, write_weights
+from pipeline.weights.prediction import make_predict, shapes_of_weights
+from pipeline.weights.run import Samples, TrainedRun, parse_samples
+
+PROGRAM, TEXT, WEIGHTS, ABOUT = "model.bin", "model.mlir", "weights.safetensors", "model.json"
+PLATFORMS = ("cpu", "cuda")
+FORMAT = 1
+MAX_PROGRAM_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported network, read back."""
+
+    program: export.Exported
+    """(weights, images (batch, *shape)) -> logits float32 (batch, classes)."""
+    arrays: Arrays
+    samples: Samples
+
+
+def export_run(run: TrainedRun, folder: Path) -> None:
+    """Write the evaluation of a run for any batch size, on a CPU and on a GPU.
+
+    Raises RunError where the disk refuses, or an op can't be compiled for a batch of any size.
+    """
+    program = _program(run)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PROGRAM).write_bytes(program.serialize())
+        (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
+        (folder / ABOUT).write_text(
+            json_text(_about(run, program), indent=2) + "\n", encoding="utf-8"
+        )
+    except OSError as error:
+        raise RunError(f"{folder}: can't be written: {error.strerror}") from error
+    write_weights(folder / WEIGHTS, run.arrays)
+
+
+def is_export(folder: Path) -> bool:
+    """Has `export_run` written this folder?"""
+    return (folder / ABOUT).is_file()
+
+
+def read_export(folder: Path) -> Exported:
+    """What `export_run` wrote. Raises DataError where a part is missing, damaged or another's."""
+    try:
+        samples = parse_samples(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{folder / ABOUT}: does not describe an export: {error}") from error
+    arrays = read_weights(folder / WEIGHTS)
+    path = folder / PROGRAM
+    try:
+        if path.stat().st_size > MAX_PROGRAM_BYTES:
+            raise ValueError(f"it has more than {MAX_PROGRAM_BYTES:,} bytes")
+        program = export.deserialize(bytearray(path.read_bytes()))
+    except Exception as error:  # flatbuffers raises whatever bytes that are none of its make happen
+        raise DataError(f"{path}: is no exported program: {error}") from error
+    _require_weights(folder, program, arrays)
+    return Exported(program, arrays, samples)
+
+
+def _program(run: TrainedRun) -> export.Exported:
+    (batch,) = export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, *run.samples.shape), np.dtype(run.samples.dtype))
+    predict = export.export(jax.jit(make_predict(run)), platforms=PLATFORMS)
+    try:
+        return predict(shapes_of_weights(run.arrays), images)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
+
+
+def _about(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
+    samples, (logits,) = run.samples, program.out_avals
+    shape = [size if isinstance(size, int) else str(size) for size in logits.shape]
+    return {
+        "format": FORMAT,
+        "recipe": run.recipe.name,
+        "model": run.recipe.model.name,
+        "step": run.step,
+        "program": PROGRAM,
+        "stablehlo": TEXT,
+        "weights": WEIGHTS,
+        "platforms": list(PLATFORMS),
+        "image": {"shape": list(samples.shape), "dtype": samples.dtype, "layout": "hwc"},
+        "inputs": [
+            {"name": name, "shape": list(array.shape), "dtype": array.dtype.name}
+            for name, array in sorted(run.arrays.items())
+        ]
+        + [{"name": "images", "shape": ["batch", *samples.shape], "dtype": samples.dtype}],
+        "outputs": [{"name": "logits", "shape": shape, "dtype": logits.dtype.name}],
+        "classes": list(samples.classes),
+    }
+
+
+def _require_weights(folder: Path, program: export.Exported, arrays: Arrays) -> None:
+    """Raise DataError unless the program takes just these weights and images."""
+    (weights, _), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    needed = {name: tuple(aval.shape) for name, aval in weights.items()}
+    if needed != {name: array.shape for name, array in arrays.items()}:
+        raise DataError(f"{folder}: {WEIGHTS} is not of {PROGRAM}; export the run again")

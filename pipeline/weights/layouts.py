@@ -1,0 +1,48 @@
+"""From the layout that PyTorch and MindSpore keep weights in to the one used here.
+
+Theirs is (out, in, height, width) for convolutions and (out, in) for dense layers; here it is
+(height, width, in, out) and (in, out). They flatten images channel by channel, here pixel by pixel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.weights.network import NetworkArrays
+
+_OIHW_TO_HWIO = (2, 3, 1, 0)
+
+
+def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
+    """The array as the network's array `target` would have it; as it is where that is unknown.
+
+    Whether its shape is right is for the caller to see. Raises ValueError where the layouts are
+    known to differ in a way that is not converted.
+    """
+    wanted = len(network.shapes[target])
+    path, _, leaf = target.partition("/")[2].rpartition("/")
+    if leaf != "kernel":
+        return _without_leading_ones(array, wanted)
+    if path.rpartition("/")[2].startswith("conv_transpose"):
+        raise ValueError("transposed convolutions have another orientation and are not converted")
+    if array.ndim == 4 and wanted == 2 and array.shape[2:] == (1, 1):
+        array = array[:, :, 0, 0]  # a 1x1 convolution of one pixel is a dense layer
+    elif array.ndim == 2 and wanted == 4:
+        array = array[:, :, None, None]
+    if array.ndim == 4:
+        return array.transpose(_OIHW_TO_HWIO)
+    if array.ndim != 2:
+        return array
+    channels = network.flattened.get(path)
+    if channels is not None and array.shape[1] % channels == 0:
+        outputs, inputs = array.shape
+        by_channel = array.reshape(outputs, channels, inputs // channels)
+        array = by_channel.swapaxes(1, 2).reshape(outputs, inputs)
+    return array.T
+
+
+def _without_leading_ones(array: np.ndarray, axes: int) -> np.ndarray:
+    """Fewer axes, down to so many, as long as the first has one entry."""
+    while array.ndim > axes and array.shape[0] == 1:
+        array = array[0]
+    return array

@@ -1,0 +1,187 @@
+"""Which entry of a weight file is which array of a network, and the table that says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pipeline.config.renames import RenameSpec
+from pipeline.errors import DataError
+from pipeline.weights.arrays import BFLOAT16, Arrays, shown
+from pipeline.weights.layouts import to_own_layout
+from pipeline.weights.naming import Named, framework_of, name_entries
+from pipeline.weights.network import NetworkArrays
+from pipeline.weights.rules import Framework
+
+Rules = Literal["auto", "none", "torch", "mindspore"]
+Status = Literal["matched", "missing", "extra", "misshapen", "left out"]
+PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
+MAX_ROWS = 60
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    status: Status
+    source: str
+    """The name in the file; empty for what it lacks."""
+    found: tuple[int, ...] | None
+    target: str
+    """The network's name; empty for what it has no array for."""
+    needed: tuple[int, ...] | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The arrays of a file under the names, and in the layout, of a network."""
+
+    file: str
+    rules: Framework | None
+    """Whose names were read; None for the network's own."""
+    rows: tuple[Row, ...]
+    arrays: Arrays
+    """float32, those that matched alone."""
+
+    def require(self, *, partial: bool) -> None:
+        """Raise DataError with the table of what does not match, unless `partial` allows it.
+
+        Where nothing at all matches, nothing is allowed.
+        """
+        problems = [row for row in self.rows if row.status in PROBLEMS]
+        if not problems or (partial and self.arrays):
+            return
+        hint = (
+            "nothing is loaded; rename entries with checkpoint.renames, "
+            "or load what matches with checkpoint.partial=true"
+        )
+        raise DataError(f"{self.file}: {self.counts()}; {hint}\n{table(problems)}")
+
+    def counts(self) -> str:
+        """`62 of 62 arrays matched, 1 left out`."""
+        found = Counter(row.status for row in self.rows)
+        needed = found["matched"] + found["missing"] + found["misshapen"]
+        rest = [f"{found[status]} {status}" for status in (*PROBLEMS, "left out") if found[status]]
+        whose = self.rules or "own"
+        matched = f"{found['matched']} of {needed} arrays matched ({whose} names)"
+        return ", ".join([matched, *rest])
+
+
+def match_weights(
+    file: str,
+    arrays: Arrays,
+    network: NetworkArrays,
+    renames: Sequence[RenameSpec] = (),
+    rules: Rules = "auto",
+) -> Matching:
+    """Find the network's arrays among those of a file. The user's rules come first.
+
+    Raises DataError for a rule of the user's that matches no entry, and for a network whose weights
+    are not converted.
+    """
+    if rules == "auto":
+        framework = framework_of(file, arrays, network)
+    else:
+        framework = None if rules == "none" else rules
+    if framework is not None and network.unconverted:
+        raise DataError(
+            f"{file}: has names of {framework}, and its weights can't be converted for model "
+            f"{network.model}: {network.unconverted}"
+        )
+    renamed = _rename(file, arrays, renames)
+    rows: list[Row] = []
+    found: Arrays = {}
+    origins: dict[str, str] = {}
+    for entry in name_entries(renamed, network, framework):
+        row, array = _match(entry, network, framework, origins)
+        rows.append(row)
+        if array is not None:
+            found[row.target] = array
+            origins[row.target] = row.source
+    reached = {row.target for row in rows}
+    missing = [name for name in network.shapes if name not in reached]
+    rows += [Row("missing", "", None, name, network.shapes[name]) for name in missing]
+    return Matching(file, framework, tuple(rows), found)
+
+
+def table(rows: Iterable[Row], limit: int | None = MAX_ROWS) -> str:
+    """The rows as text, a line each, in columns."""
+    cells = [
+        (
+            *(row.status, shown(row.source) or "-", _shape(row.found), shown(row.target) or "-"),
+            _shape(row.needed),
+            row.note,
+        )
+        for row in rows
+    ]
+    left = len(cells) - (limit or len(cells))
+    head = ("", "in the file", "shape", "in the network", "shape", "")
+    lines = [head, *cells[:limit]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    texts = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    return "\n".join([*texts, *([f"... and {left} more"] if left > 0 else [])])
+
+
+def _rename(
+    file: str, arrays: Arrays, renames: Sequence[RenameSpec]
+) -> dict[str, tuple[str | None, np.ndarray]]:
+    """The entries with the names that the user's rules give them; the first rule that matches."""
+    used: set[int] = set()
+    renamed: dict[str, tuple[str | None, np.ndarray]] = {}
+    for name, array in arrays.items():
+        rule = next((i for i, r in enumerate(renames) if r.pattern.fullmatch(name)), None)
+        if rule is not None:
+            used.add(rule)
+        renamed[name] = (name if rule is None else renames[rule].apply(name), array)
+    for index, rename in enumerate(renames):
+        if index not in used:
+            some = ", ".join(shown(name) for name in list(arrays)[:3])
+            raise DataError(
+                f"checkpoint.renames.{index}.match = {rename.match}: takes none of the "
+                f"{len(arrays):,} entries of {file}, such as {some}; each rule must rename one"
+            )
+    return renamed
+
+
+def _match(
+    entry: Named,
+    network: NetworkArrays,
+    framework: Framework | None,
+    origins: dict[str, str],
+) -> tuple[Row, np.ndarray | None]:
+    """What becomes of one entry, and its array where it matches."""
+    shape = entry.array.shape
+    if entry.target is None:
+        return Row("left out", entry.source, shape, "", None), None
+    needed = network.shapes.get(entry.target)
+    if needed is None:
+        note = "" if entry.target == entry.source else f"would be {shown(entry.target)}"
+        return Row("extra", entry.source, shape, "", None, note), None
+    if entry.target in origins:
+        note = f"{shown(origins[entry.target])} is that already"
+        return Row("extra", entry.source, shape, entry.target, needed, note), None
+    try:
+        array = entry.array
+        array = array if framework is None else to_own_layout(array, entry.target, network)
+        if array.dtype.kind != "f" and array.dtype != BFLOAT16:
+            raise ValueError(f"is {array.dtype}, no floating point")
+    except ValueError as error:
+        return Row("misshapen", entry.source, shape, entry.target, needed, str(error)), None
+    if array.shape != needed:
+        note = f"{_shape(shape)} in the file" if array.shape != shape else ""
+        return Row("misshapen", entry.source, array.shape, entry.target, needed, note), None
+    return Row("matched", entry.source, shape, entry.target, needed), array.astype(np.float32)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    if shape is None:
+        return "-"
+    return "x".join(map(str, shape)) or "scalar"

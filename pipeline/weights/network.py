@@ -1,0 +1,173 @@
+"""The arrays that a network needs: their names and shapes, and where images become rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.cache import cache_root
+from pipeline.config.recipe import Recipe
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.transform import column_specs
+from pipeline.errors import RecipeError
+from pipeline.models.layers import (
+    Activation,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    scope_names,
+)
+from pipeline.models.network import Network
+from pipeline.models.spec import LayeredModelSpec, LayerSpec, ModelSpec
+
+COLLECTIONS = ("params", "batch_stats")
+_NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")
+
+
+@dataclass(frozen=True)
+class NetworkArrays:
+    """What weights for a network must be. Names are those of flax with the collection before them:
+    `params/conv_0/kernel`, `batch_stats/batch_norm_0/mean`."""
+
+    model: str
+    """The name of the model's part, `resnet` for all ResNets."""
+    shapes: Mapping[str, tuple[int, ...]]
+    flattened: Mapping[str, int]
+    """The dense layers whose inputs are the pixels of images row by row, with the number of
+    channels: frameworks that keep channels first have them in another order."""
+    unconverted: str = ""
+    """Why that can't be told of this network, so that it takes weights of its own layout alone."""
+
+    def resolve(self, name: str) -> str | None:
+        """The full name that `name` means, with or without its collection; None if none."""
+        if name in self.shapes:
+            return name
+        full = [f"{collection}/{name}" for collection in COLLECTIONS]
+        found = [name for name in full if name in self.shapes]
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def has_blocks(self) -> bool:
+        """Are there arrays deeper than in layers numbered by kind?"""
+        names = (name.partition("/")[2] for name in self.shapes)
+        return not all(_NUMBERED.fullmatch(name) for name in names)
+
+
+def network_arrays(recipe: Recipe) -> NetworkArrays:
+    """What a recipe's network needs; a dataset whose sizes only its files tell is read.
+
+    Raises RecipeError where model, ops and dataset don't fit, DataError for unreadable data.
+    """
+    facts = recipe.dataset.facts()
+    if facts is not None:
+        columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
+        classes = facts.classes
+    else:
+        raw = recipe.dataset.read(cache_root(recipe.cache))
+        columns, classes = raw.eval.specs(), len(raw.classes)
+    try:
+        image = column_specs(recipe.dataset.eval.ops, columns)["image"]
+    except ValueError as error:
+        raise RecipeError([f"dataset.eval.{error}"]) from error
+    return arrays_of_model(recipe.model, classes, image)
+
+
+def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
+    """What a model needs for images as the map ops leave them. Raises RecipeError if it can't be
+    built for them."""
+    height, width, channels = (
+        image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
+    )
+    images = jax.ShapeDtypeStruct((1, height, width, channels), jnp.float32)
+    try:
+        variables = _variables(model.build(classes, "float32"), images)
+    except ValueError as error:
+        raise RecipeError([f"model {model.name}: {error}"]) from error
+    shapes = shapes_of(variables)
+    try:
+        return NetworkArrays(model.name, shapes, _flattened(model, classes, images))
+    except ValueError as error:
+        return NetworkArrays(model.name, shapes, {}, str(error))
+
+
+def shapes_of(variables: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of every array of a network by its full name."""
+    held = {name: variables[name] for name in COLLECTIONS if name in variables}
+    return {name: tuple(leaf.shape) for name, leaf in by_name(held).items()}
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by path."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _variables(module: Any, images: jax.ShapeDtypeStruct) -> Any:
+    def initialise(images: jax.Array) -> Any:
+        return module.init(jax.random.key(0), images, train=False)
+
+    return jax.eval_shape(initialise, images)
+
+
+def _flattened(model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct) -> dict[str, int]:
+    """The dense layers that read flattened images of several channels and pixels."""
+    if not isinstance(model, LayeredModelSpec):
+        return {}
+    layers = model.layers_for(classes)
+    found = {}
+    for at, layer in enumerate(layers):
+        if isinstance(layer, Flatten):
+            channels, pixels = _image_before(model, layers[:at], images)
+            if channels > 1 and pixels > 1:
+                found[_reader(layers, at)] = channels
+        elif _holds_flatten(layer):
+            raise ValueError(
+                f"{layer.name} holds a flatten; how other frameworks order its values is only "
+                "known for one that stands in no block"
+            )
+    return found
+
+
+def _image_before(
+    model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct
+) -> tuple[int, int]:
+    """Channels and pixels of what the layers give; one pixel where that is no image."""
+    try:
+        channels = _width(model, (*layers, GlobalAvgPool()), images)
+    except ValueError:
+        return 1, 1
+    return channels, _width(model, (*layers, Flatten()), images) // channels
+
+
+def _width(model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct) -> int:
+    network = Network(layers, initializers=model.init, dtype="float32")
+
+    def apply(images: jax.Array) -> jax.Array:
+        return network.init_with_output(jax.random.key(0), images, train=False)[0]
+
+    return jax.eval_shape(apply, images).shape[-1]
+
+
+def _reader(layers: tuple[LayerSpec, ...], flatten: int) -> str:
+    """The name of the dense layer that reads what a flatten gives."""
+    names = scope_names(layers)
+    for name, layer in list(zip(names, layers, strict=True))[flatten + 1 :]:
+        if isinstance(layer, Dense):
+            return name
+        if not isinstance(layer, Activation | Dropout):
+            break
+    raise ValueError(f"{names[flatten]} must be followed by a dense layer to convert its weights")
+
+
+def _holds_flatten(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_holds_flatten, value))
+    if not isinstance(value, LayerSpec):
+        return False
+    return isinstance(value, Flatten) or any(_holds_flatten(inner) for _, inner in value)

@@ -1,0 +1,82 @@
+"""Warm start: the weights of another run or of a file take the place of fresh ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.config.recipe import CheckpointSpec
+from pipeline.errors import DataError
+from pipeline.stages.checkpoint import read_weights as read_run
+from pipeline.stages.checkpoint import restore_weights
+from pipeline.training.state import TrainState
+from pipeline.weights.arrays import Arrays
+from pipeline.weights.files import is_weight_file, read_weights
+from pipeline.weights.matching import Matching, match_weights
+from pipeline.weights.network import NetworkArrays, by_name
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A state with the weights of somewhere else, and where they are from."""
+
+    state: TrainState
+    step: int | None
+    """The step at which a run saved them; None for those of a file."""
+    line: str
+    """What to tell the user."""
+
+
+def restore(
+    spec: CheckpointSpec, like: TrainState, network: Callable[[], NetworkArrays]
+) -> Restored:
+    """`like` with the parameters and batch statistics that `checkpoint.restore` names.
+
+    `network` is asked only where names are matched by rules. Everything else of the state stays as
+    it was made: optimizer, step, loss scale. Raises DataError where the weights can't be read, or
+    don't match the network and `checkpoint.partial` is false.
+    """
+    source = spec.restore
+    assert source is not None, "the caller looks whether there is something to restore"
+    by_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
+    if not is_weight_file(source) and not by_rules:
+        state, at = restore_weights(source, like)
+        return Restored(state, at, f"weights of step {at} from {source}")
+    arrays, step = read_source(source)
+    matching = match_weights(str(source), arrays, network(), spec.renames, spec.rules)
+    matching.require(partial=spec.partial)
+    origin = str(source) if step is None else f"step {step} of {source}"
+    return Restored(_filled(like, matching), step, f"{origin}: {matching.counts()}")
+
+
+def read_source(source: Path) -> tuple[Arrays, int | None]:
+    """The arrays of a weight file, or of a run's checkpoint and its step. Raises DataError."""
+    if is_weight_file(source):
+        return read_weights(source), None
+    if not source.exists():
+        raise DataError(f"{source}: there is no such file or run directory")
+    if source.is_file():
+        return read_weights(source), None
+    return read_run(source)
+
+
+def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
+    """The arrays in the structure of `variables`, in the dtypes there; its own where there is none.
+
+    Names are paths with the collection first.
+    """
+    leaves = by_name(variables)
+    filled = [
+        arrays[name].astype(leaf.dtype) if name in arrays else leaf for name, leaf in leaves.items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(variables), filled)
+
+
+def _filled(like: TrainState, matching: Matching) -> TrainState:
+    variables = {"params": like.params, "batch_stats": like.batch_stats}
+    return replace(like, **fill(variables, matching.arrays))

@@ -1,0 +1,90 @@
+"""What the directory of a run says of it, for those who only have the directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.config.compose import diagnose
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError
+from pipeline.run_directory import RECIPE, SUMMARY
+from pipeline.stages.checkpoint import read_weights
+from pipeline.weights.arrays import Arrays
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a network is given, before its map ops, and what it tells apart."""
+
+    shape: tuple[int, int, int]
+    """Height, width and channels of an image."""
+    dtype: str
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that has saved a checkpoint: its recipe, its newest weights and what it was fed."""
+
+    recipe: Recipe
+    arrays: Arrays
+    step: int
+    samples: Samples
+
+
+def run_of(folder: Path) -> Path | None:
+    """The directory of the run that a path is, or lies in as its checkpoints or one of them."""
+    for candidate in (folder, folder.parent, folder.parent.parent):
+        if (candidate / RECIPE).is_file():
+            return candidate
+    return None
+
+
+def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run, with keys overridden. Raises RecipeError where it is none any more."""
+    return diagnose([f"+recipe={run_dir / RECIPE}", *overrides])
+
+
+def read_trained_run(folder: Path) -> TrainedRun:
+    """A run directory, its checkpoints folder or one checkpoint in there.
+
+    Raises DataError where it is none or has saved nothing, RecipeError where its recipe is none any
+    more.
+    """
+    run_dir = run_of(folder)
+    if run_dir is None:
+        raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
+    recipe = read_run_recipe(run_dir)
+    arrays, step = read_weights(folder)
+    return TrainedRun(recipe, arrays, step, _read_samples(run_dir / SUMMARY, recipe))
+
+
+def parse_samples(data: Any) -> Samples:
+    """What `image` and `classes` of a JSON object say. Raises ValueError where they are not so."""
+    match data:
+        case {
+            "image": {"shape": [int(height), int(width), int(channels)], "dtype": str(dtype)},
+            "classes": [*classes],
+        } if all(isinstance(name, str) for name in classes) and np.dtype(dtype).kind in "uif":
+            return Samples((height, width, channels), dtype, tuple(classes))
+    raise ValueError("image and classes are missing")
+
+
+def _read_samples(summary: Path, recipe: Recipe) -> Samples:
+    """What the summary says, or else, where the run was killed, what is known of the dataset."""
+    try:
+        return parse_samples(json.loads(summary.read_text(encoding="utf-8"))["data"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        facts = recipe.dataset.facts()
+        if facts is None:
+            raise DataError(
+                f"{summary}: does not say what images and classes the run has; finish the run with "
+                f"train.resume={summary.parent}"
+            ) from error
+        return Samples(facts.image, "uint8", tuple(map(str, range(facts.classes))))

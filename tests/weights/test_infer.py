@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.errors import DataError, PipelineError, RecipeError, RunError
+from pipeline.export import export
+from pipeline.infer import infer
+from pipeline.job import run
+from pipeline.weights.export import read_export
+from pipeline.weights.files import write_weights
+from pipeline.weights.prediction import make_predict
+from pipeline.weights.run import TrainedRun, read_trained_run
+from tests import outcome
+from tests.conftest import ROOT, compose_tiny
+
+OPS = (
+    "[{name: resize, size: [32, 32]}, {name: rescale, factor: 0.004, shift: 0.0}, {name: hwc2chw}]"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """LeNet-5 trained on made-up digits whose ops put channels first."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    ops = [f"dataset.train.ops={OPS}", f"dataset.eval.ops={OPS}"]
+    run(compose_tiny(cache, *ops, "train.steps=60", "train.optimizer.lr=0.02"), run_dir)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path) -> Path:
+    folder = trained.parent / "exported"
+    assert export([str(trained), str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def samples(trained: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The evaluation split as it is read."""
+    recipe = read_trained_run(trained).recipe
+    columns = recipe.dataset.read(Path()).eval.columns
+    return np.asarray(columns["image"][:]), np.asarray(columns["label"][:])
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def infer_json(
+    capsys: pytest.CaptureFixture[str], source: Path, *files: Path
+) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert infer([str(source), *map(str, files), "--json", "--top=10"]) == 0
+    return lines(capsys)
+
+
+@pytest.mark.parametrize("kind", ["run", "export"])
+def test_answers_are_those_of_the_runs_evaluation(
+    kind: str,
+    trained: Path,
+    exported: Path,
+    samples: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All evaluation images, in 64s padded at the end, give the accuracy of the run."""
+    images, labels = samples
+    many = np.concatenate([images, images])
+    np.save(tmp_path / "many.npy", many)
+    answers = infer_json(capsys, trained if kind == "run" else exported, tmp_path / "many.npy")
+    assert len(answers) == len(many) == 80
+    right = np.array([answer["label"] for answer in answers]) == np.concatenate([labels, labels])
+    metrics = outcome.read_summary(trained)["metrics"]
+    assert np.mean(right) == pytest.approx(metrics["accuracy"])
+    assert metrics["accuracy"] > 0.3
+    assert answers[0]["class"] == str(answers[0]["label"])
+    correct = [
+        next(top["probability"] for top in answer["top"] if top["label"] == label)
+        for answer, label in zip(answers, labels, strict=False)
+    ]
+    assert -np.mean(np.log(correct)) == pytest.approx(metrics["loss"], rel=1e-3)
+    assert answers[7]["file"] == f"{tmp_path / 'many.npy'}[7]"
+
+
+def test_run_and_export_agree_to_the_last_digits(
+    trained: Path, exported: Path, samples: tuple[np.ndarray, np.ndarray]
+) -> None:
+    network, images = read_trained_run(trained), samples[0]
+    expected = np.asarray(make_predict(network)(network.arrays, images))
+    program = read_export(exported)
+    for count in (1, 3, 40):
+        found = np.asarray(program.program.call(program.arrays, images[:count]))
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected[:count], rtol=1e-5, atol=1e-5)
+
+
+def test_the_export_says_what_it_is(exported: Path) -> None:
+    about = json.loads((exported / "model.json").read_text())
+    assert about["inputs"][-1] == {"name": "images", "shape": ["batch", 8, 8, 1], "dtype": "uint8"}
+    assert about["outputs"] == [{"name": "logits", "shape": ["batch", 10], "dtype": "float32"}]
+    assert (about["model"], about["step"], len(about["classes"])) == ("lenet5", 60, 10)
+    assert [entry["name"] for entry in about["inputs"][:-1]] == sorted(
+        name for name in outcome.arrays(exported.parent / "run") if name.startswith("params/")
+    )
+    assert "stablehlo.dot_general" in (exported / "model.mlir").read_text()
+
+
+def test_the_documents_example_runs(exported: Path) -> None:
+    document = (ROOT / "docs" / "weights.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+    said = subprocess.run(
+        [sys.executable, "-c", f"{example}\nprint(logits.shape, logits.dtype)"],
+        cwd=exported.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert (said.returncode, said.stdout) == (0, "(5, 10) float32\n"), said.stderr
+
+
+def test_images_are_decoded_as_the_dataset_holds_them(
+    trained: Path,
+    samples: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    image = samples[0][0]
+    Image.fromarray(image[..., 0]).save(tmp_path / "grey.png")
+    Image.fromarray(np.repeat(image, 3, axis=-1)).save(tmp_path / "rgb.png")
+    np.save(tmp_path / "one.npy", image)
+    np.save(tmp_path / "flat.npy", image[..., 0])
+    np.savez(tmp_path / "one.npz", image=image[None])
+    files = [tmp_path / n for n in ("grey.png", "rgb.png", "one.npy", "flat.npy", "one.npz")]
+    answers = infer_json(capsys, trained, *files)
+    assert [answer.pop("file") for answer in answers] == [str(file) for file in files]
+    assert answers == [answers[0]] * 5
+    larger = Image.fromarray(image[..., 0]).resize((16, 16), Image.Resampling.NEAREST)
+    larger.save(tmp_path / "large.bmp")
+    (answer,) = infer_json(capsys, trained, tmp_path / "large.bmp")
+    assert answer["label"] == answers[0]["label"]
+
+
+def test_the_answer_is_one_line(
+    trained: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
+) -> None:
+    np.save(tmp_path / "one.npy", samples[0][0])
+    capsys.readouterr()
+    infer([str(trained / "checkpoints"), str(tmp_path / "one.npy"), "--top=2"])
+    said = capsys.readouterr().out
+    name, _, told = said.partition(": ")
+    assert name == str(tmp_path / "one.npy")
+    first, second = (entry.split() for entry in told.split(", "))
+    assert float(first[1]) > float(second[1]) > 0
+    assert {first[0], second[0]} <= {str(label) for label in range(10)}
+
+
+def refused(source: Path, *files: Path | str) -> str:
+    with pytest.raises(PipelineError) as error:
+        infer([str(source), *map(str, files)])
+    assert isinstance(error.value, DataError | RecipeError)
+    return str(error.value)
+
+
+def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
+    assert "is no kind of image file; must end in one of .png" in refused(
+        trained, tmp_path / "a.gif"
+    )
+    assert "there is no such file" in refused(trained, tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes(b"no image")
+    assert "can't be read as images: cannot identify image file" in refused(
+        trained, tmp_path / "a.png"
+    )
+    for array, message in (
+        (np.zeros((9, 8, 1), np.uint8), "it has shape (9, 8, 1); must be (8, 8, 1) or n of these"),
+        (np.zeros((1, 2, 8, 8, 1), np.uint8), "it has shape (1, 2, 8, 8, 1); must be"),
+        (np.zeros((8, 8, 1), np.float32), "it is float32; must be uint8 as in training"),
+        (np.zeros((8, 8, 1), object), "holds objects; must be plain numbers"),
+    ):
+        np.save(tmp_path / "a.npy", array)
+        assert message in refused(trained, tmp_path / "a.npy")
+    np.savez(tmp_path / "a.npz", x=np.zeros(1), y=np.zeros(1))
+    assert "it holds 2 arrays, x, y; must be one" in refused(trained, tmp_path / "a.npz")
+
+
+def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
+    assert "infer takes RUN_DIR or EXPORT_DIR, FILE..." in refused(trained)
+    assert "--fast: infer takes" in refused(trained, "a.png", "--fast")
+    assert "--top = 0: must be a whole number above 0" in refused(trained, "a.png", "--top=0")
+    assert "is no run directory; it holds no recipe.yaml" in refused(tmp_path, "a.png")
+    with pytest.raises(RecipeError, match="export takes RUN_DIR FOLDER"):
+        export([str(trained)])
+
+
+def test_a_network_of_pixels_has_no_class_for_an_image(
+    monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path
+) -> None:
+    samples = read_trained_run(trained).samples
+    pixels = (lambda images: np.zeros((len(images), 8, 8, 3), np.float32), samples)
+    monkeypatch.setattr("pipeline.infer._network", lambda source: pixels)
+    np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
+    assert "gives logits of shape (8, 8, 3) for an image" in refused(trained, tmp_path / "a.npy")
+
+
+def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match="holds something else than an export"):
+        export([str(trained), str(tmp_path)])
+    with pytest.raises(RunError, match="can't be written"):
+        export([str(trained), str(tmp_path / "notes.txt" / "deeper")])
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
+    for name in ("model.bin", "model.json", "weights.safetensors"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in exported.iterdir():
+            (folder / file.name).write_bytes(b"?" * 99 if file.name == name else file.read_bytes())
+        assert str(folder / name) in refused(folder, "a.png")
+    write_weights(tmp_path / "model.bin" / "weights.safetensors", {"w": np.zeros(1, np.float32)})
+    (tmp_path / "model.bin" / "model.bin").write_bytes((exported / "model.bin").read_bytes())
+    assert "weights.safetensors is not of model.bin" in refused(tmp_path / "model.bin", "a.png")
+
+
+def test_a_run_that_was_killed_is_known_by_its_dataset(trained: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for name in ("recipe.yaml", "checkpoints"):
+        (run_dir / name).symlink_to(trained / name)
+    whole, killed = read_trained_run(trained), read_trained_run(run_dir)
+    assert isinstance(killed, TrainedRun)
+    assert killed.samples == whole.samples
+
+
+@pytest.mark.parametrize("name", ["export", "infer"])
+def test_the_commands_end_in_one_message(
+    name: str, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    said = command([name, "nowhere", "x.png"])
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == "error: nowhere: is no run directory; it holds no recipe.yaml\n"

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config.renames import RenameSpec
+from pipeline.data.columns import ColumnSpec
+from pipeline.errors import DataError
+from pipeline.weights.arrays import Arrays
+from pipeline.weights.matching import Matching, match_weights, table
+from pipeline.weights.network import NetworkArrays, arrays_of_model
+from tests.models.build import conf_model
+
+RNG = np.random.default_rng(3)
+
+
+def needs(name: str, image: Sequence[int] = (32, 32, 3), **changes: Any) -> NetworkArrays:
+    return arrays_of_model(conf_model(name, **changes), 10, ColumnSpec(tuple(image), "float32"))
+
+
+def rand(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+LENET = {
+    "conv1.weight": (6, 1, 5, 5),
+    "conv2.weight": (16, 6, 5, 5),
+    "fc1.weight": (120, 400),
+    "fc1.bias": (120,),
+    "fc2.weight": (84, 120),
+    "fc2.bias": (84,),
+    "fc3.weight": (10, 84),
+    "fc3.bias": (10,),
+}
+
+
+def lenet() -> Arrays:
+    return {name: rand(*shape) for name, shape in LENET.items()}
+
+
+def lenet_needs() -> NetworkArrays:
+    return needs("lenet5", (32, 32, 1))
+
+
+def statuses(matching: Matching) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in matching.rows:
+        found.setdefault(row.status, []).append(row.source or row.target)
+    return found
+
+
+def test_own_names_need_no_rules() -> None:
+    network = lenet_needs()
+    own = {name: rand(*shape) for name, shape in network.shapes.items()}
+    for prefix in ("", "params/"):
+        arrays = {name.removeprefix("params/" if not prefix else ""): a for name, a in own.items()}
+        matching = match_weights("f", arrays, network)
+        assert matching.rules is None
+        assert statuses(matching) == {"matched": list(arrays)}
+        for name, array in own.items():
+            np.testing.assert_array_equal(matching.arrays[name], array)
+
+
+def test_kernels_are_turned_and_flattened_images_reordered() -> None:
+    theirs, network = lenet(), lenet_needs()
+    matching = match_weights("f", theirs, network)
+    assert matching.rules == "torch"
+    kernel = matching.arrays["params/conv_1/kernel"]
+    np.testing.assert_array_equal(kernel[4, 2, 5, 11], theirs["conv2.weight"][11, 5, 4, 2])
+    np.testing.assert_array_equal(matching.arrays["params/dense_1/kernel"], theirs["fc2.weight"].T)
+    image = rand(5, 5, 16)
+    here = image.reshape(-1) @ matching.arrays["params/dense_0/kernel"]
+    there = theirs["fc1.weight"] @ image.transpose(2, 0, 1).reshape(-1)
+    np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-4)
+
+
+def test_a_flat_network_is_read_in_the_order_of_the_file_whatever_it_calls_its_layers() -> None:
+    names = ["features.0", "features.3", "hidden", "also_hidden", "a_head"]
+    modules = dict(zip(["conv1", "conv2", "fc1", "fc2", "fc3"], names, strict=True))
+    theirs = {
+        f"module.{modules[name.partition('.')[0]]}.{name.partition('.')[2]}": array
+        for name, array in lenet().items()
+    }
+    assert list(statuses(match_weights("f", theirs, lenet_needs()))) == ["matched"]
+
+
+def resnet_names(widths: Sequence[int]) -> Arrays:
+    """The state dict of the common definition of ResNet-18, built by hand."""
+    arrays: Arrays = {"conv1.weight": rand(widths[0], 3, 3, 3), **norm("bn1", widths[0])}
+    channels = widths[0]
+    for stage, width in enumerate(widths, start=1):
+        for block in range(2):
+            at = f"layer{stage}.{block}"
+            arrays |= {
+                f"{at}.conv1.weight": rand(width, channels, 3, 3),
+                **norm(f"{at}.bn1", width),
+            }
+            arrays |= {f"{at}.conv2.weight": rand(width, width, 3, 3), **norm(f"{at}.bn2", width)}
+            if channels != width:
+                arrays[f"{at}.downsample.0.weight"] = rand(width, channels, 1, 1)
+                arrays |= norm(f"{at}.downsample.1", width)
+            channels = width
+    return {**arrays, "fc.weight": rand(10, channels), "fc.bias": rand(10)}
+
+
+def norm(name: str, width: int) -> Arrays:
+    leaves = ("weight", "bias", "running_mean", "running_var")
+    counter = {f"{name}.num_batches_tracked": np.array(7)}
+    return {**{f"{name}.{leaf}": rand(width) for leaf in leaves}, **counter}
+
+
+WIDTHS = [4, 6, 8, 10]
+
+
+def resnet_needs() -> NetworkArrays:
+    return needs("resnet18", widths=WIDTHS, stem="cifar")
+
+
+def in_mindspore(arrays: Arrays) -> Arrays:
+    """The same weights under MindSpore's names."""
+    norms = {name.rpartition(".")[0] for name in arrays if name.endswith("running_mean")}
+    leaves = {"weight": "gamma", "bias": "beta"}
+    moving = {"running_mean": "moving_mean", "running_var": "moving_variance"}
+    result = {}
+    for name, array in arrays.items():
+        layer, _, leaf = name.rpartition(".")
+        if leaf != "num_batches_tracked":
+            new = moving.get(leaf, leaves.get(leaf, leaf) if layer in norms else leaf)
+            result[f"{layer}.{new}".replace("downsample", "down_sample")] = array
+    return result
+
+
+@pytest.mark.parametrize("framework", ["torch", "mindspore"])
+def test_residual_networks_are_known_by_their_blocks(framework: str) -> None:
+    torch = resnet_names(WIDTHS)
+    theirs = torch if framework == "torch" else in_mindspore(torch)
+    matching = match_weights("f", theirs, resnet_needs())
+    assert matching.rules == framework
+    assert set(statuses(matching)) <= {"matched", "left out"}
+    assert len(matching.arrays) == len(resnet_needs().shapes)
+    expected = {
+        "params/stage3_block0/conv_1/kernel": torch["layer3.0.conv2.weight"].transpose(2, 3, 1, 0),
+        "params/stage3_block0/shortcut/batch_norm_0/scale": torch["layer3.0.downsample.1.weight"],
+        "batch_stats/stage2_block1/batch_norm_0/var": torch["layer2.1.bn1.running_var"],
+        "batch_stats/batch_norm_0/mean": torch["bn1.running_mean"],
+        "params/dense_0/kernel": torch["fc.weight"].T,
+    }
+    for name, array in expected.items():
+        np.testing.assert_array_equal(matching.arrays[name], array)
+
+
+def test_squeeze_and_excitation_may_be_written_as_convolutions() -> None:
+    network = needs("se_resnet18", widths=[16, 16, 16, 16], stem="cifar")
+    theirs = resnet_names([16, 16, 16, 16])
+    for stage in range(1, 5):
+        for block in range(2):
+            at = f"layer{stage}.{block}"
+            if stage > 1 and block == 0:
+                theirs[f"{at}.downsample.0.weight"] = rand(16, 16, 1, 1)
+                theirs |= norm(f"{at}.downsample.1", 16)
+            for index, (wide, narrow) in enumerate([(16, 1), (1, 16)], start=1):
+                theirs[f"{at}.se.fc{index}.weight"] = rand(narrow, wide, 1, 1)
+                theirs[f"{at}.se.fc{index}.bias"] = rand(narrow)
+    matching = match_weights("f", theirs, network)
+    assert set(statuses(matching)) == {"matched", "left out"}
+    np.testing.assert_array_equal(
+        matching.arrays["params/stage2_block1/squeeze_excite/dense_1/kernel"],
+        theirs["layer2.1.se.fc2.weight"][:, :, 0, 0].T,
+    )
+
+
+def vgg_names(batch_norm: bool) -> Arrays:
+    """VGG as one list of features and one of classifiers, numbered with all that has no weights."""
+    arrays: Arrays = {}
+    index, channels = 0, 3
+    for width, count in ((4, 1), (6, 2)):
+        for _ in range(count):
+            arrays[f"features.{index}.weight"] = rand(width, channels, 3, 3)
+            arrays[f"features.{index}.bias"] = rand(width)
+            if batch_norm:
+                arrays |= norm(f"features.{index + 1}", width)
+            index, channels = index + 2 + batch_norm, width
+        index += 1
+    for index, (inputs, outputs) in zip((0, 3, 6), ((384, 5), (5, 5), (5, 10)), strict=True):
+        arrays[f"classifier.{index}.weight"] = rand(outputs, inputs)
+        arrays[f"classifier.{index}.bias"] = rand(outputs)
+    return arrays
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_vgg_is_read_in_order(batch_norm: bool) -> None:
+    network = needs("vgg16", convs=[1, 2], widths=[4, 6], hidden=5, batch_norm=batch_norm)
+    theirs = vgg_names(batch_norm)
+    matching = match_weights("f", theirs, network)
+    assert set(statuses(matching)) <= {"matched", "left out"}
+    last = "features.7.weight" if batch_norm else "features.5.weight"
+    kernel = matching.arrays["params/conv_2/kernel"]
+    np.testing.assert_array_equal(kernel, theirs[last].transpose(2, 3, 1, 0))
+
+
+def vit_names(style: str) -> Arrays:
+    features, hidden, tokens = 6, 8, 5
+    torchvision = style == "torchvision"
+    arrays: Arrays = {
+        "class_token" if torchvision else "cls_token": rand(1, 1, features),
+        "encoder.pos_embedding" if torchvision else "pos_embed": rand(1, tokens, features),
+    }
+
+    def layer(name: str, *shape: int) -> None:
+        arrays[f"{name}.weight"] = rand(*shape)
+        arrays[f"{name}.bias"] = rand(shape[0])
+
+    layer("conv_proj" if torchvision else "patch_embed.proj", features, 3, 16, 16)
+    for block in range(2):
+        at = f"encoder.layers.encoder_layer_{block}" if torchvision else f"blocks.{block}"
+        layer(f"{at}.ln_1" if torchvision else f"{at}.norm1", features)
+        if torchvision:
+            arrays[f"{at}.self_attention.in_proj_weight"] = rand(3 * features, features)
+            arrays[f"{at}.self_attention.in_proj_bias"] = rand(3 * features)
+        else:
+            layer(f"{at}.attn.qkv", 3 * features, features)
+        layer(
+            f"{at}.self_attention.out_proj" if torchvision else f"{at}.attn.proj",
+            features,
+            features,
+        )
+        layer(f"{at}.ln_2" if torchvision else f"{at}.norm2", features)
+        layer(f"{at}.mlp.0" if torchvision else f"{at}.mlp.fc1", hidden, features)
+        layer(f"{at}.mlp.3" if torchvision else f"{at}.mlp.fc2", features, hidden)
+    layer("encoder.ln" if torchvision else "norm", features)
+    layer("heads.head" if torchvision else "head", 10, features)
+    return arrays
+
+
+@pytest.mark.parametrize("style", ["torchvision", "timm"])
+def test_transformers_have_their_packed_projection_spread(style: str) -> None:
+    network = needs("vit_tiny", features=6, hidden=8, heads=2, blocks=2)
+    theirs = vit_names(style)
+    matching = match_weights("f", theirs, network)
+    assert statuses(matching) == {"matched": [row.source for row in matching.rows]}
+    packed = next(array for name, array in theirs.items() if array.shape == (18, 6))
+    attention = "params/block0/residual_0/self_attention_0"
+    for index, name in enumerate(("query", "key", "value")):
+        expected = packed[6 * index : 6 * index + 6].T
+        np.testing.assert_array_equal(matching.arrays[f"{attention}/{name}/kernel"], expected)
+
+
+def test_the_state_of_training_is_left_out() -> None:
+    theirs = in_mindspore(resnet_names(WIDTHS))
+    theirs |= {"moments.conv1.weight": theirs["conv1.weight"], "learning_rate": rand(1)}
+    found = statuses(match_weights("f", theirs, resnet_needs()))
+    assert found["left out"] == ["moments.conv1.weight", "learning_rate"]
+    assert set(found) == {"matched", "left out"}
+
+
+def test_what_does_not_match_is_told_in_a_table() -> None:
+    theirs = lenet()
+    del theirs["fc2.bias"]
+    theirs["fc3.weight"] = rand(7, 84)
+    theirs["fc9.extra"] = rand(2, 3)
+    matching = match_weights("weights.pth", theirs, lenet_needs())
+    with pytest.raises(DataError) as error:
+        matching.require(partial=False)
+    assert error.value.exit_status == 2
+    assert str(error.value).splitlines() == [
+        "weights.pth: 6 of 8 arrays matched (torch names), 1 missing, 1 extra, 1 misshapen; "
+        "nothing is loaded; rename entries with checkpoint.renames, or load what matches with "
+        "checkpoint.partial=true",
+        "           in the file  shape  in the network         shape",
+        "misshapen  fc3.weight   84x7   params/dense_2/kernel  84x10  7x84 in the file",
+        "extra      fc9.extra    2x3    -                      -",
+        "missing    -            -      params/dense_1/bias    84",
+    ]
+    matching.require(partial=True)
+    assert len(matching.arrays) == 6
+
+
+def test_where_nothing_matches_partial_does_not_help() -> None:
+    matching = match_weights("f", {"other": rand(2)}, lenet_needs())
+    with pytest.raises(DataError, match="0 of 8 arrays matched"):
+        matching.require(partial=True)
+
+
+def test_whole_numbers_are_no_weights() -> None:
+    theirs = lenet() | {"fc3.bias": np.arange(10)}
+    rows = match_weights("f", theirs, lenet_needs()).rows
+    assert [(row.source, row.note) for row in rows if row.status == "misshapen"] == [
+        ("fc3.bias", "is int64, no floating point")
+    ]
+
+
+def test_a_long_table_is_cut() -> None:
+    theirs = {f"layer{index}.oops": rand(1) for index in range(100)}
+    text = table(match_weights("f", theirs, lenet_needs()).rows)
+    assert text.splitlines()[-1] == "... and 48 more"
+    assert len(text.splitlines()) == 62
+
+
+def rename(match: str, to: str | None, syntax: str = "regex") -> RenameSpec:
+    return RenameSpec.model_validate({"match": match, "to": to, "syntax": syntax})
+
+
+def test_rules_of_the_user_come_first_and_in_order() -> None:
+    theirs = {f"net/{name}": array for name, array in lenet().items()} | {"net/junk": rand(1)}
+    rules = [
+        rename(r"net/fc(\d)\.(.*)", r"head\1.\2"),
+        rename(r"net/junk", None),
+        rename(r"net/*", r"\1", "glob"),
+    ]
+    matching = match_weights("f", theirs, lenet_needs(), rules)
+    assert statuses(matching) == {
+        "matched": [name for name in theirs if name != "net/junk"],
+        "left out": ["net/junk"],
+    }
+
+
+def test_an_entry_can_be_given_the_networks_name_at_once() -> None:
+    theirs = lenet()
+    theirs["a"] = theirs.pop("fc3.weight")
+    matching = match_weights("f", theirs, lenet_needs(), [rename("a", "dense_2/kernel")], "torch")
+    np.testing.assert_array_equal(matching.arrays["params/dense_2/kernel"], theirs["a"].T)
+
+
+def test_a_rule_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"checkpoint.renames.1.match = x: takes none of the 8 entri"
+    ):
+        match_weights("f", lenet(), lenet_needs(), [rename("fc1.*", "head"), rename("x", "y")])
+
+
+def test_two_entries_for_one_array_are_told() -> None:
+    theirs = {"w": rand(84, 10), "v": rand(84, 10)}
+    rules = [rename("w", "dense_2/kernel"), rename("v", "dense_2/kernel")]
+    rows = match_weights("f", theirs, lenet_needs(), rules, "none").rows
+    assert [(row.status, row.note) for row in rows[:2]] == [
+        ("matched", ""),
+        ("extra", "w is that already"),
+    ]
+
+
+def test_a_flatten_inside_a_block_is_not_guessed_at() -> None:
+    layers = [
+        {"name": "sequence", "body": [{"name": "flatten"}, {"name": "dense", "features": 5}]},
+        {"name": "dense", "features": "$classes"},
+    ]
+    network = needs("layers", layers=layers, blocks={})
+    with pytest.raises(DataError, match="sequence holds a flatten; how other frameworks order"):
+        match_weights("f", {"0.weight": rand(5, 3072)}, network)
+    own = {name: rand(*shape) for name, shape in network.shapes.items()}
+    assert list(statuses(match_weights("f", own, network))) == ["matched"]
