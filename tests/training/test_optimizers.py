@@ -10,10 +10,26 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from pipeline.training.adaptive import (
+    AdaBelief,
+    Adagrad,
+    AdaMax,
+    AmsGrad,
+    Lion,
+    NAdam,
+    RAdam,
+    RmsProp,
+)
+from pipeline.training.layerwise import Lamb, Lars, Muon
 from pipeline.training.optimizers import Adam, AdamW, Momentum, Sgd, add_weight_decay
 from pipeline.training.spec import DecayRule
 
 CONF = Path(__file__).parents[2] / "conf" / "optimizer"
+SPECS = (
+    *(Sgd, Momentum, Adam, AdamW),
+    *(NAdam, RAdam, AdaMax, AmsGrad, AdaBelief, Lion, Adagrad, RmsProp),
+    *(Lars, Lamb, Muon),
+)
 LR = 0.05
 COMMON = {"lr": LR, "weight_decay": 0.1, "decay_rules": ()}
 MOMENTS = {"b1": 0.9, "b2": 0.99, "eps": 1e-6}
@@ -62,7 +78,7 @@ def directions(optimizer, params, gradients):
 
 
 @pytest.mark.parametrize(
-    ("name", "spec"), [("sgd", Sgd), ("momentum", Momentum), ("adam", Adam), ("adamw", AdamW)]
+    ("name", "spec"), [(spec.model_fields["name"].default, spec) for spec in SPECS]
 )
 def test_conf_gives_every_key_of_the_spec(name, spec):
     written = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
