@@ -34,6 +34,12 @@ def _command(args: list[str], begun: float) -> Callable[[], int]:
         return _show_schema
     if args[:1] == ["explain"]:
         return lambda: _explain(args[1:])
+    if args[:1] == ["convert"]:
+        return lambda: _convert(args[1:])
+    if args[:1] == ["export"]:
+        return lambda: _export(args[1:])
+    if args[:1] == ["infer"]:
+        return lambda: _infer(args[1:])
     return lambda: _launch(args, begun)
 
 
@@ -55,6 +61,24 @@ def _explain(args: list[str]) -> int:
     from pipeline.explain import explain
 
     return explain(args)
+
+
+def _convert(args: list[str]) -> int:
+    from pipeline.convert import convert
+
+    return convert(args)
+
+
+def _export(args: list[str]) -> int:
+    from pipeline.export import export
+
+    return export(args)
+
+
+def _infer(args: list[str]) -> int:
+    from pipeline.infer import infer
+
+    return infer(args)
 
 
 def _launch(args: list[str], begun: float) -> int:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
@@ -19,7 +20,7 @@ from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.summary import Summary, start_up, versions
 from pipeline.stages.build import Built, build
-from pipeline.stages.checkpoint import Checkpoints, restore_state, restore_weights
+from pipeline.stages.checkpoint import Checkpoints, restore_state
 from pipeline.stages.compile import compile_run
 from pipeline.stages.data import Dataset, load_data, sample_images
 from pipeline.stages.estimate import estimate_run
@@ -27,7 +28,11 @@ from pipeline.stages.evaluate import evaluate
 from pipeline.stages.lower import lower
 from pipeline.stages.sinking import Settled, Sinkable, settle
 from pipeline.stages.train import History, Training, train
+from pipeline.training.parameters import restart_average
 from pipeline.training.state import TrainState
+
+if TYPE_CHECKING:
+    from pipeline.weights.restore import Restored
 
 
 def run(
@@ -129,6 +134,7 @@ def _run_stages(job: Job) -> None:
 
     with _timed(summary, "data_s"):
         dataset = load_data(recipe, reporter)
+    summary.data = _about(dataset)
     if "build" not in recipe.stages:
         return
     with _timed(summary, "build_s"):
@@ -174,10 +180,13 @@ def _starting_point(job: Job, made: Prepared) -> tuple[TrainState, Mapping[str, 
     state, source = made.executable.init(), job.recipe.checkpoint.restore
     host: Mapping[str, Any] = {}
     if source is not None:
-        state, step = restore_weights(source, state)
-        if "train" not in job.recipe.stages:
-            state = replace(state, step=jnp.asarray(step, jnp.int32))
-        job.reporter.stage("restore", f"weights of step {step} from {source}")
+        restored = _restore(job.recipe, made, state)
+        state = replace(
+            restored.state, average=restart_average(state.average, restored.state.params)
+        )
+        if "train" not in job.recipe.stages and restored.step is not None:
+            state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
+        job.reporter.stage("restore", restored.line)
     elif job.resuming:
         found = restore_state(job.run_dir, state)
         state, host = found or (state, host)
@@ -187,6 +196,26 @@ def _starting_point(job: Job, made: Prepared) -> tuple[TrainState, Mapping[str, 
         job.summary.resumed_from = {"run": str(job.run_dir), "step": step}
         job.reporter.stage("resume", f"{job.run_dir} from step {step}")
     return made.executable.put(state), host
+
+
+def _about(dataset: Dataset) -> dict[str, Any]:
+    """What whoever uses the trained network must know of the data, in the summary."""
+    image = dataset.eval.specs()["image"]
+    return {
+        "image": {"shape": list(image.shape), "dtype": image.dtype},
+        "classes": list(dataset.classes),
+    }
+
+
+def _restore(recipe: Recipe, made: Prepared, state: TrainState) -> Restored:
+    """The state with the weights that `checkpoint.restore` names."""
+    # Few runs start from weights, and all would wait for what reads them to be imported.
+    from pipeline.weights.network import arrays_of_model
+    from pipeline.weights.restore import restore
+
+    dataset = made.dataset
+    network = partial(arrays_of_model, recipe.model, len(dataset.classes), dataset.image)
+    return restore(recipe.checkpoint, state, network)
 
 
 def _settle(job: Job, made: Prepared, host: Mapping[str, Any]) -> Prepared:
@@ -228,7 +257,18 @@ def _train(
         )
         stack.callback(made.executable.feed.close)
         stack.callback(_take_note, job, history, training)
-        return train(training, state, host, history)
+        state = train(training, state, host, history)
+    _take_note_of_overflows(job, state)
+    return state
+
+
+def _take_note_of_overflows(job: Job, state: TrainState) -> None:
+    """The loss scale that training ended with, and the updates that it skipped."""
+    scale = float(state.loss_scale)
+    skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
+    job.summary.loss_scale = {"final": scale, "skipped_steps": skipped}
+    if state.overflows is not None:
+        job.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
 
 
 def _take_note(job: Job, history: History, training: Training) -> None:

@@ -37,9 +37,13 @@ PART_MODULES = (
     "pipeline.models.layers",
     "pipeline.models.networks",
     "pipeline.models.tokens",
+    "pipeline.training.loss_scales",
+    "pipeline.training.adaptive",
+    "pipeline.training.layerwise",
     "pipeline.training.losses",
     "pipeline.training.optimizers",
     "pipeline.training.schedules",
+    "pipeline.training.thor.spec",
 )
 ENTRY_POINT_GROUP = "pipeline.parts"
 

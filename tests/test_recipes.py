@@ -22,6 +22,7 @@ GOLDEN = ROOT / "tests" / "golden"
 TRAINED = {
     "lenet5_digits": "digits",
     "lenet5_mnist": "mnist",
+    "lenet5_mnist_thor": "mnist",
     "mlp_mnist": "mnist",
     "mlp_fashion_mnist": "fashion_mnist",
     "resnet20_cifar10": "cifar10",
@@ -31,6 +32,7 @@ TRAINED = {
 BUILT = {
     "resnet9_cifar10_speedrun": "cifar10",
     "resnet18_cifar10": "cifar10",
+    "resnet18_cifar10_thor": "cifar10",
     "resnet50_cifar10": "cifar10",
 }
 
@@ -51,7 +53,7 @@ def twin(source: str) -> list[str]:
 def test_every_recipe_is_accounted_for() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
     assert shipped == {*TRAINED, *BUILT}
-    assert len(shipped) == 8
+    assert len(shipped) == 10
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *BUILT])
@@ -89,6 +91,7 @@ def test_a_large_recipe_builds(name: str, cache: Path, tmp_path: Path) -> None:
     parameters = {
         "resnet9_cifar10_speedrun": 6_573_120,
         "resnet18_cifar10": 11_173_962,
+        "resnet18_cifar10_thor": 11_173_962,
         "resnet50_cifar10": 23_528_522,
     }
     assert (summary.status, summary.parameters) == ("done", parameters[name])

@@ -55,6 +55,8 @@ class Work:
     eval: Feed
     learning_rates: np.ndarray
     seed: np.ndarray
+    eager: bool = False
+    """Run every operation by itself instead of compiled programs."""
 
 
 Watch = Callable[[str], AbstractContextManager[object]]
@@ -107,6 +109,7 @@ class Proposal:
     sink: bool
     sink_steps: int
     total_steps: int
+    eager: bool = False
     choose_sink: Callable[[SinkPrice], Choice] | None = None
 
 

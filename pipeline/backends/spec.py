@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from pipeline.models.precision import Level
 from pipeline.registry import Spec
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 class DeviceSpec(Spec):
     """Base of every device: the part of kind "device" that a recipe names."""
 
+    auto_precision: ClassVar[Level] = "O0"
+    """What `train.precision: auto` stands for here."""
     name: str
 
     def refuses(self, dtype: str) -> str | None:

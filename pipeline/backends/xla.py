@@ -42,15 +42,18 @@ from pipeline.training.step import TrainStep
 
 RATES_BLOCK = 1 << 14
 
+Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
+"""(condition, body, start) -> what is left when the condition no longer holds."""
+
 
 @register_dataclass
 @dataclass(frozen=True)
 class Progress:
-    """What the training loop carries: the state, a row per step, and whether all was finite."""
+    """What the training loop carries: the state, a row per step, and whether no step ended it."""
 
     state: TrainState
     rows: Array
-    finite: Array
+    goes_on: Array
 
 
 def find_device(platform: Literal["cpu", "gpu"], index: int) -> jax.Device:
@@ -119,9 +122,14 @@ class XlaExecutable:
         self._work, self._device = work, device
         self.feed = work.train
         self._rates = self._on_device(_in_blocks(work.learning_rates))
-        made = [_compile(source, watch) for source in self._sources()]
-        self._init, self._train, self._evaluate = (program for program, _ in made)
-        self.report = CompileReport(tuple(facts for _, facts in made))
+        sources = self._sources()
+        if work.eager:
+            self._init, self._train, self._evaluate = (source.function for source in sources)
+            self.report = CompileReport(())
+        else:
+            made = [_compile(source, watch) for source in sources]
+            self._init, self._train, self._evaluate = (program for program, _ in made)
+            self.report = CompileReport(tuple(facts for _, facts in made))
         self._buffers = self._on_device(_empty_buffers(work.train.window(0).inputs))
 
     def _sources(self) -> tuple[_Source, _Source, _Source]:
@@ -133,13 +141,14 @@ class XlaExecutable:
         bound = self._shapes(np.int32(0))
         train_args = (progress, train, self._rates, bound, bound)
         eval_args = (state, sums, evaluated, bound, bound)
+        repeat = _python_loop if self._work.eager else jax.lax.while_loop
         # Runs once: on the CPU, optimising it takes several times as long as it saves.
         quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
         options = quick if self._device.platform == "cpu" else None
         return (
             _Source("initialisation", step.init, (seed,), compiler_options=options),
-            _Source("training step", _train_loop(step), train_args, donated=0),
-            _Source("evaluation", _eval_loop(step), eval_args, donated=1),
+            _Source("training step", _train_loop(step, repeat), train_args, donated=0),
+            _Source("evaluation", _eval_loop(step, repeat), eval_args, donated=1),
         )
 
     def _on_device(self, tree: Any) -> Any:
@@ -170,7 +179,7 @@ class XlaExecutable:
                 progress = self._train(progress, inputs, self._rates, *span)
             # Copied at once: on the CPU this is a view of a buffer that the next call is given.
             rows.append(np.asarray(progress.rows)[first : first + count].copy())
-        self._buffers = progress.rows, progress.finite
+        self._buffers = progress.rows, progress.goes_on
         telemetry = _until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
         if telemetry.bad_step is not None:
             # Else no later call would run a step: steps that were only timed may diverge.
@@ -192,13 +201,13 @@ def _in_blocks(rates: np.ndarray) -> np.ndarray:
 
 
 def _empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
-    """A row of telemetry for every step of a window, and "all finite so far"."""
+    """A row of telemetry for every step of a window, and "nothing has ended it so far"."""
     rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
     return rows, jnp.asarray(True)
 
 
 def _until_bad(telemetry: Telemetry) -> Telemetry:
-    """Without the rows after the first step that was not finite: they did not run."""
+    """Without the rows after the step that ended the loop: they did not run."""
     if telemetry.bad_step is None:
         return telemetry
     ran = telemetry.bad_step - telemetry.start
@@ -215,35 +224,45 @@ def _pieces(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, in
         start = end
 
 
-def _train_loop(step: TrainStep) -> Callable[..., Progress]:
-    """Steps at positions first .. last - 1 of a window; stops behind a step that is not finite."""
+def _python_loop(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+    """What `jax.lax.while_loop` does, not compiled."""
+    while unfinished(carry):
+        carry = body(carry)
+    return carry
+
+
+def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., Progress]:
+    """Steps at positions first .. last - 1 of a window; stops behind one that ends the run."""
 
     def loop(
         progress: Progress, inputs: Inputs, learning_rates: Array, first: Array, last: Array
     ) -> Progress:
         def unfinished(carry: tuple[Array, Progress]) -> Array:
-            return (carry[0] < last) & carry[1].finite
+            return (carry[0] < last) & carry[1].goes_on
 
         def body(carry: tuple[Array, Progress]) -> tuple[Array, Progress]:
             position, before = carry
             state, record = step.step(before.state, batch_at(inputs, position), learning_rates)
             rows = before.rows.at[position].set(jnp.stack(record))
-            finite = jnp.isfinite(record.loss) & jnp.isfinite(record.grad_norm)
-            return position + 1, Progress(state, rows, finite)
+            return position + 1, Progress(state, rows, record.goes_on)
 
-        return jax.lax.while_loop(unfinished, body, (first, progress))[1]
+        return repeat(unfinished, body, (first, progress))[1]
 
     return loop
 
 
-def _eval_loop(step: TrainStep) -> Callable[..., EvalSums]:
+def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
     def loop(
         state: TrainState, sums: EvalSums, inputs: Inputs, first: Array, last: Array
     ) -> EvalSums:
-        def body(position: Array, sums: EvalSums) -> EvalSums:
-            return step.evaluate(state, batch_at(inputs, position), sums)
+        def unfinished(carry: tuple[Array, EvalSums]) -> Array:
+            return carry[0] < last
 
-        return jax.lax.fori_loop(first, last, body, sums)
+        def body(carry: tuple[Array, EvalSums]) -> tuple[Array, EvalSums]:
+            position, before = carry
+            return position + 1, step.evaluate(state, batch_at(inputs, position), before)
+
+        return repeat(unfinished, body, (first, sums))[1]
 
     return loop
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pipeline.config.recipe import COMPUTE_DTYPES, STAGES, Recipe
+from pipeline.config.precision import level_of, precision_of
+from pipeline.config.recipe import STAGES, Recipe
 from pipeline.data.columns import ColumnSpec, Facts
-from pipeline.data.order import Batching
+from pipeline.data.order import Batching, shard_samples
 from pipeline.data.transform import column_specs
 from pipeline.problems import no_such, show
 from pipeline.sink.schedule import total_steps
@@ -31,6 +32,11 @@ def rule(check: Check) -> Check:
     return check
 
 
+def known_facts(recipe: Recipe) -> Facts | None:
+    """Sizes known without reading; not where padding changes shapes and batches (D-18)."""
+    return None if recipe.dataset.buckets else recipe.dataset.facts()
+
+
 @rule
 def one_length(recipe: Recipe) -> Iterator[str]:
     """Exactly one of epochs, passes and steps says how long to train."""
@@ -45,7 +51,7 @@ def one_length(recipe: Recipe) -> Iterator[str]:
 @rule
 def length_in_range(recipe: Recipe) -> Iterator[str]:
     """A run is not longer than can be counted and kept."""
-    facts = recipe.dataset.facts()
+    facts = known_facts(recipe)
     if list(one_length(recipe)) or list(batch_fits(recipe)):
         return
     per_pass = batching(recipe, facts.train_size).steps_per_pass if facts else 1
@@ -65,10 +71,39 @@ def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def device_has_type(recipe: Recipe) -> Iterator[str]:
-    """The device computes in the type of the activations."""
-    problem = recipe.device.refuses(COMPUTE_DTYPES[recipe.train.precision])
-    if problem is not None:
-        yield f"train.precision = {recipe.train.precision}: {problem}"
+    """The device computes in the types of all layers."""
+    for dtype in precision_of(recipe).dtypes:
+        problem = recipe.device.refuses(dtype)
+        if problem is not None:
+            yield f"train.precision = {recipe.train.precision}: {problem}"
+
+
+@rule
+def one_way_to_type(recipe: Recipe) -> Iterator[str]:
+    """M-07: a level types every layer, and so does `to_float`; MindSpore wants one of them."""
+    level = level_of(recipe)
+    if recipe.train.to_float and level != "O0":
+        yield (
+            f"train.to_float: conflicts with train.precision = {recipe.train.precision}, which is "
+            f"{level} on {recipe.device.name} and types every layer; use one of them: "
+            "train.precision=O0, or train.to_float=[]"
+        )
+
+
+@rule
+def pieces_are_equal(recipe: Recipe) -> Iterator[str]:
+    """Accumulating cuts every batch into pieces of one size, and shows an optimizer no layer."""
+    train = recipe.train
+    if train.batch_size % train.accumulate_steps:
+        yield (
+            f"train.accumulate_steps = {train.accumulate_steps}: must divide train.batch_size = "
+            f"{train.batch_size}, which is the number of samples of an update"
+        )
+    if train.accumulate_steps > 1 and train.optimizer.observes_layers:
+        yield (
+            f"train.accumulate_steps = {train.accumulate_steps}: must be 1 with "
+            f"{train.optimizer.name}, which looks at what layers see of the whole batch"
+        )
 
 
 @rule
@@ -132,7 +167,7 @@ def metrics_exist(recipe: Recipe) -> Iterator[str]:
 @rule
 def ops_fit(recipe: Recipe) -> Iterator[str]:
     """Map ops can be applied to the images there are, and leave equal shapes in both splits."""
-    facts = recipe.dataset.facts()
+    facts = known_facts(recipe)
     if facts is None:
         return
     images = []
@@ -155,12 +190,16 @@ def _raw_columns(facts: Facts) -> dict[str, ColumnSpec]:
 @rule
 def batch_fits(recipe: Recipe) -> Iterator[str]:
     """A pass has at least one batch."""
-    facts = recipe.dataset.facts()
-    size = recipe.train.batch_size
-    if facts is not None and recipe.dataset.train.drop_remainder and size > facts.train_size:
+    facts, split = known_facts(recipe), recipe.dataset.train
+    if facts is None or not split.drop_remainder:
+        return
+    size, shards = recipe.train.batch_size, split.num_shards
+    samples = shard_samples(facts.train_size, shards or 1)
+    if size > samples:
+        whose = f"training samples of each of {shards} shards" if shards else "training samples"
         yield (
-            f"train.batch_size = {size}: must not be above the {facts.train_size} training "
-            "samples; a smaller batch, or dataset.train.drop_remainder=false"
+            f"train.batch_size = {size}: must not be above the {samples} {whose}; a smaller batch, "
+            "or dataset.train.drop_remainder=false"
         )
 
 
@@ -176,7 +215,7 @@ def one_warmup(recipe: Recipe) -> Iterator[str]:
 @rule
 def warmup_fits(recipe: Recipe) -> Iterator[str]:
     """Warmup ends before training does."""
-    facts = recipe.dataset.facts()
+    facts = known_facts(recipe)
     before = (one_length, length_in_range, one_warmup, batch_fits)
     if facts is None or any(list(check(recipe)) for check in before):
         return
@@ -193,4 +232,10 @@ def warmup_fits(recipe: Recipe) -> Iterator[str]:
 def batching(recipe: Recipe, samples: int) -> Batching:
     """How the training split of that many samples is cut into batches."""
     split = recipe.dataset.train
-    return Batching(samples, recipe.train.batch_size, split.drop_remainder, split.repeat)
+    return Batching(
+        samples,
+        recipe.train.batch_size,
+        split.drop_remainder,
+        split.repeat,
+        split.num_shards or 1,
+    )

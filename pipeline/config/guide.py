@@ -17,6 +17,10 @@ Train what a YAML recipe describes.
   python -m pipeline -m +recipe=NAME KEY=A,B GROUP=C,D  a sweep: every combination
   python -m pipeline --cfg job +recipe=NAME             show the resolved recipe
   python -m pipeline explain +recipe=NAME KEY=VALUE ... what sinks cost, hold and buy here, measured
+  python -m pipeline convert weights FROM TO +recipe=NAME  weights of PyTorch or MindSpore, renamed
+  python -m pipeline convert records OUT dataset=NAME ...   any dataset as ArrayRecord files
+  python -m pipeline export RUN_DIR FOLDER              a trained network as StableHLO and weights
+  python -m pipeline infer RUN_DIR|FOLDER IMAGE ...     what it says of images; --json, --top=N
   python -m pipeline schema                             JSON schema of recipes, for editors
   python -m pipeline --hydra-help                       flags of Hydra's own
 

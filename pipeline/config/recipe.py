@@ -14,11 +14,14 @@ from pydantic import (
 )
 
 from pipeline.backends.spec import DeviceSpec
+from pipeline.config.renames import RenameSpec
 from pipeline.data.spec import DatasetSpec
+from pipeline.models.precision import Level, ToFloat
 from pipeline.models.spec import ModelSpec
 from pipeline.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.training.clipping import ClipSpec
-from pipeline.training.spec import LossSpec, OptimizerSpec, ScheduleSpec
+from pipeline.training.loss_scales import LossScale
+from pipeline.training.spec import AverageSpec, LossSpec, OptimizerSpec, RateRule, ScheduleSpec
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
@@ -27,8 +30,6 @@ AutotuneMode = Annotated[
     # What YAML makes of an unquoted `off`.
     BeforeValidator(lambda mode: "off" if mode is False else mode),
 ]
-COMPUTE_DTYPES = {"O0": "float32", "bf16": "bfloat16"}
-"""What activations are, by `train.precision`."""
 
 
 class TrainSpec(Spec):
@@ -49,9 +50,25 @@ class TrainSpec(Spec):
     dispatch_seconds: PositiveFloat
     """A sink is dispatched in chunks of about this long, so that a signal is answered in time."""
     feed: Literal["auto", "resident", "stream"]
-    precision: Literal["O0", "bf16"]
-    """O0: float32 throughout; bf16: activations in bfloat16, parameters and loss in float32."""
-    loss_scale: PositiveFloat
+    mode: Literal["graph", "eager"]
+    """graph: the training loop is one compiled program; eager: every operation runs by itself, so
+    that Python in a layer of yours can print and be stepped through, much slower (M-11)."""
+    precision: Literal[Level, "auto"]
+    """What layers compute in, the weights and the loss being float32 (P-01). O0: float32; O1:
+    convolutions, dense layers and ReLU in float16; O2: all in float16 but batch and layer norm; O3:
+    all in float16; bf16: all in bfloat16; auto: O2 on a GPU, O3 on Ascend, O0 on the CPU."""
+    to_float: Seq[ToFloat]
+    """Types by layer, of which the last that matches wins (M-07); excludes a level but O0."""
+    loss_scale: LossScale
+    """What the loss is multiplied by (P-02): a number, fixed, dynamic, or auto: dynamic in O2, else
+    1."""
+    freeze: Seq[str]
+    """Patterns over the paths of parameters, such as conv_*: these are not updated (M-06)."""
+    lr_rules: Seq[RateRule]
+    """Learning rates by pattern; the last that matches wins (L-03)."""
+    accumulate_steps: PositiveInt
+    """Gradients are computed in so many pieces of a batch, one after the other (L-07)."""
+    ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     loss: Annotated[LossSpec, PartOf("loss")]
@@ -71,7 +88,14 @@ class CheckpointSpec(Spec):
     best: str | None
     """Also keep the checkpoint with the best value of this metric; null keeps the newest only."""
     restore: FilePath | None
-    """A run directory, its checkpoints folder or one checkpoint: start from these weights."""
+    """A run directory, its checkpoints folder, one checkpoint or a weight file (.safetensors,
+    .ckpt, .pt, .pth, .npz): start from these weights."""
+    rules: Literal["auto", "none", "torch", "mindspore"]
+    """Whose names and layout the weights to restore have; none: this network's own."""
+    renames: Seq[RenameSpec]
+    """How entries of the weights to restore are called otherwise, the first that matches."""
+    partial: bool
+    """Restore what matches, also where entries are missing, extra or misshapen."""
 
 
 class EvalSpec(Spec):

@@ -13,6 +13,7 @@ from pipeline.models import attention as attention
 from pipeline.models import combinations as combinations
 from pipeline.models import layers
 from pipeline.models.batch_last import conv2d_chwn
+from pipeline.models.batch_norm import BatchNorm
 from pipeline.models.convolution import conv2d
 from pipeline.models.dense import dense_product
 from pipeline.models.layout import (
@@ -26,9 +27,10 @@ from pipeline.models.layout import (
 from pipeline.models.lowerings.lowering import DEFAULTS, Chooser
 from pipeline.models.lowerings.window import Pair
 from pipeline.models.pooling import max_pool
+from pipeline.models.precision import TypeRule
 from pipeline.models.spec import InitSpec, LayerSpec
-from pipeline.models.tokens import Embedding
-from pipeline.models.walk import Site, forward, require_groups, require_images, walk
+from pipeline.models.tokens import Lookup
+from pipeline.models.walk import Site, features_of, forward, require_groups, require_images, walk
 
 _ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -58,25 +60,25 @@ class Network(nn.Module):
     layout: Layout = "nhwc"
     """What order of axes images are computed in; it changes neither parameters nor results, beyond
     the last digits. A convolution in CHWN is computed in one way, and the chooser is not asked."""
+    rules: tuple[TypeRule, ...] = ()
+    """Which layers compute in another type."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
         """Logits (batch, classes), float32, of images (batch, height, width, channels).
 
+        A network that tells classes apart at every position, of tokens or of pixels, gives
+        (batch, tokens, classes) or (batch, height, width, classes).
         Raises ValueError that names the layer and the shape where one does not fit the next, and
         for a layer that the layout lacks.
         """
-        site = Site((), self.initializers, self.dtype, train, self.chooser, self.layout)
-        reads_numbers = bool(self.layers) and isinstance(self.layers[0], Embedding)
-        x = images if reads_numbers else images.astype(self.dtype)
+        site = Site((), self.initializers, self.dtype, train, self.chooser, self.layout, self.rules)
+        reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
+        # Under rules every layer casts what it reads: the first may be one of float32.
+        x = images if reads_numbers or self.rules else images.astype(self.dtype)
         if self.layout == "chwn":
             x = batch_last(_require_batch_last(self.layers, x))
-        logits = walk(self.layers, x, site)
-        if logits.ndim != 2:
-            raise ValueError(
-                f"the network ends in shape {logits.shape}, not (batch, classes); "
-                "end it in global_avg_pool or flatten, and dense"
-            )
+        logits = batch_first(walk(self.layers, x, site), self.layout)
         return logits.astype(jnp.float32)
 
 
@@ -105,7 +107,7 @@ class _Conv(nn.Module):
         window = ((size[0] - 1) * dilation[0] + 1, (size[1] - 1) * dilation[1] + 1)
         pads = _pads(x, window, strides, layer.padding, self.site)
         channels = require_groups(x, layer.groups, self.site)
-        features = _features(layer, self.site)
+        features = features_of(layer.features, self.site)
         shape = (*size, channels // layer.groups, features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
         if self.site.layout == "chwn":
@@ -133,7 +135,7 @@ class _ConvTranspose(nn.Module):
     def __call__(self, x: Array) -> Array:
         layer, init, dtype = self.layer, self.site.initializers, self.site.dtype
         require_images(x, self.site)
-        features = _features(layer, self.site)
+        features = features_of(layer.features, self.site)
         shape = (*_pair(layer.kernel), x.shape[-1], features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
         y = lax.conv_transpose(
@@ -162,7 +164,7 @@ def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
             "put flatten or global_avg_pool before it"
         )
     return nn.Dense(
-        _features(layer, site),
+        features_of(layer.features, site),
         use_bias=layer.bias,
         dtype=site.dtype,
         kernel_init=(layer.kernel_init or site.initializers.dense).build(),
@@ -174,13 +176,13 @@ def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
 
 @forward.register
 def _batch_norm(layer: layers.BatchNorm, x: Array, site: Site) -> Array:
-    return nn.BatchNorm(
+    return BatchNorm(
+        train=site.train,
         axis=channel_axis(x, site.layout),
-        use_running_average=not site.train,
         momentum=layer.momentum,
         epsilon=layer.epsilon,
         dtype=site.dtype,
-        scale_init=nn.initializers.constant(layer.scale_init),
+        scale_init=layer.scale_init,
         name=site.name,
     )(x)
 
@@ -267,15 +269,6 @@ def _pooling(layer: layers.Pool, x: Array, site: Site) -> tuple[Pair, Pair, tupl
     window = _pair(layer.kernel)
     strides = window if layer.stride is None else _pair(layer.stride)
     return window, strides, _pads(x, window, strides, layer.padding, site)
-
-
-def _features(layer: layers.Conv | layers.ConvTranspose | layers.Dense, site: Site) -> int:
-    if isinstance(layer.features, str):
-        raise ValueError(
-            f"{site}: features {layer.features} stands for a number only in the model `layers`; "
-            "a network in Python puts the number of classes there itself"
-        )
-    return layer.features
 
 
 def _pads(

@@ -38,12 +38,21 @@ Layer = Annotated[LayerSpec, PartOf("layer")]
 Layers = Seq[Layer]
 
 
+class InitRule(Spec):
+    """How the parameters are drawn that a pattern covers, such as `dense_2/kernel`."""
+
+    pattern: str
+    init: Initializer
+
+
 class InitSpec(Spec):
     """Which initialiser each kind of weight gets where its layer names none (M-08)."""
 
     conv: Initializer
     dense: Initializer
     bias: Initializer
+    rules: Seq[InitRule] = ()
+    """Of those that cover a parameter the last draws it, whatever else is said."""
 
 
 class ModelSpec(Spec):

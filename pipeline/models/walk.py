@@ -11,7 +11,9 @@ from jax import Array
 from pipeline.models.layers import scope_names
 from pipeline.models.layout import Layout, shape_nhwc
 from pipeline.models.lowerings.lowering import DEFAULTS, Chooser
+from pipeline.models.precision import TypeRule, rule_for
 from pipeline.models.spec import InitSpec, LayerSpec
+from pipeline.models.tokens import Lookup
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Site:
     chooser: Chooser = DEFAULTS
     layout: Layout = "nhwc"
     """How images reach the layer, and how it gives them on."""
+    rules: tuple[TypeRule, ...] = ()
+    """Which layers compute in another type than `dtype`."""
 
     @property
     def name(self) -> str:
@@ -54,8 +58,23 @@ def forward(layer: LayerSpec, x: Array, site: Site) -> Array:
 def walk(stack: tuple[LayerSpec, ...], x: Array, site: Site) -> Array:
     """What the layers make of x, one after the other, each in the scope of its name."""
     for name, layer in zip(scope_names(stack), stack, strict=True):
-        x = forward(layer, x, site.inside(name))
+        inside = site.inside(name)
+        x = _in_its_type(layer, x, inside) if site.rules else forward(layer, x, inside)
     return x
+
+
+def _in_its_type(layer: LayerSpec, x: Array, site: Site) -> Array:
+    """What a layer makes of x, which is cast to what the layer computes in.
+
+    Layers inside of it that no rule covers compute in that too: a rule that covers a layer covers
+    all inside.
+    """
+    rule = rule_for(site.rules, layer.name, site.path)
+    dtype = site.dtype if rule is None else rule.dtype
+    # The numbers that a lookup reads are no activations, and do not fit into 16 bits.
+    inputs = x if isinstance(layer, Lookup) else x.astype(dtype)
+    result = forward(layer, inputs, dataclasses.replace(site, dtype=dtype))
+    return result.astype(site.dtype) if rule is not None and rule.casts_back else result
 
 
 def require_images(x: Array, site: Site) -> None:
@@ -64,6 +83,16 @@ def require_images(x: Array, site: Site) -> None:
         raise ValueError(
             f"{site}: reads images (batch, height, width, channels), and shape {x.shape} reaches it"
         )
+
+
+def features_of(features: int | str, site: Site) -> int:
+    """How many features a layer gives. Raises ValueError where only a recipe's list knows."""
+    if isinstance(features, str):
+        raise ValueError(
+            f"{site}: features {features} stands for a number only in the model `layers`; "
+            "a network in Python puts the number of classes there itself"
+        )
+    return features
 
 
 def require_groups(x: Array, groups: int, site: Site) -> int:

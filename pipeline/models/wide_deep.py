@@ -8,6 +8,7 @@ from jax import Array
 
 from pipeline.models.layers import Dense, Relu
 from pipeline.models.network import Site, walk
+from pipeline.models.precision import TypeRule
 from pipeline.models.spec import Initializer, InitSpec, LayerSpec
 
 
@@ -22,6 +23,8 @@ class WideDeepNetwork(nn.Module):
     initializers: InitSpec
     dtype: str
     """What the dense layers compute in."""
+    rules: tuple[TypeRule, ...] = ()
+    """Which of them compute in another type."""
 
     @nn.compact
     def __call__(self, samples: Array, train: bool) -> Array:
@@ -62,5 +65,5 @@ class WideDeepNetwork(nn.Module):
         layers: tuple[LayerSpec, ...] = ()
         for features in (*self.hidden, 1):
             layers += (Relu(), Dense(features=features))
-        site = Site((), self.initializers, self.dtype, train)
+        site = Site((), self.initializers, self.dtype, train, rules=self.rules)
         return walk(layers, rows.astype(self.dtype), site).astype(jnp.float32)

@@ -57,20 +57,24 @@ class MetricsLog(Quiet):
 
 
 def metrics_lines(steps: np.ndarray, records: np.ndarray, course: Course) -> str:
-    """The lines of metrics.jsonl for steps, int (n,), and their records, float32 (n, 4)."""
+    """The lines of metrics.jsonl for steps, int (n,), and their records, float32 (n, 5).
+
+    Only a step whose update was skipped says so.
+    """
     before = steps - 1
     passes = before // course.steps_per_pass + 1
     sinks = before // (course.sink_steps or course.steps_per_pass) + 1
     columns = zip(
         *(numbers.tolist() for numbers in (steps, passes, sinks)),
-        *map(_texts, records.T),
+        *map(_texts, records.T[:-1]),
+        [', "skipped": true' if skipped else "" for skipped in records[:, -1].tolist()],
         strict=True,
     )
     return "".join(
         [
             f'{{"step": {step}, "pass": {pass_}, "sink": {sink}, "loss": {loss}, '
-            f'"learning_rate": {rate}, "grad_norm": {norm}, "loss_scale": {scale}}}\n'
-            for step, pass_, sink, loss, rate, norm, scale in columns
+            f'"learning_rate": {rate}, "grad_norm": {norm}, "loss_scale": {scale}{skipped}}}\n'
+            for step, pass_, sink, loss, rate, norm, scale, skipped in columns
         ]
     )
 

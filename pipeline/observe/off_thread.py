@@ -41,7 +41,7 @@ class OffThread:
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Pass on that steps were done."""
         size = telemetry.loss.nbytes + telemetry.learning_rate.nbytes
-        size += telemetry.grad_norm.nbytes + telemetry.loss_scale.nbytes
+        size += telemetry.grad_norm.nbytes + telemetry.loss_scale.nbytes + telemetry.skipped.nbytes
         self._tell(partial(self._each, "on_steps", telemetry, seconds), size)
 
     def on_sink(self, report: SinkReport) -> None:

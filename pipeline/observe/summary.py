@@ -36,7 +36,10 @@ class Summary:
     sinks: int = 0
     sink: dict[str, Any] = field(default_factory=dict)
     feed: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    """`image`: shape and dtype of an image as it is read; `classes`: their names in label order."""
     parameters: int | None = None
+    loss_scale: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     time: dict[str, float | None] = field(default_factory=dict)
     modelled: dict[str, Any] = field(default_factory=dict)

@@ -19,7 +19,8 @@ from pipeline.sink.telemetry import COLUMNS, Telemetry, stacked
 if TYPE_CHECKING:
     from tensorboardX.proto.summary_pb2 import Summary
 
-STEP_TAGS = tuple(f"train/{name}" for name in COLUMNS)
+STEP_TAGS = tuple(f"train/{name}" for name in COLUMNS[:-1])
+SKIPPED_TAGS = (f"train/{COLUMNS[-1]}",)
 SPEED_TAGS = ("train/images_per_s",)
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
@@ -57,7 +58,7 @@ class TensorBoard(Quiet):
         return file
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """One event for every step with all its scalars."""
+        """One event for every step with all its scalars, and one more for each that was skipped."""
         self._steps.append((time.time(), telemetry))
 
     def on_sink(self, report: SinkReport) -> None:
@@ -78,7 +79,9 @@ class TensorBoard(Quiet):
     def _write_steps(self, told: list[tuple[float, Telemetry]]) -> None:
         steps, records = stacked([telemetry for _, telemetry in told])
         walls = np.repeat([now for now, _ in told], [len(telemetry) for _, telemetry in told])
-        self._file.add_scalars(STEP_TAGS, steps, walls, records)
+        self._file.add_scalars(STEP_TAGS, steps, walls, records[:, :-1])
+        skipped = records[:, -1] > 0
+        self._file.add_scalars(SKIPPED_TAGS, steps[skipped], walls[skipped], records[skipped, -1:])
 
     def _write_sinks(self, told: list[tuple[float, SinkReport]]) -> None:
         steps = np.array([report.step for _, report in told])

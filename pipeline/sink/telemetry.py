@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-COLUMNS = ("loss", "learning_rate", "grad_norm", "loss_scale")
+COLUMNS = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,13 @@ class Telemetry:
     learning_rate: np.ndarray
     grad_norm: np.ndarray
     loss_scale: np.ndarray
+    skipped: np.ndarray
 
     @staticmethod
     def from_rows(start: int, rows: np.ndarray) -> Telemetry:
-        """From the rows (steps, 4) of the device's buffer, whose columns are `Record`'s."""
-        loss, learning_rate, grad_norm, loss_scale = np.asarray(rows, np.float32).T
-        return Telemetry(start, loss, learning_rate, grad_norm, loss_scale)
+        """From the rows (steps, 5) of the device's buffer, whose columns are `Record`'s."""
+        loss, learning_rate, grad_norm, loss_scale, skipped = np.asarray(rows, np.float32).T
+        return Telemetry(start, loss, learning_rate, grad_norm, loss_scale, skipped)
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -37,14 +38,15 @@ class Telemetry:
 
     @cached_property
     def bad_step(self) -> int | None:
-        """The first step, counted from 1, that was not finite; training stopped there."""
-        finite = self.finite
-        first = int(finite.argmin())
-        return None if finite[first] else self.start + first + 1
+        """The first step, counted from 1, that was neither finite nor skipped; training stopped
+        there."""
+        good = self.finite | (self.skipped > 0)
+        first = int(good.argmin())
+        return None if good[first] else self.start + first + 1
 
 
 def stacked(parts: Sequence[Telemetry]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps of one or more parts, int64 (n,), and their records, float32 (n, 4), in order."""
+    """The steps of one or more parts, int64 (n,), and their records, float32 (n, 5), in order."""
     steps = [np.arange(part.start + 1, part.start + len(part) + 1) for part in parts]
     columns = [np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS]
     return np.concatenate(steps), np.stack(columns, axis=1)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 import optax
+from flax import linen as nn
 
-from pipeline.config.recipe import COMPUTE_DTYPES, Recipe
+from pipeline.config.precision import level_of, loss_scale_of, precision_of
+from pipeline.config.recipe import Recipe
+from pipeline.data.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.errors import RecipeError
+from pipeline.models.paths import require_covered
+from pipeline.models.precision import PathListing, ToFloat
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import Course, course
 from pipeline.stages.data import Dataset
+from pipeline.stages.padding import refuse_buckets_that_do_not_fit
+from pipeline.training.parameters import paths_of, require_trainable, split
 from pipeline.training.state import TrainState
 from pipeline.training.step import (
     StepParts,
@@ -25,6 +33,9 @@ from pipeline.training.step import (
     initial_variables,
     make_train_step,
 )
+
+MAX_LABELS = 2**31 - 1
+"""Evaluation counts in int32."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +62,17 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     run = course(recipe.train, dataset.train_order.steps_per_pass)
     parts = _parts(recipe, dataset)
     seed = seed_words(recipe.seed)
-    _check_labels(recipe, dataset, parts)
     with _blaming(f"model {recipe.model.name}"):
-        variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+        logits, variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+        _check_outputs(logits.shape[1:], dataset)
+    _check_labels(recipe, dataset, parts, logits.shape[1:])
+    with _blaming("train.to_float"):
+        _require_matches(recipe.train.to_float, parts, seed)
+    _check_patterns(recipe, variables["params"])
     with _blaming("train.optimizer"):
         state = jax.eval_shape(lambda made: initial_state(parts, made), variables)
     _refuse_padding_into_statistics(recipe, dataset, state)
+    refuse_buckets_that_do_not_fit(parts, state, dataset.eval)
     leaves = jax.tree.leaves(state.params)
     built = Built(
         parts=parts,
@@ -68,13 +84,15 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
     )
     reporter.stage("build", _line(recipe, built))
+    if level_of(recipe) != "O0" or recipe.train.to_float:
+        reporter.stage("precision", _precision_line(recipe))
     return built
 
 
 def _parts(recipe: Recipe, dataset: Dataset) -> StepParts:
     train, classes = recipe.train, len(dataset.classes)
     return StepParts(
-        network=recipe.model.build(classes, COMPUTE_DTYPES[train.precision]),
+        network=_typed_network(recipe, classes),
         image=dataset.image,
         classes=classes,
         train_ops=recipe.dataset.train.ops,
@@ -82,8 +100,54 @@ def _parts(recipe: Recipe, dataset: Dataset) -> StepParts:
         loss=train.loss.build(),
         reduction=train.loss.reduction,
         optimizer=optax.chain(train.clip.build(), train.optimizer.build()),
-        loss_scale=train.loss_scale,
+        observe_layers=train.optimizer.observes_layers,
+        loss_scale=loss_scale_of(recipe),
+        init_rules=recipe.model.init.rules,
+        frozen=train.freeze,
+        rate_rules=train.lr_rules,
+        accumulate=train.accumulate_steps,
+        average=None if train.ema.decay is None else train.ema,
+        buckets=in_ascending_order(recipe.dataset.buckets or ()),
+        padding_mask=recipe.dataset.padding_mask,
     )
+
+
+def _typed_network(recipe: Recipe, classes: int) -> nn.Module:
+    """The network, each of its layers in the type that the recipe says.
+
+    Raises RecipeError where it is no list of layers and some are to differ.
+    """
+    precision = precision_of(recipe)
+    network = recipe.model.build(classes, precision.dtype)
+    if not precision.rules:
+        return network
+    key = "to_float" if recipe.train.to_float else "precision"
+    with _blaming(f"train.{key}"):
+        if not hasattr(network, "rules"):
+            raise ValueError(
+                f"{recipe.model.name} is no list of layers, so that all of it computes in one "
+                "type; must be O0, O3 or bf16, and to_float []"
+            )
+    return network.clone(rules=precision.rules)
+
+
+def _check_patterns(recipe: Recipe, params: Any) -> None:
+    """Patterns over parameters cover some, and leave some to train."""
+    with _blaming("train.freeze"):
+        require_trainable(params, recipe.train.freeze)
+    with _blaming("train.lr_rules"):
+        patterns = [rule.pattern for rule in recipe.train.lr_rules]
+        require_covered(patterns, paths_of(params), "parameters")
+
+
+def _require_matches(rules: Sequence[ToFloat], parts: StepParts, seed: np.ndarray) -> None:
+    """Raise ValueError for a pattern that no layer matches."""
+    if not rules:
+        return
+    listing = PathListing()
+    traced = replace(parts, network=parts.network.clone(rules=(listing,)))
+    jax.eval_shape(lambda words: initial_variables(traced, words), seed)
+    require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
 
 
 @contextmanager
@@ -100,10 +164,35 @@ def _learning_rates(recipe: Recipe, run: Course) -> np.ndarray:
         return recipe.train.schedule.table(recipe.train.optimizer.lr, run.total, run.steps_per_pass)
 
 
-def _check_labels(recipe: Recipe, dataset: Dataset, parts: StepParts) -> None:
-    """The loss takes the labels that either split's ops leave."""
+def _check_outputs(outputs: tuple[int, ...], dataset: Dataset) -> None:
+    """Of every sample the network gives as many logits as there are classes, once for each label.
+
+    Raises ValueError that says what the network must end in.
+    """
+    classes = len(dataset.classes)
+    if outputs[-1] != classes:
+        raise ValueError(
+            f"the network ends in {outputs[-1]} outputs, and {classes} classes are to be told apart"
+        )
+    if len(outputs) > 1 and not dataset.label_positions:
+        raise ValueError(
+            f"the network ends in shape {('batch', *outputs)}, not (batch, classes), and a label "
+            "is one class; end it in global_avg_pool or flatten, and dense"
+        )
+    labels = len(dataset.eval) * math.prod(outputs[:-1])
+    if labels > MAX_LABELS:
+        raise ValueError(
+            f"the evaluation split has {labels:,} labels, and {MAX_LABELS:,} can be counted; "
+            "set eval.samples to evaluate fewer samples"
+        )
+
+
+def _check_labels(
+    recipe: Recipe, dataset: Dataset, parts: StepParts, outputs: tuple[int, ...]
+) -> None:
+    """The loss takes the labels that either split's ops leave, with such outputs per sample."""
     batch = recipe.train.batch_size
-    logits = jax.ShapeDtypeStruct((batch, parts.classes), np.float32)
+    logits = jax.ShapeDtypeStruct((batch, *outputs), np.float32)
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
         with _blaming(f"dataset.{key}.ops"):
             jax.eval_shape(
@@ -113,8 +202,8 @@ def _check_labels(recipe: Recipe, dataset: Dataset, parts: StepParts) -> None:
 
 def _refuse_padding_into_statistics(recipe: Recipe, dataset: Dataset, state: Any) -> None:
     """Padding is masked out of the loss, but batch statistics would see it."""
-    short = len(dataset.train) % recipe.train.batch_size
-    if state.batch_stats and short and not recipe.dataset.train.drop_remainder:
+    short = dataset.train_order.short_batch
+    if state.batch_stats and short:
         raise RecipeError(
             [
                 f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
@@ -124,13 +213,22 @@ def _refuse_padding_into_statistics(recipe: Recipe, dataset: Dataset, state: Any
         )
 
 
+def _precision_line(recipe: Recipe) -> str:
+    precision, scale = precision_of(recipe), loss_scale_of(recipe)
+    types = ", ".join([precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)])
+    return f"{level_of(recipe)}: {types}; loss scale {scale.name}, from {scale.initial:,g}"
+
+
 def _line(recipe: Recipe, built: Built) -> str:
     run = built.course
     sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
     if recipe.train.sink and recipe.train.sink_size == "auto":
         sink = "sinks to be chosen"
+    trained, _ = split(built.state.params, built.parts.frozen)
+    count = sum(leaf.size for leaf in jax.tree.leaves(trained))
+    frozen = f", {count:,} of them trained" if built.parts.frozen else ""
     return (
-        f"{recipe.model.name}: {built.parameters:,} parameters, "
+        f"{recipe.model.name}: {built.parameters:,} parameters{frozen}, "
         f"{built.parameter_bytes / 1e6:,.1f} MB; {run.total:,} steps, {sink}, "
         f"{run.total / run.steps_per_pass:,.2f} passes"
     )

@@ -25,6 +25,7 @@ from pipeline.training.spec import METRICS
 from pipeline.training.state import TrainState
 
 FOLDER = "checkpoints"
+WEIGHTS = ("params", "batch_stats")
 T = TypeVar("T")
 
 
@@ -95,13 +96,36 @@ def restore_weights(folder: Path, like: TrainState) -> tuple[TrainState, int]:
     """`like` with parameters and batch statistics of a checkpoint, and the step it was made at.
 
     `folder` is a run directory, its `checkpoints` or one checkpoint in there; of several, the
-    newest is taken. Raises DataError when there is none, or of another network.
+    newest is taken. Of parameters that were averaged it is the average, which evaluations looked
+    at. Raises DataError when there is none, or of another network.
     """
-    where, arrays, _ = _read(folder)
+    where, weights, step = _read_weights(folder)
     wanted = {"params": like.params, "batch_stats": like.batch_stats}
-    weights = {path: arrays[path] for path in arrays if path.partition("/")[0] in wanted}
-    filled = _fill(where, weights, wanted)
-    return replace(like, **filled), int(arrays["step"])
+    return replace(like, **_fill(where, weights, wanted)), step
+
+
+def read_weights(folder: Path) -> tuple[dict[str, np.ndarray], int]:
+    """Parameters and batch statistics of a checkpoint by path, and the step it was made at.
+
+    `folder` is as in `restore_weights`. Raises DataError when there is none.
+    """
+    _, weights, step = _read_weights(folder)
+    return weights, step
+
+
+def _read_weights(folder: Path) -> tuple[Path, dict[str, np.ndarray], int]:
+    where, arrays, _ = _read(folder)
+    averages = {path.replace("average", "params", 1): path for path in arrays if _is_average(path)}
+    weights = {
+        path: arrays[averages.get(path, path)]
+        for path in arrays
+        if path.partition("/")[0] in WEIGHTS
+    }
+    return where, weights, int(arrays["step"])
+
+
+def _is_average(path: str) -> bool:
+    return path.startswith("average/")
 
 
 def _read(folder: Path) -> tuple[Path, Mapping[str, np.ndarray], Mapping[str, Any]]:

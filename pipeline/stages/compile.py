@@ -29,6 +29,7 @@ def compile_run(
         eval=evaluated,
         learning_rates=built.learning_rates,
         seed=built.seed,
+        eager=recipe.train.mode == "eager",
     )
 
     device = backend.describe()["device"]
@@ -40,6 +41,8 @@ def compile_run(
             yield
 
     executable = backend.compile(work, watch)
+    if work.eager:
+        reporter.stage("compile", "no program: in eager mode every operation runs by itself")
     for program in executable.report.programs:
         reporter.stage("compile", _line(program))
     reporter.stage(

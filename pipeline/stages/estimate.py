@@ -61,5 +61,6 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> Proposal:
         sink=train.sink,
         sink_steps=size if isinstance(size, int) and size > 0 else course.steps_per_pass,
         total_steps=course.total,
+        eager=train.mode == "eager",
         choose_sink=modelled_chooser(recipe, course) if chooses_sink(recipe) else None,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from pipeline.backends.base import Executable
@@ -15,10 +17,11 @@ from pipeline.training.state import TrainState
 def evaluate(executable: Executable, state: TrainState, dataset: Dataset) -> Evaluation:
     """Metrics of a state; the last batch is padded and masked (D-17, E-01).
 
-    Raises RunError should the number of samples counted not be that of the split.
+    Raises RunError should the number of labels counted not be that of the split.
     """
     sums = executable.evaluate(state, dataset.eval_order.steps_per_pass)
     metrics = summarize(sums, dataset.classes)
-    if metrics["count"] != len(dataset.eval):
-        raise RunError(f"evaluated {metrics['count']} samples of {len(dataset.eval)}")
+    labels = len(dataset.eval) * prod(dataset.label_positions)
+    if metrics["count"] != labels:
+        raise RunError(f"evaluated {metrics['count']} labels of {labels}")
     return Evaluation(metrics, np.asarray(sums.confusion))

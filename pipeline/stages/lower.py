@@ -48,10 +48,11 @@ def lower(
     """The same step, its convolutions computed as chosen for the device.
 
     A directory that has a choice already keeps it; one that has none gets it, and the result of
-    tuning. Raises RunError for a choice or a bank that can't be read.
+    tuning. Operations that run by themselves stay as they are. Raises RunError for a choice or a
+    bank that can't be read.
     """
     network = built.parts.network
-    if not isinstance(network, Network):
+    if not isinstance(network, Network) or recipe.train.mode == "eager":
         return built
     file = run_dir / LOWERINGS if run_dir else None
     kept = read_choice(file) if file is not None and file.exists() else None
@@ -76,7 +77,7 @@ def _choose(
     problems = list_problems(
         built.parts,
         built.state,
-        recipe.train.batch_size,
+        recipe.train.batch_size // recipe.train.accumulate_steps,
         dataset.eval_order.batch_size,
     )
     network, platform = built.parts.network, backend.device.platform

@@ -1,4 +1,9 @@
-"""Losses: what is minimised, one number per sample (L-01, L-02)."""
+"""Losses: what is minimised, one number per sample (L-01, L-02).
+
+A network may tell C classes apart at every position of a sample, of tokens or of pixels. Its logits
+are (B, ..., C) then and its labels (B, ...) int or (B, ..., C) float; the loss of a sample is the
+mean over its positions.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ class CrossEntropy(LossSpec):
         def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
             logits, targets = _as_float32(logits, labels)
             smoothed = optax.smooth_labels(targets, self._uniform_share(logits.shape[-1]))
-            return optax.softmax_cross_entropy(logits, smoothed)
+            return _mean_over_positions(optax.softmax_cross_entropy(logits, smoothed))
 
         return cross_entropy
 
@@ -58,7 +63,7 @@ class L1(LossSpec):
 
         def l1(logits: jax.Array, labels: jax.Array) -> jax.Array:
             outputs, targets = _as_float32(logits, labels)
-            return jnp.mean(jnp.abs(outputs - targets), axis=-1)
+            return _mean_over_positions(jnp.mean(jnp.abs(outputs - targets), axis=-1))
 
         return l1
 
@@ -75,24 +80,30 @@ class Mse(LossSpec):
         import optax
 
         def mse(logits: jax.Array, labels: jax.Array) -> jax.Array:
-            return jnp.mean(optax.squared_error(*_as_float32(logits, labels)), axis=-1)
+            errors = optax.squared_error(*_as_float32(logits, labels))
+            return _mean_over_positions(jnp.mean(errors, axis=-1))
 
         return mse
 
 
+def _mean_over_positions(losses: jax.Array) -> jax.Array:
+    """The loss of every sample (B,) from that of its positions, (B, ...)."""
+    return losses if losses.ndim == 1 else losses.reshape(losses.shape[0], -1).mean(axis=1)
+
+
 def _as_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logits and targets, both (B, C) float32; a class outside 0..C-1 has a target of zeros."""
+    """Logits and targets, both (B, ..., C) float32; a class outside 0..C-1 has a target of 0s."""
     import jax
     import jax.numpy as jnp
 
-    batch, classes = logits.shape
-    if labels.shape == (batch,) and jnp.issubdtype(labels.dtype, jnp.integer):
+    *positions, classes = logits.shape
+    if labels.shape == (*positions,) and jnp.issubdtype(labels.dtype, jnp.integer):
         targets = jax.nn.one_hot(labels.astype(jnp.int32), classes, dtype=jnp.float32)
-    elif labels.shape == (batch, classes) and jnp.issubdtype(labels.dtype, jnp.floating):
+    elif labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
         targets = labels.astype(jnp.float32)
     else:
         raise ValueError(
             f"labels of shape {labels.shape} and dtype {labels.dtype} do not fit logits of shape "
-            f"{logits.shape}; give integers of shape {(batch,)} or floats of {logits.shape}"
+            f"{logits.shape}; give integers of shape {(*positions,)} or floats of {logits.shape}"
         )
     return logits.astype(jnp.float32), targets

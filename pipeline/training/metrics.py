@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +16,21 @@ from jax.tree_util import register_dataclass
 @register_dataclass
 @dataclass(frozen=True)
 class EvalSums:
-    """What evaluation adds up, batch after batch, over C classes."""
+    """What evaluation adds up, batch after batch, over C classes.
+
+    A sample has one label, or one at each of its positions, and every label counts.
+    """
 
     loss_sum: jax.Array
     """float32 ()."""
     loss_carry: jax.Array
     """float32 (): what rounding has kept out of `loss_sum` so far."""
     count: jax.Array
-    """int32 (): samples."""
+    """int32 (): labels."""
     top5: jax.Array
-    """int32 (): samples whose class is among the min(5, C) highest logits."""
+    """int32 (): labels whose class is among the min(5, C) highest logits."""
     confusion: jax.Array
-    """int32 (C, C): samples by true class (row) and predicted class (column)."""
+    """int32 (C, C): labels by true class (row) and predicted class (column)."""
 
 
 def zero_sums(classes: int) -> EvalSums:
@@ -45,9 +49,11 @@ def add_batch(
 ) -> EvalSums:
     """Add the samples that `mask` (B,) bool marks as real; the others pad the batch.
 
-    Takes logits (B, C), labels (B,) int or (B, C) float, which count as the class of their
-    maximum, and losses (B,). Among equal logits the lower class ranks first.
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, which count as the class of
+    their maximum, and losses (B,). Among equal logits the lower class ranks first.
     """
+    if logits.ndim > 2:
+        logits, labels, losses, mask = _every_label(logits, labels, losses, mask)
     true = labels if jnp.issubdtype(labels.dtype, jnp.integer) else jnp.argmax(labels, axis=-1)
     predicted = jnp.argmax(logits, axis=-1)
     loss_sum, loss_carry = _compensated_add(
@@ -60,6 +66,19 @@ def add_batch(
         top5=sums.top5 + jnp.sum(mask & _in_top(5, logits, true), dtype=jnp.int32),
         confusion=sums.confusion.at[true, predicted].add(mask.astype(jnp.int32)),
     )
+
+
+def _every_label(
+    logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions of all samples.
+
+    The loss of a sample is the mean over its positions, and so stands for each of them.
+    """
+    positions = math.prod(logits.shape[1:-1])
+    flat_labels = labels.reshape(-1, *labels.shape[logits.ndim - 1 :])
+    logits = logits.reshape(-1, logits.shape[-1])
+    return logits, flat_labels, jnp.repeat(losses, positions), jnp.repeat(mask, positions)
 
 
 def _compensated_add(

@@ -102,11 +102,13 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     import optax
 
     def init(params: optax.Params) -> optax.EmptyState:
-        _require_matches(rules, [_joined(path) for path, _ in jax.tree.leaves_with_path(params)])
+        _require_matches(
+            rules, [joined_path(path) for path, _ in jax.tree.leaves_with_path(params)]
+        )
         return optax.EmptyState()
 
     def decayed(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
-        rate = _decay_rate(_joined(path), default, rules)
+        rate = _decay_rate(joined_path(path), default, rules)
         return update + rate * param if rate else update
 
     def update(
@@ -119,7 +121,8 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     return optax.GradientTransformation(init, update)
 
 
-def _joined(path: Any) -> str:
+def joined_path(path: Any) -> str:
+    """The path of a leaf as jax gives it, as text: "conv_0/kernel"."""
     import jax
 
     return jax.tree_util.keystr(path, simple=True, separator="/")

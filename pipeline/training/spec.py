@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from pipeline.registry import Seq, Spec
 
@@ -38,7 +38,8 @@ class LossSpec(Spec):
 
     @abstractmethod
     def build(self) -> Callable[[Any, Any], Any]:
-        """A function (logits (B, C), labels (B,) int or (B, C) float) -> loss per sample (B,)."""
+        """A function (logits (B, ..., C), labels (B, ...) int or (B, ..., C) float) -> loss per
+        sample (B,); a sample has one label, or one at each of its positions."""
 
 
 class DecayRule(Spec):
@@ -48,9 +49,28 @@ class DecayRule(Spec):
     weight_decay: NonNegativeFloat
 
 
+class RateRule(Spec):
+    """The learning rate of the parameters that a pattern covers: `factor` times the schedule's."""
+
+    pattern: str
+    factor: NonNegativeFloat
+
+
+class AverageSpec(Spec):
+    """An exponential moving average of the weights, which is what evaluations look at."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] | None
+    """What the average keeps at each update; null: there is none."""
+    warmup: bool
+    """After n updates keep no more than (1 + n) / (10 + n), as TensorFlow's
+    ExponentialMovingAverage does with `num_updates`."""
+
+
 class OptimizerSpec(Spec):
     """How gradients become updates: the part of kind "optimizer"."""
 
+    observes_layers: ClassVar[bool] = False
+    """Whether `update` takes `observed`, what layers saw besides the gradients."""
     name: str
     lr: PositiveFloat
     weight_decay: NonNegativeFloat

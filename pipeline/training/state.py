@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 Array = jax.Array
@@ -14,11 +15,25 @@ Array = jax.Array
 
 @register_dataclass
 @dataclass(frozen=True)
+class OverflowCounts:
+    """What a loss scale that skips overflows counts, int32 scalars."""
+
+    good_steps: Array
+    """Steps since the last overflow, or since the scale was last changed."""
+    bad_steps: Array
+    """Overflows one after the other, up to now."""
+    skipped_steps: Array
+    """Overflows since the run began."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
 class TrainState:
     """Everything that training changes; what a checkpoint holds.
 
-    `step` (int32 scalar) counts updates. Random draws are keyed by (seed, step), so the state of
-    the random generator is the seed and this counter. `loss_scale` is a float32 scalar.
+    `step` (int32 scalar) counts steps, those without an update among them. Random draws are keyed
+    by (seed, step), so the state of the random generator is the seed and this counter. `loss_scale`
+    is a float32 scalar. What a recipe does not ask for is None.
     """
 
     step: Array
@@ -26,6 +41,9 @@ class TrainState:
     batch_stats: Any
     opt_state: Any
     loss_scale: Array
+    overflows: OverflowCounts | None = None
+    average: Any = None
+    """The moving average of the parameters that are trained."""
 
 
 @register_dataclass
@@ -46,9 +64,19 @@ class Batch:
 
 
 class Record(NamedTuple):
-    """What is kept of every step, float32 scalars; the columns of the telemetry buffer."""
+    """What is kept of every step, float32 scalars; the columns of the telemetry buffer.
+
+    `skipped` is 1 where an overflow skipped the update, else 0.
+    """
 
     loss: Array
     learning_rate: Array
     grad_norm: Array
     loss_scale: Array
+    skipped: Array | float = 0.0
+
+    @property
+    def goes_on(self) -> Array:
+        """Whether training goes on behind this step, bool (): it was finite, or skipped."""
+        finite = jnp.isfinite(self.loss) & jnp.isfinite(self.grad_norm)
+        return finite | (jnp.asarray(self.skipped) > 0)

@@ -81,6 +81,35 @@ CASES = {
         ["device=ascend910", "train.precision=bf16"],
         "train.precision = bf16: Ascend 910A has no bfloat16, but float16, float32, ",
     ),
+    "two ways to type": (
+        ["train.precision=O2", "train.to_float=[{pattern: conv_0, dtype: float16}]"],
+        "train.to_float: conflicts with train.precision = O2, which is O2 on cpu and types every "
+        "layer; use one of them: train.precision=O0, or train.to_float=[]",
+    ),
+    "type of a layer that there is not": (
+        ["train.to_float=[{pattern: conv_0, dtype: float8}]"],
+        "train.to_float.0.dtype = float8: must be 'float32', 'float16' or 'bfloat16'",
+    ),
+    "pieces of different sizes": (
+        ["train.accumulate_steps=5"],
+        "train.accumulate_steps = 5: must divide train.batch_size = 32",
+    ),
+    "loss scale of nothing": (
+        ["train.loss_scale=0"],
+        "train.loss_scale: 0 must be a finite number above 0",
+    ),
+    "dynamic scale that never grows": (
+        ["train.loss_scale={name: dynamic, factor: 1}"],
+        "train.loss_scale.factor = 1: must be greater than 1",
+    ),
+    "unknown loss scale": (
+        ["train.loss_scale=dynamo"],
+        "train.loss_scale.name = dynamo: there is no such loss_scale; did you mean dynamic?",
+    ),
+    "average of everything": (
+        ["train.ema.decay=1.0"],
+        "train.ema.decay = 1.0: must be less than 1",
+    ),
     "stages out of order": (
         ["stages=[build,data]"],
         "must be in this order, each once: data, build",
@@ -163,7 +192,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) == 13
+    assert len(CHECKS) == 15
 
 
 def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:

@@ -11,6 +11,7 @@ from pipeline.models.tokens import (
     FirstToken,
     PositionEmbedding,
     SelfAttention,
+    TiedEmbedding,
     Tokens,
 )
 from tests.models.build import Variables, initialise, network, parameters, random, shapes
@@ -123,3 +124,38 @@ def test_dense_reads_each_token() -> None:
 def test_layers_that_do_not_fit_are_named(layers: tuple[LayerSpec, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shapes(network(*layers, Flatten()), (3, 2, 4))
+
+
+def test_a_causal_token_reads_those_up_to_it_alone() -> None:
+    y, p = out(Tokens(), SelfAttention(heads=2, causal=True))
+    for sample, result in zip(TOKENS, y.reshape(2, 6, 4), strict=True):
+        for token in range(6):
+            expected = attend(p, sample[: token + 1], heads=2)[token]
+            np.testing.assert_allclose(result[token], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tied_tokens_are_scored_by_the_rows_that_embed_them(dtype: str) -> None:
+    layer = TiedEmbedding(scope="tokens", vocabulary=1000, features=3, body=(Dense(features=3),))
+    module = network(layer, dtype=dtype)
+    variables = initialise(module, NUMBERS)
+    p = parameters(variables)
+    logits = module.apply(variables, NUMBERS, train=False)
+    table = np.asarray(p["tokens/table"])
+    rows = table[NUMBERS.reshape(2, 2).astype(int)]
+    hidden = rows @ p["tokens/dense_0/kernel"] + p["tokens/dense_0/bias"]
+    assert (logits.shape, logits.dtype) == ((2, 2, 1000), np.float32)
+    tolerance = {"float32": 1e-6, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(logits, hidden @ table.T, rtol=0, atol=tolerance)
+
+
+def test_a_body_of_other_features_can_not_be_scored() -> None:
+    layer = TiedEmbedding(vocabulary=9, features=3, body=(Dense(features=4),))
+    message = r"tied_embedding_0: the body gives shape \(1, 4, 4\); .* must be \(batch, tokens, 3\)"
+    with pytest.raises(ValueError, match=message):
+        shapes(network(layer), (2, 2, 1))
+
+
+def test_a_vocabulary_of_classes_is_a_number_in_python() -> None:
+    with pytest.raises(ValueError, match=r"embedding_0: features \$classes stands for a number"):
+        shapes(network(Embedding(vocabulary="$classes", features=3)), (2, 2, 1))

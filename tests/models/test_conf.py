@@ -26,6 +26,10 @@ SIZES = {
     "resnet101": IMAGENET,
     "resnet152": IMAGENET,
     "alexnet": ((227, 227, 3), 10),
+    "vgg11": IMAGENET,
+    "vgg11_bn": IMAGENET,
+    "vgg13": IMAGENET,
+    "vgg13_bn": IMAGENET,
     "vgg16": IMAGENET,
     "vgg16_bn": IMAGENET,
     "vgg19": IMAGENET,
@@ -58,12 +62,19 @@ SIZES = {
     "repvgg_a1": IMAGENET,
     "dpn92": IMAGENET,
     "vit_b_16": IMAGENET,
+    "vit_b_32": IMAGENET,
     "vit_tiny": IMAGENET,
     "bert_base": ((512, 1, 1), 2),
+    "gpt2": ((1024, 1, 1), 50_257),
+    "unet": ((32, 32, 3), 2),
     "wide_deep": ((39, 1, 2), 2),
 }
 PUBLISHED = {
     "alexnet": 56_057_418,  # by hand, from the layers of MindSpore's zoo
+    "vgg11": 132_863_336,  # torchvision
+    "vgg11_bn": 132_868_840,  # torchvision
+    "vgg13": 133_047_848,  # torchvision
+    "vgg13_bn": 133_053_736,  # torchvision
     "vgg16": 138_357_544,  # torchvision
     "vgg16_bn": 138_365_992,  # torchvision
     "vgg19": 143_667_240,  # torchvision
@@ -93,8 +104,11 @@ PUBLISHED = {
     "regnet_x_800mf": 7_259_656,  # torchvision
     "dpn92": 37_668_392,  # timm
     "vit_b_16": 86_567_656,  # torchvision
+    "vit_b_32": 88_224_232,  # torchvision
     "vit_tiny": 5_717_416,  # timm, vit_tiny_patch16_224
     "bert_base": 109_482_240 - 2 * 768 + 2 * 769,  # transformers; one segment, and a classifier
+    "gpt2": 124_439_808,  # transformers
+    "unet": 31_037_698,  # by hand, from the widths of the paper's fig. 1
     "wide_deep": 184_696 * 81 + 1 + 3_121 * 1024 + 1025 * 512 + 513 * 256 + 257 * 128 + 129,
 }
 """How many parameters others count in the same network."""
@@ -104,7 +118,7 @@ SMALL = ["layers", "lenet5", "mlp", "resnet20"]
 
 def test_every_file_is_tested() -> None:
     assert set(SIZES) == set(FILES)
-    assert len(FILES) == 45
+    assert len(FILES) == 52
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -31,6 +31,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
     "dpn92": (DPN, (32, 32, 3)),
     "efficientnet_b0": ({"width": 0.1, "depth": 0.1}, (64, 64, 3)),
     "googlenet": ({"width": 0.06}, (64, 64, 3)),
+    "gpt2": (ENCODER, (6, 1, 1)),
     "inception_v3": ({"width": 0.06}, (75, 75, 3)),
     "mobilenet_v1": ({"width": 0.1}, (48, 48, 3)),
     "mobilenet_v2": ({"width": 0.1}, (48, 48, 3)),
@@ -43,6 +44,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
     "se_resnet18": ({**RESNET, "squeeze": 2}, (32, 32, 3)),
     "shufflenet_v2_x0_5": (SHUFFLENET, (32, 32, 3)),
     "squeezenet_residual": (SQUEEZENET, (48, 48, 3)),
+    "unet": ({"widths": [4, 6]}, (8, 8, 3)),
     "vgg16": (VGG, (16, 16, 3)),
     "vgg16_bn": (VGG, (16, 16, 3)),
     "vit_tiny": ({**ENCODER, "patch": 4}, (8, 8, 3)),
@@ -88,8 +90,9 @@ def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.
     """The network, four samples for it and their labels."""
     changes, image = SMALL[name]
     spec, labels = conf_model(name, **changes), np.array([1, 0, 0, 1])
-    if name in ("bert_base", "wide_deep"):
-        numbers = np.random.default_rng(0).integers(0, 20, (4, *image)).astype(np.float32)
+    vocabulary = {"bert_base": 20, "gpt2": 2, "wide_deep": 20}.get(name)
+    if vocabulary:
+        numbers = np.random.default_rng(0).integers(0, vocabulary, (4, *image)).astype(np.float32)
         return spec.build(2, dtype), numbers, labels
     images = random(4, *image)
     if name not in KEPT:
@@ -112,7 +115,8 @@ def test_a_step_along_the_gradient_lowers_the_loss(name: str) -> None:
             mutable=["batch_stats"],
             rngs={"dropout": jax.random.key(1)},
         )
-        return -jax.nn.log_softmax(logits)[np.arange(4), labels].mean()
+        wanted = jax.nn.one_hot(labels.reshape(4, *(1,) * (logits.ndim - 2)), 2)
+        return -(jax.nn.log_softmax(logits) * wanted).sum(-1).mean()
 
     descend = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)
     before, gradients = descend(variables["params"])

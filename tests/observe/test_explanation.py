@@ -41,7 +41,7 @@ lenet5_digits on cpu:0 cpu, batch 32
   dispatch    604 us on the host for each step without sinks (90 % are below 712), for each sink \
 loop 500 us, soft 200 us
   memory      110 batches of numbers of samples 15.0 kB; the device has 1,024 at once whatever the \
-sink, 139.3 kB beside all samples, 97.8 kB; telemetry 1.8 kB a sink
+sink, 139.3 kB beside all samples, 97.8 kB; telemetry 2.2 kB a sink
   events      evaluate 4 times in 1,760 steps; 440 between two at most
               step 440: evaluate; step 880: evaluate
 
@@ -79,7 +79,7 @@ def test_samples_that_travel_with_their_batches_are_told_so() -> None:
     streamed = replace(MEASURED, memory=Memory(False, 512_000_000, 4_816_896, 53))
     assert (
         "  memory      110 batches of samples 529.9 MB; the device has 53 at once whatever the "
-        "sink, 255.3 MB; telemetry 1.8 kB a sink\n"
+        "sink, 255.3 MB; telemetry 2.2 kB a sink\n"
     ) in str(streamed)
 
 

@@ -23,7 +23,7 @@ COURSE = Course(total=12, steps_per_pass=5, sink_steps=3)
 
 
 def telemetry(start: int, *losses: float) -> Telemetry:
-    return Telemetry.from_rows(start, np.array([[loss, 0.1, 2.5, 1] for loss in losses]))
+    return Telemetry.from_rows(start, np.array([[loss, 0.1, 2.5, 1, 0] for loss in losses]))
 
 
 def read(file: Path) -> list[dict[str, object]]:
@@ -59,6 +59,16 @@ def test_every_step_is_a_line_with_its_place(tmp_path: Path) -> None:
     }
     places = [(line["step"], line["pass"], line["sink"]) for line in lines]
     assert places == [(3, 1, 1), (4, 1, 2), (5, 1, 2), (6, 2, 2)]
+
+
+def test_only_a_skipped_step_says_so(tmp_path: Path) -> None:
+    """P-01 (7): an overflow's gradient is no number, and training went on."""
+    rows = np.array([[1, 0.1, 2.5, 8, 0], [1, 0.1, np.inf, 8, 1], [1, 0.1, 2.5, 4, 0]])
+    with log(tmp_path) as monitor:
+        monitor.on_steps(Telemetry.from_rows(0, rows), 1.0)
+    lines = read(tmp_path / "metrics.jsonl")
+    assert [line.get("skipped") for line in lines] == [None, True, None]
+    assert lines[1]["grad_norm"] is None
 
 
 def test_without_sinks_a_sink_is_a_pass(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ REPORT = SinkReport(2, 1.0, 0.1, seconds=1.0, steps=2)
 
 
 def telemetry(start: int, steps: int = 1) -> Telemetry:
-    return Telemetry.from_rows(start, np.ones((steps, 4)))
+    return Telemetry.from_rows(start, np.tile([1.0, 1.0, 1.0, 1.0, 0.0], (steps, 1)))
 
 
 class Diary(Quiet):

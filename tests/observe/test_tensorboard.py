@@ -39,7 +39,7 @@ def board(folder: Path, first: int = 0) -> Iterator[TensorBoard]:
 def telemetry(start: int, steps: int) -> Telemetry:
     """Loss = step, rate = step / 8, gradient norm = step / 4, scale 128: exact in float32."""
     numbers = np.arange(start + 1, start + steps + 1)
-    columns = [numbers, numbers / 8, numbers / 4, np.full(steps, 128)]
+    columns = [numbers, numbers / 8, numbers / 4, np.full(steps, 128), np.zeros(steps)]
     return Telemetry.from_rows(start, np.stack(columns, axis=1))
 
 
@@ -63,6 +63,14 @@ def test_every_step_is_there(tmp_path: Path) -> None:
         assert [event.step for event in events] == list(range(1, 3006))
         assert [event.value for event in events] == [factor * step for step in range(1, 3006)]
     assert {event.value for event in accumulated.Scalars("train/loss_scale")} == {128.0}
+
+
+def test_skipped_steps_are_marked(tmp_path: Path) -> None:
+    rows = np.array([[1, 0.1, 2.5, 8, 0], [1, 0.1, np.inf, 8, 1], [1, 0.1, 2.5, 4, 0]])
+    with board(tmp_path) as writer:
+        writer.on_steps(Telemetry.from_rows(10, rows), 1.0)
+    assert scalars(tmp_path, "train/skipped") == {12: 1.0}
+    assert scalars(tmp_path, "train/loss_scale") == {11: 8.0, 12: 8.0, 13: 4.0}
 
 
 def test_steps_told_one_by_one_are_written_at_once(tmp_path: Path) -> None:

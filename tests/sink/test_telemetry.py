@@ -33,14 +33,14 @@ def test_parts_are_stacked_with_the_steps_they_are_of() -> None:
 
 
 def test_columns_are_float32_whatever_the_rows_are() -> None:
-    telemetry = Telemetry.from_rows(0, np.full((1, 4), 0.1, np.float64))
+    telemetry = Telemetry.from_rows(0, np.full((1, 5), 0.1, np.float64))
     assert telemetry.loss.dtype == np.float32
     assert telemetry.loss[0] == np.float32(0.1)
 
 
 def test_rows_of_another_width_are_refused() -> None:
     with pytest.raises(ValueError, match="unpack"):
-        Telemetry.from_rows(0, np.zeros((2, 5), np.float32))
+        Telemetry.from_rows(0, np.zeros((2, 6), np.float32))
 
 
 def test_a_clean_sink_has_no_bad_step() -> None:
@@ -62,5 +62,12 @@ def test_a_gradient_that_is_not_finite_is_bad_too(bad: float) -> None:
 
 
 def test_learning_rate_and_loss_scale_decide_nothing() -> None:
-    broken = np.array([[1.0, np.nan, 1.0, np.inf]], np.float32)
+    broken = np.array([[1.0, np.nan, 1.0, np.inf, 0.0]], np.float32)
     assert Telemetry.from_rows(0, broken).bad_step is None
+
+
+def test_a_skipped_step_is_not_bad() -> None:
+    records = [Record(1.0, 0.1, np.inf, 8.0, 1.0), Record(np.nan, 0.1, np.nan, 4.0, 0.0)]
+    telemetry = Telemetry.from_rows(3, np.array(records, np.float32))
+    assert telemetry.finite.tolist() == [False, False]
+    assert telemetry.bad_step == 5

@@ -47,7 +47,7 @@ class Clockwork:
         self.now += (steps - 1) * self._soft_s if mechanism == "soft" else 0.0
         if self.signal_at is not None and start < self.signal_at <= stop:
             signal.raise_signal(signal.SIGTERM)
-        rows = np.ones((steps, 4), np.float32)
+        rows = np.tile(np.float32([1, 1, 1, 1, 0]), (steps, 1))
         if self.bad is not None and start < self.bad <= stop:
             rows = rows[: self.bad - start]
             rows[-1, 0] = np.nan

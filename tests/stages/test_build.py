@@ -108,3 +108,25 @@ def test_labels_that_the_loss_can_not_take_are_refused(tiny: Compose) -> None:
     label = "{name: type_cast, column: label, dtype: float32}"
     recipe = tiny(f"dataset.train.ops={OPS[:-1]},{label}]")
     assert "labels of shape (16,) and dtype float32 do not fit" in problem(recipe)
+
+
+def test_a_network_that_keeps_its_positions_does_not_fit_one_label(tiny: Compose) -> None:
+    layers = "model.layers=[{name: conv, features: '$classes', kernel: 3}]"
+    assert problem(tiny("model=layers", layers)) == (
+        "model layers: the network ends in shape ('batch', 32, 32, 10), not (batch, classes), and "
+        "a label is one class; end it in global_avg_pool or flatten, and dense"
+    )
+
+
+def test_a_network_gives_as_many_outputs_as_there_are_classes(tiny: Compose) -> None:
+    layers = "model.layers=[flatten,{name: dense, features: '$classes'},{name: dense, features: 3}]"
+    assert problem(tiny("model=layers", layers)) == (
+        "model layers: the network ends in 3 outputs, and 10 classes are to be told apart"
+    )
+
+
+def test_labels_beyond_what_evaluation_counts_are_refused(
+    tiny: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.stages.build.MAX_LABELS", 10)
+    assert "labels, and 10 can be counted; set eval.samples" in problem(tiny())

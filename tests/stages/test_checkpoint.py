@@ -135,6 +135,9 @@ def kept(newest: int, best: str | None) -> CheckpointSpec:
         keep=newest,
         best=best,
         restore=None,
+        rules="auto",
+        renames=(),
+        partial=False,
     )
 
 

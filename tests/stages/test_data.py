@@ -161,3 +161,16 @@ def test_a_batch_larger_than_what_was_read_is_refused(
     recipe = tiny(*npz(), *NO_OPS, "train.batch_size=6")
     with pytest.raises(RecipeError, match=r"train\.batch_size: a batch of 6 .*from 5 samples"):
         load_data(recipe, quiet())
+
+
+def test_sample_images_are_mixed_within_their_whole_batch(tiny: Compose) -> None:
+    ops = "{name: one_hot, classes: 10}, {name: mix_up}, {name: rescale, factor: 1.0, shift: 0.0}"
+    given = (f"dataset.train.ops=[{ops}]", "dataset.eval.ops=[]")
+    recipe = tiny(*given, "monitor.sample_images=2", "train.batch_size=8")
+    whole = recipe.model_copy(
+        update={"monitor": recipe.monitor.model_copy(update={"sample_images": 8})}
+    )
+    dataset = load_data(recipe, quiet())
+    shown = sample_images(recipe, dataset)
+    assert shown.shape[0] == 2
+    np.testing.assert_array_equal(shown, sample_images(whole, dataset)[:2])

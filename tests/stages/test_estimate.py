@@ -54,6 +54,7 @@ MODES = {
     "a sink": (["train.sink_size=20"], "loop_sink", 20),
     "a sink per pass": (["train.sink_size=-1"], "loop_sink", 6),
     "no sink": (["train.sink=false", "train.sink_size=7"], "graph_sink", 7),
+    "eager": (["train.mode=eager", "train.sink_size=7"], "op_by_op", 7),
     "as the device says": (["device.mode=op_by_op", "train.sink_size=7"], "op_by_op", 7),
 }
 

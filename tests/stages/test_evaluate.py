@@ -76,5 +76,5 @@ def test_a_sample_that_was_not_counted_is_an_error(tiny: Compose) -> None:
     confusion = np.diag([39, *9 * [0]])
     sums = replace(zero_sums(10), count=np.int32(39), confusion=confusion)
     forgetful = SimpleNamespace(evaluate=lambda state, batches: sums)
-    with pytest.raises(RunError, match=r"^evaluated 39 samples of 40$"):
+    with pytest.raises(RunError, match=r"^evaluated 39 labels of 40$"):
         evaluate(forgetful, None, dataset)  # type: ignore[arg-type]

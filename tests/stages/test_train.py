@@ -55,7 +55,7 @@ class Script:
         self.now += self._step_s * (stop - start)
         if start < self.signal_at <= stop:
             signal.raise_signal(self.signal)
-        rows = np.array([[step, 0.1, 1.0, 1.0] for step in range(start + 1, stop + 1)])
+        rows = np.array([[step, 0.1, 1.0, 1.0, 0.0] for step in range(start + 1, stop + 1)])
         if self.bad is not None and start < self.bad <= stop:
             rows = rows[: self.bad - start]
             rows[-1, 0] = np.nan

@@ -155,3 +155,34 @@ def test_mindspore_smoothing_of_one_class_is_refused():
 def test_smoothing_everything_away_is_refused():
     with pytest.raises(ValidationError, match="smoothing"):
         cross_entropy(1.0)
+
+
+def softmax(logits):
+    weights = np.exp(logits)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def test_the_loss_of_a_sample_with_many_labels_is_the_mean_over_them():
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(2, 3, 5, 4)).astype(np.float32)
+    labels = generator.integers(0, 4, (2, 3, 5))
+    each = -np.log(np.take_along_axis(softmax(logits), labels[..., None], -1))
+    losses = cross_entropy()(logits, labels)
+    np.testing.assert_allclose(losses, each.reshape(2, 15).mean(1), rtol=1e-5)
+    targets = np.eye(4, dtype=np.float32)[labels]
+    np.testing.assert_array_equal(cross_entropy()(logits, targets), losses)
+
+
+@pytest.mark.parametrize(("loss", "power"), [(L1, 1), (Mse, 2)])
+def test_errors_at_many_positions_are_averaged(loss, power):
+    generator = np.random.default_rng(0)
+    outputs, targets = generator.normal(size=(2, 2, 3, 4)).astype(np.float32)
+    expected = (np.abs(outputs - targets) ** power).reshape(2, 12).mean(1)
+    losses = loss(reduction="mean").build()(outputs, targets)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_labels_of_other_positions_are_refused():
+    message = r"\(2, 5\) .*do not fit logits of shape \(2, 4, 3\); give integers of shape \(2, 4\)"
+    with pytest.raises(ValueError, match=message):
+        cross_entropy()(jnp.zeros((2, 4, 3)), jnp.zeros((2, 5), jnp.int32))

@@ -167,3 +167,19 @@ def test_names_that_do_not_fit_the_classes_are_refused(names):
     sums = add_batch(zero_sums(2), jnp.eye(2)[:1], jnp.zeros(1, jnp.int32), ones, ones > 0)
     with pytest.raises(ValueError, match="2 classes need as many different names; given: "):
         summarize(sums, names)
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_every_label_of_a_sample_counts(one_hot):
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(BATCH, 2, 3, CLASSES)).astype(np.float32)
+    labels = generator.integers(0, CLASSES, (BATCH, 2, 3))
+    losses, mask = np.arange(BATCH, dtype=np.float32), np.arange(BATCH) < 3
+    given = np.eye(CLASSES, dtype=np.float32)[labels] if one_hot else labels
+    together = add(zero_sums(CLASSES), logits, given, losses, mask)
+    one_by_one = zero_sums(CLASSES)
+    for row, column in np.ndindex(2, 3):
+        at = np.s_[:, row, column]
+        one_by_one = add(one_by_one, logits[at], given[at], losses, mask)
+    assert summarize(together, NAMES) == summarize(one_by_one, NAMES)
+    assert int(together.count) == 3 * 6

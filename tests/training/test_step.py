@@ -15,6 +15,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.values import Hwc2Chw, Rescale
 from pipeline.data.random import seed_words
 from pipeline.training.clipping import ClipSpec
+from pipeline.training.loss_scales import Dynamic, Fixed, LossScaling
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers import Momentum
@@ -62,7 +63,7 @@ def make_parts(**changed: Any) -> StepParts:
         optimizer=Momentum(
             lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0, decay_rules=()
         ).build(),
-        loss_scale=1.0,
+        loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
     )
     return replace(parts, **changed)
 
@@ -153,7 +154,7 @@ def test_two_steps_are_what_they_are_on_paper() -> None:
         params = params - rate * velocity
         state, record = step.step(state, make_batch(number), RATES)
         norm = np.linalg.norm(flat(gradients))
-        np.testing.assert_allclose(record, [loss, rate, norm, 1.0], rtol=1e-5)
+        np.testing.assert_allclose(record, [loss, rate, norm, 1.0, 0.0], rtol=1e-5)
         np.testing.assert_allclose(flat(state.params), params, rtol=1e-5, atol=1e-6)
         assert int(state.step) == number + 1
 
@@ -161,8 +162,8 @@ def test_two_steps_are_what_they_are_on_paper() -> None:
 def test_records_are_float32_scalars() -> None:
     step = plain()
     _, record = step.step(start(step), make_batch(), RATES)
-    assert [(x.dtype, x.shape) for x in record] == 4 * [(np.float32, ())]
-    assert Record._fields == ("loss", "learning_rate", "grad_norm", "loss_scale")
+    assert [(x.dtype, x.shape) for x in record] == 5 * [(np.float32, ())]
+    assert Record._fields == ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
 
 
 def test_the_learning_rate_stays_at_the_end_of_its_table() -> None:
@@ -223,13 +224,55 @@ def test_a_loss_scale_leaves_the_update_as_it_was(loss_scale: float) -> None:
     assert (record.loss_scale, record_scaled.loss_scale) == (1.0, loss_scale)
 
 
-def test_an_overflow_skips_the_update() -> None:
-    """P-01 (7): the loss is a number, the scaled gradient is not."""
-    step = make_step(loss_scale=1e36, train_ops=(Rescale(factor=100.0, shift=0.0),))
+LOUD = (Rescale(factor=100.0, shift=0.0),)
+
+
+def test_an_overflow_of_a_plain_scale_changes_nothing() -> None:
+    """P-01 (7): the loss is a number, the scaled gradient is not; the record ends the run."""
+    step = make_step(loss_scale=Fixed(scale=1e36, drop_overflow_update=False), train_ops=LOUD)
     before = start(step)
     after, record = step.step(before, make_batch(), RATES)
     assert np.isfinite(record.loss)
     assert not np.isfinite(record.grad_norm)
+    assert (record.skipped, bool(record.goes_on)) == (0, False)
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize("loss_scale", [Fixed(scale=1e36), Dynamic(init=1e36, factor=4.0)])
+def test_an_overflow_that_is_skipped_changes_the_counts_alone(loss_scale: LossScaling) -> None:
+    step = make_step(loss_scale=loss_scale, train_ops=LOUD)
+    before = start(step)
+    after, record = step.step(before, make_batch(), RATES)
+    assert (record.skipped, bool(record.goes_on)) == (1, True)
+    assert_same((before.params, before.opt_state), (after.params, after.opt_state))
+    factor = 4 if isinstance(loss_scale, Dynamic) else 1
+    assert after.loss_scale == np.float32(1e36) * (1 / np.float32(factor))
+    assert after.overflows is not None
+    counts = after.overflows
+    assert (int(after.step), int(counts.skipped_steps), int(counts.bad_steps)) == (1, 1, 1)
+    _, again = step.step(after, make_batch(), RATES)
+    assert again.learning_rate == record.learning_rate == RATES[0]
+
+
+def test_a_thousand_overflows_in_a_row_are_enough() -> None:
+    """DynamicLossScaleManager's `bad_step_max`."""
+    step = make_step(loss_scale=Fixed(scale=1e36), train_ops=LOUD)
+    state = start(step)
+    assert state.overflows is not None
+    for so_far, goes_on in ((999, True), (1000, False)):
+        overflows = replace(state.overflows, bad_steps=np.int32(so_far))
+        before = replace(state, overflows=overflows)
+        after, record = step.step(before, make_batch(), RATES)
+        assert bool(record.goes_on) == goes_on
+        assert int(after.step) == goes_on
+
+
+def test_a_loss_that_is_not_finite_is_not_skipped() -> None:
+    step = make_step(loss_scale=Dynamic())
+    before = start(step)
+    after, record = step.step(before, make_batch(count=np.int32(0)), RATES)
+    assert np.isnan(record.loss)
+    assert not bool(record.goes_on)
     assert_same(before, after)
 
 

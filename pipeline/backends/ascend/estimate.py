@@ -180,9 +180,12 @@ def question_of(proposal: Proposal, spec: Ascend) -> Question:
     """How a recipe would run its steps on the chip.
 
     `mode: auto` is MindSpore's `dataset_sink_mode`: with sinks the chip loops over the steps of
-    one, without them every step is one launch of the graph with a batch from the host.
+    one, without them every step is one launch of the graph with a batch from the host. In eager
+    mode the host launches every operation (M-11).
     """
     auto: Mode = "loop_sink" if proposal.sink else "graph_sink"
+    if proposal.eager:
+        auto = "op_by_op"
     return Question(
         precision=spec.precision,
         mode=auto if spec.mode == "auto" else spec.mode,

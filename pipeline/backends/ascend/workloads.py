@@ -24,6 +24,7 @@ from pipeline.models.dbnet import dbnet
 from pipeline.models.spec import ModelSpec
 from pipeline.registry import parts
 from pipeline.shipped import CONF
+from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers import Adam, Momentum
 from pipeline.training.spec import OptimizerSpec
@@ -140,7 +141,7 @@ def trace_module(
         loss=loss,
         reduction="mean",
         optimizer=chosen.build(),
-        loss_scale=1.0,
+        loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
     )
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
     state = jax.eval_shape(make_train_step(step_parts).init, seed)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
 from pipeline.backends.ascend.hardware import Chip
 from pipeline.backends.spec import DeviceSpec
+from pipeline.models.precision import Level
 from pipeline.registry import FilePath, Seq, part
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ MAX_DEVICES = 1024
 class Ascend(Chip, DeviceSpec):
     """An Ascend 910: XLA computes its numbers on the host, a model of the chip its time."""
 
+    auto_precision: ClassVar[Level] = "O3"
     name: Literal["ascend"] = "ascend"
     devices: Annotated[PositiveInt, Field(le=MAX_DEVICES)]
     """Devices that train together, each on a batch of its own."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
 from pipeline.backends.spec import DeviceSpec
+from pipeline.models.precision import Level
 from pipeline.registry import part
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Cpu(DeviceSpec):
 class Gpu(DeviceSpec):
     """One NVIDIA GPU."""
 
+    auto_precision: ClassVar[Level] = "O2"
     name: Literal["gpu"] = "gpu"
     index: NonNegativeInt
     """Which of the visible GPUs."""

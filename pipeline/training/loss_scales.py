@@ -1,0 +1,140 @@
+"""Loss scales: what the loss is multiplied by, so that small gradients survive float16 (P-02).
+
+An *overflow* is a step whose loss is finite and whose gradients are not; they are told by the norm
+of all scaled gradients, float32, which is not finite either where it is above 1.8e19.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PositiveFloat, PositiveInt
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from pipeline.registry import PartOf, Spec, part
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from pipeline.models.precision import Level
+
+
+class LossScaleSpec(Spec):
+    """How the loss is scaled: the part of kind "loss_scale"."""
+
+    name: str
+
+    @abstractmethod
+    def at(self, level: Level) -> LossScaling:
+        """The loss scale at a level of precision."""
+
+
+class LossScaling(LossScaleSpec):
+    """Base of the loss scales that are the same at every level."""
+
+    def at(self, level: Level) -> LossScaling:
+        return self
+
+    @property
+    @abstractmethod
+    def initial(self) -> float:
+        """The scale of the first step."""
+
+    @property
+    def skips_overflow(self) -> bool:
+        """Whether training goes on behind an overflow, its update skipped."""
+        return True
+
+    def next(self, scale: Array, good_steps: Array, overflow: Array) -> tuple[Array, Array]:
+        """The scale of the step that follows, float32 (), and the counter it depends on, int32 ().
+
+        `good_steps` counts steps since the last overflow or change of the scale.
+        """
+        return scale, good_steps
+
+
+@part("loss_scale")
+class Auto(LossScaleSpec):
+    """What MindSpore's level brings with it (`_config_level`): dynamic in O2, else none."""
+
+    name: Literal["auto"] = "auto"
+
+    def at(self, level: Level) -> LossScaling:
+        return Dynamic() if level == "O2" else Fixed(scale=1.0, drop_overflow_update=False)
+
+
+@part("loss_scale")
+class Fixed(LossScaling):
+    """MindSpore's FixedLossScaleManager, with its defaults; a number alone drops no overflow.
+
+    With `drop_overflow_update` an overflow skips the update and training goes on. Without, an
+    overflow is not looked for there: it is written into the weights, and the next loss is no
+    number. Here the run ends at once instead, with the state before that step saved.
+    """
+
+    name: Literal["fixed"] = "fixed"
+    scale: PositiveFloat = 128.0
+    drop_overflow_update: bool = True
+
+    @property
+    def initial(self) -> float:
+        return self.scale
+
+    @property
+    def skips_overflow(self) -> bool:
+        return self.drop_overflow_update
+
+
+@part("loss_scale")
+class Dynamic(LossScaling):
+    """MindSpore's DynamicLossScaleManager, with its defaults.
+
+    An overflow skips the update and divides the scale by `factor`, down to 1; `window` steps
+    without one multiply it (DynamicLossScaleUpdateCell, mindspore/nn/wrap/loss_scale.py).
+    """
+
+    name: Literal["dynamic"] = "dynamic"
+    init: Annotated[float, Field(ge=1)] = 2.0**24
+    factor: Annotated[float, Field(gt=1)] = 2.0
+    window: PositiveInt = 2000
+
+    @property
+    def initial(self) -> float:
+        return self.init
+
+    def next(self, scale: Array, good_steps: Array, overflow: Array) -> tuple[Array, Array]:
+        import jax.numpy as jnp
+
+        factor = jnp.float32(self.factor)
+        good_steps = jnp.where(overflow, 0, good_steps + 1)
+        grows = good_steps == self.window
+        lower = jnp.maximum(scale * (1 / factor), 1.0)
+        scale = jnp.where(overflow, lower, jnp.where(grows, scale * factor, scale))
+        return scale, jnp.where(grows, 0, good_steps)
+
+
+class _NumberIsFixed:
+    """A number alone stands for a fixed scale that drops no overflow."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_fixed_if_number, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, handler(schema)]}
+
+
+def _fixed_if_number(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{value} must be a finite number above 0")
+        return {"name": "fixed", "scale": value, "drop_overflow_update": False}
+    return value
+
+
+LossScale = Annotated[LossScaleSpec, PartOf("loss_scale"), _NumberIsFixed()]

@@ -1,0 +1,48 @@
+"""What a training step is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import optax
+from flax import linen as nn
+
+from pipeline.data.buckets import Bucket
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.spec import Ops
+from pipeline.models.spec import InitRule
+from pipeline.training.loss_scales import LossScaling
+from pipeline.training.spec import AverageSpec, RateRule
+from pipeline.training.state import Array
+
+SampleLoss = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What the functions of a step are made of; `image` is one image as the ops leave it."""
+
+    network: nn.Module
+    image: ColumnSpec
+    classes: int
+    train_ops: Ops
+    eval_ops: Ops
+    loss: SampleLoss
+    reduction: Literal["mean", "sum"]
+    optimizer: optax.GradientTransformation
+    loss_scale: LossScaling
+    observe_layers: bool = False
+    """Whether the optimizer is given what layers saw: its `update` then takes `observed`."""
+    buckets: tuple[Bucket, ...] = ()
+    """What images are padded to (D-18), the smallest first; none where all have one size."""
+    padding_mask: bool = False
+    """Whether images get a channel that tells what is padding."""
+    init_rules: tuple[InitRule, ...] = ()
+    frozen: tuple[str, ...] = ()
+    """Patterns over parameters that stay as they are."""
+    rate_rules: tuple[RateRule, ...] = ()
+    accumulate: int = 1
+    """In how many pieces, one after the other, the gradients of a batch are computed."""
+    average: AverageSpec | None = None

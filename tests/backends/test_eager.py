@@ -1,0 +1,77 @@
+"""M-11: operations that run by themselves; slower, and the numbers of the compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError
+from pipeline.job import run
+from pipeline.models import network
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+SHORT = ["train.steps=6", "train.passes=null", "eval.every_passes=null"]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each call of the pooling in Python, whether its values were there to be looked at."""
+    pool, seen = network.max_pool, []
+
+    def watched(x: Any, *args: Any) -> Any:
+        value = getattr(x, "primal", x)
+        seen.append(not isinstance(value, jax.core.Tracer))
+        return pool(x, *args)
+
+    monkeypatch.setattr(network, "max_pool", watched)
+    return seen
+
+
+def test_python_in_a_layer_runs_at_every_step_and_sees_values(
+    tiny: Compose, calls: list[bool], tmp_path: Path
+) -> None:
+    run(tiny(*SHORT, "train.mode=eager", "train.sink_size=3"), tmp_path)
+    initialisation, steps, evaluated_batches = 1, 6, 3
+    assert calls.count(True) == 2 * (initialisation + steps + evaluated_batches)
+
+
+def test_python_in_a_layer_runs_when_a_graph_is_traced_alone(
+    tiny: Compose, calls: list[bool], tmp_path: Path
+) -> None:
+    run(tiny(*SHORT), tmp_path)
+    assert calls.count(True) == 0
+
+
+def test_numbers_are_those_of_the_graph(tiny: Compose, tmp_path: Path) -> None:
+    """To float32's last digits: a compiled step fuses what is computed one by one here."""
+    graph, eager = tmp_path / "graph", tmp_path / "eager"
+    run(tiny(*SHORT, "autotune=off"), graph)
+    run(tiny(*SHORT, "train.mode=eager"), eager)
+    for ours, theirs in zip(outcome.metrics(eager), outcome.metrics(graph), strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-6)
+    weights, expected = outcome.arrays(eager), outcome.arrays(graph)
+    assert weights.keys() == expected.keys()
+    for path, array in weights.items():
+        np.testing.assert_allclose(array, expected[path], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=4"])
+def test_sinks_change_nothing(sink: str, tiny: Compose, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    run(tiny(*SHORT, "train.mode=eager"), one)
+    run(tiny(*SHORT, "train.mode=eager", sink), other)
+    outcome.assert_same_run(one, other)
+
+
+def test_divergence_stops_at_its_step(tiny: Compose, tmp_path: Path) -> None:
+    """C-02."""
+    with pytest.raises(RunError, match="Invalid loss, terminating training"):
+        run(tiny(*SHORT, "train.mode=eager", "train.optimizer.lr=1e30"), tmp_path)
+    assert 1 < len(outcome.metrics(tmp_path)) < 6

@@ -1,0 +1,120 @@
+"""Frozen weights, rates by pattern, averages and pieces of a batch in whole runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+from pipeline.job import run
+from tests import outcome
+from tests.conftest import compose_tiny
+
+Compose = Callable[..., Recipe]
+
+ALL = [
+    "train.freeze=[conv_*]",
+    "train.lr_rules=[{pattern: 'dense_2', factor: 2.0}]",
+    "train.ema={decay: 0.9, warmup: true}",
+    "train.accumulate_steps=2",
+    "model.init={rules: [{pattern: dense_2/bias, init: zeros}]}",
+    "train.sink_size=7",
+    "eval.every_steps=10",
+    "checkpoint.every_steps=5",
+    "checkpoint.keep=99",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """45 steps with everything on."""
+    run_dir = tmp_path_factory.mktemp("whole")
+    run(compose_tiny(cache, *ALL), run_dir)
+    return run_dir
+
+
+def test_frozen_weights_stay_and_the_average_is_kept(whole: Path) -> None:
+    first, last = outcome.arrays(whole, 5), outcome.arrays(whole, 45)
+    still = [path for path in first if path.startswith("params/conv_")]
+    assert len(still) == 2
+    assert all(np.array_equal(first[path], last[path]) for path in still)
+    averages = sorted(path for path in last if path.startswith("average/"))
+    assert len(averages) == 6
+    assert not any("conv_" in path for path in averages)
+    for path in averages:
+        weights = path.replace("average", "params", 1)
+        assert not np.array_equal(last[path], last[weights])
+    assert not any("conv_" in path for path in last if path.startswith("opt_state"))
+
+
+@pytest.mark.parametrize(
+    "how", ["train.sink=false", "train.sink_size=1000", "train.mechanism=soft", "train.feed=stream"]
+)
+def test_the_run_is_the_same_however_it_sinks(
+    how: str, whole: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    run(tiny(*ALL, how), tmp_path)
+    outcome.assert_same_run(tmp_path, whole)
+
+
+def test_a_resumed_run_goes_on_with_the_average(whole: Path, tiny: Compose, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    (run_dir / "summary.json").unlink()
+    for step in outcome.checkpoints(run_dir):
+        if step > 10:
+            shutil.rmtree(run_dir / "checkpoints" / str(step))
+    run(tiny(*ALL, f"train.resume={run_dir}"))
+    outcome.assert_same_run(run_dir, whole)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_evaluating_a_checkpoint_evaluates_its_average(
+    on: bool, whole: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """With or without an average of its own, a restored network is the one that was measured."""
+    options = ALL if on else ALL[4:5]
+    stages = "stages=[data,build,compile,eval]"
+    summary = run(tiny(*options, stages, f"checkpoint.restore={whole}"), tmp_path)
+    (own,) = [e for e in outcome.read_lines(whole / "evals.jsonl") if e["step"] == 40]
+    final = outcome.read_summary(whole)["metrics"]
+    assert summary.metrics == {name: final[name] for name in summary.metrics}
+    assert own["loss"] != final["loss"]
+
+
+REFUSED = {
+    "freezes nothing": (
+        ["train.freeze=[convolution]"],
+        "train.freeze: pattern 'convolution' matches none of the 8 parameters: conv_0/kernel, ",
+    ),
+    "freezes all": (
+        ["train.freeze=['*']"],
+        "train.freeze: * freezes all 8 parameters; nothing is left to train",
+    ),
+    "rate of nothing": (
+        ["train.lr_rules=[{pattern: head, factor: 2.0}]"],
+        "train.lr_rules: pattern 'head' matches none of the 8 parameters",
+    ),
+    "initialiser of nothing": (
+        ["model.init={rules: [{pattern: head, init: zeros}]}"],
+        "model lenet5: init.rules: pattern 'head' matches none of the 8 parameters",
+    ),
+    "pieces of different sizes": (
+        ["train.accumulate_steps=3"],
+        "train.accumulate_steps = 3: must divide train.batch_size = 16",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_can_not_be_is_refused_before_compiling(
+    overrides: list[str], message: str, tiny: Compose, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        run(tiny(*overrides), tmp_path)
+    assert message in str(caught.value)

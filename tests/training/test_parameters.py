@@ -1,0 +1,190 @@
+"""M-06, L-03, L-07: frozen parameters, rates and initialisers by pattern, averages, pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.data.random import seed_words
+from pipeline.models.initializers import Constant
+from pipeline.models.spec import InitRule
+from pipeline.training.optimizers import Sgd
+from pipeline.training.parameters import merge, require_trainable, restart_average, split
+from pipeline.training.spec import AverageSpec, RateRule
+from pipeline.training.step import make_train_step
+from tests.training.test_step import (
+    RATES,
+    Noisy,
+    assert_same,
+    flat,
+    make_batch,
+    make_parts,
+    make_step,
+    plain,
+    start,
+)
+
+PARAMS = {
+    "conv_0": {"kernel": np.ones(2), "bias": np.zeros(1)},
+    "block": {"conv_0": {"kernel": np.full(3, 2.0)}},
+}
+SGD = Sgd(lr=0.1, weight_decay=0.0, decay_rules=()).build()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stays"),
+    [
+        ("conv_0", {"conv_0"}),
+        ("conv_*", {"conv_0"}),
+        ("block", {"block"}),
+        ("*conv_0", {"conv_0", "block"}),
+        ("*/kernel", {"block"}),
+    ],
+)
+def test_a_pattern_covers_a_scope_and_all_inside(pattern: str, stays: set[str]) -> None:
+    trained, frozen = split(PARAMS, (pattern,))
+    assert stays <= set(frozen)
+    assert_same(merge(trained, frozen), PARAMS)
+    assert len(jax.tree.leaves(trained)) + len(jax.tree.leaves(frozen)) == 3
+
+
+def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:
+    with pytest.raises(ValueError, match="'dense' matches none of the 3 parameters: conv_0/"):
+        require_trainable(PARAMS, ("conv_0", "dense"))
+    with pytest.raises(ValueError, match=r"conv_0, block freezes all 3 parameters; nothing is"):
+        require_trainable(PARAMS, ("conv_0", "block"))
+
+
+@pytest.mark.parametrize("frozen", ["Dense_0", "Dense_1"])
+def test_frozen_parameters_stay_and_the_others_move_as_ever(frozen: str) -> None:
+    step = make_step(frozen=(frozen,))
+    before = start(step)
+    after, record = step.step(before, make_batch(), RATES)
+    expected, _ = plain().step(start(plain()), make_batch(), RATES)
+    (other,) = {"Dense_0", "Dense_1"} - {frozen}
+    assert_same(after.params[frozen], before.params[frozen])
+    np.testing.assert_allclose(
+        flat(after.params[other]), flat(expected.params[other]), rtol=1e-6, atol=1e-7
+    )
+    assert frozen not in str(jax.tree.structure(after.opt_state))
+    moved = (flat(before.params[other]) - flat(after.params[other])) / RATES[0]
+    assert record.grad_norm == pytest.approx(np.linalg.norm(moved), rel=1e-4)
+
+
+def products(jaxpr: Any) -> int:
+    """How many matrix products there are, inside of calls and branches too."""
+    found = 0
+    for equation in jaxpr.eqns:
+        found += equation.primitive.name == "dot_general"
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                found += products(inner) if hasattr(inner, "eqns") else 0
+    return found
+
+
+@pytest.mark.parametrize(("frozen", "backward"), [((), 3), (("Dense_0",), 1), (("Dense_1",), 2)])
+def test_the_backward_pass_ends_at_the_first_trained_layer(
+    frozen: tuple[str, ...], backward: int
+) -> None:
+    """M-06: cut below a frozen beginning, through a frozen end where something below is trained."""
+    step = make_train_step(make_parts(frozen=frozen))
+    jaxpr = jax.make_jaxpr(step.step)(start(make_step(frozen=frozen)), make_batch(), RATES)
+    assert products(jaxpr.jaxpr) == 2 + backward
+
+
+def test_rates_by_pattern_are_shares_of_the_schedule() -> None:
+    """L-03; the last rule that covers a parameter wins."""
+    rules = (
+        RateRule(pattern="*", factor=0.5),
+        RateRule(pattern="Dense_1", factor=2.0),
+        RateRule(pattern="*/bias", factor=0.0),
+    )
+    step, ruled = make_step(optimizer=SGD), make_step(optimizer=SGD, rate_rules=rules)
+    before = start(step)
+    after, _ = step.step(before, make_batch(), RATES)
+    by_rule, _ = ruled.step(before, make_batch(), RATES)
+    for layer, factor in (("Dense_0", 0.5), ("Dense_1", 2.0)):
+        moved, moved_by_rule = (
+            flat(state.params[layer]["kernel"]) - flat(before.params[layer]["kernel"])
+            for state in (after, by_rule)
+        )
+        np.testing.assert_allclose(moved_by_rule, factor * moved, rtol=1e-3, atol=1e-6)
+        assert_same(by_rule.params[layer]["bias"], before.params[layer]["bias"])
+
+
+def test_initialisers_by_pattern_leave_the_others_as_drawn() -> None:
+    rules = (InitRule(pattern="Dense_1/kernel", init=Constant(value=0.25)),)
+    fresh, ruled = start(plain()), start(make_step(init_rules=rules))
+    assert (np.asarray(ruled.params["Dense_1"]["kernel"]) == 0.25).all()
+    assert_same(ruled.params["Dense_0"], fresh.params["Dense_0"])
+    rule = InitRule(pattern="x", init=Constant(value=0.0))
+    step = make_train_step(make_parts(init_rules=(rule,)))
+    with pytest.raises(ValueError, match=r"init.rules: pattern 'x' matches none of the 4 param"):
+        jax.eval_shape(step.init, seed_words(7))
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_an_average_follows_the_weights(warmup: bool) -> None:
+    """By hand in float64; it is what evaluations look at."""
+    spec = AverageSpec(decay=0.6, warmup=warmup)
+    step = make_step(average=spec, frozen=("Dense_0/bias",))
+    state = start(step)
+    expected = {path: np.float64(leaf) for path, leaf in by_path(state.average).items()}
+    for number in range(4):
+        state, _ = step.step(state, make_batch(number), RATES)
+        decay = min(0.6, (1 + number) / (10 + number)) if warmup else 0.6
+        weights = by_path(state.params)
+        expected = {
+            path: decay * value + (1 - decay) * weights[path] for path, value in expected.items()
+        }
+    found = by_path(state.average)
+    assert sorted(found) == ["Dense_0/kernel", "Dense_1/bias", "Dense_1/kernel"]
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-7)
+    sums = step.evaluate(state, make_batch(9), step.zero_sums())
+    swapped = replace(state, params=merge(state.average, split(state.params, ("Dense_0/bias",))[1]))
+    plainly = plain().evaluate(replace(swapped, average=None), make_batch(9), step.zero_sums())
+    assert_same(sums, plainly)
+
+
+def by_path(tree: Any) -> dict[str, np.ndarray]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def test_an_average_restarts_from_weights_that_come_from_elsewhere() -> None:
+    restarted = restart_average({"conv_0": {"bias": np.ones(1)}}, PARAMS)
+    assert_same(restarted, {"conv_0": {"bias": PARAMS["conv_0"]["bias"]}})
+    assert restart_average(None, PARAMS) is None
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+@pytest.mark.parametrize("changed", [{}, {"reduction": "sum"}], ids=["mean", "sum"])
+@pytest.mark.parametrize("count", [4, 3])
+def test_pieces_of_a_batch_add_up_to_the_batch(
+    pieces: int, changed: dict[str, Any], count: int
+) -> None:
+    """L-07: loss, gradient norm and weights, of a short batch too."""
+    whole, cut = make_step(**changed), make_step(**changed, accumulate=pieces)
+    batch = make_batch(count=np.int32(count))
+    outcomes = [step.step(start(step), batch, RATES) for step in (whole, cut)]
+    (after, record), (after_cut, record_cut) = outcomes
+    np.testing.assert_allclose(record_cut, record, rtol=1e-5)
+    np.testing.assert_allclose(flat(after_cut.params), flat(after.params), rtol=1e-5, atol=1e-7)
+
+
+def test_batch_norm_sees_a_piece_at_a_time() -> None:
+    """The exception: statistics move with every piece, as they would with smaller batches."""
+    step = make_step(network=Noisy(), accumulate=2)
+    after, _ = step.step(start(step), make_batch(), RATES)
+    x = make_batch().columns["image"].reshape(4, -1) / 255
+    first, second = x[:2].mean(axis=0), x[2:].mean(axis=0)
+    mean = after.batch_stats["BatchNorm_0"]["mean"]
+    np.testing.assert_allclose(mean, 0.99 * 0.01 * first + 0.01 * second, rtol=1e-4)
