@@ -92,7 +92,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
 def _parts(recipe: Recipe, dataset: Dataset) -> StepParts:
     train, classes = recipe.train, len(dataset.classes)
     return StepParts(
-        network=_typed_network(recipe, classes),
+        network=typed_network(recipe, classes),
         image=dataset.image,
         classes=classes,
         train_ops=recipe.dataset.train.ops,
@@ -112,7 +112,7 @@ def _parts(recipe: Recipe, dataset: Dataset) -> StepParts:
     )
 
 
-def _typed_network(recipe: Recipe, classes: int) -> nn.Module:
+def typed_network(recipe: Recipe, classes: int) -> nn.Module:
     """The network, each of its layers in the type that the recipe says.
 
     Raises RecipeError where it is no list of layers and some are to differ.

@@ -59,7 +59,7 @@ class Checkpoints:
         if self.latest == step:
             return
         # Copied: the device is given these buffers again while they are still being written.
-        arrays = {path: np.array(leaf) for path, leaf in _by_path(state).items()}
+        arrays = {path: np.array(leaf) for path, leaf in by_path(state).items()}
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(dict(host))
         )
@@ -173,14 +173,15 @@ def _steps(root: Path) -> list[int]:
     return [int(p.name) for p in root.glob("*") if p.name.isdigit() and (p / "state").is_dir()]
 
 
-def _by_path(tree: Any) -> dict[str, Any]:
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by path, such as "params/conv_0/kernel"."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
     """The arrays in the structure of `like`; every name and shape must agree."""
-    wanted = _by_path(like)
+    wanted = by_path(like)
     problems = [f"{path} is missing" for path in wanted if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in wanted]
     problems += [

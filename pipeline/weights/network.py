@@ -25,6 +25,7 @@ from pipeline.models.layers import (
 )
 from pipeline.models.network import Network
 from pipeline.models.spec import LayeredModelSpec, LayerSpec, ModelSpec
+from pipeline.stages.checkpoint import by_path
 
 COLLECTIONS = ("params", "batch_stats")
 _NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")
@@ -99,13 +100,7 @@ def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> Networ
 def shapes_of(variables: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shape of every array of a network by its full name."""
     held = {name: variables[name] for name in COLLECTIONS if name in variables}
-    return {name: tuple(leaf.shape) for name, leaf in by_name(held).items()}
-
-
-def by_name(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by path."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return {name: tuple(leaf.shape) for name, leaf in by_path(held).items()}
 
 
 def _variables(module: Any, images: jax.ShapeDtypeStruct) -> Any:

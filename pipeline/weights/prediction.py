@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jax import Array
 
-from pipeline.config.precision import precision_of
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
+from pipeline.stages.build import typed_network
 from pipeline.weights.run import TrainedRun
 
 Weights = Mapping[str, Array | np.ndarray]
@@ -39,10 +40,7 @@ def make_predict(run: TrainedRun) -> Predict:
         mapped = column_specs(ops, columns)["image"]
     except ValueError as error:
         raise RecipeError([f"dataset.eval.{error}"]) from error
-    precision = precision_of(recipe)
-    network = recipe.model.build(len(samples.classes), precision.dtype)
-    if precision.rules:
-        network = network.clone(rules=precision.rules)
+    network = typed_network(recipe, len(samples.classes))
 
     def predict(weights: Weights, images: Array) -> Array:
         labels = jnp.zeros(images.shape[:1], jnp.int32)
@@ -52,7 +50,8 @@ def make_predict(run: TrainedRun) -> Predict:
         inputs = inputs.astype(jnp.float32)
         if mapped.layout == "chw":
             inputs = inputs.transpose(0, 2, 3, 1)
-        logits: Any = network.apply(_nested(weights), inputs, train=False)
+        variables = unflatten_dict(dict(weights), sep="/")
+        logits: Any = network.apply(variables, inputs, train=False)
         return logits
 
     return predict
@@ -61,15 +60,3 @@ def make_predict(run: TrainedRun) -> Predict:
 def shapes_of_weights(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
     """What `predict` is traced with in place of weights."""
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in weights.items()}
-
-
-def _nested(weights: Weights) -> dict[str, Any]:
-    """The tree that flax wants, from arrays by path."""
-    tree: dict[str, Any] = {}
-    for name, array in weights.items():
-        *folders, last = name.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[last] = array
-    return tree

@@ -12,13 +12,13 @@ import numpy as np
 
 from pipeline.config.recipe import CheckpointSpec
 from pipeline.errors import DataError
+from pipeline.stages.checkpoint import by_path, restore_weights
 from pipeline.stages.checkpoint import read_weights as read_run
-from pipeline.stages.checkpoint import restore_weights
 from pipeline.training.state import TrainState
 from pipeline.weights.arrays import Arrays
 from pipeline.weights.files import is_weight_file, read_weights
 from pipeline.weights.matching import Matching, match_weights
-from pipeline.weights.network import NetworkArrays, by_name
+from pipeline.weights.network import NetworkArrays
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
 
     Names are paths with the collection first.
     """
-    leaves = by_name(variables)
+    leaves = by_path(variables)
     filled = [
         arrays[name].astype(leaf.dtype) if name in arrays else leaf for name, leaf in leaves.items()
     ]
