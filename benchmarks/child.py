@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Callable, Collection, Iterator
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+NOTHING: Mapping[str, str] = {}
+
 
 @contextmanager
 def child_process(
-    serve: Callable[..., None], *args: Any, daemon: bool
+    serve: Callable[..., None], *args: Any, daemon: bool, environment: Mapping[str, str] = NOTHING
 ) -> Iterator[tuple[BaseProcess, Connection]]:
     """`serve(pipe, *args)` in a fresh process that ends with the context, and our end of the pipe.
 
     `serve` returns when its pipe is closed; a child that doesn't is killed. A daemon can't have
-    processes of its own.
+    processes of its own. What this process has in its environment is not replaced.
     """
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
     process = context.Process(target=serve, args=(its, *args), daemon=daemon)
+    added = environment.keys() - os.environ.keys()
+    os.environ.update({name: environment[name] for name in added})
     process.start()
+    for name in added:
+        del os.environ[name]
     its.close()
     try:
         yield process, ours

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from benchmarks.child import child_process
 from benchmarks.tasks import Task
+from pipeline.allocator import SETTINGS
 
 PROOF_STEPS = 3
 """Steps whose losses are compared: the third depends on gradients, momentum and weight decay."""
@@ -120,7 +121,10 @@ def started(module: str, task: Task, round_s: float) -> Iterator[Contestant]:
 
     A round lasts about `round_s` seconds.
     """
-    with child_process(_serve, module, task, round_s, daemon=True) as (process, pipe):
+    # As `python -m pipeline` begins; what is set in the shell, all contestants have.
+    environment = SETTINGS if module == "benchmarks.ours" else {}
+    child = child_process(_serve, module, task, round_s, daemon=True, environment=environment)
+    with child as (process, pipe):
         yield Contestant(process, pipe)
 
 
