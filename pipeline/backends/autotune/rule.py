@@ -10,8 +10,8 @@ from pipeline.models.lowerings.lowering import DEFAULT, Engine, Lowering, Proble
 LARGE_FLOPS = 50_000_000
 """From here on a convolution is worth a library call of its own."""
 
-MIN_CHANNELS = 16
-"""Below, oneDNN fills its vectors with zeros."""
+MIN_FEATURES, MIN_TERMS = 16, 64
+"""Below, oneDNN fills its vectors with zeros: features, and terms of the sum that one result is."""
 
 CHUNK_BYTES = 1 << 20
 """About what of the cotangent should be looked at at once: half of a core's L2 cache."""
@@ -24,23 +24,31 @@ PREFERRED: Mapping[Role, Sequence[str]] = {
     "images_gradient": ("winograd4", "phases", "convolution"),
     "kernel_gradient": ("winograd4", "convolution"),
 }
-"""Families by role; the first that fits the problem."""
+POINTWISE: Mapping[Role, str] = {
+    "forward": "convolution",
+    "images_gradient": "pixels",
+    "kernel_gradient": "positions",
+}
+"""Families by role; the first that fits the problem, and the one for kernels of one pixel."""
 
 
 def is_worth_a_call(problem: Problem) -> bool:
     """Whether a problem is large, and has channels enough, for oneDNN."""
-    wide = min(problem.channels, problem.features) >= MIN_CHANNELS
+    height, width = problem.window.kernel
+    wide = problem.features >= MIN_FEATURES and problem.channels * height * width >= MIN_TERMS
     return wide and problem.flops >= LARGE_FLOPS
 
 
 def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     """What the tuner found on AVX-512 for the shapes of residual networks, as a rule.
 
-    For what is large and has channels enough, Winograd's tiles or oneDNN's convolution; else the
-    default.
+    For what is large and has channels enough, Winograd's tiles or oneDNN's convolution, and one
+    product of matrices for the gradients of kernels of one pixel; else the default.
     """
     if "onednn" not in engines or not is_worth_a_call(problem):
         return DEFAULT
+    if problem.window.is_pointwise:
+        return Lowering(POINTWISE[problem.role], "onednn")
     ways = [way for way in candidates(problem, engines) if way.engine == "onednn"]
     for family in PREFERRED[problem.role]:
         fitting = [way for way in ways if way.family == family and _is_tiled_well(way, problem)]

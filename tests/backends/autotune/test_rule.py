@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.backends.autotune.rule import LARGE_FLOPS, usual_lowering
@@ -63,3 +65,26 @@ def test_the_kernels_gradient_looks_at_what_fits_into_the_cache(stride: int, fam
     """32x32 of 64 features are 256 KiB: four images make up half of a core's cache."""
     problem = convolution("kernel_gradient", 64, 32 * stride, stride=stride, batch=64)
     assert str(usual_lowering(problem, BOTH)) == f"{family}/onednn/4"
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_a_pixel_wide_kernel_are_products_of_matrices(stride: int) -> None:
+    """oneDNN's convolution takes 5 to 40 times as long for the kernel's."""
+    families = {
+        role: str(usual_lowering(convolution(role, 64, 56, 1, stride, batch=32), BOTH))
+        for role in ROLES
+    }
+    assert families == {
+        "forward": "convolution/onednn",
+        "images_gradient": "pixels/onednn",
+        "kernel_gradient": "positions/onednn",
+    }
+
+
+@pytest.mark.parametrize("role", ["forward", "kernel_gradient"])
+def test_the_wide_first_kernel_of_a_residual_network_is_onednns(role: Role) -> None:
+    wide, narrow = (
+        replace(convolution(role, 3, 224, kernel, stride=2), features=64) for kernel in (7, 3)
+    )
+    assert usual_lowering(wide, BOTH).engine == "onednn"
+    assert usual_lowering(narrow, BOTH) == DEFAULT
