@@ -95,14 +95,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
-    """Hold a text against a file under tests/golden, or write it there with --update-golden."""
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], str]:
+    """The text of a file under tests/golden, which with --update-golden is the text given."""
 
-    def compare(file: Path, text: str) -> None:
+    def expected(file: Path, text: str) -> str:
         if request.config.getoption("--update-golden"):
             file.parent.mkdir(exist_ok=True)
             file.write_text(text)
         assert file.is_file(), "run pytest --update-golden"
-        assert text == file.read_text()
+        return file.read_text()
 
-    return compare
+    return expected

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 
 from pipeline.shipped import CONF
 from tests.models.build import QUICK, conf_model, count, initialise, parameters, random, shapes
-from tests.models.conftest import CheckGolden
+from tests.models.conftest import GOLDEN
 
 FILES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 IMAGENET = ((224, 224, 3), 1000)
@@ -130,7 +132,7 @@ def test_file_says_in_one_line_what_the_network_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_parameters_are_as_kept(name: str, check_golden: CheckGolden) -> None:
+def test_parameters_are_as_kept(name: str, golden: Callable[[Path, str], str]) -> None:
     image, classes = SIZES[name]
     variables = shapes(conf_model(name).build(classes, "float32"), image)
     lines = [f"{name}: images {'x'.join(map(str, image))}, {classes} classes"]
@@ -138,7 +140,8 @@ def test_parameters_are_as_kept(name: str, check_golden: CheckGolden) -> None:
         assert leaf.dtype == jnp.float32
         lines.append(f"{path} {'x'.join(map(str, leaf.shape))} {leaf.size:,}")
     assert count(variables) == PUBLISHED.get(name, count(variables))
-    check_golden(f"parameters_{name}.txt", "\n".join([*lines, f"total {count(variables):,}\n"]))
+    text = "\n".join([*lines, f"total {count(variables):,}\n"])
+    assert text == golden(GOLDEN / f"parameters_{name}.txt", text)
 
 
 def loss_and_gradients(name: str) -> tuple[jax.Array, dict[str, np.ndarray]]:
