@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import jaxlib
 
-from pipeline.models.lowerings.lowering import Engine
+from pipeline.models.lowerings.lowering import WIDENED, Engine
 from pipeline.whole_file import write_whole
 
 PROBE_TIMEOUT_S = 120
@@ -34,7 +34,8 @@ def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engi
     plain: frozenset[Engine] = frozenset(("xla",))
     if device.platform != "cpu" or not _may_have_onednn():
         return plain
-    return plain | {"onednn"} if _passes_probe(dtype, folder) else plain
+    able = _passes_probe(WIDENED.get(dtype, dtype), folder)
+    return plain | {"onednn"} if able else plain
 
 
 def _may_have_onednn() -> bool:

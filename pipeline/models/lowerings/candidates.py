@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jax import Array
 
 from pipeline.models.lowerings import forward, images_gradient, kernel_gradient, winograd
-from pipeline.models.lowerings.lowering import Engine, Lowering, Problem, Role
+from pipeline.models.lowerings.lowering import WIDENED, Engine, Lowering, Problem, Role
 from pipeline.models.lowerings.window import Window
 
 Compute = Callable[[Window, Lowering, Array, Array], Array]
@@ -72,7 +72,7 @@ def _three_by_three(problem: Problem) -> bool:
 
 def _in_float32(problem: Problem) -> bool:
     """The sums before the products would lose digits of bfloat16."""
-    return _three_by_three(problem) and problem.dtype == "float32"
+    return _three_by_three(problem) and problem.dtype in ("float32", *WIDENED)
 
 
 def _tiled(compute: Compute) -> Family:
@@ -154,5 +154,6 @@ def compute(problem: Problem, how: Lowering, first: Array, second: Array) -> Arr
     """
     if not can_compute(problem, how, frozenset((how.engine,))):
         raise ValueError(f"{how} can't compute {problem}")
-    family = FAMILIES[problem.role][how.family]
-    return family.compute(problem.window, how, first, second)
+    family, dtype = FAMILIES[problem.role][how.family], WIDENED.get(problem.dtype, problem.dtype)
+    result = family.compute(problem.window, how, first.astype(dtype), second.astype(dtype))
+    return result.astype(problem.dtype)

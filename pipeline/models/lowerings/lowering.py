@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol, get_args
@@ -45,6 +46,10 @@ class Lowering:
 
 
 DEFAULT = Lowering("default")
+
+WIDENED: Mapping[str, str] = {"float16": "float32"}
+"""Types that no library multiplies on a CPU, and what stands in for each: the sums are float32 in
+any case, only the result is rounded."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from pipeline.models.lowerings.lowering import ROLES, Engine, Lowering, Problem,
 from pipeline.models.lowerings.window import Window, make_window
 from tests.models.lowerings.engines import engines_here
 
-TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02}
-"""Of the largest value: sums in another order in float32; operands rounded in bfloat16."""
+TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02, "float16": 1e-3}
+"""Of the largest value: sums in another order in float32; operands rounded in bfloat16; the result
+alone rounded in float16."""
 
 BATCH, HEIGHT, WIDTH, CHANNELS, FEATURES = 4, 11, 9, 4, 8
 
@@ -120,6 +121,16 @@ def test_all_equal_jax_dilated_and_grouped(
 def test_all_equal_jax_in_bfloat16(kernel: int, stride: int) -> None:
     window = _window(kernel, stride, "SAME", 1, 1)
     assert_all_equal(window, "bfloat16", engines_here("bfloat16"))
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 2), (3, 1), (3, 2)])
+def test_all_equal_jax_in_float16_which_is_widened(kernel: int, stride: int) -> None:
+    window = _window(kernel, stride, "SAME", 1, 1)
+    assert_all_equal(window, "float16", engines_here("float16"))
+    float32 = problem("forward", window, "float32")
+    float16 = problem("forward", window, "float16")
+    engines: frozenset[Engine] = frozenset(("xla", "onednn"))
+    assert candidates(float16, engines) == candidates(float32, engines)
 
 
 def _window(
