@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array, lax
@@ -36,23 +38,20 @@ class BatchNorm(nn.Module):
         channels = (x.shape[self.axis],)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, channels, jnp.float32)
-        mean, var = running_mean.value, running_var.value
-        if self.train:
-            mean, var = _statistics(x.astype(jnp.float32), axes)
-            if not self.is_initializing():
-                count = prod(x.shape[axis] for axis in axes)
-                unbiased = var * (count / max(count - 1, 1))
-                running_mean.value = self._followed(running_mean.value, mean)
-                running_var.value = self._followed(running_var.value, unbiased)
         initial = nn.initializers.constant(self.scale_init)
         scale = self.param("scale", initial, channels, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, channels, jnp.float32)
-        # In flax's order and with its primitives, so that XLA sums the gradients as it did there.
-        centred = x - jnp.expand_dims(mean, axes)
-        spread = jnp.expand_dims(var, axes) + self.epsilon
-        shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-        y = centred * (lax.rsqrt(spread) * scale.reshape(shape)) + bias.reshape(shape)
-        return y.astype(self.dtype)
+        how = _How(axes, self.epsilon, self.dtype)
+        if not self.train:
+            return _scaled(how, x, running_mean.value, running_var.value, scale, bias)
+        # Their part in the gradient is in that of `_normalised`.
+        mean, var = _statistics(lax.stop_gradient(x).astype(jnp.float32), axes)
+        if not self.is_initializing():
+            count = prod(x.shape[axis] for axis in axes)
+            unbiased = var * (count / max(count - 1, 1))
+            running_mean.value = self._followed(running_mean.value, mean)
+            running_var.value = self._followed(running_var.value, unbiased)
+        return _normalised(how, x, mean, var, scale, bias)
 
     def _followed(self, running: Array, batch: Array) -> Array:
         return self.momentum * running + (1 - self.momentum) * batch
@@ -64,3 +63,54 @@ def _statistics(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
     mean, mean_of_squares = x.mean(axes), squares.mean(axes)
     # Rounding can take the difference below 0.
     return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
+
+
+@dataclass(frozen=True)
+class _How:
+    """The axes that a channel's statistics are of, and what the result is."""
+
+    axes: tuple[int, ...]
+    epsilon: float
+    dtype: str
+
+    def spread(self, channels: Array) -> Array:
+        """A value for each channel, to be combined with images."""
+        return jnp.expand_dims(channels, self.axes)
+
+
+def _scaled(how: _How, x: Array, mean: Array, var: Array, scale: Array, bias: Array) -> Array:
+    factor = how.spread(lax.rsqrt(var + how.epsilon) * scale)
+    y = (x - how.spread(mean)) * factor + how.spread(bias)
+    return y.astype(how.dtype)
+
+
+_normalised = jax.custom_vjp(_scaled, nondiff_argnums=(0,))
+"""`_scaled` by the mean and the variance of x itself, which have no gradient of their own.
+
+The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): it reads x and the cotangent as
+they lie, where the one that jax derives writes and reads what is between them in float32.
+"""
+
+Arrays = tuple[Array, ...]
+
+
+def _forward(
+    how: _How, x: Array, mean: Array, var: Array, scale: Array, bias: Array
+) -> tuple[Array, Arrays]:
+    return _normalised(how, x, mean, var, scale, bias), (x, mean, var, scale)
+
+
+def _backward(how: _How, operands: Arrays, cotangent: Array) -> Arrays:
+    x, mean, var, scale = operands
+    dy, centred = cotangent.astype(jnp.float32), x - how.spread(mean)
+    inverse = lax.rsqrt(var + how.epsilon)
+    by_bias = dy.sum(how.axes)
+    by_scale = (dy * centred).sum(how.axes) * inverse
+    count = x.size // mean.size
+    means = how.spread(by_bias / count), how.spread(inverse * by_scale / count)
+    by_x = how.spread(scale * inverse) * (dy - means[0] - centred * means[1])
+    zeros = jnp.zeros_like(mean), jnp.zeros_like(var)
+    return by_x.astype(x.dtype), *zeros, by_scale, by_bias
+
+
+_normalised.defvjp(_forward, _backward)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.lowerings.lowering import Lowering
+from pipeline.models.lowerings.moving import moved
 from pipeline.models.lowerings.products import (
     convolve,
     multiply,
@@ -46,7 +47,7 @@ def by_patches(window: Window, how: Lowering, images: Array, kernel: Array) -> A
 def by_pixels(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
     """A kernel of one pixel is a matrix that all pixels are multiplied by."""
     down, across = window.strides
-    seen = images[:, ::down, ::across]
+    seen = moved(lambda bits: bits[:, ::down, ::across], images)
     product = multiply(how.engine, seen.reshape(-1, seen.shape[-1]), kernel[0, 0])
     return product.reshape(*seen.shape[:3], kernel.shape[-1])
 

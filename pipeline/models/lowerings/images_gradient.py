@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.lowerings.lowering import Lowering
+from pipeline.models.lowerings.moving import moved, padded
 from pipeline.models.lowerings.products import convolve, multiply
 from pipeline.models.lowerings.turning import turned
 from pipeline.models.lowerings.window import Axis, Pair, Window
@@ -37,12 +41,7 @@ def by_phases(window: Window, how: Lowering, kernel: Array, cotangent: Array) ->
         [_phase(window, how, kernel, cotangent, (row, column)) for column in range(across)]
         for row in range(down)
     ]
-    # Rows and columns of the phases alternate; what is beyond the padded images is cut off.
-    interleaved = jnp.stack([jnp.stack(row, axis=3) for row in phases], axis=2)
-    batch, height, _, width, _, channels = interleaved.shape
-    whole = interleaved.reshape(batch, height * down, width * across, channels)
-    top, left = window.rows.pads[0], window.columns.pads[0]
-    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
+    return moved(functools.partial(_interleaved, window), *itertools.chain(*phases))
 
 
 def by_pixels(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
@@ -51,14 +50,14 @@ def by_pixels(window: Window, how: Lowering, kernel: Array, cotangent: Array) ->
     pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
     ends = ((0, axis.size - 1 - axis.reach) for axis in (window.rows, window.columns))
     steps = ((*end, stride - 1) for end, stride in zip(ends, window.strides, strict=True))
-    return lax.pad(pixels, jnp.zeros((), pixels.dtype), ((0, 0, 0), *steps, (0, 0, 0)))
+    return padded(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
 def _spread(cotangent: Array, strides: Pair) -> Array:
     if strides == (1, 1):
         return cotangent
     steps = ((0, 0, stride - 1) for stride in strides)
-    return lax.pad(cotangent, jnp.zeros((), cotangent.dtype), ((0, 0, 0), *steps, (0, 0, 0)))
+    return padded(cotangent, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
 def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offsets: Pair) -> Array:
@@ -76,6 +75,16 @@ def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offse
         )
     )
     return convolve(how.engine, cotangent, turned(part, 1), (1, 1), (rows, columns))
+
+
+def _interleaved(window: Window, *phases: Array) -> Array:
+    """Rows and columns of the phases in turn, without what is beyond the images."""
+    down, across = window.strides
+    batch, height, width, channels = phases[0].shape
+    rows = [jnp.stack(phases[i : i + across], axis=3) for i in range(0, down * across, across)]
+    whole = jnp.stack(rows, axis=2).reshape(batch, height * down, width * across, channels)
+    top, left = window.rows.pads[0], window.columns.pads[0]
+    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
 
 
 def _phase_size(axis: Axis) -> int:

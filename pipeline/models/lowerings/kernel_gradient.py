@@ -7,6 +7,7 @@ from jax import Array, lax
 
 from pipeline.models.lowerings import onednn
 from pipeline.models.lowerings.lowering import Lowering
+from pipeline.models.lowerings.moving import moved
 from pipeline.models.lowerings.products import (
     crop,
     in_chunks,
@@ -22,13 +23,11 @@ def by_convolution(window: Window, how: Lowering, images: Array, cotangent: Arra
 
     def compute(images: Array, cotangent: Array) -> Array:
         batch, height, width, channels = images.shape
-        by_channel = images.reshape(
-            batch, height, width, window.groups, channels // window.groups
-        ).transpose(4, 1, 2, 3, 0)
-        by_channel = by_channel.reshape(
+        by_group = images.reshape(batch, height, width, window.groups, channels // window.groups)
+        by_channel = moved(lambda bits: bits.transpose(4, 1, 2, 3, 0), by_group).reshape(
             channels // window.groups, height, width, window.groups * batch
         )
-        kernel = cotangent.transpose(1, 2, 0, 3)
+        kernel = moved(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
         if how.engine == "onednn":
             return _onednn(window, by_channel, kernel)
         return _xla(window, by_channel, kernel)

@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from pipeline.models.lowerings import onednn
 from pipeline.models.lowerings.lowering import Engine
+from pipeline.models.lowerings.moving import as_bits, from_bits, moved, padded
 from pipeline.models.lowerings.window import Pair, Window
 
 
@@ -57,8 +58,7 @@ def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pai
     """Images without what negative pads take away, and the pads that are left."""
     crops = [(min(pad, 0), min(after, 0), 0) for pad, after in pads]
     if any(low or high for low, high, _ in crops):
-        config = ((0, 0, 0), *crops, (0, 0, 0))
-        images = lax.pad(images, jnp.zeros((), images.dtype), config)
+        images = padded(images, ((0, 0, 0), *crops, (0, 0, 0)))
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     return images, (rows, columns)
 
@@ -70,42 +70,46 @@ def in_chunks(
     if size is None or size >= images.shape[0]:
         return compute(images, other)
     count = images.shape[0] // size
-    chunks = [a.reshape(count, size, *a.shape[1:]) for a in (images, other)]
-    shape = jax.eval_shape(compute, *(chunk[0] for chunk in chunks))
+    chunks = [as_bits(a).reshape(count, size, *a.shape[1:]) for a in (images, other)]
 
-    def add(i: Array, total: Array) -> Array:
-        return total + compute(*(lax.dynamic_index_in_dim(c, i, keepdims=False) for c in chunks))
+    def chunk(i: Array | int) -> Iterator[Array]:
+        for array in chunks:
+            bits = lax.dynamic_index_in_dim(array, i, keepdims=False)
+            yield from_bits(bits, images.dtype)
 
-    return lax.fori_loop(0, count, add, jnp.zeros(shape.shape, shape.dtype))
+    shape = jax.eval_shape(lambda: compute(*chunk(0)))
+    start = jnp.zeros(shape.shape, shape.dtype)
+    return lax.fori_loop(0, count, lambda i, total: total + compute(*chunk(i)), start)
 
 
 def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Array) -> Array:
     """`compute` on chunks of `size` images, one behind the other."""
     if size is None or size >= images.shape[0]:
         return compute(images)
-    chunks = images.reshape(images.shape[0] // size, size, *images.shape[1:])
-    results = lax.map(compute, chunks)
-    return results.reshape(images.shape[0], *results.shape[2:])
+    dtype = images.dtype
+    chunks = as_bits(images).reshape(images.shape[0] // size, size, *images.shape[1:])
+    results = lax.map(lambda bits: as_bits(compute(from_bits(bits, dtype))), chunks)
+    return from_bits(results.reshape(images.shape[0], *results.shape[2:]), dtype)
 
 
 def shifted(window: Window, images: Array) -> Iterator[Array]:
     """For each position in the kernel, row by row, the pixels that it meets: (B, H', W', C)."""
-    zero = jnp.zeros((), images.dtype)
-    padded = lax.pad(images, zero, ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0)))
+    whole = as_bits(padded(images, ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))))
     (down, across), (height, width) = window.strides, window.positions
     for row in range(window.rows.kernel):
         for column in range(window.columns.kernel):
             top, left = row * window.rows.dilation, column * window.columns.dilation
             stop = (top + (height - 1) * down + 1, left + (width - 1) * across + 1)
-            yield lax.slice(
-                padded,
+            bits = lax.slice(
+                whole,
                 (0, top, left, 0),
-                (padded.shape[0], *stop, padded.shape[3]),
+                (whole.shape[0], *stop, whole.shape[3]),
                 (1, down, across, 1),
             )
+            yield from_bits(bits, images.dtype)
 
 
 def patches(window: Window, images: Array) -> Array:
     """All that each result is made of, in one row: (B * H' * W', kernel height * width * C)."""
-    rows = jnp.concatenate(list(shifted(window, images)), axis=-1)
+    rows = moved(lambda *bits: jnp.concatenate(bits, axis=-1), *shifted(window, images))
     return rows.reshape(-1, rows.shape[-1])
