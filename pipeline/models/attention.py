@@ -78,15 +78,26 @@ def _class_token(layer: tokens.ClassToken, x: Array, site: Site) -> Array:
 
 
 class _PositionEmbedding(nn.Module):
+    layer: tokens.PositionEmbedding
+    site: Site
+
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return x + self.param("table", _SCATTERED, x.shape[1:], jnp.float32).astype(x.dtype)
+        return x + self._table(x.shape[1:]).astype(x.dtype)
+
+    def _table(self, shape: tuple[int, ...]) -> Array:
+        """The vectors of as many places; of a table that there is, the first."""
+        if self.layer.shorter and self.has_variable("params", "table"):
+            table: Array = self.get_variable("params", "table")
+            if shape[0] < table.shape[0] and shape[1:] == table.shape[1:]:
+                return table[: shape[0]]
+        return self.param("table", _SCATTERED, shape, jnp.float32)
 
 
 @forward.register
 def _position_embedding(layer: tokens.PositionEmbedding, x: Array, site: Site) -> Array:
     _require_tokens(x, site)
-    return _PositionEmbedding(name=site.name)(x)
+    return _PositionEmbedding(layer, site, name=site.name)(x)
 
 
 class _SelfAttention(nn.Module):
@@ -104,10 +115,26 @@ class _SelfAttention(nn.Module):
         scores = scores.astype(jnp.float32)
         if self.layer.causal:
             scores = jnp.where(jnp.tri(count, dtype=bool), scores, -jnp.inf)
+        scores = self._without_padding(scores)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         weights = nn.Dropout(self.layer.dropout, deterministic=not self.site.train)(weights)
         read = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
         return self._dense(features, "out")(read.reshape(x.shape))
+
+    def _without_padding(self, scores: Array) -> Array:
+        """Scores (batch, heads, tokens, tokens), the lowest there are where padding is read.
+
+        They are finite: a blank sample, all padding, would have no softmax otherwise.
+        """
+        counted = self.site.tokens_that_count
+        if counted is None:
+            return scores
+        if counted.shape != (scores.shape[0], scores.shape[-1]):
+            raise ValueError(
+                f"{self.site}: the mask of padding has shape {counted.shape}, and the tokens are "
+                f"{(scores.shape[0], scores.shape[-1])}; none may be added or dropped before it"
+            )
+        return jnp.where(counted[:, None, None], scores, jnp.finfo(scores.dtype).min)
 
     def _dense(self, features: int, name: str) -> nn.Dense:
         init = self.site.initializers

@@ -79,16 +79,17 @@ class _How:
 
 
 def _scaled(how: _How, x: Array, mean: Array, var: Array, scale: Array, bias: Array) -> Array:
-    factor = how.spread(lax.rsqrt(var + how.epsilon) * scale)
-    y = (x - how.spread(mean)) * factor + how.spread(bias)
+    factor = lax.rsqrt(var + how.epsilon) * scale
+    y = x * how.spread(factor) + how.spread(bias - mean * factor)
     return y.astype(how.dtype)
 
 
 _normalised = jax.custom_vjp(_scaled, nondiff_argnums=(0,))
 """`_scaled` by the mean and the variance of x itself, which have no gradient of their own.
 
-The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): it reads x and the cotangent as
-they lie, where the one that jax derives writes and reads what is between them in float32.
+The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3). Like the result, it is a sum of x
+and the cotangent with a factor for each channel: both are read as they lie, where the gradient that
+jax derives writes and reads what is between them in float32.
 """
 
 Arrays = tuple[Array, ...]
@@ -102,13 +103,14 @@ def _forward(
 
 def _backward(how: _How, operands: Arrays, cotangent: Array) -> Arrays:
     x, mean, var, scale = operands
-    dy, centred = cotangent.astype(jnp.float32), x - how.spread(mean)
-    inverse = lax.rsqrt(var + how.epsilon)
+    dy, inverse = cotangent.astype(jnp.float32), lax.rsqrt(var + how.epsilon)
     by_bias = dy.sum(how.axes)
-    by_scale = (dy * centred).sum(how.axes) * inverse
+    by_scale = ((dy * x).sum(how.axes) - mean * by_bias) * inverse
     count = x.size // mean.size
-    means = how.spread(by_bias / count), how.spread(inverse * by_scale / count)
-    by_x = how.spread(scale * inverse) * (dy - means[0] - centred * means[1])
+    of_dy = scale * inverse
+    of_x = -of_dy * inverse * by_scale / count
+    rest = -of_dy * by_bias / count - of_x * mean
+    by_x = how.spread(of_dy) * dy + (how.spread(of_x) * x + how.spread(rest))
     zeros = jnp.zeros_like(mean), jnp.zeros_like(var)
     return by_x.astype(x.dtype), *zeros, by_scale, by_bias
 

@@ -12,9 +12,10 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import CLASSES, Sequence
 from pipeline.models.spec import Layers
 from pipeline.registry import Spec
@@ -30,20 +31,32 @@ class BlockUse(Spec):
     """The block's name under `blocks`."""
     values: dict[str, Any] = Field({}, alias="with")
     """What the block's parameters stand for."""
-    repeat: PositiveInt = 1
+    repeat: Count = 1
     scope: str | None = None
     """null: the block's name and a number."""
 
 
-def expand_uses(node: Any, blocks: Blocks, where: Location, within: tuple[str, ...] = ()) -> Any:
+MAX_USES = 1000
+"""Of all blocks together: a block that uses another twice, which uses a third one twice, ..."""
+
+
+def expand_uses(
+    node: Any,
+    blocks: Blocks,
+    where: Location,
+    within: tuple[str, ...] = (),
+    uses: Counter[str] | None = None,
+) -> Any:
     """Put a sequence in place of every use of a block in `node`, which stands at `where`.
 
     The layers of a block are checked here, so that a problem is reported where the block writes
-    it. `within` names the blocks that are being expanded. Raises ValidationError.
+    it. `within` names the blocks that are being expanded, and `uses` counts them. Raises
+    ValidationError.
     """
+    uses = Counter() if uses is None else uses
     if isinstance(node, Mapping):
         items = node.items()
-        return {key: expand_uses(value, blocks, (*where, key), within) for key, value in items}
+        return {k: expand_uses(value, blocks, (*where, k), within, uses) for k, value in items}
     if not isinstance(node, list):
         return node
     counts: Counter[str] = Counter()
@@ -51,12 +64,12 @@ def expand_uses(node: Any, blocks: Blocks, where: Location, within: tuple[str, .
     for index, entry in enumerate(node):
         if isinstance(entry, Mapping) and "use" in entry:
             use = _read_use(entry, (*where, index))
-            body = _body(use, blocks, (*where, index), within)
+            body = _body(use, blocks, (*where, index), within, uses)
             scope = use.scope or f"{use.use}_{counts[use.use]}"
             expanded.append(Sequence(scope=scope, repeat=use.repeat, body=body))
             counts[use.use] += 1
         else:
-            expanded.append(expand_uses(entry, blocks, (*where, index), within))
+            expanded.append(expand_uses(entry, blocks, (*where, index), within, uses))
     return expanded
 
 
@@ -76,7 +89,9 @@ def _read_use(entry: Mapping[str, Any], where: Location) -> BlockUse:
         raise ValidationError.from_exception_data("BlockUse", problems) from None
 
 
-def _body(use: BlockUse, blocks: Blocks, where: Location, within: tuple[str, ...]) -> Any:
+def _body(
+    use: BlockUse, blocks: Blocks, where: Location, within: tuple[str, ...], uses: Counter[str]
+) -> Any:
     """The layers of the block, with the values that the use gives its parameters."""
     name = use.use
     if name not in blocks:
@@ -85,9 +100,12 @@ def _body(use: BlockUse, blocks: Blocks, where: Location, within: tuple[str, ...
     if name in within:
         chain = " -> ".join((*within, name))
         raise _problem(f"a block can't use itself: {chain}", (*where, "use"), name)
+    uses[name] += 1
+    if uses.total() > MAX_USES:
+        raise _problem(f"blocks are used more than {MAX_USES:,} times", (*where, "use"), name)
     _check_parameters(use, set(_parameters(blocks[name])), (*where, "with"))
     filled = _filled(blocks[name], use.values)
-    body = expand_uses(filled, blocks, ("blocks", name), (*within, name))
+    body = expand_uses(filled, blocks, ("blocks", name), (*within, name), uses)
     return _sections().validate_python({"blocks": {name: body}})["blocks"][name]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, Strict
+from pydantic import Field, NonNegativeInt, PositiveInt, Strict
 
 from pipeline.registry import Expected
 
@@ -20,9 +20,21 @@ Size = Annotated[
     Expected("a whole number above 0, or [height, width]"),
 ]
 
+
+def pair(size: Size) -> tuple[int, int]:
+    """A size as height and width."""
+    return (size, size) if isinstance(size, int) else size
+
+
+Count = Annotated[PositiveInt, Field(le=1000)]
+"""How many times over there is something made of layers: a number that takes time by itself."""
+
 Edges = Annotated[tuple[NonNegativeInt, NonNegativeInt], Strict(False)]
 Padding = Annotated[
-    Literal["same", "valid"] | NonNegativeInt | Annotated[tuple[Edges, Edges], Strict(False)],
-    Expected("same, valid, a whole number or [[top, bottom], [left, right]]"),
+    Literal["same", "valid", "symmetric"]
+    | NonNegativeInt
+    | Annotated[tuple[Edges, Edges], Strict(False)],
+    Expected("same, valid, symmetric, a whole number or [[top, bottom], [left, right]]"),
 ]
-"""`same` gives ceil(size / stride) positions, `valid` adds nothing."""
+"""`same` gives ceil(size / stride) positions, `valid` adds nothing, and `symmetric` puts
+(window - 1) // 2 on either side: `same` but for a stride at even sizes, and for even windows."""

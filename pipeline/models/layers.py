@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from pipeline.models.fields import CLASSES, Features, Padding, Size
+from pipeline.models.fields import CLASSES, Count, Features, Padding, Size
 from pipeline.models.spec import Initializer, Layers, LayerSpec
 from pipeline.registry import Seq, part
 
@@ -222,7 +222,7 @@ class Sequence(LayerSpec):
 
     name: Literal["sequence"] = "sequence"
     body: Layers
-    repeat: PositiveInt = 1
+    repeat: Count = 1
 
 
 @part("layer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -16,6 +17,7 @@ from pipeline.models.batch_last import conv2d_chwn
 from pipeline.models.batch_norm import BatchNorm
 from pipeline.models.convolution import conv2d
 from pipeline.models.dense import dense_product
+from pipeline.models.fields import pair
 from pipeline.models.layout import (
     Layout,
     batch_first,
@@ -26,6 +28,7 @@ from pipeline.models.layout import (
 )
 from pipeline.models.lowerings.lowering import DEFAULTS, Chooser
 from pipeline.models.lowerings.window import Pair
+from pipeline.models.padding import pads_around, reach
 from pipeline.models.pooling import max_pool
 from pipeline.models.precision import TypeRule
 from pipeline.models.spec import InitSpec, LayerSpec
@@ -62,6 +65,9 @@ class Network(nn.Module):
     the last digits. A convolution in CHWN is computed in one way, and the chooser is not asked."""
     rules: tuple[TypeRule, ...] = ()
     """Which layers compute in another type."""
+    padding_mask: bool = False
+    """Whether the last channel of what a network of tokens reads tells which of them are no padding
+    (1) and which are (0); attention then reads the first alone."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
@@ -74,6 +80,9 @@ class Network(nn.Module):
         """
         site = Site((), self.initializers, self.dtype, train, self.chooser, self.layout, self.rules)
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
+        if reads_numbers and self.padding_mask:
+            counted = images[..., -1].reshape(images.shape[0], -1) > 0
+            images, site = images[..., :-1], dataclasses.replace(site, tokens_that_count=counted)
         # Under rules every layer casts what it reads: the first may be one of float32.
         x = images if reads_numbers or self.rules else images.astype(self.dtype)
         if self.layout == "chwn":
@@ -103,9 +112,8 @@ class _Conv(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         layer, init, dtype = self.layer, self.site.initializers, self.site.dtype
-        size, strides, dilation = _pair(layer.kernel), _pair(layer.stride), _pair(layer.dilation)
-        window = ((size[0] - 1) * dilation[0] + 1, (size[1] - 1) * dilation[1] + 1)
-        pads = _pads(x, window, strides, layer.padding, self.site)
+        size, strides, dilation = pair(layer.kernel), pair(layer.stride), pair(layer.dilation)
+        pads = _pads(x, reach(size, dilation), strides, layer.padding, self.site)
         channels = require_groups(x, layer.groups, self.site)
         features = features_of(layer.features, self.site)
         shape = (*size, channels // layer.groups, features)
@@ -136,12 +144,12 @@ class _ConvTranspose(nn.Module):
         layer, init, dtype = self.layer, self.site.initializers, self.site.dtype
         require_images(x, self.site)
         features = features_of(layer.features, self.site)
-        shape = (*_pair(layer.kernel), x.shape[-1], features)
+        shape = (*pair(layer.kernel), x.shape[-1], features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
         y = lax.conv_transpose(
             x,
             kernel.astype(dtype),
-            _pair(layer.stride),
+            pair(layer.stride),
             layer.padding.upper(),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
@@ -260,14 +268,10 @@ def _flatten(layer: layers.Flatten, x: Array, site: Site) -> Array:
     return x.reshape(x.shape[0], -1)
 
 
-def _pair(size: layers.Size) -> Pair:
-    return (size, size) if isinstance(size, int) else size
-
-
 def _pooling(layer: layers.Pool, x: Array, site: Site) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
     """Window, strides and pads."""
-    window = _pair(layer.kernel)
-    strides = window if layer.stride is None else _pair(layer.stride)
+    window = pair(layer.kernel)
+    strides = window if layer.stride is None else pair(layer.stride)
     return window, strides, _pads(x, window, strides, layer.padding, site)
 
 
@@ -276,13 +280,8 @@ def _pads(
 ) -> tuple[Pair, Pair]:
     """What is put (before, after) height and width; ValueError where no window fits into that."""
     require_images(x, site)
-    sizes = x.shape[1:3]
-    if isinstance(padding, str):
-        rows, columns = lax.padtype_to_pads(sizes, window, strides, padding.upper())
-    elif isinstance(padding, int):
-        rows = columns = (padding, padding)
-    else:
-        rows, columns = padding
+    sizes = (x.shape[1], x.shape[2])
+    rows, columns = pads_around(sizes, window, strides, padding)
     if sizes[0] + sum(rows) < window[0] or sizes[1] + sum(columns) < window[1]:
         raise ValueError(
             f"{site}: a window of {window[0]}x{window[1]} does not fit into shape "

@@ -21,8 +21,10 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.models import layers
+from pipeline.models.fields import pair
 from pipeline.models.layout import Layout, shape_nhwc
-from pipeline.models.lowerings.window import Pair, Window, make_window
+from pipeline.models.lowerings.window import Window, make_window
+from pipeline.models.padding import pads_around, reach
 
 
 @register_dataclass
@@ -143,25 +145,10 @@ def _window(module: Any, inputs: Array) -> tuple[Window | None, Layout]:
         return None, "nhwc"
     layer, layout = module.layer, module.site.layout
     _, height, width, _ = shape_nhwc(inputs, layout)
-    window = make_window(
-        (height, width),
-        _pair(layer.kernel),
-        _pair(layer.stride),
-        _padding(layer.padding),
-        _pair(layer.dilation),
-        groups=1,
-    )
-    return window, layout
-
-
-def _pair(size: layers.Size) -> Pair:
-    return (size, size) if isinstance(size, int) else size
-
-
-def _padding(padding: layers.Padding) -> str | tuple[Pair, Pair]:
-    if isinstance(padding, str):
-        return padding.upper()
-    return ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
+    kernel, strides, dilation = pair(layer.kernel), pair(layer.stride), pair(layer.dilation)
+    covered = reach(kernel, dilation)
+    pads = pads_around((height, width), covered, strides, layer.padding)
+    return make_window((height, width), kernel, strides, pads, dilation, groups=1), layout
 
 
 @jax.custom_vjp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -11,6 +12,9 @@ from pipeline.registry import PartOf, Seq, Spec
 
 if TYPE_CHECKING:
     from flax import linen as nn
+
+
+MAX_LAYERS = 10_000
 
 
 class InitializerSpec(Spec):
@@ -77,7 +81,31 @@ class LayeredModelSpec(ModelSpec):
         """The network as a list of layers that ends in `classes` logits."""
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """A `Network` of the layers."""
+        """A `Network` of the layers. Raises ValueError where there are too many."""
         from pipeline.models.network import Network
 
-        return Network(self.layers_for(classes), initializers=self.init, dtype=dtype)
+        layers = self.layers_for(classes)
+        count_layers(layers)
+        return Network(layers, initializers=self.init, dtype=dtype)
+
+
+def count_layers(layers: Any, counted: int = 0) -> int:
+    """`counted` and the layers, those inside of others too, as often as these are repeated.
+
+    Raises ValueError above what can be traced within minutes.
+    """
+    for layer in _layers_in(layers):
+        counted += 1
+        if counted > MAX_LAYERS:
+            raise ValueError(f"more than {MAX_LAYERS:,} layers, those inside of others among them")
+        for _ in range(getattr(layer, "repeat", 1)):
+            counted = count_layers(tuple(value for _, value in layer), counted)
+    return counted
+
+
+def _layers_in(value: Any) -> Iterator[LayerSpec]:
+    if isinstance(value, LayerSpec):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _layers_in(item)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from pipeline.models.fields import Padding, Size
 from pipeline.models.layers import (
     BatchNorm,
@@ -48,6 +51,20 @@ def squeeze_excite(
 def residual_if(same: bool, scope: str, body: Stack) -> LayerSpec:
     """body(x) + x where the body keeps the shape, else the body alone, in the same scope."""
     return Residual(scope=scope, body=body) if same else Sequence(scope=scope, body=body)
+
+
+def map_layers(change: Callable[[LayerSpec], LayerSpec], stack: Stack) -> Stack:
+    """The layers, and those inside of them, as `change` gives them; the innermost come first."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(changed(item) for item in value)
+        if not isinstance(value, LayerSpec):
+            return value
+        fields = {field: changed(inner) for field, inner in value}
+        return change(value.model_copy(update=fields))
+
+    return tuple(changed(layer) for layer in stack)
 
 
 def rounded(width: float, divisor: int = 8) -> int:

@@ -56,17 +56,22 @@ class ClassToken(LayerSpec):
 
 @part("layer")
 class PositionEmbedding(LayerSpec):
-    """Add a learned vector to each token, by where it stands."""
+    """Add a learned vector to each token, by where it stands.
+
+    With `shorter` there may be fewer tokens than vectors, which are those of the first places.
+    """
 
     name: Literal["position_embedding"] = "position_embedding"
+    shorter: bool = False
 
 
 @part("layer")
 class SelfAttention(LayerSpec):
     """Every token reads all of them, through `heads` heads (Vaswani et al. 2017, sec. 3.2).
 
-    A causal one lets a token read itself and those before it alone. `dropout` is the rate of the
-    dropout of the weights that each token gives the others.
+    What a mask tells to be padding (`dataset.padding_mask`) is not read. A causal one lets a token
+    read itself and those before it alone. `dropout` is the rate of the dropout of the weights that
+    each token gives the others.
     """
 
     name: Literal["self_attention"] = "self_attention"

@@ -29,6 +29,8 @@ class Site:
     """How images reach the layer, and how it gives them on."""
     rules: tuple[TypeRule, ...] = ()
     """Which layers compute in another type than `dtype`."""
+    tokens_that_count: Array | None = None
+    """Those that are no padding, bool (batch, tokens); None: all of them."""
 
     @property
     def name(self) -> str:

@@ -2,8 +2,9 @@
 
     python tests/golden/make_networks.py [case ...]
 
-Needs mindspore, mindcv, torch, transformers and monai. The weights of `network_cases` are copied in
-by its rules; batch norm is in evaluation mode, with running statistics that were drawn likewise.
+Needs mindspore, mindcv, torch, torchvision, transformers and monai. The weights of `network_cases`
+are copied in by its rules; batch norm is in evaluation mode, with running statistics that were
+drawn likewise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.golden.network_cases import CASES, Case, drawn, paths_here, samples
+from tests.golden.network_cases import CASES, EVEN, Case, drawn, paths_here, samples
 
 FOLDER = Path(__file__).parent / "networks"
 KINDS = {
@@ -385,13 +386,35 @@ def _logits_of_pixels(network: Any, images: Any) -> Any:
     return network(images.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-LIBRARIES = {"mindcv": mindcv, "mindspore": mindspore, "transformers": transformers, "monai": monai}
+def torchvision(case: Case, name: str) -> tuple[int, np.ndarray]:
+    """A network of torchvision."""
+    import torch
+
+    try:
+        from torchvision import models
+    except RuntimeError:  # a build for CUDA beside a torch without; no network needs its operators
+        for operator in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{operator}", schema)
+        from torchvision import models
+
+    network = models.get_model(name, weights=None, num_classes=case.classes, **case.peer_changes)
+    return of_torch(case, network, lambda network, images: network(images.permute(0, 3, 1, 2)))
+
+
+LIBRARIES = {
+    "mindcv": mindcv,
+    "mindspore": mindspore,
+    "transformers": transformers,
+    "monai": monai,
+    "torchvision": torchvision,
+}
 
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for case in CASES:
-        if sys.argv[1:] and case.model not in sys.argv[1:]:
+    for case in (*CASES, *EVEN):
+        if sys.argv[1:] and case.kept not in sys.argv[1:]:
             continue
         library, _, name = case.peer.partition(":")
         parameters, logits = LIBRARIES[library](case, name)
@@ -400,8 +423,8 @@ def main() -> None:
             "parameters": parameters,
             "logits": logits.astype(float).round(7).tolist(),
         }
-        (FOLDER / f"{case.model}.json").write_text(json.dumps(result) + "\n")
-        print(case.model, parameters, logits.shape, np.abs(logits).max(), logits.std())
+        (FOLDER / f"{case.kept}.json").write_text(json.dumps(result) + "\n")
+        print(case.kept, parameters, logits.shape, np.abs(logits).max(), logits.std())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,13 @@ class Case:
     order of channels, height and width."""
     without: int = 0
     """How many parameters the other definition has that stand for nothing here."""
+    variant: str = ""
+    """What tells it from another case of the same network."""
+
+    @property
+    def kept(self) -> str:
+        """The name of the file that has its logits."""
+        return f"{self.model}_{self.variant}" if self.variant else self.model
 
 
 def uniforms(path: str, shape: Sequence[int]) -> np.ndarray:
@@ -307,15 +314,17 @@ CASES = (
     Case(
         "shufflenet_v2_x1_0",
         "mindcv:shufflenet_v2_x1_0",
-        (65, 65, 3),
+        (64, 64, 3),
         rules=tuple(_shufflenet()),
+        changes={"padding": "symmetric_convs"},
         gain=1.2,
     ),
     Case(
         "densenet121",
         "mindcv:densenet121",
-        (65, 65, 3),
+        (64, 64, 3),
         rules=_DENSE,
+        changes={"padding": "symmetric"},
         gain=math.sqrt(2),
     ),
     Case(
@@ -370,3 +379,44 @@ CASES = (
         vocabulary=300,
     ),
 )
+
+
+def _even(model: str, padding: str, **changed: Any) -> Case:
+    """The case of a network at a size where it counts how images are padded."""
+    case = next(case for case in CASES if case.model == model)
+    changes = {**case.changes, "padding": padding}
+    return replace(case, **{"variant": "64", **changed}, image=(64, 64, 3), changes=changes)
+
+
+_INCEPTION_OF_TORCHVISION = (
+    *((rf"(inception\d\w)\.branch{n}\.", rf"\1/branch_{n - 1}") for n in (1, 2, 3, 4)),
+    ("", ""),
+)
+_REGNET = (
+    (r"trunk_output\.block(\d)\.block\d-(\d+)\.proj\.", r"stage\1_block\2/shortcut"),
+    (r"trunk_output\.block(\d)\.block\d-(\d+)\.", r"stage\1_block\2"),
+    ("", ""),
+)
+
+EVEN = (
+    *(_even(model, "symmetric_convs") for model in ("resnet18", "resnet50", "se_resnet18")),
+    _even("mobilenet_v1", "symmetric"),
+    _even("mobilenet_v2", "symmetric"),
+    _even("resnet18", "symmetric", variant="torchvision", peer="torchvision:resnet18"),
+    _even(
+        "googlenet",
+        "symmetric_convs",
+        variant="torchvision",
+        peer="torchvision:googlenet",
+        peer_changes={"aux_logits": False, "init_weights": False},
+        rules=_INCEPTION_OF_TORCHVISION,
+    ),
+    Case(
+        "regnet_x_800mf",
+        "torchvision:regnet_x_800mf",
+        (64, 64, 3),
+        rules=_REGNET,
+        changes={"padding": "symmetric"},
+    ),
+)
+"""At even sizes, each padded as its other definition has it."""

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
+from flax.errors import ScopeParamShapeError
 
 from pipeline.models.layers import Dense, Flatten, LayerSpec
 from pipeline.models.tokens import (
@@ -14,7 +20,20 @@ from pipeline.models.tokens import (
     TiedEmbedding,
     Tokens,
 )
-from tests.models.build import Variables, initialise, network, parameters, random, shapes
+from tests.golden.make_attention_masks import LENGTHS
+from tests.golden.network_cases import CASES, Case, samples
+from tests.models.build import (
+    QUICK,
+    Variables,
+    conf_model,
+    initialise,
+    network,
+    parameters,
+    random,
+    shapes,
+)
+from tests.models.conftest import GOLDEN
+from tests.models.test_networks_parity import filled
 
 IMAGES = random(2, 3, 2, 4)
 TOKENS = IMAGES.reshape(2, 6, 4)
@@ -159,3 +178,85 @@ def test_a_body_of_other_features_can_not_be_scored() -> None:
 def test_a_vocabulary_of_classes_is_a_number_in_python() -> None:
     with pytest.raises(ValueError, match=r"embedding_0: features \$classes stands for a number"):
         shapes(network(Embedding(vocabulary="$classes", features=3)), (2, 2, 1))
+
+
+def masked(numbers: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """Tokens (batch, tokens, 1, 1) with the channel that tells those behind a length."""
+    counted = np.arange(numbers.shape[1]) < np.array(lengths)[:, None]
+    return np.concatenate([numbers, counted[..., None, None].astype(np.float32)], axis=-1)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "transformers" in case.peer])
+def test_parity_of_masked_padding(case: Case) -> None:
+    """BERT's logits of a text, GPT-2's of every token that is none of padding."""
+    expected = np.array(json.loads((GOLDEN / "attention_masks.json").read_text())[case.model])
+    module = conf_model(case.model, **case.changes).build(case.classes, "float32")
+    module = module.clone(padding_mask=True)
+    variables = filled(case, shapes(module, (*case.image[:2], 2)))
+    compute = jax.jit(lambda x: module.apply(variables, x, train=False), compiler_options=QUICK)
+    logits = np.asarray(compute(masked(samples(case), LENGTHS)))
+    assert logits.shape == expected.shape
+    for sample, length in enumerate(LENGTHS):
+        real = slice(length) if case.model == "gpt2" else slice(None)
+        np.testing.assert_allclose(logits[sample][real], expected[sample][real], atol=1e-4)
+
+
+SMALL = {"features": 8, "hidden": 12, "heads": 2, "blocks": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "more"), [("bert_base", {"vocabulary": 30}), ("gpt2", {"dropout": 0.0})]
+)
+def test_a_padded_text_gives_what_it_gives_alone(model: str, more: dict[str, Any]) -> None:
+    """Whatever padding holds, and though there are fewer tokens than places; gradients too."""
+    module = conf_model(model, **SMALL, **more).build(30, "float32").clone(padding_mask=True)
+    tokens = np.random.default_rng(0).integers(0, 30, (3, 7, 1, 1)).astype(np.float32)
+    variables = initialise(module, masked(tokens, [7, 7, 7]))
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(x: np.ndarray) -> tuple[jax.Array, Variables]:
+        """Logits of texts of 4 tokens, and a gradient."""
+
+        def loss(variables: Variables) -> tuple[jax.Array, jax.Array]:
+            logits = module.apply(variables, x, train=False)
+            logits = logits if logits.ndim == 2 else logits[:, :4]
+            return (logits**2).sum(), logits
+
+        gradient, logits = jax.grad(loss, has_aux=True)(variables)
+        return logits, gradient
+
+    other = np.concatenate([tokens[:, :4], tokens[:, :3]], axis=1)
+    alone, padded, elsewise = (compute(masked(x, [4] * 3)) for x in (tokens[:, :4], tokens, other))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), alone, padded)
+    np.testing.assert_array_equal(padded[0], elsewise[0])
+
+
+def test_a_blank_sample_is_all_padding_and_finite() -> None:
+    """It is what a network is initialised with."""
+    module = conf_model("bert_base", **SMALL, vocabulary=30).build(3, "float32")
+    blank = np.zeros((2, 5, 1, 2), np.float32)
+    module = module.clone(padding_mask=True)
+    variables = initialise(module, blank)
+    value, gradient = jax.jit(
+        jax.value_and_grad(lambda v: module.apply(v, blank, train=False).sum()),
+        compiler_options=QUICK,
+    )(variables)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, gradient)))
+
+
+def test_a_mask_of_other_tokens_is_refused() -> None:
+    layers = (Embedding(vocabulary=9, features=4), ClassToken(), SelfAttention(heads=2), Flatten())
+    module = network(*layers).clone(padding_mask=True)
+    expected = (
+        r"self_attention_0: the mask of padding has shape \(1, 5\), and the tokens are \(1, 6\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        shapes(module, (5, 1, 2))
+
+
+def test_vectors_of_places_are_not_cut_where_places_are_not_in_a_row() -> None:
+    """Patches of a smaller image lie elsewhere: its table fits one size alone."""
+    module = network(Tokens(), PositionEmbedding(), Flatten())
+    variables = initialise(module, IMAGES)
+    with pytest.raises(ScopeParamShapeError, match=r"position_embedding_0"):
+        module.apply(variables, IMAGES[:, :2], train=False)

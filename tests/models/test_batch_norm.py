@@ -35,6 +35,14 @@ def fresh(channels: int) -> Variables:
     }
 
 
+def compare(ours: Any, expected: Any) -> None:
+    """Of the same type, and equal but for rounding, as a share of the largest."""
+    assert ours.dtype == expected.dtype
+    values, tolerance = np.asarray(expected, np.float32), 1e-6 if ours.dtype == "float32" else 0.02
+    limit = tolerance * np.abs(values).max()
+    np.testing.assert_allclose(np.asarray(ours, np.float32), values, rtol=0, atol=limit)
+
+
 def stepped(module: nn.Module, variables: Variables, x: Any) -> tuple[Any, Variables]:
     """The result, and the running statistics after it."""
     return module.apply(variables, x, mutable=["batch_stats"])
@@ -53,18 +61,18 @@ def test_running_statistics_after_two_steps_have_parity_with_mindspore() -> None
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("train", [True, False])
-def test_results_are_those_of_flax_bit_for_bit(train: bool, dtype: str) -> None:
+def test_results_are_those_of_flax(train: bool, dtype: str) -> None:
     x, variables = jnp.asarray(X, dtype), fresh(6)
     y, changed = stepped(ours(train, dtype=dtype), variables, x)
     expected, by_flax = stepped(flax(train, dtype=dtype), variables, x)
     assert y.dtype == dtype
-    np.testing.assert_array_equal(y, expected)
+    compare(y, expected)
     np.testing.assert_array_equal(changed["batch_stats"]["mean"], by_flax["batch_stats"]["mean"])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.02)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("train", [True, False])
-def test_gradients_are_those_of_flax(train: bool, dtype: str, tolerance: float) -> None:
+def test_gradients_are_those_of_flax(train: bool, dtype: str) -> None:
     def loss(params: Any, x: Any, module: nn.Module) -> jax.Array:
         variables = {**fresh(6), "params": params}
         return jnp.sin(stepped(module, variables, x)[0].astype(jnp.float32)).sum()
@@ -72,14 +80,16 @@ def test_gradients_are_those_of_flax(train: bool, dtype: str, tolerance: float) 
     x, params = jnp.asarray(X, dtype), fresh(6)["params"]
     modules = ours(train, dtype=dtype), flax(train, dtype=dtype)
     by_ours, by_flax = (jax.grad(loss, argnums=(0, 1))(params, x, module) for module in modules)
-
-    def compare(ours: jax.Array, flax: jax.Array) -> None:
-        assert ours.dtype == flax.dtype
-        expected = np.asarray(flax, np.float32)
-        limit = tolerance * np.abs(expected).max()
-        np.testing.assert_allclose(np.asarray(ours, np.float32), expected, rtol=0, atol=limit)
-
     jax.tree.map(compare, by_ours, by_flax)
+
+
+def test_channels_far_from_zero_are_normalised_as_well() -> None:
+    """A mean a hundred times the deviation costs two of seven digits."""
+    x = (random(64, 7, 7, 6) + 100).astype(np.float32)
+    statistics = {"mean": np.full(6, 100, np.float32), "var": np.ones(6, np.float32)}
+    parameters = {"scale": np.ones(6, np.float32), "bias": np.zeros(6, np.float32)}
+    y, _ = stepped(ours(train=False), {"params": parameters, "batch_stats": statistics}, x)
+    np.testing.assert_allclose(y, (x - 100) / np.sqrt(1 + 1e-5), rtol=0, atol=2e-5)
 
 
 def test_the_running_variance_follows_the_unbiased_one() -> None:

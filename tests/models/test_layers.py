@@ -74,8 +74,8 @@ def test_layers_that_make_no_sense_are_refused(written: Any) -> None:
         ("features", "classes", r"a whole number above 0, or \$classes"),
         ("kernel", "3", r"a whole number above 0, or \[height, width\]"),
         ("stride", [1, 1, 1], r"a whole number above 0, or \[height, width\]"),
-        ("padding", "full", r"same, valid, a whole number or \[\[top, bottom\], \[left, right\]\]"),
-        ("padding", [[1, -1], [0, 0]], r"same, valid, a whole number or \[\[top"),
+        ("padding", "full", r"same, valid, symmetric, a whole number or \[\[top, bottom"),
+        ("padding", [[1, -1], [0, 0]], r"same, valid, symmetric, a whole number"),
     ],
 )
 def test_fields_of_several_types_say_in_one_sentence_what_they_take(

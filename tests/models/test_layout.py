@@ -34,6 +34,7 @@ EVERY_LAYER = (
     Dropout(rate=0.5),
     Conv(features=5, kernel=3, stride=2, padding=((0, 2), (1, 0)), dilation=2),
     Tanh(),
+    Conv(features=4, kernel=3, stride=2, padding="symmetric"),
     AvgPool(kernel=2, stride=1, padding="same"),
     Flatten(),
     Dense(features=7),

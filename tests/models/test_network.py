@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from math import erf
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,8 @@ def images_out(layer: LayerSpec, x: np.ndarray = IMAGES) -> tuple[np.ndarray, di
     [
         (Conv(features=6, kernel=3), ((1, 1), (1, 1))),
         (Conv(features=6, kernel=3, stride=2), ((0, 1), (1, 1))),
+        (Conv(features=6, kernel=3, stride=2, padding="symmetric"), ((1, 1), (1, 1))),
+        (Conv(features=6, kernel=2, dilation=4, padding="symmetric"), ((2, 2), (2, 2))),
         (Conv(features=6, kernel=3, padding="valid", groups=2), ((0, 0), (0, 0))),
         (Conv(features=6, kernel=3, padding=2, dilation=2, bias=True), ((2, 2), (2, 2))),
         (Conv(features=6, kernel=3, padding=((0, 2), (1, 0))), ((0, 2), (1, 0))),
@@ -208,9 +210,12 @@ def test_max_pool_moves_by_its_own_size() -> None:
     np.testing.assert_array_equal(y, expected.reshape(3, -1))
 
 
-def test_max_pool_same_gives_one_value_per_stride() -> None:
-    y, _ = images_out(MaxPool(kernel=3, stride=2, padding="same"))
-    padded = np.pad(IMAGES, ((0, 0), (0, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+@pytest.mark.parametrize(("padding", "rows"), [("same", (0, 1)), ("symmetric", (1, 1))])
+def test_max_pool_gives_one_value_per_stride(
+    padding: Literal["same", "symmetric"], rows: tuple[int, int]
+) -> None:
+    y, _ = images_out(MaxPool(kernel=3, stride=2, padding=padding))
+    padded = np.pad(IMAGES, ((0, 0), rows, (1, 1), (0, 0)), constant_values=-np.inf)
     windows = [padded[:, i : i + 3, j : j + 3].max((1, 2)) for i in (0, 2, 4) for j in (0, 2, 4)]
     np.testing.assert_array_equal(y, np.stack(windows, 1).reshape(3, -1))
 

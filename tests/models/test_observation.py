@@ -28,6 +28,7 @@ def some_network(layout: str = "nhwc") -> Network:
         layers.Conv(features=5, kernel=(3, 2), stride=2, padding="same", bias=True),
         layers.Conv(features=6, kernel=2, padding="valid", dilation=2),
         layers.Conv(features=6, kernel=1, padding=((1, 0), (0, 2))),
+        layers.Conv(features=5, kernel=3, stride=2, padding="symmetric"),
         layers.Flatten(),
         layers.Dense(features=7),
         layers.Relu(),
@@ -85,7 +86,7 @@ def test_inputs_times_cotangents_are_the_gradients(layout: str) -> None:
     gradients, logits, ours, our_logits, seen = observe(
         some_network(layout), random(BATCH, 12, 12, 2)
     )
-    assert sorted(seen) == ["conv_0", "conv_1", "conv_2", "conv_3", "dense_0", "dense_1"]
+    assert sorted(seen) == ["conv_0", "conv_1", "conv_2", "conv_3", "conv_4", "dense_0", "dense_1"]
     np.testing.assert_allclose(our_logits, logits, rtol=1e-5, atol=1e-5)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), ours, gradients

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import (
     AvgPool,
     BatchNorm,
@@ -16,13 +17,14 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class DenseNet(LayeredModelSpec):
+class DenseNet(StridedModelSpec):
     """Dense blocks, in which every layer reads all features before it: DenseNet-BC (sec. 3).
 
     Between two blocks a 1x1 convolution halves the features and an average pool the image.
@@ -31,10 +33,10 @@ class DenseNet(LayeredModelSpec):
     name: Literal["densenet"] = "densenet"
     growth: PositiveInt
     """Features that each layer adds; the stem gives twice as many."""
-    blocks: Seq[PositiveInt]
+    blocks: Seq[Count]
     """How many layers each dense block has."""
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = 2 * self.growth
         halve = MaxPool(kernel=3, stride=2, padding="same")
         layers: list[LayerSpec] = [*conv_norm(channels, 7, 2), Relu(), halve]

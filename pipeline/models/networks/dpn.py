@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import (
     BatchNorm,
     Conv,
@@ -15,13 +16,14 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class DualPathNetwork(LayeredModelSpec):
+class DualPathNetwork(StridedModelSpec):
     """Blocks that add to one part of the channels, as a ResNet, and append to the rest, as a
     DenseNet (table 1)."""
 
@@ -34,7 +36,7 @@ class DualPathNetwork(LayeredModelSpec):
     """Features of the 3x3 convolutions of the first stage; doubled likewise."""
     groups: PositiveInt
     """Of the 3x3 convolutions."""
-    blocks: Seq[PositiveInt]
+    blocks: Seq[Count]
     """How many blocks each stage has."""
     growths: Seq[PositiveInt]
     """Features that a block appends, stage by stage; the first one of a stage appends thrice."""
@@ -48,7 +50,7 @@ class DualPathNetwork(LayeredModelSpec):
             )
         return self
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         halve = MaxPool(kernel=3, stride=2, padding="same")
         layers: list[LayerSpec] = [*conv_norm(self.stem, 7, 2, epsilon=1e-3), Relu(), halve]
         for stage, count in enumerate(self.blocks):

@@ -8,8 +8,9 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Swish
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded, squeeze_excite
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
 
@@ -35,7 +36,7 @@ _ROWS = (
 
 
 @part("model")
-class EfficientNet(LayeredModelSpec):
+class EfficientNet(StridedModelSpec):
     """Inverted residuals with squeeze and excitation, scaled in width and in depth.
 
     Blocks are not dropped at random. With 1000 classes B0 has 5,288,548 parameters.
@@ -44,11 +45,11 @@ class EfficientNet(LayeredModelSpec):
     name: Literal["efficientnet"] = "efficientnet"
     width: PositiveFloat
     """How many times the features of B0 every layer gives, in multiples of 8."""
-    depth: PositiveFloat
+    depth: Annotated[float, Field(gt=0, le=100)]
     """How many times the blocks of B0 each stage has, rounded up."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = self._scaled(32)
         layers: list[LayerSpec] = [*_conv(channels, 3, 2), Swish()]
         for number, row in enumerate(_ROWS, start=1):

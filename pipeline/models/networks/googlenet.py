@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Branches, Dense, Dropout, GlobalAvgPool, MaxPool, Relu
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
 _INCEPTIONS = {
@@ -26,7 +27,7 @@ _INCEPTIONS = {
 
 
 @part("model")
-class GoogLeNet(LayeredModelSpec):
+class GoogLeNet(StridedModelSpec):
     """Nine inception modules: four branches side by side.
 
     As in the zoo and in torchvision, the branch that is 5x5 in the paper is 3x3, and there are no
@@ -38,7 +39,7 @@ class GoogLeNet(LayeredModelSpec):
     """How many times the paper's features every convolution gives."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         halve = MaxPool(kernel=3, stride=2, padding="same")
         stem = (*self._conv(64, 7, 2), halve, *self._conv(64, 1), *self._conv(192, 3), halve)
         return (

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pipeline.models.blocks import BlockUse, expand_uses
 from pipeline.models.layers import CLASSES
 from pipeline.models.spec import LayeredModelSpec, Layers, LayerSpec
+from pipeline.models.stacks import map_layers
 from pipeline.registry import Seq, part
 
 
@@ -46,14 +47,8 @@ class LayerList(LayeredModelSpec):
         return self
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        return _for_classes(self.layers, classes)
+        def counted(layer: LayerSpec) -> LayerSpec:
+            changes = {field: classes for field, value in layer if value == CLASSES}
+            return layer.model_copy(update=changes)
 
-
-def _for_classes(value: Any, classes: int) -> Any:
-    """A layer, or layers within tuples, with the number of classes in place of `$classes`."""
-    if isinstance(value, tuple):
-        return tuple(_for_classes(item, classes) for item in value)
-    if not isinstance(value, LayerSpec):
-        return classes if value == CLASSES else value
-    changes = {field: _for_classes(inner, classes) for field, inner in value}
-    return value.model_copy(update=changes)
+        return map_layers(counted, self.layers)

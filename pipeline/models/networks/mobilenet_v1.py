@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import PositiveFloat
 
 from pipeline.models.layers import Dense, GlobalAvgPool, Relu
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
 _ROWS = (
@@ -26,7 +27,7 @@ _ROWS = (
 
 
 @part("model")
-class MobileNetV1(LayeredModelSpec):
+class MobileNetV1(StridedModelSpec):
     """A depthwise 3x3 and a 1x1 convolution, 13 times over.
 
     With 1000 classes and width 1 it has 4,231,976 parameters.
@@ -36,7 +37,7 @@ class MobileNetV1(LayeredModelSpec):
     width: PositiveFloat
     """How many times the paper's features every convolution gives, rounded down."""
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = self._scaled(32)
         layers: Stack = (*conv_norm(channels, 3, 2), Relu())
         for features, stride in _ROWS:

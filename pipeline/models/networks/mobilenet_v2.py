@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Relu6
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
 _ROWS = (
@@ -24,7 +25,7 @@ _ROWS = (
 
 
 @part("model")
-class MobileNetV2(LayeredModelSpec):
+class MobileNetV2(StridedModelSpec):
     """Inverted residuals: expand by a 1x1, filter by a depthwise 3x3, project by a linear 1x1.
 
     With 1000 classes and width 1 it has 3,504,872 parameters.
@@ -35,7 +36,7 @@ class MobileNetV2(LayeredModelSpec):
     """How many times the paper's features the blocks give, in multiples of 8."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = rounded(32 * self.width)
         layers: list[LayerSpec] = [*conv_norm(channels, 3, 2), Relu6()]
         for row, (expansion, width, blocks, first) in enumerate(_ROWS):

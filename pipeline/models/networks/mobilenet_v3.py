@@ -7,8 +7,9 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, HardSigmoid, HardSwish, Relu
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded, squeeze_excite
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
 
@@ -58,7 +59,7 @@ _SIZES = {"large": (_LARGE, 1280), "small": (_SMALL, 1024)}
 
 
 @part("model")
-class MobileNetV3(LayeredModelSpec):
+class MobileNetV3(StridedModelSpec):
     """Inverted residuals with squeeze and excitation and hard swish.
 
     With 1000 classes and width 1, large has 5,483,032 parameters and small 2,542,856.
@@ -70,7 +71,7 @@ class MobileNetV3(LayeredModelSpec):
     """How many times the paper's features every layer gives, in multiples of 8."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         rows, hidden = _SIZES[self.size]
         channels = self._scaled(16)
         layers: list[LayerSpec] = [*conv_norm(channels, 3, 2), HardSwish()]

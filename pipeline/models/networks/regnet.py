@@ -6,20 +6,22 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import Dense, GlobalAvgPool, Relu, Residual
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import conv_norm
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class RegNetX(LayeredModelSpec):
+class RegNetX(StridedModelSpec):
     """Stages of residual blocks with group convolutions and no bottleneck; each stage halves."""
 
     name: Literal["regnet_x"] = "regnet_x"
     stem: PositiveInt
     """Features of the first convolution."""
-    blocks: Seq[PositiveInt]
+    blocks: Seq[Count]
     """How many blocks each stage has."""
     widths: Seq[PositiveInt]
     """Features of the blocks, stage by stage."""
@@ -41,7 +43,7 @@ class RegNetX(LayeredModelSpec):
                 )
         return self
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu()]
         channels = self.stem
         for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):

@@ -6,20 +6,22 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import conv_norm
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 
 @part("model")
-class RepVGG(LayeredModelSpec):
+class RepVGG(StridedModelSpec):
     """Blocks that add a 3x3, a 1x1 and, where the shape stays, the input, each normalised."""
 
     name: Literal["repvgg"] = "repvgg"
     stem: PositiveInt
     """Features of the first block."""
-    blocks: Seq[PositiveInt]
+    blocks: Seq[Count]
     """How many blocks each stage has; the first one halves the image."""
     widths: Seq[PositiveInt]
     """Features of the blocks, stage by stage."""
@@ -33,7 +35,7 @@ class RepVGG(LayeredModelSpec):
             )
         return self
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [_block("stem", self.stem, 2, same=False), Relu()]
         channels = self.stem
         for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):

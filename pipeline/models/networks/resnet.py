@@ -7,16 +7,18 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, MaxPool, Relu, Residual
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm, squeeze_excite
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 _EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
 @part("model")
-class ResNet(LayeredModelSpec):
+class ResNet(StridedModelSpec):
     """Stages of residual blocks; each stage but the first halves the image.
 
     A bottleneck puts its stride on the 3x3 convolution. A shortcut is a 1x1 convolution and batch
@@ -25,7 +27,7 @@ class ResNet(LayeredModelSpec):
 
     name: Literal["resnet"] = "resnet"
     block: Literal["basic", "bottleneck"]
-    blocks: Seq[PositiveInt]
+    blocks: Seq[Count]
     """How many blocks each stage has."""
     widths: Seq[PositiveInt]
     """Features of the 3x3 convolutions, stage by stage; a bottleneck gives four times as many."""
@@ -54,7 +56,7 @@ class ResNet(LayeredModelSpec):
             )
         return self
 
-    def layers_for(self, classes: int) -> Stack:
+    def same_layers_for(self, classes: int) -> Stack:
         return (
             *_stem(self.stem, self.widths[0]),
             *self._stages(),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import (
     BatchNorm,
     Conv,
@@ -18,15 +19,16 @@ from pipeline.models.layers import (
     Residual,
     Sequence,
 )
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 _EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
 @part("model")
-class ResNetV2(LayeredModelSpec):
+class ResNetV2(StridedModelSpec):
     """Stages of residual blocks in which batch norm and ReLU come before each convolution.
 
     Where a block changes the shape, its shortcut is a 1x1 convolution of the activated input, and
@@ -35,7 +37,7 @@ class ResNetV2(LayeredModelSpec):
 
     name: Literal["resnet_v2"] = "resnet_v2"
     block: Literal["basic", "bottleneck"]
-    blocks: Seq[PositiveInt]
+    blocks: Seq[Count]
     """How many blocks each stage has."""
     widths: Seq[PositiveInt]
     """Features of the 3x3 convolutions, stage by stage; a bottleneck gives four times as many."""
@@ -55,7 +57,7 @@ class ResNetV2(LayeredModelSpec):
             )
         return self
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*self._stem()]
         channels = self.stem_width
         for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import (
     Branches,
     ChannelShuffle,
@@ -14,21 +15,22 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 Even = Annotated[PositiveInt, Field(multiple_of=2)]
 
 
 @part("model")
-class ShuffleNetV2(LayeredModelSpec):
+class ShuffleNetV2(StridedModelSpec):
     """Units that work on half of the channels and shuffle the halves (fig. 3, c and d)."""
 
     name: Literal["shufflenet_v2"] = "shufflenet_v2"
     stem: PositiveInt
     """Features of the first convolution."""
-    units: Seq[PositiveInt]
+    units: Seq[Count]
     """How many units each stage has; the first one halves the image."""
     widths: Seq[Even]
     """Features of the units, stage by stage."""
@@ -44,7 +46,7 @@ class ShuffleNetV2(LayeredModelSpec):
             )
         return self
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = self.stem
         halve = MaxPool(kernel=3, stride=2, padding="same")
         layers: list[LayerSpec] = [*conv_norm(channels, 3, 2), Relu(), halve]

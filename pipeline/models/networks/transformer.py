@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import Conv, Dense, Dropout, Gelu, LayerNorm, Residual, Sequence, Tanh
 from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.models.stacks import Stack
@@ -31,7 +32,7 @@ class Transformer(LayeredModelSpec):
     """Features between the two dense layers of a block."""
     heads: PositiveInt
     """Of each self-attention; they share the features evenly."""
-    blocks: PositiveInt
+    blocks: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     @model_validator(mode="after")
@@ -93,7 +94,8 @@ class Bert(Transformer):
     """The encoder of BERT (Devlin et al. 2019) with its pooler, classifying one text.
 
     A sample is an image of shape (tokens, 1, 1) whose values are the numbers of the tokens. There
-    is one segment, without a vector of its own, and all tokens are read, padding too.
+    is one segment, without a vector of its own. All tokens are read, padding too unless there is a
+    mask of it (`dataset.padding_mask`).
     """
 
     name: Literal["bert"] = "bert"
@@ -110,7 +112,7 @@ class Bert(Transformer):
         )
         return (
             Embedding(vocabulary=self.vocabulary, features=self.features),
-            PositionEmbedding(),
+            PositionEmbedding(shorter=True),
             norm,
             drop,
             *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
@@ -140,7 +142,7 @@ class Gpt(Transformer):
             Residual(body=(norm, *self._think())),
         )
         body = (
-            PositionEmbedding(),
+            PositionEmbedding(shorter=True),
             Dropout(rate=self.dropout),
             *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
             norm,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
 from pipeline.models.spec import LayeredModelSpec, LayerSpec
 from pipeline.registry import Seq, part
@@ -16,7 +17,7 @@ class VGG(LayeredModelSpec):
     """Stages of 3x3 convolutions with bias, each halved by a max pool, and three dense layers."""
 
     name: Literal["vgg"] = "vgg"
-    convs: Seq[PositiveInt]
+    convs: Seq[Count]
     """How many convolutions each stage has."""
     widths: Seq[PositiveInt]
     """Features of the convolutions, stage by stage."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 
+from pipeline.models.fields import Count
 from pipeline.models.layers import BatchNorm, Conv, Dense, GlobalAvgPool, MaxPool, Relu, Residual
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
 _FEATURES = (32, 64, 128, 256, 728, 1024, 1536, 2048)
 
 
 @part("model")
-class Xception(LayeredModelSpec):
+class Xception(StridedModelSpec):
     """Residual blocks of depthwise separable convolutions, for images of 299x299.
 
     With 1000 classes it has 22,855,952 parameters.
@@ -24,10 +26,10 @@ class Xception(LayeredModelSpec):
     name: Literal["xception"] = "xception"
     width: PositiveFloat
     """How many times the paper's features every convolution gives."""
-    middle: PositiveInt
+    middle: Count
     """How many blocks keep the size; the paper has 8."""
 
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         w = [max(1, round(features * self.width)) for features in _FEATURES]
         return (
             *conv_norm(w[0], 3, 2, padding="valid"),

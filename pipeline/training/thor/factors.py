@@ -13,15 +13,24 @@ cut into blocks along their diagonal and the rest is left out: a block costs its
 
 from __future__ import annotations
 
-from math import ceil
+import functools
+from collections.abc import Mapping
+from math import ceil, prod
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from pipeline.models.layout import batch_first
-from pipeline.models.lowerings.products import patches
+from pipeline.models.layout import batch_first, shape_nhwc
+from pipeline.models.lowerings.products import multiply_by_rows, patches
+from pipeline.models.lowerings.window import Window
 from pipeline.models.observation import Observation
+from pipeline.training.thor.inverses import inverses_by_size
+
+ROWS_LIMIT_BYTES = 8 << 20
+"""The most rows that are written at once: patches are some times as large as their images, and a
+product of what lies in the cache is faster."""
 
 
 class Blocks(NamedTuple):
@@ -52,25 +61,37 @@ def curvature_factors(
     The first `count` samples are real, the others padding. `scale` times the cotangents are the
     gradients of each sample's own loss.
     """
-    inputs, outputs = _rows(observation)
-    real = jnp.arange(observation_batch(observation)) < count
-    seen = jnp.repeat(real, inputs.shape[0] // real.shape[0])
-    inputs = jnp.where(seen[:, None], inputs, 0)
+    inputs = batch_first(observation.inputs, observation.layout)
+    cotangents = batch_first(observation.cotangents, observation.layout)
+    real = jnp.arange(inputs.shape[0]) < count
+    inputs = jnp.where(real.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
     positions = jnp.asarray(count, jnp.float32) * positions_per_sample(observation)
     return Factors(
-        _second_moment(inputs, split_dim) / positions,
-        _second_moment(outputs, split_dim) * (scale**2 / positions),
+        _second_moment(inputs, observation.window, split_dim) / positions,
+        _second_moment(cotangents, None, split_dim) * (scale**2 / positions),
     )
 
 
-def damped_inverses(factors: Factors, damping: Array, positions: int) -> Factors:
-    """(A + r)^-1 and (G + r)^-1 with r = sqrt(damping / positions).
+def damped_inverses(
+    factors: Mapping[str, Factors], damping: Array, positions: Mapping[str, int]
+) -> dict[str, Factors]:
+    """(A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
 
     Their product over `positions` stands for the inverse of T * A (x) G + damping: half of the
     damping, as a factor, goes to each side whatever the size of A and G, as in MindSpore.
     """
-    share = jnp.sqrt(damping / positions)
-    return Factors(*(_damped_inverse(blocks, share) for blocks in factors))
+
+    def damped(blocks: Array, share: Array) -> Array:
+        return blocks + share * jnp.eye(blocks.shape[-1], dtype=blocks.dtype)
+
+    shares = {path: jnp.sqrt(damping / positions[path]) for path in factors}
+    systems = {
+        path: Factors(*(damped(blocks, shares[path]) for blocks in layer))
+        for path, layer in factors.items()
+    }
+    stacks, structure = jax.tree.flatten(systems)
+    inverses: dict[str, Factors] = jax.tree.unflatten(structure, inverses_by_size(stacks))
+    return inverses
 
 
 def precondition(gradient: Array, inverses: Factors, positions: int) -> Array:
@@ -86,60 +107,41 @@ def precondition(gradient: Array, inverses: Factors, positions: int) -> Array:
 
 def positions_per_sample(observation: Observation) -> int:
     """How many outputs of each feature one sample has."""
-    cotangents = observation.cotangents
-    features = cotangents.shape[0 if observation.layout == "chwn" else -1]
-    return cotangents.size // (features * observation_batch(observation))
+    return prod(shape_nhwc(observation.cotangents, observation.layout)[1:-1])
 
 
-def observation_batch(observation: Observation) -> int:
-    """How many samples a layer saw, padding included."""
-    return observation.inputs.shape[-1 if observation.layout == "chwn" else 0]
+def _second_moment(samples: Array, window: Window | None, split_dim: int) -> Array:
+    """The blocks of the sum of r r' over rows r: patches under the window, or all positions.
+
+    Samples (batch, ..., features) are taken a few at a time, one after the other.
+    """
+    moment = functools.partial(_moment_of_rows, window=window, split_dim=split_dim)
+    size = _samples_at_once(samples, window)
+    if size == samples.shape[0]:
+        return moment(samples)
+    chunks = samples.reshape(-1, size, *samples.shape[1:])
+    shape = jax.eval_shape(moment, chunks[0])
+    zero = jnp.zeros(shape.shape, shape.dtype)
+    return lax.scan(lambda total, chunk: (total + moment(chunk), None), zero, chunks)[0]
 
 
-def _rows(observation: Observation) -> tuple[Array, Array]:
-    """Inputs (samples * positions, n) and cotangents (samples * positions, m), samples slowest."""
-    inputs = batch_first(observation.inputs, observation.layout)
-    cotangents = batch_first(observation.cotangents, observation.layout)
-    if observation.window is None:
-        rows = inputs.reshape(-1, inputs.shape[-1])
-    else:
-        rows = patches(observation.window, inputs)
-    return rows, cotangents.reshape(-1, cotangents.shape[-1])
+def _samples_at_once(samples: Array, window: Window | None) -> int:
+    """The largest part of the batch, a divisor of it, whose rows stay below the limit; or 1."""
+    batch, *_ = samples.shape
+    rows = jax.eval_shape(functools.partial(_rows, window=window), samples)
+    most = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))
+    return next(size for size in range(min(batch, most), 0, -1) if batch % size == 0)
 
 
-def _second_moment(rows: Array, split_dim: int) -> Array:
-    """The blocks of the sum of r r' over rows r."""
+def _moment_of_rows(samples: Array, window: Window | None, split_dim: int) -> Array:
+    rows = _rows(samples, window)
     blocks = cut(rows.shape[1], split_dim)
     padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])
-    tiles = padded.reshape(-1, blocks.number, blocks.size)
-    return jnp.einsum("nbi,nbj->bij", tiles, tiles, preferred_element_type=jnp.float32)
+    # Blocks outermost: a product with them between the others falls into a loop of scalars.
+    tiles = padded.reshape(-1, blocks.number, blocks.size).swapaxes(0, 1)
+    return multiply_by_rows("xla", tiles, tiles)
 
 
-def _damped_inverse(blocks: Array, damping: Array) -> Array:
-    size = blocks.shape[-1]
-    lower = jnp.linalg.cholesky(blocks + damping * jnp.eye(size, dtype=blocks.dtype))
-    inverse = _inverse_of_lower(lower)
-    return inverse.mT @ inverse
-
-
-def _inverse_of_lower(lower: Array) -> Array:
-    """Of lower triangular matrices (batch, n, n), by ever larger blocks on their diagonals.
-
-    [[P, 0], [Q, R]]^-1 = [[P^-1, 0], [-R^-1 Q P^-1, R^-1]], for all blocks of one size at once: a
-    few products for each power of two below n. LAPACK's triangular solve, which jax calls on the
-    CPU, spins on threads of its own: 0.6 ms of a free machine, 100 to 400 ms of a busy one.
-    """
-    n = lower.shape[-1]
-    whole = 1 << (n - 1).bit_length()
-    padding = jnp.pad(jnp.zeros(n, lower.dtype), (0, whole - n), constant_values=1)
-    padded = jnp.pad(lower, [(0, 0), (0, whole - n), (0, whole - n)]) + jnp.diag(padding)
-    inverses = 1 / jnp.diagonal(padded, axis1=1, axis2=2)[..., None, None]
-    while (size := inverses.shape[-1]) < whole:
-        pairs = whole // (2 * size)
-        tiles = padded.reshape(-1, pairs, 2 * size, pairs, 2 * size)
-        corners = jnp.diagonal(tiles[:, :, size:, :, :size], axis1=1, axis2=3).transpose(0, 3, 1, 2)
-        first, second = inverses[:, ::2], inverses[:, 1::2]
-        top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
-        bottom = jnp.concatenate([-second @ corners @ first, second], -1)
-        inverses = jnp.concatenate([top, bottom], -2)
-    return inverses[:, 0, :n, :n]
+def _rows(samples: Array, window: Window | None) -> Array:
+    """(samples * positions, features), samples slowest."""
+    return samples.reshape(-1, samples.shape[-1]) if window is None else patches(window, samples)

@@ -7,7 +7,7 @@ step, chosen by the number of the update, so that a sink may end anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from pipeline.models.observation import Observation, Observations, Observed
+from pipeline.models.observation import Observed
 from pipeline.training.optimizers import joined_path
 from pipeline.training.thor.factors import (
     Factors,
@@ -68,36 +68,33 @@ def scale_by_thor(
             if path.removesuffix("/kernel") in observed.layers
         }
         kept = {path: state.inverses[path] for path in seen}
+        positions = {path: positions_per_sample(layer) for path, layer in seen.items()}
         rate = damping(state.updates)
 
         def refreshed() -> dict[str, Factors]:
-            return {
-                path: _inverses(layer, observed, rate, split_dim) for path, layer in seen.items()
+            factors = {
+                path: curvature_factors(layer, observed.count, observed.scale, split_dim)
+                for path, layer in seen.items()
             }
+            return damped_inverses(factors, rate, positions)
 
         inverses = jax.lax.cond(state.updates % frequency == 0, refreshed, lambda: kept)
-        directions = _directions(updates, seen, inverses)
+        directions = _directions(updates, positions, inverses)
         return directions, ThorState(state.updates + 1, {**state.inverses, **inverses})
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _inverses(layer: Observation, observed: Observed, damping: Array, split_dim: int) -> Factors:
-    """The damped inverses of a layer's factors."""
-    factors = curvature_factors(layer, observed.count, observed.scale, split_dim)
-    return damped_inverses(factors, damping, positions_per_sample(layer))
-
-
 def _directions(
-    gradients: optax.Updates, layers: Observations, inverses: dict[str, Factors]
+    gradients: optax.Updates, positions: Mapping[str, int], inverses: Mapping[str, Factors]
 ) -> optax.Updates:
-    """The gradients of these kernels preconditioned, the others as they are."""
+    """The gradients of the kernels that have positions preconditioned, the others as they are."""
 
     def direction(path: Any, gradient: Array) -> Array:
         kernel = joined_path(path)
-        if kernel not in layers:
+        if kernel not in positions:
             return gradient
-        return precondition(gradient, inverses[kernel], positions_per_sample(layers[kernel]))
+        return precondition(gradient, inverses[kernel], positions[kernel])
 
     return jax.tree.map_with_path(direction, gradients)
 

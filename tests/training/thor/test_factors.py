@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.models.lowerings.window import make_window
+from pipeline.models.lowerings.products import patches
+from pipeline.models.lowerings.window import Window, make_window
 from pipeline.models.observation import Observation
 from pipeline.training.thor.factors import (
     Factors,
@@ -19,7 +20,9 @@ from pipeline.training.thor.factors import (
     positions_per_sample,
     precondition,
 )
+from tests.models.build import QUICK
 
+MODULE = "pipeline.training.thor.factors"
 WHOLE = 10**6
 """A split that cuts nothing."""
 
@@ -38,6 +41,15 @@ def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc"
     if layout == "chwn":
         images, cotangents = images.transpose(3, 1, 2, 0), cotangents.transpose(3, 1, 2, 0)
     return Observation(jnp.float32(images), jnp.float32(cotangents), window, layout)
+
+
+def inverted(factors: Factors, damping: float, positions: int) -> Factors:
+    """The damped inverses of one layer alone."""
+
+    def invert(factors: Factors, damping: jax.Array) -> dict[str, Factors]:
+        return damped_inverses({"layer": factors}, damping, {"layer": positions})
+
+    return jax.jit(invert, compiler_options=QUICK)(factors, jnp.float32(damping))["layer"]
 
 
 def second_moment(rows: np.ndarray) -> np.ndarray:
@@ -96,6 +108,28 @@ def test_a_convolution_has_those_of_patches_in_the_order_of_its_kernel(layout: s
     )
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "chwn"])
+@pytest.mark.parametrize("samples", [1, 2, 4, 6])
+def test_rows_are_written_a_few_samples_at_a_time(
+    samples: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the limit lets in, or less, to divide the batch: 2 x 2 patches of 12 values."""
+    images, d = draw(6, 5, 4, 2), draw(6, 2, 2, 3, seed=1)
+    whole = curvature_factors(convolution(images, d, layout), 5, 2.0, 7)
+    written: list[int] = []
+
+    def counted(window: Window, images: jax.Array) -> jax.Array:
+        written.append(images.shape[0])
+        return patches(window, images)
+
+    monkeypatch.setattr(f"{MODULE}.ROWS_LIMIT_BYTES", samples * 4 * 2 * 2 * 12)
+    monkeypatch.setattr(f"{MODULE}.patches", counted)
+    split = curvature_factors(convolution(images, d, layout), 5, 2.0, 7)
+    assert written[-1] == {4: 3}.get(samples, samples)
+    for one, other in zip(whole, split, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_padding_is_no_sample() -> None:
     """Its cotangents are 0 already; what it shows to the layer must not count."""
     x, d = draw(5, 4), draw(5, 3, seed=1)
@@ -133,7 +167,7 @@ def test_a_direction_solves_the_damped_kronecker_system(split_dim: int, position
     x, d, gradient, damping = draw(20, 7), draw(20, 5, seed=1), draw(7, 5, seed=2), 0.3
     factors = curvature_factors(dense(x, d), 20, 1.0, split_dim)
     direction = precondition(
-        jnp.float32(gradient), damped_inverses(factors, jnp.float32(damping), positions), positions
+        jnp.float32(gradient), inverted(factors, damping, positions), positions
     )
     share = np.sqrt(damping / positions)
     a = block_diagonal(second_moment(x), split_dim) + share * np.eye(7)
@@ -157,18 +191,7 @@ def test_without_curvature_all_that_divides_is_the_damping() -> None:
     zero = Factors(jnp.zeros((2, 2, 2)), jnp.zeros((1, 3, 3)))
     gradient = jnp.float32(draw(4, 3))
     for positions in (1, 16):
-        inverses = damped_inverses(zero, jnp.float32(0.04), positions)
+        inverses = inverted(zero, 0.04, positions)
         np.testing.assert_allclose(
             precondition(gradient, inverses, positions), gradient / 0.04, rtol=1e-5
         )
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 75, 100, 128])
-def test_the_inverse_of_a_block_is_numpys(size: int) -> None:
-    """Sizes that are powers of two and others, several blocks at once."""
-    blocks = np.array([second_moment(draw(2 * size, size, seed=seed)) for seed in range(3)])
-    factors = Factors(jnp.float32(blocks), jnp.float32(blocks[:1]))
-    inverses = damped_inverses(factors, jnp.float32(0.04), 1)
-    expected = np.linalg.inv(blocks + 0.2 * np.eye(size))
-    np.testing.assert_allclose(inverses.inputs, expected, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(inverses.outputs, expected[:1], rtol=1e-3, atol=1e-4)

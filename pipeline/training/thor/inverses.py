@@ -1,0 +1,89 @@
+"""Inverses of many small symmetric positive definite matrices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+AT_ONCE_BYTES = 256 << 10
+"""How much of a stack is eliminated at once: every one of its rows is read and written as often as
+there are rows, so it should stay in the cache of a core."""
+
+
+def inverses_by_size(stacks: Sequence[Array]) -> list[Array]:
+    """The inverses of stacks of symmetric positive definite matrices (number, n, n) each, float32.
+
+    Those of one size are inverted together, whatever stack they are from: that takes a program as
+    long as there are sizes, not stacks. A matrix that is not positive definite becomes NaN.
+    """
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, stack in enumerate(stacks):
+        places[stack.shape[-1]].append(place)
+    inverses: dict[int, Array] = {}
+    for alike in places.values():
+        together = jnp.concatenate([stacks[place] for place in alike])
+        # jax's Cholesky decomposition must not be called on the CPU: its batches wait for threads
+        # of the pool that they run on, and two calls at a time wait for ever on two cores.
+        inverted = lax.platform_dependent(together, cpu=by_elimination, default=by_cholesky)
+        ends = np.cumsum([stacks[place].shape[0] for place in alike])
+        inverses |= zip(alike, jnp.split(inverted, ends[:-1]), strict=True)
+    return [inverses[place] for place in range(len(stacks))]
+
+
+def by_elimination(matrices: Array) -> Array:
+    """The inverses of matrices (number, n, n), by Gauss's elimination, a few of them at a time."""
+    _, n, _ = matrices.shape
+    at_once = max(1, AT_ONCE_BYTES // (matrices.dtype.itemsize * n**2))
+    inverses: Array = lax.map(_eliminated, matrices, batch_size=at_once)
+    return inverses
+
+
+def _eliminated(matrix: Array) -> Array:
+    """The inverse of a matrix M (n, n), from its factors M = L D L'.
+
+    Elimination of what is below the diagonal turns M into D L', and the identity beside it into the
+    inverse of L. The one comes to stand where the other has become 0: both fit into one matrix.
+    """
+    rows = jnp.arange(matrix.shape[0])
+
+    def eliminate(k: Array, matrix: Array) -> Array:
+        column, row = (lax.dynamic_index_in_dim(matrix, k, axis, False) for axis in (1, 0))
+        multiples = jnp.where(rows > k, column / column[k], 0)
+        return matrix - multiples[:, None] * (row + (rows == k))
+
+    eliminated = lax.fori_loop(0, len(rows), eliminate, matrix)
+    lower = jnp.tril(eliminated, -1) + jnp.eye(len(rows), dtype=matrix.dtype)
+    scaled = lower * lax.rsqrt(jnp.diagonal(eliminated))[:, None]
+    return scaled.T @ scaled
+
+
+def by_cholesky(matrices: Array) -> Array:
+    """The inverses of matrices (number, n, n), by products that a matrix unit is fast at."""
+    inverse = _inverse_of_lower(jnp.linalg.cholesky(matrices))
+    return inverse.mT @ inverse
+
+
+def _inverse_of_lower(lower: Array) -> Array:
+    """Of lower triangular matrices (batch, n, n), by ever larger blocks on their diagonals.
+
+    [[P, 0], [Q, R]]^-1 = [[P^-1, 0], [-R^-1 Q P^-1, R^-1]], for all blocks of one size at once: a
+    few products for each power of two below n.
+    """
+    n = lower.shape[-1]
+    whole = 1 << (n - 1).bit_length()
+    padding = jnp.pad(jnp.zeros(n, lower.dtype), (0, whole - n), constant_values=1)
+    padded = jnp.pad(lower, [(0, 0), (0, whole - n), (0, whole - n)]) + jnp.diag(padding)
+    inverses = 1 / jnp.diagonal(padded, axis1=1, axis2=2)[..., None, None]
+    while (size := inverses.shape[-1]) < whole:
+        pairs = whole // (2 * size)
+        tiles = padded.reshape(-1, pairs, 2 * size, pairs, 2 * size)
+        corners = jnp.diagonal(tiles[:, :, size:, :, :size], axis1=1, axis2=3).transpose(0, 3, 1, 2)
+        first, second = inverses[:, ::2], inverses[:, 1::2]
+        top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
+        bottom = jnp.concatenate([-second @ corners @ first, second], -1)
+        inverses = jnp.concatenate([top, bottom], -2)
+    return inverses[:, 0, :n, :n]
