@@ -9,13 +9,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pipeline.data.columns import Column, LazyColumn, Split
+from pipeline.data.columns import Column, LazyColumn
 
 Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
 
 SIZE = "size"
-"""The column that tells how large each image was before it was padded, int32 (dimensions,)."""
+"""The column that tells how much of each image is no padding, int32 (dimensions,)."""
 
 
 @runtime_checkable
@@ -138,13 +138,14 @@ class UniformColumn:
 
 @dataclass(frozen=True)
 class PaddedColumn:
-    """A ragged column as one of a single shape: each value at the start, zeros behind it.
+    """A ragged column as one of a single shape: each value at the start, `fill` behind it.
 
     It is lazy (`LazyColumn`): several threads may read a stream of it.
     """
 
     values: RaggedColumn
     bucket: Bucket
+    fill: int = 0
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -159,14 +160,14 @@ class PaddedColumn:
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The values at an integer array of sample indices, or at a slice."""
         chosen = np.arange(self.shape[0])[indices].tolist()
-        padded = np.zeros((len(chosen), *self.shape[1:]), self.dtype)
+        padded = np.full((len(chosen), *self.shape[1:]), self.fill, self.dtype)
         for position, index in enumerate(chosen):
             self._put(self.values.value(index), padded[position])
         return padded
 
     def sample(self, index: int) -> np.ndarray:
         """One value. Raises DataError where it can't be read."""
-        padded = np.zeros(self.shape[1:], self.dtype)
+        padded = np.full(self.shape[1:], self.fill, self.dtype)
         self._put(self.values.value(index), padded)
         return padded
 
@@ -183,20 +184,25 @@ def in_ascending_order(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
     return tuple(sorted(map(tuple, buckets), key=lambda bucket: (math.prod(bucket), bucket)))
 
 
-def assign_buckets(sizes: np.ndarray, buckets: Sequence[Bucket]) -> np.ndarray:
+def assign_buckets(
+    sizes: np.ndarray, buckets: Sequence[Bucket], *, crop: bool = False
+) -> np.ndarray:
     """The first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
 
-    Raises ValueError where a sample is larger than every bucket.
+    A sample that is larger than every bucket goes to the one that keeps most of it under `crop`,
+    else it raises ValueError.
     """
-    covered = np.all(sizes[:, None] <= np.array(buckets), axis=-1)
+    bounds = np.array(buckets)
+    covered = np.all(sizes[:, None] <= bounds, axis=-1)
     left_out = ~covered.any(axis=1)
-    if left_out.any():
+    if left_out.any() and not crop:
         largest = sizes[left_out].max(axis=0).tolist()
         raise ValueError(
             f"{left_out.sum():,} of {len(sizes):,} samples are larger than every bucket; "
-            f"one of {largest} would hold them"
+            f"one of {largest} would hold them, and dataset.oversized=crop uses a part of each"
         )
-    return covered.argmax(axis=1).astype(np.int32)
+    kept = np.minimum(sizes[:, None], bounds).astype(np.int64).prod(axis=-1)
+    return np.where(left_out, kept.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
 
 
 def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:
@@ -210,22 +216,6 @@ def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], l
                 f"{list(bucket)} has {count} samples, which fill no batch of {least}, and "
                 "drop_remainder drops what is not full: it would leave all of them out"
             )
-
-
-def pad_split(split: Split, buckets: Sequence[Bucket]) -> Split:
-    """The split with images padded to what holds all buckets, and a column of their sizes.
-
-    Raises ValueError where an image is larger than every bucket, or has other dimensions.
-    """
-    column, dimensions = split.columns["image"], len(buckets[0])
-    images = column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
-    sizes = images.sizes
-    if sizes.shape[1] != dimensions:
-        shown = [list(bucket) for bucket in buckets]
-        raise ValueError(f"{shown}: must have {sizes.shape[1]} numbers each for these images")
-    assign_buckets(sizes, buckets)
-    padded = PaddedColumn(images, canvas(buckets))
-    return Split({**split.columns, "image": padded, SIZE: sizes})
 
 
 def canvas(buckets: Sequence[Bucket]) -> Bucket:

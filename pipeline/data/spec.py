@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, WithJsonSchema, model_validator
 
@@ -44,6 +44,8 @@ class MapOp(Spec):
 class Op(MapOp):
     """A map op on one column, which maps each sample without a look at the others."""
 
+    moves_pixels: ClassVar[bool] = False
+    """Whether pixels get to other places, so that labels of pixels would have to follow."""
     column: str = "image"
 
     @property
@@ -63,6 +65,24 @@ class Op(MapOp):
     @abstractmethod
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         """Map values of shape (batch, *shape); uniforms have shape (batch, draws)."""
+
+
+class MovingOp(Op):
+    """An op on images that moves pixels in a way that labels of pixels can follow."""
+
+    moves_pixels: ClassVar[bool] = True
+
+    @property
+    def uncovers(self) -> bool:
+        """Whether it makes pixels that come from nowhere and so have no label."""
+        return False
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        """Labels (batch, height, width, 1) moved as the pixels are, each copied from one place.
+
+        What comes from nowhere gets `fill`. An op that copies pixels moves labels in the same way.
+        """
+        return self(xp, labels, uniforms)
 
 
 class BatchOp(MapOp):
@@ -118,6 +138,16 @@ class EvalSplitSpec(Spec):
     batch_size: PositiveInt | None
     """null takes the training batch size."""
 
+    @model_validator(mode="after")
+    def _leaves_samples_apart(self) -> Self:
+        for position, op in enumerate(self.ops):
+            if isinstance(op, BatchOp):
+                raise ValueError(
+                    f"ops.{position} ({op.name}): mixes the samples of a batch, and evaluation "
+                    "measures each by itself; list it under dataset.train.ops alone"
+                )
+        return self
+
 
 GivenRoot = Annotated[
     FilePath, WithJsonSchema({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]})
@@ -137,7 +167,14 @@ class DatasetSpec(Spec):
     """Pad each image to the smallest of these that covers it, (height, width) or (tokens,), and
     batch images of one bucket alone (D-18); one bucket is a fixed maximum, null pads nothing."""
     padding_mask: bool
-    """Give the network one channel more: 1 where the image is, 0 where it is padded."""
+    """Give the network one channel more: 1 where the image is, 0 where it is padded. A network of
+    tokens does not read it as one: its attention leaves out what is padded."""
+    oversized: Literal["refuse", "crop"]
+    """What becomes of samples that are larger than every bucket. crop: in training a part of them
+    is used, drawn anew for each sample and pass, in evaluation the middle (D-18)."""
+    ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
+    """The label of what has none, as 255 in masks or -100 in texts: neither losses nor metrics
+    count it, and padded positions get it; null: every label is a class."""
     train: TrainSplitSpec
     eval: EvalSplitSpec
 
@@ -152,6 +189,8 @@ class DatasetSpec(Spec):
             raise ValueError(f"buckets = {shown}: must be different")
         if self.padding_mask and not buckets:
             raise ValueError("padding_mask = true: needs buckets, else nothing is padded")
+        if self.oversized == "crop" and not buckets:
+            raise ValueError("oversized = crop: needs buckets, the sizes to crop to")
         if buckets and self.train.num_shards is not None:
             raise ValueError(
                 "buckets: can't be had with train.num_shards; shards would differ in their number "

@@ -11,35 +11,34 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.data.buckets import SIZE, Bucket
+from pipeline.data.padding import cut_to
 from pipeline.training.state import Array, Batch
 
 T = TypeVar("T")
 
 
-def in_its_bucket(buckets: Sequence[Bucket], batch: Batch, compute: Callable[[Batch], T]) -> T:
+def in_its_bucket(
+    buckets: Sequence[Bucket], batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
+) -> T:
     """What `compute` makes of a batch whose images are cut to the smallest bucket that holds them.
 
     Images come padded to what holds all buckets, and are cut to the first bucket that covers every
-    image of the batch. `compute` is traced once for each bucket, and a program has a branch for
-    each: a sink runs over batches of any bucket without asking the host.
+    image of the batch. Where an image was larger, the place of the cut is drawn, or the middle.
+    `compute` is traced once for each bucket, and a program has a branch for each: a sink runs over
+    batches of any bucket without asking the host.
     """
     if not buckets:
         return compute(batch)
     largest = batch.columns[SIZE].max(axis=0)
     covers = (largest <= jnp.array(buckets, jnp.int32)).all(axis=-1)
-    branches = [partial(_compute_in, bucket, compute) for bucket in buckets]
+    branches = [partial(_compute_in, bucket, compute, drawn) for bucket in buckets]
     return jax.lax.switch(jnp.argmax(covers), branches, batch)
 
 
-def _compute_in(bucket: Bucket, compute: Callable[[Batch], T], batch: Batch) -> T:
-    return compute(cut(batch, bucket))
-
-
-def cut(batch: Batch, bucket: Bucket) -> Batch:
-    """The batch with images of (B, *bucket, ...)."""
-    inside = (slice(None), *(slice(length) for length in bucket))
-    images = batch.columns["image"][inside]
-    return replace(batch, columns={**batch.columns, "image": images})
+def _compute_in(bucket: Bucket, compute: Callable[[Batch], T], drawn: bool, batch: Batch) -> T:
+    key = batch.seed, batch.pass_, batch.sample
+    columns = cut_to(jnp, bucket, batch.columns, *key, drawn=drawn)
+    return compute(replace(batch, columns=columns))
 
 
 def with_padding_mask(images: Array, sizes: Array) -> Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from pipeline.models.observation import Observations, grad_observing_layers
 from pipeline.training.parameters import merge, split
+from pipeline.training.reduction import divisor, reduced, sample_losses
 from pipeline.training.state import Array, TrainState
 from pipeline.training.step_parts import StepParts
 
@@ -31,7 +32,7 @@ class Mapped(NamedTuple):
     images: Array
     """(B, H, W, C) float32."""
     labels: Array
-    """(B,) int or (B, C) float."""
+    """(B, ...) int or (B, ..., C) float."""
     real: Array
     """bool (B,): what is no padding."""
     dropout: Array
@@ -49,14 +50,15 @@ def compute_gradients(
 ) -> Gradients:
     """Gradients of `scale` times the loss of the first `count` samples of a mapped batch.
 
-    Takes images (B, H, W, C) float32, labels (B,) or (B, C), and a key for dropout. With
-    `accumulate` pieces the sum over these, one after the other, of what is the same sum at once:
-    but for batch norm, which sees a piece at a time, and for what dropout draws.
+    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a key for
+    dropout. With `accumulate` pieces the sum over these, one after the other, of what is the same
+    sum at once: but for batch norm, which sees a piece at a time, and for what dropout draws.
     """
     real = jnp.arange(images.shape[0]) < count
     batch = Mapped(images, labels, real, dropout)
+    whole = divisor(parts, labels, real, count)
     if parts.accumulate == 1:
-        return _of_piece(parts, state, state.batch_stats, batch, count, scale)
+        return _of_piece(parts, state, state.batch_stats, batch, whole, scale)
     keys = jax.vmap(lambda i: jax.random.fold_in(dropout, i))(jnp.arange(parts.accumulate))
     pieces = jax.tree.map(
         lambda x: x.reshape(parts.accumulate, -1, *x.shape[1:]), (images, labels, real)
@@ -65,7 +67,7 @@ def compute_gradients(
     def add(total: Gradients, piece: tuple[Any, Array]) -> tuple[Gradients, None]:
         (images, labels, real), key = piece
         mapped = Mapped(images, labels, real, key)
-        found = _of_piece(parts, state, total.batch_stats, mapped, count, scale)
+        found = _of_piece(parts, state, total.batch_stats, mapped, whole, scale)
         values = jax.tree.map(jnp.add, total.values, found.values)
         return Gradients(values, total.loss + found.loss, found.batch_stats, {}), None
 
@@ -81,10 +83,11 @@ def _of_piece(
     state: TrainState,
     batch_stats: Any,
     batch: Mapped,
-    count: Array | int,
+    whole: Array | int,
     scale: Array | float,
 ) -> Gradients:
-    """What the real samples of a piece add to the loss over `count` samples, and its gradients."""
+    """What the real samples of a piece add to the loss, and its gradients; a mean is over `whole`
+    samples or labels."""
     trained, frozen = split(state.params, parts.frozen)
 
     def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
@@ -95,8 +98,8 @@ def _of_piece(
             mutable=["batch_stats"],
             rngs={"dropout": batch.dropout},
         )
-        losses = jnp.where(batch.real, parts.loss(logits, batch.labels), 0.0)
-        loss = losses.sum() / count if parts.reduction == "mean" else losses.sum()
+        losses = sample_losses(parts, logits, batch.labels)
+        loss = reduced(parts, losses, batch.labels, batch.real, whole)
         return loss * scale, (loss, changed.get("batch_stats", {}))
 
     if parts.observe_layers:

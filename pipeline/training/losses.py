@@ -2,13 +2,14 @@
 
 A network may tell C classes apart at every position of a sample, of tokens or of pixels. Its logits
 are (B, ..., C) then and its labels (B, ...) int or (B, ..., C) float; the loss of a sample is the
-mean over its positions.
+mean over its positions, or over those that count.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,8 +20,40 @@ if TYPE_CHECKING:
     import jax
 
 
+class LabelLoss(LossSpec):
+    """Base of the losses to which every label of a sample adds on its own."""
+
+    masks_labels: ClassVar[bool] = True
+
+    @abstractmethod
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """A function (logits, targets), both (B, ..., C) float32 -> loss of each label (B, ...)."""
+
+    def build(self) -> Callable[..., jax.Array]:
+        """The loss function (logits, labels, where=None) -> (B,).
+
+        `where` is bool (B, ...) like integer labels: those that count. A sample of which none does
+        has loss 0, and logits where none counts get no gradient, whatever they are. The function
+        raises ValueError on labels whose shape does not fit the logits.
+        """
+        import jax.numpy as jnp
+
+        from pipeline.training.masks import masked_mean
+
+        each = self.build_each()
+
+        def loss(logits: jax.Array, labels: jax.Array, where: jax.Array | None = None) -> jax.Array:
+            logits, targets = _as_float32(logits, labels)
+            if where is None:
+                return _mean_over_positions(each(logits, targets))
+            logits = jnp.where(where[..., None], logits, 0)
+            return masked_mean(each(logits, targets), where, tuple(range(1, where.ndim)))
+
+        return loss
+
+
 @part("loss")
-class CrossEntropy(LossSpec):
+class CrossEntropy(LabelLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
     A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1) (L-02); under
@@ -31,14 +64,12 @@ class CrossEntropy(LossSpec):
     smoothing: Annotated[float, Field(ge=0, lt=1)]
     smoothing_convention: Literal["mindspore", "uniform"]
 
-    def build(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """The loss function; it raises ValueError on labels whose shape does not fit the logits."""
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
         import optax
 
-        def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-            logits, targets = _as_float32(logits, labels)
+        def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
             smoothed = optax.smooth_labels(targets, self._uniform_share(logits.shape[-1]))
-            return _mean_over_positions(optax.softmax_cross_entropy(logits, smoothed))
+            return optax.softmax_cross_entropy(logits, smoothed)
 
         return cross_entropy
 
@@ -52,38 +83,28 @@ class CrossEntropy(LossSpec):
 
 
 @part("loss")
-class L1(LossSpec):
+class L1(LabelLoss):
     """Mean absolute error over the C outputs of a sample."""
 
     name: Literal["l1"] = "l1"
 
-    def build(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """The loss function; it raises ValueError on labels whose shape does not fit the logits."""
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
         import jax.numpy as jnp
 
-        def l1(logits: jax.Array, labels: jax.Array) -> jax.Array:
-            outputs, targets = _as_float32(logits, labels)
-            return _mean_over_positions(jnp.mean(jnp.abs(outputs - targets), axis=-1))
-
-        return l1
+        return lambda outputs, targets: jnp.mean(jnp.abs(outputs - targets), axis=-1)
 
 
 @part("loss")
-class Mse(LossSpec):
+class Mse(LabelLoss):
     """Mean squared error over the C outputs of a sample."""
 
     name: Literal["mse"] = "mse"
 
-    def build(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """The loss function; it raises ValueError on labels whose shape does not fit the logits."""
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
         import jax.numpy as jnp
         import optax
 
-        def mse(logits: jax.Array, labels: jax.Array) -> jax.Array:
-            errors = optax.squared_error(*_as_float32(logits, labels))
-            return _mean_over_positions(jnp.mean(errors, axis=-1))
-
-        return mse
+        return lambda outputs, targets: jnp.mean(optax.squared_error(outputs, targets), axis=-1)
 
 
 def _mean_over_positions(losses: jax.Array) -> jax.Array:

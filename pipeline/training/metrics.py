@@ -12,49 +12,72 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
 
+MOST_CONFUSED = 10_000
+"""So many classes at most have a matrix of classes by classes, of 400 MB then."""
+
 
 @register_dataclass
 @dataclass(frozen=True)
 class EvalSums:
     """What evaluation adds up, batch after batch, over C classes.
 
-    A sample has one label, or one at each of its positions, and every label counts.
+    A sample has one label, or one at each of its positions, and every label counts that is not left
+    out. Up to MOST_CONFUSED classes have `confusion`, more have `by_class`; the other is None.
     """
 
     loss_sum: jax.Array
     """float32 ()."""
     loss_carry: jax.Array
     """float32 (): what rounding has kept out of `loss_sum` so far."""
+    samples: jax.Array
+    """int32 ()."""
     count: jax.Array
-    """int32 (): labels."""
+    """int32 (): labels that count."""
     top5: jax.Array
     """int32 (): labels whose class is among the min(5, C) highest logits."""
-    confusion: jax.Array
+    confusion: jax.Array | None
     """int32 (C, C): labels by true class (row) and predicted class (column)."""
+    by_class: jax.Array | None
+    """int32 (3, C): by class the labels that were predicted right, those there are, and those that
+    were predicted to be of it."""
 
 
 def zero_sums(classes: int) -> EvalSums:
     """The sums of no samples."""
+    confused = classes <= MOST_CONFUSED
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),
+        samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
         top5=jnp.zeros((), jnp.int32),
-        confusion=jnp.zeros((classes, classes), jnp.int32),
+        confusion=jnp.zeros((classes, classes), jnp.int32) if confused else None,
+        by_class=None if confused else jnp.zeros((3, classes), jnp.int32),
     )
 
 
 def add_batch(
-    sums: EvalSums, logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
+    sums: EvalSums,
+    logits: jax.Array,
+    labels: jax.Array,
+    losses: jax.Array,
+    mask: jax.Array,
+    where: jax.Array | None = None,
 ) -> EvalSums:
     """Add the samples that `mask` (B,) bool marks as real; the others pad the batch.
 
     Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, which count as the class of
-    their maximum, and losses (B,). Among equal logits the lower class ranks first.
+    their maximum, and losses (B,), each the mean over the labels of its sample that count. Of
+    integer labels those alone count that `where`, bool (B, ...), marks. Among equal logits the
+    lower class ranks first.
     """
+    samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
         logits, labels, losses, mask = _every_label(logits, labels, losses, mask)
     true = labels if jnp.issubdtype(labels.dtype, jnp.integer) else jnp.argmax(labels, axis=-1)
+    if where is not None:
+        mask = mask & where.reshape(-1)
+        true = jnp.where(mask, true, 0)
     predicted = jnp.argmax(logits, axis=-1)
     loss_sum, loss_carry = _compensated_add(
         sums.loss_sum, sums.loss_carry, jnp.sum(jnp.where(mask, losses, 0), dtype=jnp.float32)
@@ -62,9 +85,35 @@ def add_batch(
     return EvalSums(
         loss_sum=loss_sum,
         loss_carry=loss_carry,
+        samples=samples,
         count=sums.count + jnp.sum(mask, dtype=jnp.int32),
         top5=sums.top5 + jnp.sum(mask & _in_top(5, logits, true), dtype=jnp.int32),
-        confusion=sums.confusion.at[true, predicted].add(mask.astype(jnp.int32)),
+        confusion=_add_to_confusion(sums.confusion, true, predicted, mask),
+        by_class=_add_to_classes(sums.by_class, true, predicted, mask),
+    )
+
+
+def _add_to_confusion(
+    confusion: jax.Array | None, true: jax.Array, predicted: jax.Array, mask: jax.Array
+) -> jax.Array | None:
+    if confusion is None:
+        return None
+    return confusion.at[true, predicted].add(mask.astype(jnp.int32))
+
+
+def _add_to_classes(
+    by_class: jax.Array | None, true: jax.Array, predicted: jax.Array, mask: jax.Array
+) -> jax.Array | None:
+    if by_class is None:
+        return None
+    hits, actual, guessed = by_class
+    counted = mask.astype(jnp.int32)
+    return jnp.stack(
+        [
+            hits.at[true].add(counted * (true == predicted)),
+            actual.at[true].add(counted),
+            guessed.at[predicted].add(counted),
+        ]
     )
 
 
@@ -105,17 +154,17 @@ def summarize(sums: EvalSums, class_names: Sequence[str]) -> dict[str, Any]:
     The last three are {"macro", "micro", "per_class": {name: value}}. A ratio whose denominator
     is 0, such as the precision of a class never predicted, is 0, and the macro mean is over all
     classes. With one label per sample each micro mean equals the accuracy.
+    More than MOST_CONFUSED classes have no "per_class".
     Raises ValueError when there are no samples or the names do not fit the classes.
     """
-    confusion = np.asarray(sums.confusion, np.int64)
+    hits, actual, predicted = _by_class(sums)
     count = int(sums.count)
     if count == 0:
         raise ValueError("no samples were evaluated; give the evaluation split at least one")
-    if len(set(class_names)) != len(confusion) or len(class_names) != len(confusion):
+    if len(set(class_names)) != len(hits) or len(class_names) != len(hits):
         raise ValueError(
-            f"{len(confusion)} classes need as many different names; given: {list(class_names)}"
+            f"{len(hits)} classes need as many different names; given: {list(class_names)}"
         )
-    hits, actual, predicted = np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
     return {
         "accuracy": int(hits.sum()) / count,
         "top5": int(sums.top5) / count,
@@ -127,11 +176,19 @@ def summarize(sums: EvalSums, class_names: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _by_class(sums: EvalSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By class, int64 (C,) each: labels predicted right, labels there are, labels predicted."""
+    if sums.confusion is None:
+        hits, actual, predicted = np.asarray(sums.by_class, np.int64)
+        return hits, actual, predicted
+    confusion = np.asarray(sums.confusion, np.int64)
+    return np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
+
+
 def _averages(parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]) -> dict[str, Any]:
     """Ratios part / whole, 0 where the whole is 0: per class, their mean, and of the totals."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
-    return {
-        "macro": float(ratios.mean()),
-        "micro": int(parts.sum()) / int(wholes.sum()),
-        "per_class": dict(zip(class_names, ratios.tolist(), strict=True)),
-    }
+    averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
+    if len(ratios) > MOST_CONFUSED:
+        return averages
+    return {**averages, "per_class": dict(zip(class_names, ratios.tolist(), strict=True))}

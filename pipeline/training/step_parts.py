@@ -13,11 +13,13 @@ from pipeline.data.buckets import Bucket
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.spec import Ops
 from pipeline.models.spec import InitRule
+from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.spec import AverageSpec, RateRule
 from pipeline.training.state import Array
 
-SampleLoss = Callable[[Array, Array], Array]
+SampleLoss = Callable[..., Array]
+"""(logits, labels, where) -> loss of each sample, the last where labels are left out."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class StepParts:
     reduction: Literal["mean", "sum"]
     optimizer: optax.GradientTransformation
     loss_scale: LossScaling
+    ignore_index: int | None = None
+    """The label of what has none, which neither losses nor metrics count; the loss is given `where`
+    then."""
+    hardest_share: float = 1.0
+    """What share of the samples of a batch is reduced, those of the largest losses (M-13)."""
     observe_layers: bool = False
     """Whether the optimizer is given what layers saw: its `update` then takes `observed`."""
     buckets: tuple[Bucket, ...] = ()
@@ -46,3 +53,4 @@ class StepParts:
     accumulate: int = 1
     """In how many pieces, one after the other, the gradients of a batch are computed."""
     average: AverageSpec | None = None
+    on_nan: BadStepPolicy = STOP

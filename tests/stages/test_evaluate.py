@@ -74,7 +74,16 @@ def test_a_sample_that_was_not_counted_is_an_error(tiny: Compose) -> None:
     recipe = tiny(*SMALL)
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
     confusion = np.diag([39, *9 * [0]])
-    sums = replace(zero_sums(10), count=np.int32(39), confusion=confusion)
+    sums = replace(zero_sums(10), samples=np.int32(39), confusion=confusion)
     forgetful = SimpleNamespace(evaluate=lambda state, batches: sums)
-    with pytest.raises(RunError, match=r"^evaluated 39 labels of 40$"):
+    with pytest.raises(RunError, match=r"^evaluated 39 samples of 40$"):
         evaluate(forgetful, None, dataset)  # type: ignore[arg-type]
+
+
+def test_an_evaluation_without_a_label_that_counts_is_an_error(tiny: Compose) -> None:
+    dataset = load_data(tiny(*SMALL), Reporter(console=Console(file=io.StringIO())))
+    sums = replace(zero_sums(10), samples=np.int32(40))
+    blind = SimpleNamespace(evaluate=lambda state, batches: sums)
+    expected = r"^none of the labels of 40 evaluation samples counts: all are dataset\.ignore_index"
+    with pytest.raises(RunError, match=expected):
+        evaluate(blind, None, dataset)  # type: ignore[arg-type]

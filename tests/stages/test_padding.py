@@ -229,7 +229,7 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
         (
             ["dataset.buckets=[[8,8]]"],
             "dataset.buckets: training images: 23 of 61 samples are larger than every bucket; one "
-            "of [5, 12] would hold them",
+            "of [5, 12] would hold them, and dataset.oversized=crop uses a part of each",
         ),
         (
             ["dataset.buckets=[[8,8],[6,12],[8,12]]"],
@@ -346,3 +346,43 @@ def test_a_resumed_run_reads_on_in_its_buckets(ragged: Compose, tmp_path: Path) 
     run(ragged("train.steps=12"), tmp_path / "broken")
     run(ragged(f"train.resume={tmp_path / 'broken'}"))
     assert outcome.metrics(tmp_path / "broken") == outcome.metrics(tmp_path / "whole")
+
+
+CROPPED = ("dataset.buckets=[[5,5],[4,8]]", "dataset.oversized=crop")
+
+
+def test_samples_larger_than_every_bucket_are_cropped(
+    ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same numbers in any sink and feed, every sample evaluated, and other parts each pass."""
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    ways = {
+        "off": ["train.sink=false"],
+        "seven": ["train.sink_size=7", "train.feed=stream"],
+    }
+    for name, way in ways.items():
+        summary = run(ragged(*CROPPED, "dataset.padding_mask=true", *way), tmp_path / name)
+        assert summary.metrics["count"] == 9
+        outcome.assert_same_run(tmp_path / "off", tmp_path / name)
+    dataset = loaded(ragged(*CROPPED))
+    images = dataset.train.columns["image"]
+    assert images.shape == (61, 8, 12, 1)
+    assert dataset.image.shape == (4, 8, 1)
+
+
+def test_cropping_needs_buckets(ragged: Compose) -> None:
+    with pytest.raises(RecipeError) as caught:
+        ragged("dataset.buckets=null", "dataset.oversized=crop")
+    expected = "dataset: oversized = crop: needs buckets, the sizes to crop to"
+    assert caught.value.problems == (expected,)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_a_mask_of_padding_that_moves_is_refused(split: str, ragged: Compose) -> None:
+    flip = f"dataset.{split}.ops=[{{name: random_horizontal_flip}}]"
+    with pytest.raises(RecipeError) as caught:
+        loaded(ragged("dataset.padding_mask=true", flip))
+    assert caught.value.problems == (
+        f"dataset.padding_mask = true: dataset.{split}.ops.0 (random_horizontal_flip) moves "
+        "pixels, and the mask is of the images as they were read; leave out the op or the mask",
+    )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.training import metrics
 from pipeline.training.metrics import add_batch, summarize, zero_sums
 
 CLASSES, BATCH = 7, 4
@@ -183,3 +184,48 @@ def test_every_label_of_a_sample_counts(one_hot):
         one_by_one = add(one_by_one, logits[at], given[at], losses, mask)
     assert summarize(together, NAMES) == summarize(one_by_one, NAMES)
     assert int(together.count) == 3 * 6
+
+
+@settings(max_examples=30, deadline=None)
+@given(samples_of_batches, st.lists(st.booleans(), min_size=BATCH, max_size=BATCH))
+def test_labels_left_out_are_as_samples_that_are_padding(samples, counted):
+    padding = [([9] * CLASSES, 3, math.nan, False)] * BATCH
+    logits, labels, losses, real = (
+        np.array(column) for column in zip(*(samples[:BATCH] + padding)[:BATCH], strict=True)
+    )
+    logits, losses, counted = (
+        logits.astype(np.float32),
+        losses.astype(np.float32),
+        np.array(counted),
+    )
+    given = np.where(counted, labels, -100).astype(np.int32)
+    left_out = add(zero_sums(CLASSES), logits, given, losses, real, counted)
+    padded = add(zero_sums(CLASSES), logits, labels.astype(np.int32), losses, real & counted)
+    assert int(left_out.samples) == real.sum()
+    for name in ("loss_sum", "count", "top5", "confusion"):
+        np.testing.assert_array_equal(getattr(left_out, name), getattr(padded, name))
+
+
+def test_very_many_classes_have_the_same_figures_without_a_matrix(monkeypatch):
+    generator = np.random.default_rng(0)
+    batches = [
+        (
+            generator.normal(size=(BATCH, CLASSES)).astype(np.float32),
+            generator.integers(0, CLASSES, BATCH).astype(np.int32),
+            generator.random(BATCH).astype(np.float32),
+            np.arange(BATCH) < 3,
+        )
+        for _ in range(5)
+    ]
+    figures = []
+    for most in (CLASSES, CLASSES - 1):
+        monkeypatch.setattr(metrics, "MOST_CONFUSED", most)
+        sums = zero_sums(CLASSES)
+        for batch in batches:
+            sums = add_batch(sums, *batch)
+        figures.append((sums, summarize(sums, NAMES)))
+    (few, with_classes), (many, without) = figures
+    assert (few.by_class, many.confusion) == (None, None)
+    for name in ("precision", "recall", "f1"):
+        del with_classes[name]["per_class"]
+    assert without == with_classes

@@ -63,13 +63,14 @@ def _source(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
 def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: np.ndarray) -> Any:
     """Bytes (batch, height, width, channels) read through maps of as many samples.
 
-    What lies outside of the source is `fill`, uint8 (channels,).
+    What lies outside of the source is `fill`, (channels,) of their dtype. The nearest of any whole
+    numbers can be read, not of bytes alone.
     """
     x, y = _source(xp, maps, *values.shape[1:3])
     if interpolation == "nearest":
         half = 1 << (_UNIT_BITS - 1)
         rows, columns = (y + half) >> _UNIT_BITS, (x + half) >> _UNIT_BITS
-        return _pixels(xp, values, rows, columns, fill).astype(np.uint8)
+        return _pixels(xp, values, rows, columns, fill).astype(values.dtype)
     shift = _UNIT_BITS - _FRACTION_BITS
     half, mask = 1 << (shift - 1), (1 << _FRACTION_BITS) - 1
     x, y = (x + half) >> shift, (y + half) >> shift

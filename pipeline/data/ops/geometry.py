@@ -11,12 +11,12 @@ from pydantic import PositiveInt
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.image import Padding, Probability, Size, image_shape, pixels_at
 from pipeline.data.random import integers
-from pipeline.data.spec import Op
+from pipeline.data.spec import MovingOp, Op
 from pipeline.registry import part
 
 
 @part("op")
-class Pad(Op):
+class Pad(MovingOp):
     """Surround the image with pixels of the value `fill`, or with its own.
 
     `mode` edge repeats the outermost pixels, symmetric mirrors the image with them and reflect
@@ -35,6 +35,10 @@ class Pad(Op):
             self._check_mirrored(height, width)
         return replace(value, shape=(*_padded(height, width, self.padding), channels))
 
+    @property
+    def uncovers(self) -> bool:
+        return self.mode == "constant" and any(self.padding)
+
     def _check_mirrored(self, height: int, width: int) -> None:
         own = 1 if self.mode == "reflect" else 0
         top, bottom, left, right = self.padding
@@ -50,6 +54,9 @@ class Pad(Op):
         if self.mode != "constant":
             return xp.pad(values, widths, mode=self.mode)
         return xp.pad(values, widths, constant_values=self.fill)
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
 
 
 def _check_fill(fill: float, dtype: str) -> None:
@@ -69,17 +76,23 @@ def _padded(height: int, width: int, padding: Padding) -> tuple[int, int]:
 
 
 @part("op")
-class RandomCrop(Op):
-    """Pad with zeros, then cut out `size` at a place drawn anew for each sample and pass."""
+class RandomCrop(MovingOp):
+    """Pad with `fill`, then cut out `size` at a place drawn anew for each sample and pass."""
 
     name: Literal["random_crop"] = "random_crop"
     size: Size
     padding: Padding = (0, 0, 0, 0)
+    fill: float = 0.0
 
     draws: ClassVar[int] = 2
 
+    @property
+    def uncovers(self) -> bool:
+        return any(self.padding)
+
     def output(self, value: ColumnSpec) -> ColumnSpec:
         height, width, channels = image_shape(value)
+        _check_fill(self.fill, value.dtype)
         _check_crop(self.size, _padded(height, width, self.padding))
         return replace(value, shape=(*self.size, channels))
 
@@ -92,7 +105,10 @@ class RandomCrop(Op):
             return pixels
         # Masking what the padding would hold is cheaper than gathering from a padded copy.
         inside = row_in[:, :, None] & column_in[:, None, :]
-        return xp.where(inside[..., None], pixels, 0)
+        return xp.where(inside[..., None], pixels, np.asarray(self.fill, pixels.dtype))
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
 
 
 def _cut(
@@ -108,7 +124,7 @@ def _cut(
 
 
 @part("op")
-class CenterCrop(Op):
+class CenterCrop(MovingOp):
     """Cut `size` out of the middle; where the rest is odd, the larger half is dropped last."""
 
     name: Literal["center_crop"] = "center_crop"
@@ -134,7 +150,7 @@ def _check_crop(size: Size, image: tuple[int, int]) -> None:
 
 
 @part("op")
-class RandomHorizontalFlip(Op):
+class RandomHorizontalFlip(MovingOp):
     """Mirror each image left to right with probability `prob`."""
 
     name: Literal["random_horizontal_flip"] = "random_horizontal_flip"
@@ -154,7 +170,7 @@ class RandomHorizontalFlip(Op):
 
 
 @part("op")
-class RandomVerticalFlip(Op):
+class RandomVerticalFlip(MovingOp):
     """Mirror each image top to bottom with probability `prob`."""
 
     name: Literal["random_vertical_flip"] = "random_vertical_flip"

@@ -52,6 +52,7 @@ as often as the rest. `paper` has moves in pixels and even chances."""
 class Policy(Op):
     """What policies have in common. RGB bytes only."""
 
+    moves_pixels: ClassVar[bool] = True
     convention: Convention = "mindspore"
     interpolation: Interpolation = "nearest"
     fill: Fill = 0

@@ -20,7 +20,7 @@ from pipeline.data.ops.interpolation import (
     pillow_taps,
     widening_taps,
 )
-from pipeline.data.spec import Op
+from pipeline.data.spec import MovingOp
 from pipeline.registry import Expected, part
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
@@ -30,7 +30,7 @@ _AREA_LIMIT = 2**31 // 255
 
 
 @part("op")
-class Resize(Op):
+class Resize(MovingOp):
     """Scale to `size`, [height, width] or the length of the shorter edge, as MindSpore does.
 
     `linear`, `nearest`, `cubic` and `area` are OpenCV's, `pil_cubic` and `antialias` (Lanczos)
@@ -54,6 +54,9 @@ class Resize(Op):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = target_size(self.size, *values.shape[1:3])
         return resized(xp, values, size, self.interpolation)
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        return resized(xp, labels, target_size(self.size, *labels.shape[1:3]), "nearest")
 
 
 def _check_dtype(interpolation: Interpolation, dtype: str) -> None:

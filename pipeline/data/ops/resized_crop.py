@@ -15,7 +15,7 @@ from pipeline.data.ops.drawing import Range, pick, steps
 from pipeline.data.ops.image import Axis, Size, image_shape, pixels_at
 from pipeline.data.ops.interpolation import Taps, mix, nearest_pixels, opencv_taps
 from pipeline.data.random import integers
-from pipeline.data.spec import Op
+from pipeline.data.spec import MovingOp
 from pipeline.registry import part
 
 Interpolation = Literal["linear", "nearest", "cubic"]
@@ -41,7 +41,7 @@ class Box:
 
 
 @part("op")
-class RandomResizedCrop(Op):
+class RandomResizedCrop(MovingOp):
     """Cut out a box of drawn area and aspect and scale it to `size`, the Inception crop.
 
     `scale` is the range of the box's share of the area, `ratio` that of width / height, drawn
@@ -69,6 +69,10 @@ class RandomResizedCrop(Op):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         box = self.box(xp, uniforms, *values.shape[1:3])
         return crop_and_resize(xp, values, box, self.size, self.interpolation)
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        box = self.box(xp, uniforms, *labels.shape[1:3])
+        return crop_and_resize(xp, labels, box, self.size, "nearest")
 
     def box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
         """The box of each sample, within images of height x width."""

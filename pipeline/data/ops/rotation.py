@@ -8,11 +8,11 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, Strict
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.affine import Interpolation, fixed_maps, rotation, warp
+from pipeline.data.ops.affine import Interpolation, Maps, fixed_maps, rotation, warp
 from pipeline.data.ops.drawing import Range, steps
 from pipeline.data.ops.image import image_shape
 from pipeline.data.random import integers
-from pipeline.data.spec import Op
+from pipeline.data.spec import MovingOp
 from pipeline.registry import Expected, Seq, part
 
 Byte = Annotated[int, Field(ge=0, le=255)]
@@ -23,7 +23,7 @@ Point = Annotated[tuple[float, float], Strict(False)]
 
 
 @part("op")
-class RandomRotation(Op):
+class RandomRotation(MovingOp):
     """Turn the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
 
     `degrees` are [least, most], or one number d for [-d, d]; `center` is [x, y] in pixels from the
@@ -47,13 +47,24 @@ class RandomRotation(Op):
         fill_levels(self.fill, channels)
         return value
 
+    @property
+    def uncovers(self) -> bool:
+        return True
+
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        height, width, channels = values.shape[1:]
+        fill = fill_levels(self.fill, values.shape[-1])
+        return warp(xp, values, self._maps(xp, values, uniforms), self.interpolation, fill)
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        level = np.array([fill], labels.dtype)
+        return warp(xp, labels, self._maps(xp, labels, uniforms), "nearest", level)
+
+    def _maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
+        """The turn of each image."""
+        height, width = values.shape[1:3]
         centre = self.center or ((width - 1) / 2, (height - 1) / 2)
         maps = fixed_maps(rotation(self._angles(), centre), height, width)
-        drawn = integers(xp, uniforms[:, 0], len(maps.whole))
-        fill = fill_levels(self.fill, channels)
-        return warp(xp, values, maps.at(xp, drawn), self.interpolation, fill)
+        return maps.at(xp, integers(xp, uniforms[:, 0], len(maps.whole)))
 
     def _angles(self) -> np.ndarray:
         if isinstance(self.degrees, tuple):

@@ -1,0 +1,101 @@
+"""Labels of pixels, or of tokens, go where map ops move what they are of (D-05)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.spec import MapOp, MovingOp, Op
+from pipeline.data.transform import column_specs
+
+
+class MovedTogether(MapOp):
+    """An op on images, and the same on the labels of their pixels, from the same draws."""
+
+    op: MovingOp
+    fill: int
+    """The label of pixels that come from nowhere."""
+
+    @property
+    def draws(self) -> int:
+        return self.op.draws
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.op.column, "label"
+
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        image, labels = values
+        moved = self.op.output(image)
+        positions = len(labels.shape)
+        if positions == 1 and moved.shape[1] != 1:
+            raise ValueError(
+                f"makes {moved.shape} of images of shape {image.shape}, and labels {labels.shape} "
+                "are one for each row; it must leave the width 1"
+            )
+        return moved, replace(labels, shape=moved.shape[:positions])
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        images, labels = values
+        as_images = labels.reshape(*images.shape[:3], 1)
+        moved = self.op.move_labels(xp, as_images, uniforms, self.fill)
+        return self.op(xp, images, uniforms), moved.reshape(moved.shape[: labels.ndim])
+
+
+def moving_labels(
+    ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
+) -> tuple[MapOp, ...]:
+    """The ops, those that move pixels moving the labels of these too, where there are such.
+
+    Raises ValueError that opens with the op's position and name where labels can't follow it.
+    """
+    result: tuple[MapOp, ...] = ()
+    for position, op in enumerate(ops):
+        before = column_specs(result, specs)
+        try:
+            result = *result, _with_labels(op, before, ignore_index)
+        except ValueError as error:
+            raise ValueError(f"ops.{position} ({op.name}): {error}") from error
+    return result
+
+
+def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
+    moves = isinstance(op, Op) and op.moves_pixels and op.column == "image"
+    if not moves or not _of_places(specs["label"], specs["image"]):
+        return op
+    if not isinstance(op, MovingOp):
+        raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")
+    if op.uncovers and ignore_index is None:
+        raise ValueError(
+            "makes pixels that have no label; set dataset.ignore_index to the label that they get, "
+            "such as 255"
+        )
+    return MovedTogether(name=op.name, op=op, fill=ignore_index or 0)
+
+
+def _of_places(labels: ColumnSpec, image: ColumnSpec) -> bool:
+    """Whether labels are of the places of an image, one each.
+
+    Raises ValueError for labels of other places, and for such that are no numbers of classes.
+    """
+    if image.layout != "hwc" or len(image.shape) != 3:
+        return False  # no op moves such pixels, and it says so itself
+    integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
+    if len(labels.shape) < 2:
+        # The few labels of a sample, or its one-hot label, are of no place; those of tokens are.
+        return integer and (*labels.shape, 1) == image.shape[:2]
+    if not integer:
+        raise ValueError(
+            f"moves pixels, and their labels are {labels.dtype} of shape {labels.shape}; list what "
+            "makes them so, such as one_hot, behind it"
+        )
+    if labels.shape != image.shape[:2]:
+        raise ValueError(
+            f"moves pixels of images of shape {image.shape}, and labels of shape {labels.shape} "
+            "are not one for each of them; leave it out"
+        )
+    return True

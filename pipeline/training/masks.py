@@ -1,0 +1,119 @@
+"""Arrays of which some entries count: shapes that depend on values, under jit (M-13).
+
+Positives alone, the tokens of a text, the hardest 70 % of a batch: how many there are is known only
+when the step runs, and a compiled program has one shape for each array. So the array stays whole
+and a mask says which entries are meant. What is derived from it carries the mask on.
+
+A mask chooses (`jnp.where`); a product with it would keep what is no number: 0 * inf is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import register_dataclass
+
+Array = jax.Array
+Axis = int | tuple[int, ...] | None
+
+
+def within(lengths: Array, size: int) -> Array:
+    """Which of `size` positions lie within each length, int (...): bool (..., size)."""
+    return jnp.arange(size) < jnp.asarray(lengths)[..., None]
+
+
+def masked_sum(values: Array, where: Array, axis: Axis = None) -> Array:
+    """The sum of the entries that count. No gradient reaches the others."""
+    return jnp.sum(jnp.where(where, values, jnp.zeros((), values.dtype)), axis=axis)
+
+
+def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
+    """The mean of the entries that count; 0 where none does. No gradient reaches the others.
+
+    `where` is bool, of the shape of the values or one that broadcasts to it.
+    """
+    count = jnp.sum(jnp.broadcast_to(where, values.shape), axis=axis, dtype=jnp.int32)
+    return masked_sum(values, where, axis) / jnp.maximum(count, 1)
+
+
+def hardest(losses: Array, share: float, where: Array | None = None) -> Array:
+    """Which losses are the largest `share` of those that count, bool like the losses.
+
+    Of n losses these are floor(share * n), but one at least. Of equal losses the first come first,
+    and one that is no number comes before all others. `share` is taken as the decimal that it is
+    written as: 0.29 of 100 are 29. Raises ValueError for a share outside of (0, 1].
+    """
+    counts = jnp.ones(losses.shape, bool) if where is None else where
+    losses = jax.lax.stop_gradient(losses)
+    key = jnp.where(jnp.isnan(losses), jnp.inf, losses)
+    key = jnp.where(counts, key, -jnp.inf).ravel()
+    wanted = jnp.asarray(_shares_of(share, key.size))[jnp.sum(counts, dtype=jnp.int32)]
+    order = jnp.argsort(key, descending=True, stable=True)
+    first = jnp.arange(key.size) < wanted
+    return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & counts
+
+
+def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
+    """The mean of the largest `share` of the losses that count (Fan et al., 2017); 0 of none."""
+    return masked_mean(losses, hardest(losses, share, where))
+
+
+def _shares_of(share: float, most: int) -> np.ndarray:
+    """How many a share of 0 to `most` losses is, int32 (most + 1,)."""
+    if not 0 < share <= 1:
+        raise ValueError(f"a share of {share}: must be above 0 and not above 1")
+    exact = Fraction(repr(float(share)))
+    return np.array([min(n, max(1, floor(exact * n))) for n in range(most + 1)], np.int32)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Masked:
+    """An array and which of its entries count, through everything that is made of it.
+
+    `values[values > 0]`, whose length no compiled program knows, is `masked.select(values > 0)`.
+    """
+
+    values: Array
+    where: Array
+    """bool, of the shape of the values."""
+
+    @property
+    def count(self) -> Array:
+        """How many entries count, int32 ()."""
+        return jnp.sum(self.where, dtype=jnp.int32)
+
+    def select(self, condition: Array) -> Masked:
+        """Of the entries that count, those for which a condition of their shape holds."""
+        return Masked(self.values, self.where & condition)
+
+    def map(self, function: Callable[[Array], Array]) -> Masked:
+        """A function of each entry. It is given 0 for what does not count, and no gradient."""
+        given = jnp.where(self.where, self.values, jnp.zeros((), self.values.dtype))
+        return Masked(function(given), self.where)
+
+    def sum(self) -> Array:
+        """The sum of what counts, ()."""
+        return masked_sum(self.values, self.where)
+
+    def mean(self) -> Array:
+        """The mean of what counts, (); 0 where nothing does."""
+        return masked_mean(self.values, self.where)
+
+    def hardest(self, share: float) -> Masked:
+        """Of the entries that count, the largest share; see the function of that name."""
+        return Masked(self.values, hardest(self.values, share, self.where))
+
+
+def choose(condition: Array, first: Masked, second: Masked) -> Masked:
+    """The first where a condition, bool (), holds, else the second: branches of one shape."""
+    return Masked(
+        jnp.where(condition, first.values, second.values),
+        jnp.where(condition, first.where, second.where),
+    )

@@ -1,0 +1,58 @@
+"""How the losses of a batch become one number: which samples and labels count, and how much."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pipeline.training.masks import hardest
+from pipeline.training.state import Array
+from pipeline.training.step_parts import StepParts
+
+
+def labels_that_count(parts: StepParts, labels: Array) -> Array | None:
+    """Those that are not left out, bool like the labels (B, ...); None where all count."""
+    if parts.ignore_index is None:
+        return None
+    return labels.astype(jnp.int32) != parts.ignore_index
+
+
+def sample_losses(parts: StepParts, logits: Array, labels: Array) -> Array:
+    """The loss of every sample, float32 (B,): the mean over its labels that count."""
+    where = labels_that_count(parts, labels)
+    return parts.loss(logits, labels) if where is None else parts.loss(logits, labels, where)
+
+
+def divisor(parts: StepParts, labels: Array, real: Array, count: Array | int) -> Array | int:
+    """What the mean over a batch divides by: its `count` real samples, or their labels that count.
+
+    With labels left out every label weighs the same, as in PyTorch's `cross_entropy`, however many
+    its sample has; where all are left out the loss is 0, and PyTorch's NaN.
+    """
+    weights = _weights(parts, labels)
+    if weights is None:
+        return count
+    return jnp.maximum(jnp.sum(jnp.where(real, weights, 0.0)), 1.0)
+
+
+def reduced(
+    parts: StepParts, losses: Array, labels: Array, real: Array, divisor: Array | int
+) -> Array:
+    """What the real samples add to the loss, float32 (), from the losses of all, (B,)."""
+    weights = _weights(parts, labels)
+    if parts.hardest_share < 1:
+        counted = real if weights is None else real & (weights > 0)
+        real = hardest(losses, parts.hardest_share, counted)
+        weighed = real if weights is None else jnp.where(real, weights, 0.0)
+        divisor = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
+    if weights is not None and parts.reduction == "mean":
+        losses = losses * weights
+    losses = jnp.where(real, losses, 0.0)
+    return losses.sum() / divisor if parts.reduction == "mean" else losses.sum()
+
+
+def _weights(parts: StepParts, labels: Array) -> Array | None:
+    """How many labels of each sample count, float32 (B,); None where all do."""
+    where = labels_that_count(parts, labels)
+    if where is None:
+        return None
+    return jnp.sum(where, axis=tuple(range(1, where.ndim)), dtype=jnp.float32)

@@ -1,0 +1,195 @@
+"""Labels of pixels follow their pixels through map ops (D-05)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.geometry import (
+    CenterCrop,
+    Cutout,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomVerticalFlip,
+)
+from pipeline.data.ops.policies import AutoAugment, RandAugment
+from pipeline.data.ops.resize import Resize
+from pipeline.data.ops.resized_crop import RandomResizedCrop
+from pipeline.data.ops.rotation import RandomRotation
+from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
+from pipeline.data.pixel_labels import moving_labels
+from pipeline.data.random import seed_words
+from pipeline.data.spec import MapOp
+from pipeline.data.transform import apply_ops, column_specs
+from pipeline.registry import parts
+
+BATCH, HEIGHT, WIDTH = 6, 9, 12
+SPECS = {
+    "image": ColumnSpec((HEIGHT, WIDTH, 3), "uint8"),
+    "label": ColumnSpec((HEIGHT, WIDTH), "int32"),
+}
+NONE = -100
+
+EXACT: list[MapOp] = [
+    RandomHorizontalFlip(),
+    RandomVerticalFlip(),
+    CenterCrop(size=(5, 8)),
+    RandomCrop(size=(6, 7)),
+    RandomCrop(size=(9, 12), padding=(2, 1, 0, 3)),
+    Pad(padding=(1, 2, 3, 4)),
+    *(Pad(padding=(1, 2, 3, 4), mode=mode) for mode in ("edge", "reflect", "symmetric")),
+    Resize(size=(5, 20), interpolation="nearest"),
+    RandomResizedCrop(size=(8, 5), interpolation="nearest"),
+    RandomRotation(degrees=60.0, fill=255),
+]
+"""Ops that copy pixels, so that a label can be read off the pixel that it belongs to."""
+
+
+def columns() -> dict[str, Any]:
+    """Pixels that say where they were, 1 and up: so does their label."""
+    numbers = np.arange(1, BATCH * HEIGHT * WIDTH + 1).reshape(BATCH, HEIGHT, WIDTH)
+    image = np.stack([numbers % 101, numbers % 103, numbers % 107], -1).astype(np.uint8)
+    return {"image": image, "label": numbers.astype(np.int32)}
+
+
+def mapped(xp: Any, ops: tuple[MapOp, ...], given: dict[str, Any], pass_: int = 0) -> Any:
+    rows = np.arange(BATCH, dtype=np.int32)
+    return apply_ops(xp, ops, given, seed_words(5), np.int32(pass_), rows)
+
+
+@pytest.mark.parametrize("op", EXACT, ids=lambda op: f"{op.name}-{op.model_dump_json()[:40]}")
+def test_every_label_goes_where_its_pixel_goes(op: MapOp) -> None:
+    given = columns()
+    ops = moving_labels((op,), SPECS, NONE)
+    found = mapped(np, ops, given)
+    alone = mapped(np, (op,), {"image": given["image"]} | {"label": np.zeros(BATCH, np.int32)})
+    assert np.array_equal(found["image"], alone["image"])
+    where = np.argwhere(found["label"] != NONE)
+    assert len(where) > 0
+    for sample, row, column in where:
+        number = found["label"][sample, row, column]
+        expected = [number % 101, number % 103, number % 107]
+        assert found["image"][sample, row, column].tolist() == expected
+    uncovered = found["image"][found["label"] == NONE]
+    assert (uncovered == (255 if op.name == "random_rotation" else 0)).all()
+    specs = column_specs(ops, SPECS)
+    assert (BATCH, *specs["label"].shape) == found["label"].shape
+    assert found["label"].dtype == np.int32
+
+
+def test_host_and_compiled_step_agree() -> None:
+    given = columns()
+    ops = moving_labels(
+        (
+            RandomRotation(degrees=60.0),
+            RandomResizedCrop(size=(8, 5)),
+            RandomHorizontalFlip(),
+            Pad(padding=(1, 0, 2, 0)),
+        ),
+        SPECS,
+        -100,
+    )
+    host = mapped(np, ops, given)
+    compiled = jax.jit(lambda given: mapped(jnp, ops, given))(given)
+    assert np.array_equal(host["label"], compiled["label"])
+    assert np.array_equal(host["image"], compiled["image"])
+
+
+@pytest.mark.parametrize("name", ["linear", "cubic", "area"])
+def test_labels_are_copied_where_pixels_are_mixed(name: str) -> None:
+    """A label between two classes would be a third one."""
+    given = columns()
+    given["label"] = given["label"] % 2 * 7
+    ops = moving_labels((Resize(size=(5, 7), interpolation=name),), SPECS, None)
+    found = mapped(np, ops, given)
+    assert set(np.unique(found["label"])) == {0, 7}
+    nearest = moving_labels((Resize(size=(5, 7), interpolation="nearest"),), SPECS, None)
+    assert np.array_equal(found["label"], mapped(np, nearest, given)["label"])
+
+
+def test_labels_of_tokens_follow_too() -> None:
+    specs = {"image": ColumnSpec((10, 1, 1), "float32"), "label": ColumnSpec((10,), "int32")}
+    ops = moving_labels((RandomCrop(size=(4, 1)),), specs, None)
+    tokens = np.arange(BATCH * 10).reshape(BATCH, 10)
+    given = {"image": tokens[..., None, None].astype(np.float32), "label": tokens.astype(np.int32)}
+    found = mapped(np, ops, given)
+    assert found["label"].shape == (BATCH, 4)
+    assert np.array_equal(found["image"][..., 0, 0], found["label"])
+    assert len({int(row[0]) % 10 for row in found["label"]}) > 1
+    with pytest.raises(ValueError, match=r"^ops\.0 \(pad\): makes \(10, 3, 1\) of .* the width 1"):
+        column_specs(moving_labels((Pad(padding=(0, 0, 1, 1)),), specs, 0), specs)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        ColumnSpec((), "int32"),
+        ColumnSpec((10,), "float32"),
+        ColumnSpec((9,), "int32"),
+    ],
+)
+def test_labels_of_no_place_stay(label: ColumnSpec) -> None:
+    """One a sample, one-hot, or several of them, as many as the image is high."""
+    ops = (RandomHorizontalFlip(), RandAugment(), Rescale(factor=1.0, shift=0.0))
+    assert moving_labels(ops, {**SPECS, "label": label}, None) == ops
+
+
+def test_what_moves_nothing_leaves_labels_alone() -> None:
+    ops = (Cutout(size=2), Rescale(factor=1.0, shift=0.0), Hwc2Chw())
+    assert moving_labels(ops, SPECS, None) == ops
+
+
+@pytest.mark.parametrize(
+    ("ops", "label", "message"),
+    [
+        (
+            [Cutout(size=2), Pad(padding=(1, 0, 0, 0))],
+            SPECS["label"],
+            r"^ops\.1 \(pad\): makes pixels that have no label; set dataset\.ignore_index to the",
+        ),
+        ([RandomRotation(degrees=5.0)], SPECS["label"], r"^ops\.0 \(random_rotation\): makes pix"),
+        (
+            [RandomCrop(size=(9, 12), padding=(1, 1, 1, 1))],
+            SPECS["label"],
+            r"^ops\.0 \(random_crop\): makes pixels that have no label",
+        ),
+        (
+            [RandAugment()],
+            SPECS["label"],
+            r"^ops\.0 \(rand_augment\): moves pixels in a way that labels of pixels can't follow",
+        ),
+        ([AutoAugment()], SPECS["label"], r"^ops\.0 \(auto_augment\): moves pixels in a way"),
+        (
+            [OneHot(classes=4), RandomHorizontalFlip()],
+            SPECS["label"],
+            r"^ops\.1 \(random_horizontal_flip\): .* float32 of shape \(9, 12, 4\); list what mak",
+        ),
+        (
+            [RandomHorizontalFlip()],
+            ColumnSpec((3, 4), "int32"),
+            r"^ops\.0 .*images of shape \(9, 12, 3\), and labels of shape \(3, 4\) are not one for",
+        ),
+    ],
+)
+def test_what_labels_cannot_follow_is_refused(
+    ops: list[MapOp], label: ColumnSpec, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        moving_labels(ops, {**SPECS, "label": label}, None)
+
+
+def test_every_op_that_moves_pixels_says_so() -> None:
+    """Those that are known to; an op that is added to the package has to be put on either side."""
+    moving = {name for name, op in parts("op").items() if getattr(op, "moves_pixels", False)}
+    still = {
+        *("cut_mix", "mix_up", "cutout", "hwc2chw", "normalize", "one_hot", "rescale"),
+        *("random_color_adjust", "type_cast"),
+    }
+    assert moving == {op.name for op in EXACT} | {"auto_augment", "rand_augment"}
+    assert moving | still == set(parts("op"))

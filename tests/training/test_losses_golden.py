@@ -1,0 +1,68 @@
+"""Labels that are left out and the hardest samples, against PyTorch and MindSpore (M-13)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.training.losses import CrossEntropy
+from pipeline.training.reduction import divisor, reduced, sample_losses
+from pipeline.training.step_parts import StepParts
+from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
+from tests.training.test_step import make_parts
+
+LOSSES = json.loads((FOLDER / "losses.json").read_text())["losses"]
+
+
+def loss_of(parts: StepParts, logits: jax.Array, labels: np.ndarray) -> jax.Array:
+    """The loss of a batch, as a step computes it."""
+    real = jnp.ones(len(labels), bool)
+    whole = divisor(parts, jnp.asarray(labels), real, len(labels))
+    losses = sample_losses(parts, logits, jnp.asarray(labels))
+    return reduced(parts, losses, jnp.asarray(labels), real, whole)
+
+
+def assert_equal_to(name: str, parts: StepParts, logits: np.ndarray, labels: np.ndarray) -> None:
+    """Loss and gradient are PyTorch's, the loss is MindSpore's."""
+    labels = labels.astype(np.int32)
+    loss, gradient = jax.value_and_grad(loss_of, argnums=1)(parts, jnp.asarray(logits), labels)
+    for system in ("torch", "mindspore"):
+        assert float(loss) == pytest.approx(LOSSES[system][name], rel=1e-6)
+    with np.load(FOLDER / "gradients.npz") as gradients:
+        np.testing.assert_allclose(gradient, gradients[name], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", SMOOTHINGS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_golden_labels_left_out(name: str, kind: str) -> None:
+    """The mean is over all labels of the batch that count, however many a sample has."""
+    loss = CrossEntropy(
+        reduction="mean", smoothing=SMOOTHINGS[kind], smoothing_convention="uniform"
+    ).build()
+    parts = make_parts(loss=loss, classes=CLASSES, ignore_index=IGNORED[name])
+    assert_equal_to(f"{name}_{kind}", parts, *cases()[name])
+
+
+def test_golden_hardest_share() -> None:
+    logits, labels = cases()["image"]
+    parts = make_parts(classes=CLASSES, hardest_share=SHARE)
+    assert_equal_to("hardest", parts, logits, labels % CLASSES)
+
+
+def test_labels_left_out_are_as_if_they_were_not_there() -> None:
+    """One label a sample: the loss of the others alone, the hardest of them too."""
+    logits, labels = cases()["image"]
+    labels = labels.astype(np.int32)
+    kept = labels != IGNORED["image"]
+    for share in (1.0, 0.5):
+        plain = make_parts(classes=CLASSES, hardest_share=share)
+        for reduction in ("mean", "sum"):
+            parts = replace(plain, reduction=reduction)
+            whole = loss_of(replace(parts, ignore_index=-100), jnp.asarray(logits), labels)
+            alone = loss_of(parts, jnp.asarray(logits[kept]), labels[kept])
+            assert float(whole) == pytest.approx(float(alone), rel=1e-6)
