@@ -33,11 +33,16 @@ averages."""
 class LossSpec(Spec):
     """What is minimised: the part of kind "loss"."""
 
+    masks_labels: ClassVar[bool] = False
+    """Whether the function takes `where` too, bool (B, ...), the labels that count."""
     name: str
     reduction: Literal["mean", "sum"]
+    """How the losses of a batch become one: their mean or their sum."""
+    hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Reduce this share of each batch alone, the samples of the largest losses (M-13)."""
 
     @abstractmethod
-    def build(self) -> Callable[[Any, Any], Any]:
+    def build(self) -> Callable[..., Any]:
         """A function (logits (B, ..., C), labels (B, ...) int or (B, ..., C) float) -> loss per
         sample (B,); a sample has one label, or one at each of its positions."""
 

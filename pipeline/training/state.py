@@ -28,6 +28,17 @@ class OverflowCounts:
 
 @register_dataclass
 @dataclass(frozen=True)
+class BadStepCounts:
+    """What a policy that goes on behind bad steps counts, int32 scalars."""
+
+    in_a_row: Array
+    """Bad steps one after the other, up to now."""
+    left_out: Array
+    """Steps since the run began whose updates were left out, or undone by going back."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
 class TrainState:
     """Everything that training changes; what a checkpoint holds.
 
@@ -44,6 +55,7 @@ class TrainState:
     overflows: OverflowCounts | None = None
     average: Any = None
     """The moving average of the parameters that are trained."""
+    bad_steps: BadStepCounts | None = None
 
 
 @register_dataclass
@@ -66,7 +78,7 @@ class Batch:
 class Record(NamedTuple):
     """What is kept of every step, float32 scalars; the columns of the telemetry buffer.
 
-    `skipped` is 1 where an overflow skipped the update, else 0.
+    `skipped` is 1 where the update was left out, for an overflow or by `on_nan: skip`, else 0.
     """
 
     loss: Array

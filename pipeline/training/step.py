@@ -19,9 +19,10 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.spec import Ops
 from pipeline.data.transform import apply_ops
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
-from pipeline.training.gradients import compute_gradients
+from pipeline.training.gradients import Gradients, compute_gradients
 from pipeline.training.metrics import EvalSums, add_batch, zero_sums
 from pipeline.training.parameters import draw_anew, merge, split
+from pipeline.training.reduction import labels_that_count, sample_losses
 from pipeline.training.state import Array, Batch, Record, TrainState
 from pipeline.training.step_parts import StepParts as StepParts
 from pipeline.training.update import (
@@ -29,6 +30,8 @@ from pipeline.training.update import (
     advance_if,
     count_overflow,
     is_skipped,
+    leave_out,
+    no_left_out,
     no_overflows,
     updates_so_far,
 )
@@ -40,7 +43,7 @@ class TrainStep:
 
     `init(seed)` makes the state at step 0 from uint32 (2,). `step(state, batch, learning_rates)`
     does one update; the table is float32 (total steps,), a row for each update. A step whose loss
-    or gradient is not finite leaves the state as it was, but for what counts skipped overflows.
+    or gradient is not finite leaves the state as it was, but for what counts such steps.
     `evaluate(state, batch, sums)` adds a batch to the sums.
     """
 
@@ -62,7 +65,9 @@ def make_train_step(parts: StepParts) -> TrainStep:
         )
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-        return in_its_bucket(parts.buckets, batch, lambda cut: _evaluate(parts, state, cut, sums))
+        return in_its_bucket(
+            parts.buckets, batch, lambda cut: _evaluate(parts, state, cut, sums), drawn=False
+        )
 
     return TrainStep(init, step, evaluate, lambda: zero_sums(parts.classes))
 
@@ -91,6 +96,7 @@ def initial_state(parts: StepParts, variables: Mapping[str, Any]) -> TrainState:
         loss_scale=jnp.asarray(parts.loss_scale.initial, jnp.float32),
         overflows=no_overflows(parts.loss_scale),
         average=None if parts.average is None else jax.tree.map(jnp.copy, trained),
+        bad_steps=no_left_out(parts.on_nan),
     )
 
 
@@ -116,19 +122,30 @@ def _mapped(parts: StepParts, ops: Ops, batch: Batch) -> tuple[Array, Array]:
     return images, columns["label"]
 
 
+def gradients_of(parts: StepParts, state: TrainState, batch: Batch) -> Gradients:
+    """What a step computes of a batch, which is in its bucket, before it updates anything.
+
+    The gradients are those of the loss times its scale.
+    """
+    images, labels = _mapped(parts, parts.train_ops, batch)
+    dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
+    return compute_gradients(parts, state, images, labels, batch.count, dropout, state.loss_scale)
+
+
+def norm_of(gradients: Any, unscale: Array) -> Array:
+    """The norm of the gradients of the loss itself, float32 (), from those of the scaled loss."""
+    return optax.tree.norm(gradients) * unscale
+
+
 def _update(
     parts: StepParts, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record]:
-    images, labels = _mapped(parts, parts.train_ops, batch)
-    dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
-    gradients = compute_gradients(
-        parts, state, images, labels, batch.count, dropout, state.loss_scale
-    )
+    gradients = gradients_of(parts, state, batch)
     # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
     # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
     unscale = 1 / state.loss_scale
     rate = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
-    loss, norm = gradients.loss, optax.tree.norm(gradients.values) * unscale
+    loss, norm = gradients.loss, norm_of(gradients.values, unscale)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     skipped = is_skipped(state.overflows, loss, norm)
     record = Record(loss, rate, norm, state.loss_scale, skipped.astype(jnp.float32))
@@ -139,7 +156,8 @@ def _update(
         return advance(parts, state, unscaled, batch.count, unscale, rate)
 
     after = advance_if(finite, advanced, state)
-    return count_overflow(parts.loss_scale, after, finite, skipped), record
+    after = count_overflow(parts.loss_scale, after, finite, skipped)
+    return leave_out(parts.on_nan, after, record)
 
 
 def make_bare_step(
@@ -169,4 +187,5 @@ def _evaluate(parts: StepParts, state: TrainState, batch: Batch, sums: EvalSums)
     weights = {"params": params, "batch_stats": state.batch_stats}
     logits: Any = parts.network.apply(weights, images, train=False)
     mask = jnp.arange(images.shape[0]) < batch.count
-    return add_batch(sums, logits, labels, parts.loss(logits, labels), mask)
+    losses = sample_losses(parts, logits, labels)
+    return add_batch(sums, logits, labels, losses, mask, labels_that_count(parts, labels))

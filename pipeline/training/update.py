@@ -1,4 +1,5 @@
-"""How a step changes the state: the update, or an overflow that skips it."""
+"""How a step changes the state: the update, an overflow that skips it, or a bad step that is left
+out."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.models.observation import Observed
+from pipeline.training.bad_steps import BadStepPolicy
 from pipeline.training.gradients import Gradients
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.parameters import averaged, merge, move, split
-from pipeline.training.state import Array, OverflowCounts, TrainState
+from pipeline.training.state import Array, BadStepCounts, OverflowCounts, Record, TrainState
 from pipeline.training.step_parts import StepParts
 
 MOST_BAD_STEPS = 1000
@@ -87,9 +89,25 @@ def no_overflows(loss_scale: LossScaling) -> OverflowCounts | None:
     return OverflowCounts(zero, zero, zero) if loss_scale.skips_overflow else None
 
 
+def no_left_out(policy: BadStepPolicy) -> BadStepCounts | None:
+    """The counts at step 0; None where the first bad step ends the run."""
+    zero = jnp.zeros((), jnp.int32)
+    return BadStepCounts(zero, zero) if policy.leaves_out else None
+
+
 def updates_so_far(state: TrainState) -> Array:
     """How many updates were made, int32 (): what the learning rate depends on."""
-    return state.step if state.overflows is None else state.step - state.overflows.skipped_steps
+    updates = state.step
+    if state.overflows is not None:
+        updates = updates - state.overflows.skipped_steps
+    if state.bad_steps is not None:
+        updates = updates - state.bad_steps.left_out
+    return updates
+
+
+def left_out(state: TrainState) -> int:
+    """How many steps have no update because of a bad step."""
+    return 0 if state.bad_steps is None else int(state.bad_steps.left_out)
 
 
 def is_skipped(overflows: OverflowCounts | None, loss: Array, grad_norm: Array) -> Array:
@@ -123,3 +141,21 @@ def count_overflow(
         lambda now, then: jnp.where(finite | skipped, now, then), after, kept
     )
     return replace(state, step=step, loss_scale=scale, overflows=counts)
+
+
+def leave_out(
+    policy: BadStepPolicy, state: TrainState, record: Record
+) -> tuple[TrainState, Record]:
+    """State and record behind a step that is left out where it is bad and the policy says so.
+
+    Nothing changes but the step and the counts; an overflow in between does not end a row.
+    """
+    before = state.bad_steps
+    if before is None or not policy.skips_in_a_row:
+        return state, record
+    bad = ~record.goes_on
+    out = bad & (before.in_a_row < policy.skips_in_a_row)
+    keeps = bad | (jnp.asarray(record.skipped) > 0)
+    counts = BadStepCounts(jnp.where(keeps, before.in_a_row + out, 0), before.left_out + out)
+    after = replace(state, step=state.step + out, bad_steps=counts)
+    return after, record._replace(skipped=jnp.maximum(record.skipped, out.astype(jnp.float32)))

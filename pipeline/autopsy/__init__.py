@@ -1,0 +1,1 @@
+"""The autopsy of a bad step: where in it what is not finite came from."""

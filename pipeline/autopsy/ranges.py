@@ -1,0 +1,84 @@
+"""What tensors hold, and which rows of them are not finite."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Range:
+    """A tensor in numbers: of its finite values the least, greatest and mean, None of none."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None
+    max: float | None
+    mean: float | None
+    nan: int
+    inf: int
+
+    def __str__(self) -> str:
+        bad = [
+            f"{count:,} {name}" for name, count in (("NaN", self.nan), ("Inf", self.inf)) if count
+        ]
+        told = f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+        if bad:
+            told += f" with {' and '.join(bad)}"
+        if self.min is None:
+            return told
+        lead = ", else" if bad else ","
+        if self.shape == ():
+            return f"{told}{lead} {self.min:.4g}"
+        return f"{told}{lead} {self.min:.4g} to {self.max:.4g}, mean {self.mean:.4g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def range_of(array: Any) -> Range:
+    """The range of an array of numbers."""
+    values = np.asarray(array)
+    dtype, shape = str(values.dtype), tuple(values.shape)
+    wide = values.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    nan = int(np.isnan(wide).sum())
+    inf = wide.size - nan - finite.size
+    if not finite.size:
+        return Range(dtype, shape, None, None, None, nan, inf)
+    low, high, mean = float(finite.min()), float(finite.max()), float(finite.mean())
+    return Range(dtype, shape, low, high, mean, nan, inf)
+
+
+def is_float(array: Any) -> bool:
+    """Whether a tensor can hold what is not finite; keys and whole numbers can't."""
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def largest(array: Any) -> float:
+    """The greatest magnitude in an array; NaN where it holds one."""
+    values = np.asarray(array)
+    if not values.size:
+        return 0.0
+    # Two passes without a copy: most tensors that are looked at are large and finite.
+    with np.errstate(all="ignore"):
+        low, high = float(values.min()), float(values.max())
+    return float(np.maximum(abs(low), abs(high)))
+
+
+def bad_rows(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
+    """The samples of a batch in whose part of an array something is not finite.
+
+    The batch leads the first axis, alone or merged with others, or is the `last` and innermost one;
+    None where that axis is not one of samples.
+    """
+    values = np.asarray(array)
+    if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:
+        return None
+    bad = ~np.isfinite(values)
+    rows = bad.reshape(-1, batch_size).any(0) if last else bad.reshape(batch_size, -1).any(1)
+    return tuple(np.flatnonzero(rows).tolist())

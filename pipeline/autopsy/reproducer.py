@@ -1,0 +1,174 @@
+"""The reproducer of a bad step: all that a replay needs, in a folder of its own.
+
+    reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
+
+`arrays.npz` holds parameters, batch statistics, loss scale and step, and of the data the batch of
+the step alone, as it was read. Nothing in the folder is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.errors import FlaxError
+from flax.traverse_util import unflatten_dict
+
+from pipeline.autopsy.finding import Autopsy
+from pipeline.autopsy.scopes import outcome_of
+from pipeline.backends.autotune.tuner import Tuning, choose_lowerings
+from pipeline.cache import cache_root
+from pipeline.config.recipe import CacheSpec, Recipe
+from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.pixel_labels import moving_labels
+from pipeline.errors import DataError, PipelineError, RunError
+from pipeline.models.network import Network
+from pipeline.observe.strict_json import json_text
+from pipeline.run_directory import RECIPE
+from pipeline.stages.build import parts_of
+from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
+from pipeline.training.state import Batch, TrainState
+from pipeline.training.step_parts import StepParts
+from pipeline.weights.files import read_weights, write_weights
+from pipeline.weights.run import read_run_recipe
+from pipeline.whole_file import write_whole
+
+FOLDER = "reproducer"
+ARRAYS, STEP = "arrays.npz", "step.json"
+_STATE = ("params", "batch_stats")
+
+
+@dataclass(frozen=True)
+class Reproducer:
+    """A step that can be computed again, and what was found in it."""
+
+    parts: StepParts
+    state: TrainState
+    batch: Batch
+    device: jax.Device
+    """The one that the run was on, where this machine has it."""
+    found: str
+    """The finding of the run, as text."""
+
+
+def write_reproducer(
+    run_dir: Path,
+    parts: StepParts,
+    state: TrainState,
+    batch: Batch,
+    autopsy: Autopsy,
+) -> Path:
+    """Write the folder into a run directory, and give its path. Raises OSError and RunError."""
+    folder = run_dir / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name in (RECIPE, LOWERINGS):
+        if (run_dir / name).exists():
+            shutil.copyfile(run_dir / name, folder / name)
+    write_weights(folder / ARRAYS, _arrays(state, batch))
+    document = {
+        "image": asdict(parts.image),
+        "classes": parts.classes,
+        "autopsy": autopsy.to_dict(),
+    }
+    write_whole(folder / STEP, json_text(document, indent=2) + "\n")
+    return folder
+
+
+def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
+    kept = {
+        "state": {name: getattr(state, name) for name in (*_STATE, "loss_scale", "step")},
+        "batch": {
+            name: getattr(batch, name) for name in ("columns", "seed", "pass_", "sample", "count")
+        },
+    }
+    leaves = jax.tree_util.tree_flatten_with_path(kept)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in leaves
+    }
+
+
+def read_reproducer(folder: Path) -> Reproducer:
+    """A reproducer, or that of a run directory.
+
+    Raises DataError where there is none or it is damaged, RecipeError where its recipe is none any
+    more.
+    """
+    inside = folder / FOLDER
+    where = inside if (inside / STEP).is_file() else folder
+    if not (where / STEP).is_file():
+        raise DataError(
+            f"{folder}: holds no {FOLDER}; it is written where a step whose loss or gradient is "
+            "not finite ends a run"
+        )
+    recipe = read_run_recipe(where)
+    tree = _read_arrays(where / ARRAYS)
+    try:
+        document = json.loads((where / STEP).read_text(encoding="utf-8"))
+        image = document["image"]
+        spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
+        found, classes = str(document["autopsy"]["text"]), int(document["classes"])
+        batch = Batch(**tree["batch"])
+        columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
+        ops = moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
+        state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{where / STEP}: does not describe a step: {error}") from error
+    parts = parts_of(recipe, classes, spec, tuple(ops), ())
+    _require_fit(where, parts, state, batch)
+    device = _device_of(recipe)
+    return Reproducer(_lowered(parts, where, state, batch, device), state, batch, device, found)
+
+
+def _device_of(recipe: Recipe) -> jax.Device:
+    try:
+        return recipe.device.open().device
+    except PipelineError:  # a step can be looked into wherever it is sent
+        return jax.devices()[0]
+
+
+def _require_fit(where: Path, parts: StepParts, state: TrainState, batch: Batch) -> None:
+    """Raise DataError unless the step can be computed of what there is."""
+    try:
+        jax.eval_shape(partial(outcome_of, parts), state, batch)
+    except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{where}: recipe, arrays and step are not of one run: {reason}") from error
+
+
+def _read_arrays(path: Path) -> Mapping[str, Any]:
+    arrays = {name: jnp.asarray(array) for name, array in read_weights(path).items()}
+    try:
+        return unflatten_dict(arrays, sep="/")
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: its names are no state and batch: {error}") from error
+
+
+def _lowered(
+    parts: StepParts, folder: Path, state: TrainState, batch: Batch, device: jax.Device
+) -> StepParts:
+    """The parts with the lowerings of the run, where it had some and this machine has them too."""
+    file, network = folder / LOWERINGS, parts.network
+    if not file.exists() or not isinstance(network, Network):
+        return parts
+    chosen, size = read_choice(file), batch.sample.shape[0] // parts.accumulate
+    problems = list_problems(parts, state, size, size)
+    # The cache is the user's own: a recipe from elsewhere does not say where to write.
+    cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
+    kept = Tuning("off", "exhaustive", cache, chosen.lowerings, chosen.layout)
+    try:
+        choose_lowerings(problems, device, kept, lambda _: nullcontext())
+    except RunError:
+        return parts
+    lowered = network.clone(chooser=chosen.lowerings, layout=chosen.layout)
+    return replace(parts, network=lowered)

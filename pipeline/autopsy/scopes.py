@@ -1,0 +1,101 @@
+"""What is replayed of a step, under names also for what stands outside the layers.
+
+Map ops, the loss and the norm of the gradient get scopes of their own. Only the replay is traced
+with them; the compiled step stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+
+from pipeline.autopsy.finding import Phase
+from pipeline.autopsy.interpreter import layer_named
+from pipeline.autopsy.origins import COLUMN
+from pipeline.data.spec import MapOp
+from pipeline.training.bucketing import in_its_bucket
+from pipeline.training.state import Batch, TrainState
+from pipeline.training.step import gradients_of, norm_of
+from pipeline.training.step_parts import StepParts
+
+DATA = "dataset.train.ops"
+LOSS = "loss"
+GRADIENT_NORM = "gradient_norm"
+
+KINDS: dict[Phase, str] = {
+    "data": COLUMN,
+    "forward": "activation",
+    "loss": "loss",
+    "backward": "gradient",
+    "gradient norm": "gradient",
+}
+"""What an operation gives, by where it stands."""
+
+
+class Outcome(NamedTuple):
+    """What decides whether a step is bad, and what else has a name."""
+
+    loss: Any
+    grad_norm: Any
+    gradients: Any
+
+
+@dataclass(frozen=True)
+class _ScopedOp:
+    """A map op in a scope named for its place in the recipe, `dataset.train.ops.1.rescale`."""
+
+    op: MapOp
+    position: int
+
+    @property
+    def draws(self) -> int:
+        return self.op.draws
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.op.columns
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        with jax.named_scope(f"{DATA}.{self.position}.{self.op.name}"):
+            return self.op.map(xp, values, uniforms)
+
+
+def with_scopes(parts: StepParts) -> StepParts:
+    """The same parts, map ops and loss under names of their own."""
+    compute_loss = parts.loss
+
+    def loss(*given: Any) -> Any:
+        with jax.named_scope(LOSS):
+            return compute_loss(*given)
+
+    ops: Any = tuple(_ScopedOp(op, position) for position, op in enumerate(parts.train_ops))
+    return replace(parts, train_ops=ops, loss=loss)
+
+
+def outcome_of(parts: StepParts, state: TrainState, batch: Batch) -> Outcome:
+    """What a step computes before it updates anything."""
+
+    def compute(cut: Batch) -> tuple[Any, Any]:
+        found = gradients_of(parts, state, cut)
+        return found.loss, found.values
+
+    loss, values = in_its_bucket(parts.buckets, batch, compute)
+    with jax.named_scope(GRADIENT_NORM):
+        norm = norm_of(values, 1 / state.loss_scale)
+    return Outcome(loss, norm, values)
+
+
+def phase_of(scope: str, *, of_loss: bool) -> Phase:
+    """Where in a step the operations of a scope stand; `of_loss`: the loss depends on them."""
+    if GRADIENT_NORM in scope:
+        return "gradient norm"
+    if DATA in scope:
+        return "data"
+    if "transpose(" in scope:
+        return "backward"
+    layer = layer_named(scope)
+    if not layer or layer.startswith(LOSS):
+        return "loss" if of_loss else "backward"
+    return "forward"

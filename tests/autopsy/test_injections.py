@@ -1,0 +1,37 @@
+"""Some of the injections of `python -m tests.injections`, which has all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.injections import Injection, inject, layers_of, subject
+
+NETWORK = "ResNet"
+CASES = [
+    Injection(NETWORK, "activation", "NaN", "batch_norm_0"),
+    Injection(NETWORK, "activation", "Inf", "max_pool_0"),
+    Injection(NETWORK, "activation", "overflow", "residual_0"),
+    Injection(NETWORK, "gradient", "NaN", "global_avg_pool_0"),
+    Injection(NETWORK, "gradient", "Inf", "residual_0/batch_norm_1"),
+    Injection(NETWORK, "gradient", "overflow", "conv_0"),
+    Injection(NETWORK, "parameter", "NaN", "residual_0/conv_1/kernel"),
+    Injection(NETWORK, "parameter", "Inf", "dense_0/bias"),
+    Injection(NETWORK, "parameter", "overflow", "batch_norm_0/scale"),
+    Injection(NETWORK, "sample", "NaN"),
+    Injection(NETWORK, "sample", "Inf"),
+    Injection(NETWORK, "sample", "overflow"),
+]
+
+
+@pytest.mark.parametrize("injection", CASES, ids=str)
+def test_what_is_put_in_is_named(injection: Injection, cache: Path) -> None:
+    verdict = inject(subject(injection.network, cache), injection)
+    assert verdict.hit is True, verdict.told
+
+
+def test_every_layer_is_spoilt(cache: Path) -> None:
+    paths = layers_of(subject(NETWORK, cache))
+    assert len(paths) == len(set(paths)) == 13
+    assert {case.path for case in CASES if case.target in ("activation", "gradient")} < set(paths)
