@@ -6,18 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.errors import FlaxError
 
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.buckets import in_ascending_order
+from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
-from pipeline.errors import RecipeError
+from pipeline.data.spec import BatchOp, MapOp
+from pipeline.errors import RecipeError, first_line
+from pipeline.models.network import Network
 from pipeline.models.paths import require_covered
 from pipeline.models.precision import PathListing, ToFloat
 from pipeline.observe.reporter import Reporter
@@ -25,6 +30,7 @@ from pipeline.sink.schedule import Course, course
 from pipeline.stages.data import Dataset
 from pipeline.stages.padding import refuse_buckets_that_do_not_fit
 from pipeline.training.parameters import paths_of, require_trainable, split
+from pipeline.training.reduction import sample_losses
 from pipeline.training.state import TrainState
 from pipeline.training.step import (
     StepParts,
@@ -34,6 +40,10 @@ from pipeline.training.step import (
     make_train_step,
 )
 
+UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
+"""What jax and flax raise, besides ValueError, for sizes that no array can have."""
+
+MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1
 """Evaluation counts in int32."""
 
@@ -60,7 +70,9 @@ class Built:
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build from shapes alone; no weight is made. Raises RecipeError where parts don't fit."""
     run = course(recipe.train, dataset.train_order.steps_per_pass)
-    parts = _parts(recipe, dataset)
+    parts = parts_of(
+        recipe, len(dataset.classes), dataset.image, dataset.train_ops, dataset.eval_ops
+    )
     seed = seed_words(recipe.seed)
     with _blaming(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
@@ -72,15 +84,20 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     with _blaming("train.optimizer"):
         state = jax.eval_shape(lambda made: initial_state(parts, made), variables)
     _refuse_padding_into_statistics(recipe, dataset, state)
+    _refuse_padding_into_mixtures(recipe, dataset)
     refuse_buckets_that_do_not_fit(parts, state, dataset.eval)
     leaves = jax.tree.leaves(state.params)
+    parameters = sum(leaf.size for leaf in leaves)
+    if parameters > MAX_PARAMETERS:
+        problem = f"has more than {MAX_PARAMETERS:,} parameters, which nothing holds"
+        raise RecipeError([f"model {recipe.model.name}: {problem}"])
     built = Built(
         parts=parts,
         course=run,
         learning_rates=_learning_rates(recipe, run),
         seed=seed,
         state=state,
-        parameters=sum(leaf.size for leaf in leaves),
+        parameters=parameters,
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
     )
     reporter.stage("build", _line(recipe, built))
@@ -89,15 +106,24 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     return built
 
 
-def _parts(recipe: Recipe, dataset: Dataset) -> StepParts:
-    train, classes = recipe.train, len(dataset.classes)
+def parts_of(
+    recipe: Recipe,
+    classes: int,
+    image: ColumnSpec,
+    train_ops: tuple[MapOp, ...],
+    eval_ops: tuple[MapOp, ...],
+) -> StepParts:
+    """What a recipe's step is made of, for images as the map ops leave them."""
+    train = recipe.train
     return StepParts(
         network=typed_network(recipe, classes),
-        image=dataset.image,
+        image=image,
         classes=classes,
-        train_ops=recipe.dataset.train.ops,
-        eval_ops=recipe.dataset.eval.ops,
+        train_ops=train_ops,
+        eval_ops=eval_ops,
         loss=train.loss.build(),
+        ignore_index=recipe.dataset.ignore_index,
+        hardest_share=train.loss.hardest_share,
         reduction=train.loss.reduction,
         optimizer=optax.chain(train.clip.build(), train.optimizer.build()),
         observe_layers=train.optimizer.observes_layers,
@@ -107,6 +133,7 @@ def _parts(recipe: Recipe, dataset: Dataset) -> StepParts:
         rate_rules=train.lr_rules,
         accumulate=train.accumulate_steps,
         average=None if train.ema.decay is None else train.ema,
+        on_nan=train.on_nan,
         buckets=in_ascending_order(recipe.dataset.buckets or ()),
         padding_mask=recipe.dataset.padding_mask,
     )
@@ -118,7 +145,10 @@ def typed_network(recipe: Recipe, classes: int) -> nn.Module:
     Raises RecipeError where it is no list of layers and some are to differ.
     """
     precision = precision_of(recipe)
-    network = recipe.model.build(classes, precision.dtype)
+    with _blaming(f"model {recipe.model.name}"):
+        network = recipe.model.build(classes, precision.dtype)
+    if recipe.dataset.padding_mask and isinstance(network, Network):
+        network = network.clone(padding_mask=True)
     if not precision.rules:
         return network
     key = "to_float" if recipe.train.to_float else "precision"
@@ -157,6 +187,8 @@ def _blaming(key: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise RecipeError([f"{key}: {error}"]) from error
+    except UNTRACEABLE as error:
+        raise RecipeError([f"{key}: can't be traced: {first_line(error)}"]) from error
 
 
 def _learning_rates(recipe: Recipe, run: Course) -> np.ndarray:
@@ -195,8 +227,35 @@ def _check_labels(
     logits = jax.ShapeDtypeStruct((batch, *outputs), np.float32)
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
         with _blaming(f"dataset.{key}.ops"):
-            jax.eval_shape(
-                parts.loss, logits, jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
+            _require_classes_where_some_are_left_out(parts, label)
+            labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
+            jax.eval_shape(partial(sample_losses, parts), logits, labels)
+
+
+def _require_classes_where_some_are_left_out(parts: StepParts, label: ColumnSpec) -> None:
+    ignored, dtype = parts.ignore_index, np.dtype(label.dtype)
+    if ignored is None or (
+        np.issubdtype(dtype, np.integer)
+        and np.iinfo(dtype).min <= ignored <= min(np.iinfo(dtype).max, MAX_LABELS)
+    ):
+        return
+    raise ValueError(
+        f"leave labels of {dtype}, among which there is no dataset.ignore_index = {ignored}; leave "
+        "them whole numbers that it is one of, or set it to null"
+    )
+
+
+def _refuse_padding_into_mixtures(recipe: Recipe, dataset: Dataset) -> None:
+    """The padding of a short batch would be mixed with its samples."""
+    short = dataset.train_order.short_batch
+    for position, op in enumerate(dataset.train_ops):
+        if short and isinstance(op, BatchOp):
+            raise RecipeError(
+                [
+                    f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
+                    f"{recipe.train.batch_size} samples, and dataset.train.ops.{position} "
+                    f"({op.name}) would mix its padding with them; must be true with this op"
+                ]
             )
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
-from pipeline.data.buckets import Bucket, in_ascending_order
+from pipeline.data.buckets import Bucket, canvas, in_ascending_order
 from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.feed import split_bytes
 from pipeline.data.order import Order
+from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
-from pipeline.data.spec import BatchOp, Ops
+from pipeline.data.spec import BatchOp, MapOp
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
@@ -22,7 +25,9 @@ from pipeline.stages.padding import (
     bucket_line,
     in_buckets,
     pad_images,
+    refuse_moved_padding,
     refuse_useless_buckets,
+    specs_in,
     with_mask_channel,
 )
 
@@ -39,6 +44,11 @@ class Dataset:
     eval_label: ColumnSpec
     train_order: Order
     eval_order: Order
+    train_ops: tuple[MapOp, ...]
+    """The map ops of the training split; those that move pixels move the labels of these too."""
+    eval_ops: tuple[MapOp, ...]
+    given: ColumnSpec
+    """What an image is before its map ops, padded to what holds all buckets."""
 
     @property
     def label_positions(self) -> tuple[int, ...]:
@@ -55,13 +65,14 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = recipe.dataset.read(cache_root(recipe.cache))
     buckets = in_ascending_order(recipe.dataset.buckets or ())
-    raw = pad_images(raw, buckets)
+    raw = pad_images(raw, buckets, recipe.dataset)
     for bucket in buckets or (None,):  # the largest is the last
-        mapped = _mapped(raw.train, recipe.dataset.train.ops, "train", bucket)
-        mapped_eval = _mapped(raw.eval, recipe.dataset.eval.ops, "eval", bucket)
+        train_ops, mapped = _mapped(recipe, raw.train, "train", bucket)
+        eval_ops, mapped_eval = _mapped(recipe, raw.eval, "eval", bucket)
         image = _one_image(mapped["image"], mapped_eval["image"])
         if bucket is not None and recipe.dataset.padding_mask:
             image = with_mask_channel(image, bucket)
+            refuse_moved_padding(recipe.dataset)
     plain = _train_order(recipe, len(raw.train))
     refuse_useless_buckets(plain, raw.train, buckets)
     order = in_buckets(plain, raw.train, buckets)
@@ -75,11 +86,18 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
         eval_label=mapped_eval["label"],
         train_order=order,
         eval_order=in_buckets(_eval_order(recipe, len(evaluated)), evaluated, buckets),
+        train_ops=train_ops,
+        eval_ops=eval_ops,
+        given=_as_given(raw.eval.specs(), buckets),
     )
     reporter.stage("data", _line(recipe, raw, dataset))
     if buckets:
         reporter.stage("data", bucket_line(raw.train, buckets))
     return dataset
+
+
+def _as_given(specs: Mapping[str, ColumnSpec], buckets: Sequence[Bucket]) -> ColumnSpec:
+    return specs_in(canvas(buckets), specs)["image"] if buckets else specs["image"]
 
 
 def _evaluated(recipe: Recipe, split: Split, order: Order) -> Split:
@@ -97,23 +115,24 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     """The first training images as the network will see them, float32 (n, H, W, C)."""
     batches = dataset.train_order.batches(0, 1)
     wanted, rows = recipe.monitor.sample_images, batches.indices[0]
-    if not any(isinstance(op, BatchOp) for op in recipe.dataset.train.ops):
+    if not any(isinstance(op, BatchOp) for op in dataset.train_ops):
         rows = rows[:wanted]  # Else all of the batch is mixed, as in training.
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}
-    ops, seed = recipe.dataset.train.ops, seed_words(recipe.seed)
-    images = apply_ops(np, ops, columns, seed, batches.passes[0], rows)["image"]
+    seed = seed_words(recipe.seed)
+    images = apply_ops(np, dataset.train_ops, columns, seed, batches.passes[0], rows)["image"]
     images = images[:wanted].astype(np.float32)
     return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
 
 
-def _mapped(split: Split, ops: Ops, key: str, bucket: Bucket | None) -> dict[str, ColumnSpec]:
-    """What the columns are behind the ops, where images are as large as a bucket."""
-    specs = split.specs()
-    if bucket is not None:
-        shape = (*bucket, *specs["image"].shape[len(bucket) :])
-        specs["image"] = replace(specs["image"], shape=shape)
+def _mapped(
+    recipe: Recipe, split: Split, key: Literal["train", "eval"], bucket: Bucket | None
+) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
+    """The ops of a split, and what the columns are behind them, images as large as a bucket."""
+    wanted = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
+    specs = split.specs() if bucket is None else specs_in(bucket, split.specs())
     try:
-        return column_specs(ops, specs)
+        ops = moving_labels(wanted, specs, recipe.dataset.ignore_index)
+        return ops, column_specs(ops, specs)
     except ValueError as error:
         raise RecipeError([f"dataset.{key}.{error}"]) from error
 

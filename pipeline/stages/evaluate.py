@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from pipeline.backends.base import Executable
@@ -17,11 +15,16 @@ from pipeline.training.state import TrainState
 def evaluate(executable: Executable, state: TrainState, dataset: Dataset) -> Evaluation:
     """Metrics of a state; the last batch is padded and masked (D-17, E-01).
 
-    Raises RunError should the number of labels counted not be that of the split.
+    Raises RunError should the number of samples not be that of the split, and where none of their
+    labels counts.
     """
     sums = executable.evaluate(state, dataset.eval_order.steps_per_pass)
-    metrics = summarize(sums, dataset.classes)
-    labels = len(dataset.eval) * prod(dataset.label_positions)
-    if metrics["count"] != labels:
-        raise RunError(f"evaluated {metrics['count']} labels of {labels}")
-    return Evaluation(metrics, np.asarray(sums.confusion))
+    if int(sums.samples) != len(dataset.eval):
+        raise RunError(f"evaluated {sums.samples} samples of {len(dataset.eval)}")
+    if int(sums.count) == 0:
+        raise RunError(
+            f"none of the labels of {sums.samples} evaluation samples counts: all are "
+            "dataset.ignore_index; an evaluation needs one at least"
+        )
+    confusion = None if sums.confusion is None else np.asarray(sums.confusion)
+    return Evaluation(summarize(sums, dataset.classes), confusion)

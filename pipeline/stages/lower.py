@@ -20,6 +20,7 @@ from flax import linen as nn
 
 from pipeline.backends.autotune.tuner import Chosen, Tuning
 from pipeline.backends.base import Backend
+from pipeline.bounded_file import read_json
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
@@ -28,13 +29,11 @@ from pipeline.models.layout import Layout, best_layout
 from pipeline.models.lowerings.lowering import ROLES, Listing, Lowering, Lowerings, Problem
 from pipeline.models.network import Network
 from pipeline.observe.reporter import Reporter
+from pipeline.run_directory import LOWERINGS
 from pipeline.stages.build import Built
 from pipeline.stages.data import Dataset
 from pipeline.training.step import StepParts, image_shape
 from pipeline.whole_file import write_whole
-
-LOWERINGS = "lowerings.json"
-"""What a run directory keeps of the choice."""
 
 
 def lower(
@@ -156,7 +155,7 @@ def write_choice(path: Path, chosen: Chosen) -> None:
 def read_choice(path: Path) -> Chosen:
     """What `write_choice` wrote. Raises RunError that names the file for anything else."""
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path)
         layouts: tuple[Layout, ...] = get_args(Layout)
         layout = layouts[layouts.index(document["layout"])]
         convolutions = document["convolutions"].items()

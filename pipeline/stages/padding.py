@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 import jax
@@ -16,16 +16,17 @@ from pipeline.data.buckets import (
     RaggedColumn,
     assign_buckets,
     check_every_bucket_is_used,
-    pad_split,
 )
 from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.order import Order
+from pipeline.data.padding import pad_split
+from pipeline.data.spec import DatasetSpec, Op
 from pipeline.errors import RecipeError
 from pipeline.training.state import Batch, TrainState
 from pipeline.training.step import StepParts, make_train_step
 
 
-def pad_images(raw: RawData, buckets: Sequence[Bucket]) -> RawData:
+def pad_images(raw: RawData, buckets: Sequence[Bucket], dataset: DatasetSpec) -> RawData:
     """The dataset with images padded, where there are buckets. Raises RecipeError where none fit.
 
     Images of several sizes can't do without.
@@ -35,13 +36,15 @@ def pad_images(raw: RawData, buckets: Sequence[Bucket]) -> RawData:
         return raw
     padded = []
     for name, split in (("training", raw.train), ("evaluation", raw.eval)):
-        label = split.specs()["label"].shape
-        if label:
-            raise RecipeError(
-                [f"dataset.buckets: labels of shape {label} would need padding too; must be null"]
-            )
         try:
-            padded.append(pad_split(split, buckets))
+            padded.append(
+                pad_split(
+                    split,
+                    buckets,
+                    ignore_index=dataset.ignore_index,
+                    crop=dataset.oversized == "crop",
+                )
+            )
         except ValueError as error:
             raise RecipeError([f"dataset.buckets: {name} images: {error}"]) from error
     train, evaluated = padded
@@ -51,6 +54,12 @@ def pad_images(raw: RawData, buckets: Sequence[Bucket]) -> RawData:
 def _refuse_several_sizes(raw: RawData) -> None:
     for split in (raw.train, raw.eval):
         images = split.columns["image"]
+        if not isinstance(images, RaggedColumn) and isinstance(
+            split.columns["label"], RaggedColumn
+        ):
+            raise RecipeError(
+                ["dataset: labels are of several sizes and images of one; each place needs a label"]
+            )
         if isinstance(images, RaggedColumn):
             largest = images.sizes.max(axis=0).tolist()
             raise RecipeError(
@@ -95,6 +104,30 @@ def bucket_line(split: Split, buckets: Sequence[Bucket]) -> str:
         for bucket, count in zip(buckets, counts, strict=True)
     ]
     return f"training images padded to {', '.join(shares)}"
+
+
+def specs_in(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
+    """What the columns of a padded split are in a batch of a bucket."""
+    image, label = specs["image"], specs["label"]
+    shapes = {"image": (*bucket, *image.shape[len(bucket) :])}
+    if label.shape:
+        shapes["label"] = bucket
+    changed = {name: replace(specs[name], shape=shape) for name, shape in shapes.items()}
+    return {**specs, **changed}
+
+
+def refuse_moved_padding(dataset: DatasetSpec) -> None:
+    """Raises RecipeError for a map op that takes padding where its mask is not."""
+    for key, split in (("train", dataset.train), ("eval", dataset.eval)):
+        for position, op in enumerate(split.ops):
+            if isinstance(op, Op) and op.moves_pixels and op.column == "image":
+                raise RecipeError(
+                    [
+                        f"dataset.padding_mask = true: dataset.{key}.ops.{position} ({op.name}) "
+                        "moves pixels, and the mask is of the images as they were read; leave out "
+                        "the op or the mask"
+                    ]
+                )
 
 
 def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:

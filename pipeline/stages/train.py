@@ -6,12 +6,10 @@ The order at a boundary is fixed: telemetry to the monitors, then evaluation, th
 
 from __future__ import annotations
 
-import signal
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -19,12 +17,15 @@ from typing import Any, Literal
 from pipeline.backends.base import Executable, Mechanism
 from pipeline.config.recipe import EarlyStopSpec, Recipe
 from pipeline.errors import RunError
-from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
+from pipeline.observe.monitors import Evaluation, Judge, Monitor, SinkReport
+from pipeline.signals import Signals
 from pipeline.sink.schedule import Course, Event, Segment
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint import Checkpoints
+from pipeline.stages.rollback import Rollbacks
 from pipeline.training.spec import METRICS
 from pipeline.training.state import TrainState
+from pipeline.training.update import left_out
 
 DISPATCHES_KEPT = 4096
 """Of so many the median is taken: runs of millions of dispatches take no more memory."""
@@ -35,8 +36,10 @@ class History:
     """What became of a run."""
 
     step: int
-    status: Literal["done", "stopped"] = "done"
+    status: Literal["done", "stopped", "pruned"] = "done"
     reason: str | None = None
+    left_out: int = 0
+    """Steps that have no update, or none any more, because of a bad step."""
     loss: float | None = None
     train_s: float = 0.0
     """From the first dispatch to the last save, evaluations and all."""
@@ -92,6 +95,14 @@ class Training:
     checkpoints: Checkpoints | None
     host: Mapping[str, Any] = field(default_factory=dict)
     """What every checkpoint keeps for a resumed run, besides the state of the monitors."""
+    signals: Signals = field(default_factory=Signals)
+    """What was asked for from outside; training looks behind every dispatch."""
+    rollbacks: Rollbacks | None = None
+    """What can be gone back to, where bad steps are to be answered so."""
+    examine: Callable[[TrainState, int], None] | None = None
+    """Look into a step that ended the run, from the state before it."""
+    judge: Judge | None = None
+    """The one of the monitors that may end the run at a boundary, as not worth going on."""
 
 
 def train(
@@ -100,33 +111,50 @@ def train(
     """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
 
     The state that is returned has been saved, and `history` tells how it came about. Raises
-    RunError naming the step when a loss or gradient is not finite; the state before that step has
-    been saved then, and `history` ends there.
+    RunError naming the step when a loss or gradient is not finite and the recipe does not say to go
+    on; the state before that step has been saved then, and `history` ends there.
     """
     early = EarlyStop(training.recipe.monitor.early_stop, **host.get("early_stop", {}))
     begun = saved_at = time.monotonic()
-    sink, stops = _SinkClock(), False
-    with _signals() as signals:
-        for segment in training.course.segments(history.step, _periods(training)):
-            while history.step < segment.stop and not signals:
-                state, telemetry, seconds = _dispatch(training, state, segment.stop, history)
-                sink.add(telemetry, seconds)
-                _check_finite(training, state, telemetry, early, history)
-                if history.step == segment.stop:
-                    # Before any other save: a resumed run starts behind what happens here.
-                    stops = _at_boundary(training, segment, state, early, history, sink)
-                if _due(training, saved_at):
-                    _save(training, history.step, state, early, None)
-                    saved_at = time.monotonic()
-            if signals or stops:
-                break
+    signals, saves = training.signals, 0
+    if training.rollbacks is not None:
+        training.rollbacks.remember(host)
+        if history.step == 0:
+            # The first that can be gone back to.
+            _save(training, 0, state, early, None)
+    sink, stops, verdict = _SinkClock(), False, None
+    for segment in training.course.segments(history.step, _periods(training)):
+        while history.step < segment.stop and not signals.stop:
+            state, telemetry, seconds = _dispatch(training, state, segment.stop, history)
+            sink.add(telemetry, seconds)
+            state = _behind_bad_step(training, state, telemetry, early, history)
+            if history.step == segment.stop:
+                # Before any other save: a resumed run starts behind what happens here.
+                stops = _at_boundary(training, segment, state, early, history, sink)
+            if _due(training, saved_at) or signals.saves > saves:
+                saves = signals.saves
+                _save(training, history.step, state, early, None)
+                saved_at = time.monotonic()
+        verdict = _verdict(training, history)
+        if signals.stop or stops or verdict:
+            break
     if stops:
         history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
+    elif verdict:
+        history.status, history.reason = "pruned", verdict
     elif history.step < training.course.total:
-        history.status, history.reason = "stopped", f"{signals[0]} received"
+        history.status, history.reason = "stopped", signals.stop
     _save(training, history.step, state, early, None)
+    history.left_out = left_out(state)
     history.train_s = time.monotonic() - begun
     return state
+
+
+def _verdict(training: Training, history: History) -> str | None:
+    """Why the run should end here; a run that has ended is never pruned."""
+    if training.judge is None or history.step == training.course.total:
+        return None
+    return training.judge.verdict
 
 
 def _periods(training: Training) -> dict[Event, tuple[int, ...]]:
@@ -217,28 +245,49 @@ def _save(
         for monitor in training.monitors:
             monitor.flush()
         host = {**training.host, "early_stop": early.state()}
+        if training.rollbacks is not None:
+            host |= training.rollbacks.kept()
         training.checkpoints.save(step, state, host, metrics)
 
 
-def _check_finite(
+def _behind_bad_step(
     training: Training,
     state: TrainState,
     telemetry: Telemetry,
     early: EarlyStop,
     history: History,
-) -> None:
+) -> TrainState:
+    """The state to go on with. Raises RunError where the last step was bad and ends the run."""
     bad = telemetry.bad_step
     if bad is None:
-        return
-    history.step = bad - 1
-    place = training.course.place(bad)
+        return state
+    history.step = bad
+    why_not = ""
+    if training.rollbacks is not None:
+        try:
+            return _go_back(training, training.rollbacks, bad, state)
+        except RunError as error:
+            why_not = f"; {error}"
+    history.step, history.left_out = bad - 1, left_out(state)
     _save(training, bad - 1, state, early, None)
+    if training.examine is not None:
+        training.examine(state, bad)
+    place = training.course.place(bad)
     kept = f"; the state of step {bad - 1} is saved" if training.checkpoints else ""
     raise RunError(
         f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
         f"Step {bad} of {training.course.total}: loss is {telemetry.loss[-1]!s}, "
-        f"gradient norm is {telemetry.grad_norm[-1]!s}{kept}"
+        f"gradient norm is {telemetry.grad_norm[-1]!s}{why_not}{kept}"
     )
+
+
+def _go_back(training: Training, rollbacks: Rollbacks, bad: int, state: TrainState) -> TrainState:
+    """The state behind a bad step, on the device, and everyone told."""
+    found = rollbacks.go_back(bad, state)
+    gone = rollbacks.done[-1]
+    for monitor in training.monitors:
+        monitor.on_rollback(gone.step, gone.to)
+    return training.executable.put(found)
 
 
 class _SinkClock:
@@ -261,30 +310,3 @@ class _SinkClock:
         )
         self._seconds, self._steps = 0.0, 0
         return report
-
-
-@contextmanager
-def _signals() -> Iterator[list[str]]:
-    """The signal that asked to stop, once there is one; the handler does nothing but take note.
-
-    A second one interrupts at once. Outside the main thread, where Python delivers none, the list
-    stays empty.
-    """
-    received: list[str] = []
-
-    def note(number: int, _: object) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(signal.Signals(number).name)
-
-    previous = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, note)
-    except ValueError:
-        pass
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

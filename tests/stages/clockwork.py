@@ -46,7 +46,7 @@ class Clockwork:
         self.now += self._dispatch_s + steps * self._step_s
         self.now += (steps - 1) * self._soft_s if mechanism == "soft" else 0.0
         if self.signal_at is not None and start < self.signal_at <= stop:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
         rows = np.tile(np.float32([1, 1, 1, 1, 0]), (steps, 1))
         if self.bad is not None and start < self.bad <= stop:
             rows = rows[: self.bad - start]

@@ -5,19 +5,24 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pipeline.backends.xla import XlaExecutable
 from pipeline.config.recipe import CheckpointSpec, Recipe
-from pipeline.errors import DataError
+from pipeline.errors import DataError, RunError
 from pipeline.job import run
-from pipeline.stages.checkpoint import Checkpoints, restore_state, restore_weights
+from pipeline.stages.checkpoint import Checkpoints
+from pipeline.stages.saved import restore_state, restore_weights
 from pipeline.training.state import TrainState
 from tests import outcome
 from tests.conftest import ROOT, compose_tiny
+from tests.observe.disk import files_end_at
 
 Compose = Callable[..., Recipe]
 
@@ -91,6 +96,17 @@ def test_a_run_that_is_done_may_go_on(unbroken: Path, tiny: Compose, tmp_path: P
     outcome.assert_equal_arrays(outcome.arrays(tmp_path), outcome.arrays(unbroken))
 
 
+def test_the_evaluation_at_the_end_is_logged_once(tiny: Compose, tmp_path: Path) -> None:
+    """A run that was killed behind it makes it again."""
+    every = "eval.every_steps=15"
+    run(tiny(every), tmp_path)
+    before = (tmp_path / "evals.jsonl").read_bytes()
+    (tmp_path / "summary.json").unlink()
+    run(tiny(every, f"train.resume={tmp_path}"))
+    assert (tmp_path / "evals.jsonl").read_bytes() == before
+    assert [line["step"] for line in outcome.read_lines(tmp_path / "evals.jsonl")] == [15, 30, 45]
+
+
 def test_the_newest_are_kept(tiny: Compose, tmp_path: Path) -> None:
     """K-01."""
     run(tiny("checkpoint.every_steps=10", "checkpoint.keep=2"), tmp_path)
@@ -160,7 +176,7 @@ def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
     state, host = state_of(7), {"early_stop": {"best": 0.5, "waited": 1}}
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(7, state, host, None)
-    restored, restored_host = restore_state(tmp_path, state_of(0)) or (None, None)
+    restored, restored_host = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
     assert restored_host == host
     assert restored is not None
     assert int(restored.step) == 7
@@ -184,13 +200,13 @@ def test_a_checkpoint_that_is_not_complete_does_not_count(tmp_path: Path) -> Non
         checkpoints.save(1, state_of(1), {}, None)
     (tmp_path / "checkpoints" / "2").mkdir()
     (tmp_path / "checkpoints" / "3.orbax-checkpoint-tmp").mkdir()
-    restored, _ = restore_state(tmp_path, state_of(0)) or (None, None)
+    restored, _ = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
     assert restored is not None
     assert int(restored.step) == 1
 
 
 def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
-    assert restore_state(tmp_path, state_of(0)) is None
+    assert restore_state(tmp_path, state_of(0), {}, print) is None
 
 
 @pytest.mark.parametrize(
@@ -232,20 +248,20 @@ def test_restore_takes_parameters_and_statistics_only(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(4, state_of(4), {}, None)
     fresh = state_of(0)
-    restored, step = restore_weights(tmp_path, fresh)
-    assert (step, int(restored.step), restored.loss_scale) == (4, 0, fresh.loss_scale)
+    restored, saved = restore_weights(tmp_path, fresh, {}, print)
+    assert (saved.step, int(restored.step), restored.loss_scale) == (4, 0, fresh.loss_scale)
     assert (restored.params["dense"]["kernel"] == 4).all()
 
 
 def test_a_checkpoint_of_another_network_is_told_apart(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(4, state_of(4), {}, None)
-    other = state_of(0, kernel=np.zeros((2, 4)), bias=np.zeros(4))
+    other = state_of(0, kernel=np.zeros((2, 4), np.float16), bias=np.zeros(4))
     with pytest.raises(DataError) as caught:
-        restore_weights(tmp_path, other)
+        restore_weights(tmp_path, other, {}, print)
     assert str(caught.value) == (
         f"{tmp_path / 'checkpoints' / '4'}: of another recipe: params/dense/bias is missing; "
-        "params/dense/kernel has shape (2, 3), this network needs (2, 4)"
+        "params/dense/kernel is float32[2, 3], this network needs float16[2, 4]"
     )
 
 
@@ -255,7 +271,7 @@ def test_only_the_first_differences_are_listed(tmp_path: Path) -> None:
     other = state_of(0, **{f"layer_{n}": np.zeros(1) for n in range(7)})
     message = r"layer_4 is missing and 3 more$"
     with pytest.raises(DataError, match=message):
-        restore_weights(tmp_path, other)
+        restore_weights(tmp_path, other, {}, print)
 
 
 def test_a_run_from_another_network_fails_with_that_message(
@@ -273,25 +289,11 @@ def test_a_missing_checkpoint_is_named_with_what_would_be_right(
 ) -> None:
     folder = (unbroken if where == "checkpoints/46" else tmp_path) / where
     with pytest.raises(DataError) as caught:
-        restore_weights(folder, state_of(0))
+        restore_weights(folder, state_of(0), {}, print)
     assert str(caught.value) == (
         f"checkpoint.restore = {folder}: holds no checkpoint; name a run directory, its "
         "checkpoints folder or one checkpoint in there"
     )
-
-
-@pytest.mark.parametrize("damage", ["missing", "cut short"])
-def test_a_damaged_checkpoint_is_named(damage: str, tmp_path: Path) -> None:
-    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
-        checkpoints.save(4, state_of(4), {}, None)
-    folder = tmp_path / "checkpoints" / "4"
-    for file in [file for file in (folder / "state").rglob("*") if file.is_file()]:
-        if damage == "missing":
-            file.unlink()
-        else:
-            file.write_bytes(file.read_bytes()[:10])
-    with pytest.raises(DataError, match=r"checkpoints/4: can't read this checkpoint: \S+"):
-        restore_weights(tmp_path, state_of(0))
 
 
 FULL_DISK = """
@@ -325,6 +327,79 @@ def test_a_disk_that_refuses_is_an_error_of_the_run(tmp_path: Path) -> None:
         text=True,
     )
     at_the_end, at_the_next = result.stdout.splitlines()
-    assert re.search(r"one/checkpoints: can't save: .*File too large", at_the_end)
-    assert re.search(r"two/checkpoints: can't save step 4: .*File too large", at_the_next)
+    assert re.search(r"one/checkpoints: can't save step 3: .*File too large", at_the_end)
+    assert re.search(r"two/checkpoints: can't save step 3: .*File too large", at_the_next)
+    assert result.stderr == ""
     assert outcome.checkpoints(tmp_path / "one") == outcome.checkpoints(tmp_path / "two") == []
+
+
+def test_a_disk_that_fills_up_fails_the_run_and_keeps_what_there_is(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves, original = "checkpoint.every_steps=10", XlaExecutable.run
+    with ExitStack() as full:
+
+        def go(self: XlaExecutable, state: TrainState, start: int, *more: Any) -> Any:
+            if start == 20:
+                outcome.arrays(tmp_path, 20)
+                full.enter_context(files_end_at(20_000))
+            return original(self, state, start, *more)
+
+        monkeypatch.setattr(XlaExecutable, "run", go)
+        monkeypatch.setattr(Checkpoints, "save", patiently(Checkpoints.save))
+        with pytest.raises(RunError, match=r"can't save step 30: .*File too large") as caught:
+            run(tiny(saves), tmp_path)
+    assert caught.value.exit_status == 1
+    assert outcome.read_summary(tmp_path)["status"] == "failed"
+    assert outcome.checkpoints(tmp_path) == [10, 20]
+    monkeypatch.undo()
+    summary = run(tiny(saves, f"train.resume={tmp_path}"))
+    assert (summary.status, summary.resumed_from) == ("done", {"run": str(tmp_path), "step": 20})
+    assert [line["step"] for line in outcome.metrics(tmp_path)] == list(range(1, 46))
+
+
+def patiently(save: Callable[..., None]) -> Callable[..., None]:
+    """Save, and wait until it is on disk."""
+
+    def save_and_wait(self: Checkpoints, *args: Any) -> None:
+        save(self, *args)
+        self.finish()
+
+    return save_and_wait
+
+
+def test_a_folder_that_may_not_be_written_fails_the_save_and_keeps_what_there_is(
+    tmp_path: Path,
+) -> None:
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, None)
+        checkpoints.finish()
+        save = patiently(Checkpoints.save)
+        with (
+            nobody_may_write(tmp_path / "checkpoints"),
+            pytest.raises(RunError, match=r"can't save step 2: .*Permission denied"),
+        ):
+            save(checkpoints, 2, state_of(2), {}, None)
+    assert outcome.checkpoints(tmp_path) == [1]
+    assert outcome.arrays(tmp_path)["step"] == 1
+
+
+@contextmanager
+def nobody_may_write(folder: Path) -> Iterator[None]:
+    """Whoever runs this: what root may do, it does not do here as root."""
+    folder.chmod(0o500)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        folder.chmod(0o700)
+
+
+def test_a_place_where_no_checkpoints_can_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(RunError, match=r"checkpoints: can't make it: .*"):
+        Checkpoints(tmp_path, kept(5, None))

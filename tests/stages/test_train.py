@@ -1,12 +1,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +12,12 @@ from pipeline.backends.base import Mechanism
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation, SinkReport
+from pipeline.signals import Signals, heard
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages import train as stage
 from pipeline.stages.train import History, Training, train
 from pipeline.training.state import TrainState
-from tests import outcome
-from tests.conftest import TINY
 from tests.observe.test_monitors import EVALUATION
 
 Compose = Callable[..., Recipe]
@@ -41,6 +35,7 @@ class Script:
         self.saved: dict[int, tuple[Mapping[str, Any], Mapping[str, float] | None]] = {}
         self.reports: list[SinkReport] = []
         self.now = 0.0
+        self.signals = Signals()
         self.signal, self.signal_at = signal.SIGTERM, 0
         self.bad: int | None = None
         self.flushed = 0
@@ -129,9 +124,11 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
             [script],
             script.evaluate,
             script if saves else None,  # type: ignore[arg-type]
+            signals=script.signals,
         )
         history = History(first)
-        state = train(training, state_at(first), host or {}, history)
+        with heard(script.signals), script.signals.held():
+            state = train(training, state_at(first), host or {}, history)
         assert int(state.step) == history.step
         return history
 
@@ -340,47 +337,31 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
 def test_a_signal_stops_behind_the_dispatch_it_came_in(number: signal.Signals, play: Play) -> None:
     script = Script()
     script.signal, script.signal_at = number, 4
-    before = signal.getsignal(number)
     history = play(script)
     assert script.events == ["steps 1-1", "steps 2-8", "sink 8", "save 8"]
     assert (history.step, history.status) == (8, "stopped")
     assert history.reason == f"{number.name} received"
-    assert signal.getsignal(number) is before
 
 
-def test_a_run_in_another_thread_hears_no_signals_and_runs(play: Play) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        history = pool.submit(play, Script()).result()
+def test_a_signal_to_save_is_answered_behind_the_dispatch_it_came_in(play: Play) -> None:
+    script = Script()
+    script.signal, script.signal_at = signal.SIGUSR1, 4
+    history = play(script)
+    assert script.events[:4] == ["steps 1-1", "steps 2-8", "sink 8", "save 8"]
+    assert list(script.saved) == [8, 20]
     assert (history.step, history.status) == (20, "done")
 
 
-def test_sigterm_is_answered_with_a_checkpoint(cache: Path, tmp_path: Path) -> None:
-    """A real process in the middle of one long sink."""
-    steps = ["train.steps=1_000_000", "train.sink_size=1_000_000", "hydra.run.dir=run"]
-    command = [sys.executable, "-m", "pipeline", *TINY, f"cache.root={cache}", *steps]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        wait_for_lines(tmp_path / "run" / "metrics.jsonl", process)
-        begun = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
-        answered_s = time.monotonic() - begun
-    assert process.returncode == 1
-    assert errors == ""
-    assert answered_s < 5
-    summary = outcome.read_summary(tmp_path / "run")
-    last = outcome.metrics(tmp_path / "run")[-1]["step"]
-    assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
-    assert outcome.checkpoints(tmp_path / "run") == [last]
-    assert summary["steps"] == last
-    assert "accuracy" not in summary["metrics"]
+def test_a_signal_to_save_that_came_before_training_is_answered_first(play: Play) -> None:
+    script = Script()
+    script.signals.saves = 1
+    play(script)
+    assert list(script.saved) == [1, 20]
 
 
-def wait_for_lines(file: Path, process: subprocess.Popen[str], count: int = 2) -> None:
-    """Until a log has so many lines."""
-    deadline = time.monotonic() + 60
-    while not file.exists() or file.read_bytes().count(b"\n") < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def test_a_signal_that_came_before_training_is_answered_before_the_first_step(play: Play) -> None:
+    script = Script()
+    script.signals.stop = "SIGTERM received"
+    history = play(script)
+    assert script.events == ["save 0"]
+    assert (history.step, history.status) == (0, "stopped")

@@ -1,0 +1,67 @@
+"""`python -m tests.crash --kills 200 [--seed N]`: kill -9 at random moments, resume, compare.
+
+Runs of LeNet-5 in sinks of 1000 steps are killed at moments drawn uniformly from a run's lifetime,
+one in three while a checkpoint is being written, and taken up by the same command until they are
+done. Each must then equal, to the bit, one that was never broken: every line of metrics.jsonl and
+evals.jsonl, the same checkpoints, the same bits in every array.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.crash.killing import Crashes, Tally
+
+EVERY_STEPS = 100
+
+
+def main() -> int:
+    """Print the tally; 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--minutes", type=float, default=60, help="after so many no run is begun")
+    asked = parser.parse_args()
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        crashes = Crashes(Path(folder), asked.seed, asked.steps, EVERY_STEPS)
+        while crashes.tally.kills < asked.kills and _minutes_since(begun) < asked.minutes:
+            crashes.kill_one_run(asked.kills)
+            tally = crashes.tally
+            print(f"{tally.kills} kills, {tally.runs} runs", file=sys.stderr, flush=True)
+    show(crashes.tally, asked.seed, _minutes_since(begun))
+    return 1 if crashes.tally.wrong else 0
+
+
+def _minutes_since(begun: float) -> float:
+    return (time.monotonic() - begun) / 60
+
+
+def show(tally: Tally, seed: int, minutes: float) -> None:
+    """The table, and what is wrong."""
+    rows = {
+        "kills": tally.kills,
+        "of these with a checkpoint half written": tally.while_writing,
+        "resumes": tally.resumes,
+        "runs": tally.runs,
+        "mismatches": len(tally.mismatches),
+        "unreadable": len(tally.unreadable),
+        "lost beyond the last interval": len(tally.lost),
+        "failed": len(tally.failed),
+        "most steps done again": tally.most_lost_steps,
+        "seed": seed,
+        "minutes": round(minutes, 1),
+    }
+    for name, value in rows.items():
+        print(f"{name:<40} {value:>12}")
+    for problem in tally.wrong:
+        print(f"wrong: {problem}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""`python -m tests.signals [--signals 100] [--stops 20]`: how long a signal waits for its answer.
+
+A run of LeNet-5 in sinks of 1000 steps is sent SIGUSR1 at random moments, timed until the
+checkpoint is on disk under its name; then runs are sent SIGTERM, timed until the process has ended,
+its newest step saved. No evaluation and no other checkpoint comes in between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.stages.saved import saved_steps
+from tests import outcome
+from tests.conftest import TINY
+from tests.crash.lives import SINK_STEPS, run_directory_in, start
+
+ENDLESS = [
+    *TINY,
+    "train.steps=10_000_000",
+    f"train.sink_size={SINK_STEPS}",
+    "eval.every_passes=null",
+]
+POLL_S = 0.001
+PATIENCE_S = 60.0
+
+
+def main() -> int:
+    """Print p50, p99 and the longest of both; 1 where a signal was not answered as promised."""
+    parser = argparse.ArgumentParser(prog="python -m tests.signals", description=__doc__)
+    parser.add_argument("--signals", type=int, default=100, help="SIGUSR1, to one run")
+    parser.add_argument("--stops", type=int, default=20, help="SIGTERM, to a run each")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dispatch-seconds", type=float, default=1.0)
+    asked = parser.parse_args()
+    draw = random.Random(asked.seed)
+    arguments = [f"train.dispatch_seconds={asked.dispatch_seconds}"]
+    with tempfile.TemporaryDirectory() as folder:
+        saves = time_saves(Path(folder) / "saves", arguments, asked.signals, draw)
+        ends = [time_stop(Path(folder) / f"stop_{n}", arguments, draw) for n in range(asked.stops)]
+    print(f"train.dispatch_seconds={asked.dispatch_seconds}, seed {asked.seed}")
+    show("SIGUSR1 until the checkpoint is on disk", saves)
+    show("SIGTERM until the process has ended", ends)
+    return 0
+
+
+def time_saves(folder: Path, arguments: list[str], count: int, draw: random.Random) -> list[float]:
+    """Seconds from each signal until there is another checkpoint."""
+    process, run_dir = _start_training(folder, arguments)
+    taken = []
+    for _ in range(count):
+        time.sleep(draw.uniform(0, 1))
+        taken.append(_time_save(process, run_dir / "checkpoints"))
+    process.kill()
+    process.join()
+    return taken
+
+
+def time_stop(folder: Path, arguments: list[str], draw: random.Random) -> float:
+    """Seconds from SIGTERM until the process has ended; the last step it has logged is saved."""
+    process, run_dir = _start_training(folder, arguments)
+    time.sleep(draw.uniform(0, 2))
+    begun = time.monotonic()
+    _send(process, signal.SIGTERM)
+    process.join(PATIENCE_S)
+    seconds = time.monotonic() - begun
+    last = outcome.metrics(run_dir)[-1]["step"]
+    assert process.exitcode == 1
+    assert outcome.read_summary(run_dir)["reason"] == "SIGTERM received"
+    assert outcome.checkpoints(run_dir) == [last]
+    return seconds
+
+
+def show(what: str, seconds: list[float]) -> None:
+    """A line with the number, the median, the 99th percentile and the longest."""
+    if not seconds:
+        return
+    half, most = np.percentile(seconds, [50, 99])
+    spread = f"p50 {half:.2f} s  p99 {most:.2f} s  max {max(seconds):.2f} s"
+    print(f"{what:<42} n {len(seconds):>4}  {spread}")
+
+
+def _start_training(folder: Path, arguments: list[str]) -> tuple[ForkServerProcess, Path]:
+    """A run whose first steps are in its log."""
+    folder.mkdir(parents=True)
+    process = start([*ENDLESS, *arguments], folder)
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and process.exitcode is None:
+        run_dir = run_directory_in(folder)
+        if run_dir is not None and _logs_steps(run_dir / "metrics.jsonl"):
+            return process, run_dir
+        time.sleep(POLL_S)
+    raise AssertionError(f"{folder}: no step in {PATIENCE_S} s, exit {process.exitcode}")
+
+
+def _logs_steps(metrics: Path) -> bool:
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+def _time_save(process: ForkServerProcess, root: Path) -> float:
+    before, begun = saved_steps(root)[-1:], time.monotonic()
+    _send(process, signal.SIGUSR1)
+    while saved_steps(root)[-1:] == before:
+        assert process.exitcode is None
+        assert time.monotonic() - begun < PATIENCE_S
+        time.sleep(POLL_S)
+    return time.monotonic() - begun
+
+
+def _send(process: ForkServerProcess, number: signal.Signals) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

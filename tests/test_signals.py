@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import importlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import job
+from pipeline.backends.xla import XlaExecutable
+from pipeline.config.recipe import Recipe
+from pipeline.job import run
+from pipeline.signals import Interrupted, Signals, heard
+from pipeline.stages import checkpoint
+from pipeline.stages.manifest import verify
+from tests import outcome
+from tests.conftest import TINY
+
+Compose = Callable[..., Recipe]
+STOP = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    made = Signals()
+    with heard(made):
+        yield made
+
+
+@pytest.mark.parametrize("number", STOP, ids=lambda number: number.name)
+def test_a_signal_to_stop_interrupts(number: signal.Signals, signals: Signals) -> None:
+    with pytest.raises(Interrupted) as caught:
+        signal.raise_signal(number)
+    assert str(caught.value) == signals.stop == f"{number.name} received"
+
+
+@pytest.mark.parametrize("number", STOP, ids=lambda number: number.name)
+def test_held_it_is_noted_and_the_second_interrupts(
+    number: signal.Signals, signals: Signals
+) -> None:
+    with signals.held():
+        signal.raise_signal(number)
+        assert signals.stop == f"{number.name} received"
+        with pytest.raises(Interrupted) as caught:
+            signal.raise_signal(signal.SIGINT)
+        assert str(caught.value) == f"{number.name} received, then SIGINT received"
+        signal.raise_signal(number)
+
+
+def test_what_comes_while_a_run_ends_is_left_alone(signals: Signals) -> None:
+    with pytest.raises(Interrupted):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+    assert signals.stop == "SIGTERM received"
+
+
+def test_what_was_noted_interrupts_where_it_is_looked_for(signals: Signals) -> None:
+    signals.check()
+    with signals.held():
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match=r"^SIGTERM received$"):
+        signals.check()
+    signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_somebody_swallowed_is_found(signals: Signals) -> None:
+    """Python drops what is raised in a finalizer."""
+    with suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        signals.check()
+
+
+IMPORTED = "import signal; signal.raise_signal(signal.SIGTERM)"
+
+
+def test_what_comes_while_a_module_is_imported_is_noted(
+    signals: Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_here.py").write_text(IMPORTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("imported_here")
+    assert signals.stop == "SIGTERM received"
+
+
+@pytest.mark.parametrize("where", ["in an import", "outside"])
+def test_before_there_is_a_run_a_signal_ends_the_command(where: str, tmp_path: Path) -> None:
+    (tmp_path / "imported_here.py").write_text(IMPORTED)
+    call = "import imported_here" if where == "in an import" else IMPORTED
+    script = (
+        "from pipeline.errors import report_errors; from pipeline.signals import interrupt_command;"
+        f"interrupt_command(); exit(report_errors(lambda: exec('{call}'), debug=False))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "interrupted\n")
+
+
+def test_signals_to_save_are_counted(signals: Signals) -> None:
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+    assert (signals.saves, signals.stop) == (2, None)
+
+
+def test_handlers_are_put_back() -> None:
+    numbers = [*STOP, signal.SIGUSR1]
+    before = [signal.getsignal(number) for number in numbers]
+    with heard(Signals()):
+        assert [signal.getsignal(number) for number in numbers] != before
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_run_in_another_thread_hears_no_signals_and_runs(tiny: Compose, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        summary = pool.submit(run, tiny("train.steps=7"), tmp_path / "run").result()
+    assert (summary.status, summary.steps) == ("done", 7)
+
+
+@pytest.mark.parametrize("stage", ["load_data", "build", "lower", "compile_run", "settle"])
+def test_a_signal_before_training_ends_the_run_as_stopped(
+    stage: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step is lost, since none was done; the same command does them."""
+    original = getattr(job, stage)
+    monkeypatch.setattr(job, stage, sending(signal.SIGTERM, original))
+    summary = run(tiny(), tmp_path / "run")
+    assert (summary.status, summary.exit_status) == ("stopped", 1)
+    assert (summary.reason, summary.steps) == ("SIGTERM received", 0)
+    assert outcome.read_summary(tmp_path / "run")["status"] == "stopped"
+    said = (tmp_path / "run" / "run.log").read_text().splitlines()[-1]
+    assert said.endswith(f"stopped    SIGTERM received; {tmp_path / 'run'}")
+    monkeypatch.setattr(job, stage, original)
+    assert run(tiny(f"train.resume={tmp_path / 'run'}")).status == "done"
+
+
+def sending(number: signal.Signals, call: Callable[..., Any]) -> Callable[..., Any]:
+    def send(*args: Any, **named: Any) -> Any:
+        signal.raise_signal(number)
+        return call(*args, **named)
+
+    return send
+
+
+def test_a_signal_in_the_last_evaluation_loses_no_step(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = job.evaluate
+    monkeypatch.setattr(job, "evaluate", sending(signal.SIGINT, original))
+    summary = run(tiny(), tmp_path)
+    assert (summary.status, summary.reason, summary.steps) == ("stopped", "SIGINT received", 45)
+    assert outcome.checkpoints(tmp_path) == [45]
+    monkeypatch.setattr(job, "evaluate", original)
+    summary = run(tiny(f"train.resume={tmp_path}"))
+    assert (summary.status, summary.steps) == ("done", 45)
+    assert "accuracy" in summary.metrics
+
+
+def test_a_signal_in_an_evaluation_between_is_answered_behind_it(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run starts behind it, so it must be whole; its step is saved."""
+    every = "eval.every_steps=10"
+    run(tiny(every), tmp_path / "unbroken")
+    original = job.evaluate
+    monkeypatch.setattr(job, "evaluate", sending(signal.SIGTERM, original))
+    summary = run(tiny(every), tmp_path / "run")
+    assert (summary.status, summary.steps) == ("stopped", 10)
+    assert [line["step"] for line in outcome.read_lines(tmp_path / "run" / "evals.jsonl")] == [10]
+    assert outcome.checkpoints(tmp_path / "run") == [10]
+    monkeypatch.setattr(job, "evaluate", original)
+    run(tiny(every, f"train.resume={tmp_path / 'run'}"))
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+SAVING = ["checkpoint.every_steps=10", "train.sink=false"]
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every checkpoint is still being written when what follows its step is over."""
+    original = checkpoint.write_manifest
+
+    def write(*args: Any) -> None:
+        time.sleep(0.3)
+        original(*args)
+
+    monkeypatch.setattr(checkpoint, "write_manifest", write)
+
+
+def interrupt(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("slow_disk")
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no memory"), SystemExit(3), KeyboardInterrupt(), None],
+    ids=["an exception", "sys.exit", "an interrupt", "two signals"],
+)
+def test_what_is_being_written_is_not_lost_whatever_ends_the_run(
+    error: BaseException | None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = XlaExecutable.run
+
+    def go(self: XlaExecutable, state: Any, start: int, *more: Any) -> Any:
+        if start == 10:
+            interrupt(error)
+        return original(self, state, start, *more)
+
+    monkeypatch.setattr(XlaExecutable, "run", go)
+    if error is None:
+        assert run(tiny(*SAVING), tmp_path).reason == "SIGINT received, then SIGINT received"
+    else:
+        with pytest.raises(type(error)):
+            run(tiny(*SAVING), tmp_path)
+    assert outcome.checkpoints(tmp_path) == [10]
+    verify(tmp_path / "checkpoints" / "10")
+    assert outcome.read_summary(tmp_path)["status"] == ("failed" if error else "stopped")
+    assert outcome.read_summary(tmp_path)["exit_status"] == 1
+
+
+def test_sigusr1_saves_and_goes_on_and_sigterm_saves_and_stops(cache: Path, tmp_path: Path) -> None:
+    """A real process in the middle of one long sink."""
+    steps = ["train.steps=1_000_000", "train.sink_size=1_000_000", "hydra.run.dir=run"]
+    command = [sys.executable, "-m", "pipeline", *TINY, f"cache.root={cache}", *steps]
+    run_dir = tmp_path / "run"
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: count_lines(run_dir / "metrics.jsonl") > 1, process)
+        process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: (run_dir / "checkpoints").exists() and one_saved(run_dir), process)
+        (first,) = outcome.checkpoints(run_dir)
+        done = count_lines(run_dir / "metrics.jsonl")
+        wait_until(lambda: count_lines(run_dir / "metrics.jsonl") > done, process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (1, "")
+    summary = outcome.read_summary(run_dir)
+    last = outcome.metrics(run_dir)[-1]["step"]
+    assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
+    assert outcome.checkpoints(run_dir) == [first, last]
+    assert summary["steps"] == last
+    assert "accuracy" not in summary["metrics"]
+
+
+def one_saved(run_dir: Path) -> bool:
+    return len(outcome.checkpoints(run_dir)) == 1
+
+
+def count_lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
