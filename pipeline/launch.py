@@ -15,18 +15,24 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline import run_directory, sweep
+from pipeline import run_directory
 from pipeline.config.compose import (
     UNCOMPOSABLE,
     check,
     diagnose,
     expand_sweeps,
+    key_of,
     swept_keys,
     value_of,
     with_recipe,
 )
-from pipeline.errors import RecipeError, RunError
+from pipeline.errors import RecipeError, RunError, first_line
 from pipeline.shipped import CONF
+from pipeline.sweep.directory import find_failures, find_sweep
+from pipeline.sweep.jobs import Job
+from pipeline.sweep.table import conclude
+
+RESUME, SWEEP_DIR = "train.resume", "hydra.sweep.dir"
 
 
 def launch(args: Sequence[str], begun: float | None = None) -> int:
@@ -68,33 +74,33 @@ def _single(flags: Sequence[str], overrides: Sequence[str], begun: float | None)
     return 0 if summary.status == "done" else 1
 
 
-class _Job:
-    """What Hydra calls for every job of a sweep; a class, so that launchers can pickle it."""
-
-    def __init__(self, swept: Sequence[str]) -> None:
-        self._swept = swept
-
-    def __call__(self, config: DictConfig) -> None:
-        sweep.run_job(config, self._swept)
-
-
 def _sweep(flags: Sequence[str], overrides: Sequence[str]) -> int:
-    given = value_of(overrides, "hydra.sweep.dir")
+    """Do what is left to do of a sweep, in the directory that is named, found or made for it."""
+    asked = [override for override in overrides if key_of(override) != RESUME]
+    known = value_of(overrides, SWEEP_DIR) or _to_continue(asked, value_of(overrides, RESUME))
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
-    sweep_dir = Path(given) if given else run_directory.create(name)
-    if sweep.read_jobs(sweep_dir):
-        raise RunError(f"{sweep_dir}: holds a sweep already; name another directory")
-    placed = [*overrides, f"hydra.sweep.dir='{sweep_dir}'"]
+    sweep_dir = run_directory.create(name) if known is None else Path(known)
+    placed = [*asked, f"{SWEEP_DIR}='{sweep_dir}'"]
     try:
-        _hydra(flags, placed, _Job(swept_keys(overrides)))
+        _hydra(flags, placed, Job(swept_keys(asked), find_failures(sweep_dir)))
     except RecipeError:
-        if given is None:
+        if known is None:
             shutil.rmtree(sweep_dir)
         raise
     except KeyboardInterrupt:
         print("the sweep was stopped", file=sys.stderr)
-    return sweep.conclude(sweep_dir)
+    return conclude(sweep_dir)
+
+
+def _to_continue(asked: Sequence[str], resume: str | None) -> Path | None:
+    """The sweep that `train.resume` means. Raises RecipeError where that is a single run."""
+    if resume in (None, "null"):
+        return None
+    if resume != "auto":
+        rule = f"a sweep can go on with one of the same command: auto, or {SWEEP_DIR}=DIR"
+        raise RecipeError([f"{RESUME} = {resume}: {rule}"])
+    return find_sweep([override for override in asked if not key_of(override).startswith("hydra")])
 
 
 def _hydra(flags: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction) -> None:
@@ -107,7 +113,7 @@ def _hydra(flags: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunct
     except (*UNCOMPOSABLE, RecursionError) as error:
         for job in expand_sweeps(overrides):
             diagnose(job)
-        raise RecipeError([str(error).splitlines()[0]]) from error
+        raise RecipeError([first_line(error)]) from error
     except OSError as error:
         message = f"{error.filename}: can't make the run directory: {error.strerror}"
         raise RunError(message) from error

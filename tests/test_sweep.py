@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.__main__ import main
-from pipeline.sweep import conclude, read_jobs, write_overrides, write_table
+from pipeline.sweep.directory import claimed, write_overrides
+from pipeline.sweep.table import conclude, read_jobs, write_table
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
@@ -162,11 +164,14 @@ def test_jobs_are_read_in_their_order_whoever_ran_them(tmp_path: Path) -> None:
     assert [row["job"] for row in read_jobs(tmp_path)] == ["0", "2", "10"]
 
 
-def test_a_job_without_a_summary_is_still_running(tmp_path: Path) -> None:
-    leave(tmp_path / "0", None, seed=1)
-    leave(tmp_path / "1", DONE, seed=2)
-    write_table(tmp_path)
-    assert [row["status"] for row in read_table(tmp_path)] == ["running", "done"]
+def test_a_job_without_a_summary_waits_or_was_interrupted_or_is_running(tmp_path: Path) -> None:
+    for number, summary in enumerate((None, None, None, DONE)):
+        leave(tmp_path / str(number), summary, seed=number)
+    (tmp_path / "1" / "recipe.yaml").touch()
+    with claimed(tmp_path / "2"):
+        write_table(tmp_path)
+    states = ["waiting", "interrupted", "running", "done"]
+    assert [row["status"] for row in read_table(tmp_path)] == states
     assert [file.name for file in tmp_path.glob("*.part")] == []
 
 
@@ -191,7 +196,7 @@ def test_the_exit_status_is_that_of_the_worst_job(
         leave(tmp_path / str(number), summary, seed=number)
     assert conclude(tmp_path) == status
     shown = capsys.readouterr().out
-    assert all((summary or {"status": "running"})["status"] in shown for summary in summaries)
+    assert all((summary or {"status": "waiting"})["status"] in shown for summary in summaries)
 
 
 def test_the_table_shows_what_there_is_in_few_words(
@@ -226,25 +231,139 @@ def test_the_table_of_an_emulated_device_can_be_read_in_80_columns(
     assert "…" not in shown
 
 
-def test_a_sweep_does_not_write_over_another(
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("seed=1,3", "job 1 there has seed=2, here seed=3"),
+        ("seed=1", "job 1 there (seed=2) is none of this one"),
+        ("train.steps=8,16", "job 0 there has seed=1, here train.steps=8; job 1 there has seed=2"),
+        ("train.batch_size=8", "job 0: train.batch_size = 8: was 16 in the run to resume"),
+    ],
+)
+def test_a_directory_that_holds_another_sweep_is_refused(
+    override: str,
+    told: str,
+    two_jobs: Path,
+    pipeline: Main,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seeds = [] if override.startswith(("seed", "train.steps")) else ["seed=1,2"]
+    before = {file: file.stat().st_mtime_ns for file in two_jobs.rglob("*") if file.is_file()}
+    assert pipeline("-m", "stages=[data]", *seeds, override, f"hydra.sweep.dir={two_jobs}") == 1
+    said = capsys.readouterr().err
+    assert f"{two_jobs}: holds another sweep: " in said
+    assert told in said
+    assert "name another directory" in said
+    assert all(file.stat().st_mtime_ns == time for file, time in before.items())
+
+
+@pytest.fixture(scope="module")
+def two_jobs(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a sweep over two seeds that is done."""
+    folder = tmp_path_factory.mktemp("two") / "jobs"
+    sweep = ("stages=[data]", "seed=1,2", f"hydra.sweep.dir={folder}")
+    assert main(["-m", *TINY, f"cache.root={cache}", *sweep]) == 0
+    return folder
+
+
+def test_what_is_done_is_not_done_again(
+    two_jobs: Path, pipeline: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor what a sweep has more than before: job 2 alone is run."""
+    written = [(two_jobs / job / "summary.json").stat().st_mtime_ns for job in "01"]
+    grown = two_jobs.parent / "grown"
+    shutil.copytree(two_jobs, grown)
+    for folder, seeds, ran in ((two_jobs, "1,2", []), (grown, "1,2,3", ["job 2      seed=3"])):
+        assert pipeline("-m", "stages=[data]", f"seed={seeds}", f"hydra.sweep.dir={folder}") == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line.startswith("job ") and line[4].isdigit()] == ran
+    assert written == [(two_jobs / job / "summary.json").stat().st_mtime_ns for job in "01"]
+    assert [row["status"] for row in read_table(grown)] == ["done"] * 3
+
+
+def test_a_failed_job_is_tried_once_more_by_every_command(pipeline: Main, tmp_path: Path) -> None:
+    sweep = ("-m", "stages=[data]", "train.sink_size=1,0", "hydra.sweep.dir=mine")
+    assert pipeline(*sweep) == 2
+    first = (tmp_path / "mine" / "1" / "summary.json").stat().st_mtime_ns
+    assert pipeline(*sweep) == 2
+    assert (tmp_path / "mine" / "1" / "summary.json").stat().st_mtime_ns > first
+    assert [row["status"] for row in read_table(tmp_path / "mine")] == ["done", "failed"]
+
+
+def test_jobs_may_be_named_after_what_sets_them_apart(pipeline: Main, tmp_path: Path) -> None:
+    named = "hydra.sweep.subdir='seed ${seed}'"
+    assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine", named) == 0
+    assert [row["job"] for row in read_table(tmp_path / "mine")] == ["seed 1", "seed 2"]
+
+
+@pytest.mark.parametrize("name", ["same", "deep/${hydra.job.num}"])
+def test_two_jobs_never_share_a_directory(
+    name: str, pipeline: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subdir = f"hydra.sweep.subdir={name}"
+    assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine", subdir) == 2
+    assert "each job needs a folder of its own" in capsys.readouterr().err
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(
+    pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupted job from its checkpoint, in its directory; then those that never began."""
+    asked = ("-m", STEPS, "seed=1,2", "train.sink_size=7")
+    assert pipeline(*asked, "hydra.sweep.dir=whole") == 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.observe.off_thread.OffThread.on_sink", terminate)
+        assert pipeline(*asked, "hydra.sweep.dir=mine") == 1
+    sweep_dir = tmp_path / "mine"
+    assert pipeline(*asked, "hydra.sweep.dir=mine") == 0
+    assert [row["status"] for row in read_table(sweep_dir)] == ["done", "done"]
+    assert outcome.read_summary(sweep_dir / "0")["resumed_from"]["step"] == 7
+    for job in "01":
+        goes_on, unbroken = sweep_dir / job, tmp_path / "whole" / job
+        assert outcome.metrics(goes_on) == outcome.metrics(unbroken)
+        outcome.assert_equal_arrays(outcome.arrays(goes_on), outcome.arrays(unbroken))
+
+
+def terminate(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_auto_goes_on_with_the_newest_sweep_of_the_same_command(
+    pipeline: Main, tmp_path: Path
+) -> None:
+    for seeds in ("1,2", "1,3", "1,2"):
+        assert pipeline("-m", "stages=[data]", f"seed={seeds}", "train.resume=auto") == 0
+    assert len(sweeps(tmp_path)) == 2
+
+
+def test_joblib_runs_jobs_at_once(pipeline: Main, tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install -e '.[dev]'")
+    at_once = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=mine")
+    assert pipeline("-m", "stages=[data]", "seed=1,2", *at_once) == 0
+    assert [row["status"] for row in read_table(tmp_path / "mine")] == ["done", "done"]
+
+
+def test_a_sweep_goes_on_with_no_single_run(
     pipeline: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = ("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine")
-    assert (pipeline(*sweep), pipeline(*sweep)) == (0, 1)
-    assert "mine: holds a sweep already; name another directory" in capsys.readouterr().err
+    assert pipeline("-m", "stages=[data]", "seed=1,2", "train.resume=outputs/some") == 2
+    said = capsys.readouterr().err
+    assert "train.resume = outputs/some: a sweep can go on with one of the same command" in said
 
 
 def test_a_signal_stops_the_sweep_and_not_only_its_job(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr("pipeline.observe.off_thread.OffThread.on_sink", interrupted)
+    monkeypatch.setattr("pipeline.observe.off_thread.OffThread.on_sink", terminate)
     assert pipeline("-m", STEPS, "seed=1,2,3", "train.sink_size=7") == 1
     (sweep_dir,) = sweeps(tmp_path)
     rows = read_table(sweep_dir)
-    assert [(row["job"], row["status"], row["steps"]) for row in rows] == [("0", "stopped", "7")]
+    assert [(row["job"], row["status"], row["steps"]) for row in rows] == [
+        ("0", "stopped", "7"),
+        ("1", "waiting", ""),
+        ("2", "waiting", ""),
+    ]
 
 
 def test_recipes_can_be_swept(pipeline: Main, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
-"""Sweeps: many jobs of one command, each with its own status, and a table of them all.
+"""The table of a sweep: what was changed in each job and what became of it.
 
-A job never raises, whatever becomes of it, so Hydra goes on with the next; it says what became of
-it in its own summary.json. The table is made anew from the summaries after every job, by whichever
-process ran it.
+It is made anew from the jobs' summaries after every job, by whichever process ran it.
 """
 
 from __future__ import annotations
@@ -15,19 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from pipeline.backends.ascend.amortisation import write_amortisation
-from pipeline.config.compose import check, value_of
-from pipeline.errors import PipelineError, report_errors
+from pipeline.run_directory import SUMMARY
+from pipeline.sweep.directory import find_jobs, read_overrides, read_state
 from pipeline.whole_file import write_whole
 
-OVERRIDES, SUMMARY, TABLE = "overrides.yaml", "summary.json", "sweep.csv"
+TABLE = "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
 MODELLED = ("sink_size", "step_ms", "samples_per_s", "bound")
 """What the table has of `modelled`, on emulated devices."""
@@ -35,74 +30,32 @@ NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that print has no room for."""
 
 
-def run_job(config: DictConfig, swept: Sequence[str]) -> None:
-    """Run one job of a sweep in the directory that Hydra made for it.
-
-    Raises KeyboardInterrupt when a signal stopped the job: it meant the sweep.
-    """
-    hydra_config = HydraConfig.get()
-    overrides = list(hydra_config.overrides.task)
-    sweep_dir = Path(hydra_config.sweep.dir)
-    job_dir = sweep_dir / str(hydra_config.sweep.subdir)
-    changed = {key: yaml.safe_load(value_of(overrides, key) or "null") for key in swept}
-    write_overrides(job_dir, changed)
-    shown = ", ".join(f"{key}={value}" for key, value in changed.items())
-    print(f"\njob {hydra_config.job.num:<6} {shown}", flush=True)
-    report_errors(
-        lambda: _run_checked(config, overrides, job_dir, changed), debug=bool(config.get("debug"))
-    )
-    write_table(sweep_dir)
-    if _row(job_dir)["status"] == "stopped":
-        raise KeyboardInterrupt
-
-
-def _run_checked(
-    config: DictConfig, overrides: list[str], job_dir: Path, changed: Mapping[str, Any]
-) -> int:
-    """Run a job. A recipe that is wrong never gets as far as writing a summary: done here."""
-    from pipeline.job import run
-
-    try:
-        return run(check(config, overrides), job_dir, changed).exit_status
-    except PipelineError as error:
-        if not (job_dir / SUMMARY).exists():
-            failure = {"status": "failed", "reason": str(error), "exit_status": error.exit_status}
-            write_whole(job_dir / SUMMARY, json.dumps(failure) + "\n")
-        raise
-
-
 def conclude(sweep_dir: Path) -> int:
-    """Show the table; 0 when every job is done, 2 when a recipe was wrong, else 1."""
+    """Write and show the table; 0 when every job is done, 2 when a recipe was wrong, else 1."""
     rows = read_jobs(sweep_dir)
+    if rows:
+        write_table(sweep_dir)
     _show(rows, sweep_dir / TABLE)
     for picture in write_pictures(sweep_dir, rows):
         print(f"what longer sinks buy, modelled: {picture}")
     return max((row["exit_status"] for row in rows), default=0)
 
 
-def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
-    """Keep what sets a job apart."""
-    text = yaml.safe_dump(dict(changed), sort_keys=False)
-    write_whole(job_dir / OVERRIDES, text)
-
-
 def read_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
     """One row per job, in order: what was changed, what became of it."""
-    folders = (file.parent for file in sweep_dir.glob(f"*/{OVERRIDES}"))
-    return [_row(folder) for folder in sorted(folders, key=lambda f: (len(f.name), f.name))]
+    return [_row(folder) for folder in find_jobs(sweep_dir)]
 
 
 def _row(folder: Path) -> dict[str, Any]:
-    changed = yaml.safe_load((folder / OVERRIDES).read_text(encoding="utf-8"))
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        summary = {"status": "running"}
+        summary = {"status": read_state(folder)}
     metrics, times = summary.get("metrics", {}), summary.get("time", {})
     modelled = summary.get("modelled", {})
     return {
         "job": folder.name,
-        **changed,
+        **(read_overrides(folder) or {}),
         "status": summary["status"],
         "metrics.accuracy": metrics.get("accuracy"),
         "metrics.loss": metrics.get("loss"),
@@ -135,8 +88,7 @@ def _curves(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, dic
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
         if SINK_SIZE in row and row["modelled_step_ms"] is not None:
-            text = (sweep_dir / row["job"] / OVERRIDES).read_text(encoding="utf-8")
-            changed = yaml.safe_load(text)
+            changed = read_overrides(sweep_dir / row["job"]) or {}
             others = (f"{key}={value}" for key, value in changed.items() if key != SINK_SIZE)
             curve = curves.setdefault(", ".join(others), {})
             curve[row["modelled_sink_size"]] = row["modelled_step_ms"]
@@ -157,14 +109,17 @@ def write_table(sweep_dir: Path) -> None:
     write_whole(sweep_dir / TABLE, text.getvalue())
 
 
-def _show(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+def _show(jobs: Sequence[Mapping[str, Any]], file: Path) -> None:
+    # Why a trial was pruned is in the file: told for most of them, it would fill the screen.
+    rows = [{**job, "reason": None} if job["status"] == "pruned" else job for job in jobs]
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
     heads = [_head(name) for name in columns]
     table = Table(*heads, title=str(file), box=SIMPLE_HEAD, padding=0)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    Console().print(table)
+    # Else what stands in brackets would be rich's markup.
+    Console(markup=False).print(table)
 
 
 def _head(column: str) -> str:

@@ -1,0 +1,81 @@
+"""The search space: what Hydra's sweep syntax means to Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from pipeline.errors import RecipeError
+
+
+def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
+    """The keys to search, each with its distribution, and the overrides that stay as they are.
+
+    Raises RecipeError where there is nothing to search, or a range has no values.
+    """
+    space: dict[str, BaseDistribution] = {}
+    fixed: list[str] = []
+    for override in OverridesParser.create().parse_overrides(list(arguments)):
+        if override.is_sweep_override():
+            space[override.get_key_element()] = _distribution(override)
+        else:
+            assert override.input_line is not None
+            fixed.append(override.input_line)
+    if not space:
+        examples = "'train.optimizer.lr=tag(log,interval(0.001,0.1))' or train.batch_size=16,32"
+        raise RecipeError([f"hydra/sweeper = optuna: nothing to search; give a key as {examples}"])
+    return space, fixed
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    """Of an interval every number, of a range its steps, else one of the values listed."""
+    value = override.value()
+    try:
+        if isinstance(value, IntervalSweep):
+            return _interval(value)
+        if isinstance(value, RangeSweep) and not value.shuffle:
+            return _range(value)
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    except ValueError as error:
+        raise RecipeError([f"{override.input_line}: {error}"]) from error
+
+
+def _interval(value: IntervalSweep) -> BaseDistribution:
+    low, high, log = value.start, value.end, "log" in value.tags
+    if isinstance(low, int) and isinstance(high, int):
+        return IntDistribution(low, high, log=log)
+    assert low is not None
+    assert high is not None
+    return FloatDistribution(low, high, log=log)
+
+
+def _range(value: RangeSweep) -> BaseDistribution:
+    values = list(value.range())
+    if not values:
+        raise ValueError("a range without values")
+    low, high, step = min(values), max(values), abs(value.step)
+    if all(isinstance(item, int) for item in values):
+        return IntDistribution(int(low), int(high), step=int(step))
+    return FloatDistribution(float(low), float(high), step=float(step))
+
+
+def to_overrides(params: Mapping[str, Any]) -> list[str]:
+    """A trial's values as overrides."""
+    return [f"{key}={value}" for key, value in params.items()]
+
+
+def first_value(distribution: BaseDistribution) -> Any:
+    """Some value of a distribution."""
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[0]
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return distribution.low

@@ -1,0 +1,153 @@
+"""Where a study is kept, so that any number of processes share it and see which of them died.
+
+By default that is Optuna's journal, a file in the sweep's directory; a URL names a database. While
+a trial is under way its heart beats: in a database as Optuna does it, beside a journal, for which
+Optuna has nothing, as the time of a file. Times are compared with that of a file touched just then
+in the same folder, so only the file server's clock counts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import optuna
+from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.storages.journal._file import BaseJournalFileLock
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from pipeline.errors import RunError
+
+JOURNAL, BEATS = "study.log", ".beats"
+GRACE_BEATS = 3
+"""A trial whose heart has missed so many beats is dead."""
+StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
+
+
+class FileLock(BaseJournalFileLock):
+    """A lock that the kernel frees when its process dies; Optuna's own stay for 30 s."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        file = self._path.open("a")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Let others have it."""
+        assert self._file is not None
+        self._file.close()
+
+
+class BeatingJournal(JournalStorage, BaseHeartbeat):
+    """Optuna's journal with heart-beats: a file for each trial, touched at every beat."""
+
+    def __init__(self, folder: Path, interval_s: int, callback: StaleCallback) -> None:
+        self._beats, self._interval_s, self._callback = folder / BEATS, interval_s, callback
+        self._beats.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{JOURNAL}.lock")
+        super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """The trial is alive."""
+        (self._beats / str(trial_id)).touch()
+
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        probe = self._beats / "now"
+        probe.touch()
+        oldest_s = probe.stat().st_mtime - GRACE_BEATS * self._interval_s
+        running = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial._trial_id for trial in running if self._beat_at_s(trial) < oldest_s]
+
+    def _beat_at_s(self, trial: FrozenTrial) -> float:
+        """When a trial's heart beat last; one whose heart has never beaten is not stale."""
+        try:
+            return (self._beats / str(trial._trial_id)).stat().st_mtime
+        except FileNotFoundError:
+            return math.inf
+
+    def get_heartbeat_interval(self) -> int:
+        """Seconds between beats."""
+        return self._interval_s
+
+    def get_heartbeat_stale_trial_callback(self) -> StaleCallback:
+        """What to do about a trial that is dead."""
+        return self._callback
+
+    def get_failed_trial_callback(self) -> StaleCallback:
+        """The same by its former name."""
+        return self._callback
+
+
+def open_storage(
+    url: str | None, sweep_dir: Path, interval_s: int, max_retry: int | None
+) -> BaseStorage:
+    """The journal in a sweep's directory, or the database that a URL names.
+
+    A trial that dies is put up for trying again, at most `max_retry` times (null: always). Raises
+    RunError where a database can't be reached.
+    """
+    _quieten()
+    retry = RetryHeartbeatStaleTrialCallback(max_retry=max_retry)
+    if url is None:
+        return BeatingJournal(sweep_dir, interval_s, retry)
+    try:
+        return RDBStorage(
+            url,
+            heartbeat_interval=interval_s,
+            grace_period=GRACE_BEATS * interval_s,
+            heartbeat_stale_trial_callback=retry,
+        )
+    except Exception as error:  # a missing driver, a wrong URL, a server that is not there
+        reason = str(error).splitlines()[0]
+        raise RunError(f"hydra.sweeper.storage = {url}: can't open the study: {reason}") from error
+
+
+def _quieten() -> None:
+    """Of Optuna only warnings are of interest, and not those of what it calls experimental.
+
+    Nor that hearts beat in `Study.optimize` alone: `beating` sees to them here.
+    """
+    optuna.logging.set_verbosity(logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", "Heartbeat of storage is supposed", UserWarning)
+
+
+@contextmanager
+def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
+    """Inside, the hearts of trials beat, the first time at once."""
+    interval_s, ended = heart.get_heartbeat_interval(), threading.Event()
+
+    def beat() -> None:
+        for trial in trials:
+            heart.record_heartbeat(trial._trial_id)
+
+    def keep_beating() -> None:
+        while not ended.wait(interval_s):
+            try:
+                beat()
+            except Exception as error:  # a server that is away for a while
+                print(f"warning: a heart-beat could not be recorded: {error}", flush=True)
+
+    beat()
+    thread = threading.Thread(target=keep_beating, name="heart-beats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,103 @@
+"""A study as its command describes it: `hydra.sweeper` of `hydra/sweeper=optuna`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from hydra.utils import instantiate
+from optuna.storages import RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial
+
+from pipeline.errors import RecipeError, RunError
+from pipeline.problems import no_such
+from pipeline.sweep.storage import open_storage
+from pipeline.training.spec import METRICS
+
+TRAIN_LOSS = "train_loss"
+DIRECTIONS = {**METRICS, TRAIN_LOSS: "min"}
+"""What a study can be about, and which way is better."""
+REPORTS = ("sinks", "evaluations")
+"""When a trial's course is reported for its pruner to judge."""
+WHOLE_NUMBERS = {"n_trials": 1, "n_jobs": 1, "heartbeat_s": 1, "max_retry": 0}
+"""Settings that are whole numbers, and the least they may be."""
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """What is asked of a study; `sampler` and `pruner` name classes of Optuna and their arguments.
+
+    `n_trials` counts those of all processes and commands, `n_jobs` are run by one at a time. A
+    heart beats every `heartbeat_s`; a trial that died is tried again `max_retry` times.
+    """
+
+    metric: str
+    reports: str
+    n_trials: int
+    n_jobs: int
+    storage: str | None
+    study_name: str
+    heartbeat_s: int
+    max_retry: int
+    sampler: Any
+    pruner: Any
+
+    @property
+    def maximizes(self) -> bool:
+        """Is more of the metric better?"""
+        return DIRECTIONS[self.metric] == "max"
+
+
+def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
+    """The settings that a configuration holds. Raises RecipeError with all that is wrong."""
+    metric = sweeper["metric"]
+    problems = []
+    if metric not in DIRECTIONS:
+        problem = no_such("metric", str(metric), DIRECTIONS)
+        problems.append(f"hydra.sweeper.metric = {metric}: {problem}")
+    if sweeper["reports"] not in REPORTS:
+        rule = f"must be {' or '.join(REPORTS)}"
+        problems.append(f"hydra.sweeper.reports = {sweeper['reports']}: {rule}")
+    if sweeper["reports"] == "evaluations" and metric == TRAIN_LOSS:
+        problem = f"{TRAIN_LOSS} is none of what evaluations say; leave it at sinks"
+        problems.append(f"hydra.sweeper.reports = evaluations: {problem}")
+    for name, least in WHOLE_NUMBERS.items():
+        if not isinstance(sweeper[name], int) or sweeper[name] < least:
+            rule = f"must be a whole number, {least} or more"
+            problems.append(f"hydra.sweeper.{name} = {sweeper[name]}: {rule}")
+    if problems:
+        raise RecipeError(problems)
+    given = {name: sweeper[name] for name in sweeper if name in StudySettings.__annotations__}
+    return StudySettings(**{**given, "study_name": given["study_name"] or str(sweep_dir)})
+
+
+def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
+    """The study in its storage, made unless it is there.
+
+    Raises RunError where it is there and about something else.
+    """
+    storage = open_storage(settings.storage, sweep_dir, settings.heartbeat_s, settings.max_retry)
+    study = optuna.create_study(
+        study_name=settings.study_name,
+        storage=storage,
+        sampler=instantiate(settings.sampler),
+        pruner=instantiate(settings.pruner),
+        direction="maximize" if settings.maximizes else "minimize",
+        load_if_exists=True,
+    )
+    about = study.user_attrs.get("metric")
+    if about is None:
+        study.set_user_attr("metric", settings.metric)
+    elif about != settings.metric:
+        problem = f"hydra.sweeper.metric = {settings.metric}: the study is about {about}"
+        raise RunError(f"{sweep_dir}: {problem}; name another directory")
+    return study
+
+
+def number_of_first_try(trial: FrozenTrial) -> int:
+    """The number of the trial that this one tries again, else its own: that of its job."""
+    first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
+    return trial.number if first is None else first
