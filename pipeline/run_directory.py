@@ -1,7 +1,7 @@
 """Run directories: made so that no two runs share one, found again to resume.
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
-                                 checkpoints/  tensorboard/
+                                 provenance.json  lowerings.json  checkpoints/  tensorboard/
 On an emulated device also price.json, trace.json, timeline.html, and AutoTune's result.
 """
 
@@ -17,13 +17,18 @@ from typing import Any
 
 import yaml
 
+from pipeline.config.defaults import normalised
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
-from pipeline.problems import dotted, show
+from pipeline.differences import differences
+from pipeline.errors import DataError, RecipeError, RunError
+from pipeline.plain_yaml import read_yaml
+from pipeline.problems import show
 from pipeline.whole_file import write_whole
 
 OUTPUTS = Path("outputs")
 RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
+LOWERINGS = "lowerings.json"
+"""How the convolutions of the run are computed."""
 
 LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
 FREE_TO_CHANGE = (
@@ -47,6 +52,11 @@ FREE_TO_CHANGE = (
 )
 """What a resumed run may have other than the run it continues: nothing that decides its losses,
 but its length (the learning-rate schedule stretches with it), and that only when it is named."""
+
+
+def decides(where: Sequence[int | str]) -> bool:
+    """Whether a key decides the numbers of a run, its length left aside."""
+    return not any(tuple(where[: len(prefix)]) == prefix for prefix in FREE_TO_CHANGE)
 
 
 def create(name: str, outputs: Path = OUTPUTS) -> Path:
@@ -83,12 +93,16 @@ def make(run_dir: Path) -> Path:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
+    _refuse_a_run(run_dir)
+    return run_dir
+
+
+def _refuse_a_run(run_dir: Path) -> None:
     if (run_dir / RECIPE).exists():
         raise RunError(
             f"{run_dir}: holds a run already; name another directory, or go on with that run: "
             f"train.resume={run_dir}"
         )
-    return run_dir
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
@@ -98,21 +112,31 @@ def write_recipe(run_dir: Path, recipe: Recipe) -> None:
 
 
 @contextmanager
-def owned(run_dir: Path) -> Iterator[None]:
-    """Keep every other process out of a run directory. Raises RunError where one is in there."""
+def owned(run_dir: Path, *, new: bool = False) -> Iterator[bool]:
+    """Keep every other process out of a run directory; false where its file system has no locks.
+
+    Raises RunError where one is in there, or, for a `new` run, has been.
+    """
     with (run_dir / LOG).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
         except BlockingIOError:
             raise RunError(f"{run_dir}: another process is writing this run") from None
-        yield
+        except OSError:
+            locked = False
+        if new:
+            # Under the lock: two processes may have been given the directory when it was empty.
+            _refuse_a_run(run_dir)
+        yield locked
 
 
 def _is_free(run_dir: Path) -> bool:
+    """Is nobody at this run? Where there are no locks, only of one that has ended that is known."""
     try:
-        with owned(run_dir):
-            return True
-    except RunError:
+        with owned(run_dir) as locked:
+            return locked or read_status(run_dir) is not None
+    except (RunError, OSError):
         return False
 
 
@@ -126,13 +150,21 @@ def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
     if wanted is None:
         return None
     if wanted != "auto":
-        before = _read_recipe(Path(wanted), wanted)
-        differences = list(_differences(recipe, before, FREE_TO_CHANGE))
-        if differences:
-            raise RecipeError(differences)
+        before = _recipe_to_resume(Path(wanted), wanted)
+        changed = list(_differences(recipe, before, FREE_TO_CHANGE))
+        if changed:
+            raise RecipeError(changed)
         return Path(wanted)
-    runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=lambda file: file.stat().st_mtime_ns)
+    runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=_written_at_ns)
     return next((f.parent for f in reversed(runs) if _is_unfinished(f.parent, recipe)), None)
+
+
+def _written_at_ns(file: Path) -> int:
+    """When a file was written; long ago, where it was removed meanwhile."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
@@ -141,52 +173,67 @@ def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
     One whose recipe can't be read is none.
     """
     try:
-        before = _read_recipe(run_dir, "auto")
+        same = not changed_keys(recipe, run_dir)
     except RecipeError:
         return False
-    free = [where for where in FREE_TO_CHANGE if where not in LENGTH]
-    same = not list(_differences(recipe, before, free))
     return same and read_status(run_dir) != "done" and _is_free(run_dir)
+
+
+def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
+    """A line for each key that a run directory's recipe has otherwise, its length included.
+
+    Raises RecipeError where there is no recipe to be read.
+    """
+    free = [where for where in FREE_TO_CHANGE if where not in LENGTH]
+    return list(_differences(recipe, _recipe_to_resume(run_dir, str(run_dir)), free))
+
+
+def run_of(folder: Path) -> Path | None:
+    """The directory of the run that a path is, or lies in as its checkpoints or one of them."""
+    for candidate in (folder, folder.parent, folder.parent.parent):
+        if (candidate / RECIPE).is_file():
+            return candidate
+    return None
 
 
 def read_status(run_dir: Path) -> str | None:
     """The status in a run's summary; None for a run that was killed before it wrote one."""
     try:
         return json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _read_recipe(run_dir: Path, wanted: str) -> Mapping[str, Any]:
+def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:
     try:
-        tree = yaml.safe_load((run_dir / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return read_kept_recipe(run_dir)
+    except DataError as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
         raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error
-    return tree if isinstance(tree, dict) else {}
+
+
+def read_kept_recipe(run_dir: Path) -> Mapping[str, Any]:
+    """What a run was made of, with the defaults of keys that there are only since then.
+
+    Raises DataError where it can't be read.
+    """
+    file = run_dir / RECIPE
+    try:
+        tree = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: can't be read: {error}") from error
+    if not isinstance(tree, dict):
+        raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
+    return normalised(tree)
 
 
 def _differences(
     recipe: Recipe, before: Mapping[str, Any], free: Sequence[tuple[str, ...]]
 ) -> Iterator[str]:
     """The keys that are not as they were, but for those that are free to change."""
-    now = dict(_leaves(recipe.model_dump(mode="json")))
-    then = dict(_leaves(before))
-    for where in dict.fromkeys((*now, *then)):
-        may_change = any(where[: len(prefix)] == prefix for prefix in free)
-        if not may_change and now.get(where) != then.get(where):
+    for found in differences(recipe.model_dump(mode="json"), before):
+        if not any(found.where[: len(prefix)] == prefix for prefix in free):
             yield (
-                f"{dotted(where)} = {show(now.get(where))}: was {show(then.get(where))} in the run "
-                f"to resume; keep it, or start a new run with checkpoint.restore"
+                f"{found.key} = {show(found.one)}: was {show(found.other)} in the run to resume; "
+                "keep it, or start a new run with checkpoint.restore"
             )
-
-
-def _leaves(tree: Any, where: tuple[int | str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _leaves(value, (*where, key))
-    elif isinstance(tree, list):
-        for index, value in enumerate(tree):
-            yield from _leaves(value, (*where, index))
-    else:
-        yield where, tree

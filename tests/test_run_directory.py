@@ -21,6 +21,7 @@ from pipeline.run_directory import (
     make,
     make_unique,
     owned,
+    run_of,
     to_resume,
     write_recipe,
 )
@@ -284,3 +285,48 @@ def test_auto_takes_no_run_of_another_length(tiny: Compose, tmp_path: Path) -> N
     """Its schedule was another one, so it could not go on as if unbroken."""
     leave(tmp_path / "day" / "run", tiny("train.steps=50"))
     assert to_resume(tiny("train.steps=60", "train.resume=auto"), tmp_path) is None
+
+
+def test_a_directory_that_two_new_runs_were_given_goes_to_one(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """Both found it empty; the second is at its lock when the first is done."""
+    first, second = make(tmp_path / "run"), make(tmp_path / "run")
+    with owned(first, new=True):
+        write_recipe(first, tiny())
+    with pytest.raises(RunError, match="holds a run already"), owned(second, new=True):
+        pass
+    with owned(first):
+        pass
+
+
+def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without a summary may be alive; one that has ended is free."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("pipeline.run_directory.fcntl.flock", refuse)
+    ended = leave(tmp_path / "day" / "ended", tiny(), "stopped", age_s=10)
+    alive = leave(tmp_path / "day" / "alive", tiny(), None)
+    with owned(alive) as locked:
+        assert locked is False
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == ended
+
+
+def test_runs_of_others_that_may_not_be_written_are_passed_over(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
+    others = leave(tmp_path / "day" / "others", tiny())
+    (others / "run.log").mkdir()
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
+    run_dir = leave(tmp_path / "run", tiny())
+    for path in (run_dir, run_dir / "checkpoints", run_dir / "checkpoints" / "40"):
+        assert run_of(path) == run_dir
+    assert run_of(tmp_path) is None

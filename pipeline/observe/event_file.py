@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tensorboardX.proto.event_pb2 import Event
 
 VERSION = "brain.Event:2"
+PREFIX = "events.out.tfevents."
 WALL_TIME, STEP, SUMMARY = b"\x09", b"\x10", b"\x2a"
 """Keys of Event: double 1, int64 2, message 5."""
 VALUE, TAG, SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"
@@ -38,8 +39,8 @@ class EventFile:
         from tensorboardX.proto.event_pb2 import Event
 
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}{suffix}"
-        self._file = (folder / name).open("wb")
+        name = f"{PREFIX}{_stamp(folder)}.{socket.gethostname()}{suffix}"
+        self._file = (folder / name).open("xb")
         self.add(Event(wall_time=time.time(), file_version=VERSION))
 
     def add(self, event: Event) -> None:
@@ -65,6 +66,16 @@ class EventFile:
     def close(self) -> None:
         """Flush and close."""
         self._file.close()
+
+
+def _stamp(folder: Path) -> int:
+    """Seconds since 1970, and more than in the name of any file before.
+
+    Files are read in the order of their names, also when the clock was set back in between.
+    """
+    names = (file.name.removeprefix(PREFIX) for file in folder.glob(f"{PREFIX}*"))
+    stamps = (name.partition(".")[0] for name in names)
+    return max([int(time.time()), *(int(stamp) + 1 for stamp in stamps if stamp.isdecimal())])
 
 
 def scalar_records(

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 import numpy as np
 
+from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation, Quiet, writing
 from pipeline.observe.strict_json import json_text
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry, stacked
 
 METRICS, EVALS = "metrics.jsonl", "evals.jsonl"
+LONGEST_BYTES = 16 << 20
+"""A line of an evaluation tells of every class; a longer one is no line of a log."""
 
 
 class MetricsLog(Quiet):
     """Appends to both files. What a killed run wrote behind boundary `first` is cut off.
 
-    Raises RunError where a file can't be written.
+    Raises RunError where a file can't be written, or is removed while it is being written: what
+    is written to it then goes nowhere.
     """
 
     def __init__(self, run_dir: Path, course: Course, first: int) -> None:
-        self._course = course
+        self._course, self._first = course, first
         self._waiting: list[Telemetry] = []
-        for name in (METRICS, EVALS):
-            keep_until(run_dir / name, first)
-        self._steps = (run_dir / METRICS).open("a", encoding="utf-8")
-        self._evals = (run_dir / EVALS).open("a", encoding="utf-8")
+        self._steps, self._evals = (_open(run_dir / name, first) for name in (METRICS, EVALS))
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """A line for every step, once `flush` is called."""
         self._waiting.append(telemetry)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """A line for an evaluation."""
+        """A line for an evaluation; that of a run that was resumed behind it gives way to it."""
         with writing(self._evals.name):
+            if step == self._first:
+                keep_until(Path(self._evals.name), step - 1)
             self._evals.write(json_text({"step": step, **evaluation.metrics}) + "\n")
 
     def flush(self) -> None:
@@ -45,15 +52,28 @@ class MetricsLog(Quiet):
         with writing(self._steps.name):
             if waiting:
                 self._steps.write(metrics_lines(*stacked(waiting), self._course))
-            self._steps.flush()
+            _flush(self._steps)
         with writing(self._evals.name):
-            self._evals.flush()
+            _flush(self._evals)
 
     def close(self) -> None:
         """Write what is left and close both files."""
         steps, evals = self._steps, self._evals
         with writing(steps.name), steps, writing(evals.name), evals:
             self.flush()
+
+
+def _open(path: Path, first: int) -> TextIO:
+    with writing(path):
+        keep_until(path, first)
+        return path.open("a", encoding="utf-8")
+
+
+def _flush(file: TextIO) -> None:
+    """Raises OSError where the lines did not get into the file of that name."""
+    file.flush()
+    if not os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
+        raise FileNotFoundError(errno.ENOENT, "it was replaced by another file", file.name)
 
 
 def metrics_lines(steps: np.ndarray, records: np.ndarray, course: Course) -> str:
@@ -88,13 +108,33 @@ def _texts(numbers: np.ndarray) -> list[str]:
 
 
 def keep_until(file: Path, step: int) -> None:
-    """Cut a log behind the last whole line whose step is at most `step`."""
+    """Cut a log behind the last whole line whose step is at most `step`.
+
+    Raises RunError for a line that is none of a log.
+    """
     if not file.exists():
         return
+    if not file.is_file():
+        raise RunError(f"{file}: is no regular file; remove it to go on")
     end = 0
-    with file.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+    with file.open("rb") as log:
+        for number, line in enumerate(whole_lines(log), start=1):
+            if _step_of(line, f"{file}, line {number}") > step:
                 break
             end += len(line)
     os.truncate(file, end)
+
+
+def whole_lines(log: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log up to one without an end, which a run that was killed may have left."""
+    for line in iter(partial(log.readline, LONGEST_BYTES), b""):
+        if not line.endswith(b"\n"):
+            break
+        yield line
+
+
+def _step_of(line: bytes, where: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{where}: is not a step of a run; remove the file to go on") from error

@@ -31,10 +31,11 @@ class SinkReport:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics as `summarize` names them, and int (C, C) samples by true and predicted class."""
+    """Metrics as `summarize` names them, and int (C, C) samples by true and predicted class, where
+    there are not too many classes."""
 
     metrics: Mapping[str, Any]
-    confusion: np.ndarray
+    confusion: np.ndarray | None
 
     def scalars(self) -> dict[str, float]:
         """The metrics that a recipe can name; precision, recall and F1 as macro averages."""
@@ -59,11 +60,22 @@ class Monitor(Protocol):
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """An evaluation was done after `step` steps."""
 
+    def on_rollback(self, step: int, to: int) -> None:
+        """Bad step `step` sent the state back to boundary `to`, and training goes on behind it."""
+
     def flush(self) -> None:
         """What was told so far must be where it outlives the process."""
 
     def close(self) -> None:
         """The run ended; write what is left."""
+
+
+class Judge(Monitor, Protocol):
+    """Watches, and may find that a run isn't worth going on with."""
+
+    @property
+    def verdict(self) -> str | None:
+        """Why the run should end at this boundary; None while it should go on."""
 
 
 @contextmanager
@@ -72,7 +84,8 @@ def writing(file: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{file}: can't write: {error.strerror or error}") from error
+        where, why = error.filename or file, error.strerror or error
+        raise RunError(f"{where}: can't write: {why}") from error
 
 
 class Quiet:
@@ -85,6 +98,9 @@ class Quiet:
         """Nothing."""
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Nothing."""
+
+    def on_rollback(self, step: int, to: int) -> None:
         """Nothing."""
 
     def flush(self) -> None:

@@ -40,9 +40,8 @@ class OffThread:
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Pass on that steps were done."""
-        size = telemetry.loss.nbytes + telemetry.learning_rate.nbytes
-        size += telemetry.grad_norm.nbytes + telemetry.loss_scale.nbytes + telemetry.skipped.nbytes
-        self._tell(partial(self._each, "on_steps", telemetry, seconds), size)
+        tell = partial(self._each, "on_steps", telemetry, seconds)
+        self._tell(tell, telemetry.nbytes)
 
     def on_sink(self, report: SinkReport) -> None:
         """Pass on that a sink ended."""
@@ -51,6 +50,10 @@ class OffThread:
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Pass on an evaluation."""
         self._tell(partial(self._each, "on_eval", step, evaluation))
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """Pass on a rollback."""
+        self._tell(partial(self._each, "on_rollback", step, to))
 
     def tell(self, call: Callable[..., None], *args: Any) -> None:
         """Have something else done, in its turn."""

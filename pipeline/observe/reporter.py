@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Self
+from typing import IO, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -19,11 +20,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+MARGIN = 10
+"""Characters that the name of a stage has."""
+WARNING = f"{'warning':<{MARGIN}}"
+
 
 class Reporter:
     """Says things once, to the console and to `run.log`. Bars and clocks only on a terminal.
 
-    Any thread may speak.
+    Any thread may speak. Where one of the two can't be written any more the other is told so, and
+    then has to do: a run is worth more than its lines. Without a `run.log` the error is the
+    caller's.
     """
 
     def __init__(self, run_dir: Path | None = None, console: Console | None = None) -> None:
@@ -32,25 +39,50 @@ class Reporter:
         self._log = None
         if run_dir is not None:
             self._log = (run_dir / "run.log").open("a", encoding="utf-8", buffering=1)
+        self._logs, self._prints = run_dir is not None, True
 
     def say(self, text: str) -> None:
         """One line (or more) for the user."""
         with self._one_at_a_time:
+            self._print(text)
+            self._note(text)
+
+    def _print(self, text: str) -> None:
+        if not self._prints:
+            return
+        try:
             if self.console.is_terminal:
                 self.console.print(text)
             else:
                 # rich takes 0.3 ms a line, which a run without sinks would feel.
                 print(text, file=self.console.file, flush=True)
-            if self._log is not None:
-                self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        except OSError as error:
+            if not self._logs:
+                raise
+            self._prints = False
+            _discard(self.console.file)
+            why = f"can't be written ({error.strerror})"
+            self._note(f"{WARNING} the console {why}; what there is to say is said here alone")
+
+    def _note(self, text: str) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        except OSError as error:
+            log, self._log = self._log, None
+            with suppress(OSError):
+                log.close()
+            why = f"can't be written ({error.strerror})"
+            self._print(f"{WARNING} {log.name} {why}: it ends here, and the run goes on")
 
     def stage(self, name: str, text: str) -> None:
         """What a stage did, its name in the margin."""
-        self.say(f"{name:<10} {text}")
+        self.say(f"{name:<{MARGIN}} {text}")
 
     def warn(self, text: str) -> None:
         """Something that the user should know and the run does not stop for."""
-        self.stage("warning", text)
+        self.say(f"{WARNING} {text}")
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
@@ -76,8 +108,16 @@ class Reporter:
 
     def __exit__(self, *_: object) -> None:
         if self._log is not None:
-            self._log.close()
+            # What is left in its buffer could not be written before.
+            with suppress(OSError):
+                self._log.close()
             self._log = None
+
+
+def _discard(file: IO[str]) -> None:
+    """Send what a file still holds, and is given, nowhere: Python would fail on it at exit."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), file.fileno())
 
 
 class Bar:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.observe.strict_json import json_text
+from pipeline.registry import ENTRY_POINT_GROUP
 from pipeline.whole_file import write_whole
 
-Status = Literal["done", "stopped", "failed"]
+Status = Literal["done", "pruned", "stopped", "failed"]
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Summary:
     """`image`: shape and dtype of an image as it is read; `classes`: their names in label order."""
     parameters: int | None = None
     loss_scale: dict[str, float] = field(default_factory=dict)
+    bad_steps: dict[str, Any] = field(default_factory=dict)
+    """The policy `on_nan`, how many steps have no update for it, and the rollbacks among them."""
     metrics: dict[str, Any] = field(default_factory=dict)
     time: dict[str, float | None] = field(default_factory=dict)
     modelled: dict[str, Any] = field(default_factory=dict)
@@ -70,10 +73,16 @@ def start_up(time: Mapping[str, float | None]) -> str:
     return f"first step after {first_step_s:.2f} s: {told}"
 
 
+DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "scipy")
+"""Packages that compute or read something of a run, besides those that a backend names."""
+
+
 def versions(backend: Mapping[str, str]) -> dict[str, str]:
-    """What may change a run's numbers besides its recipe."""
-    ours = {name: _version(name) for name in ("recipe-pipeline", "flax", "optax", "numpy")}
-    return {"python": platform.python_version(), **ours, **backend}
+    """What may change a run's numbers besides its recipe; other packages' parts are of these."""
+    ours = {name: _version(name) for name in DECISIVE}
+    others = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
+    parts = {dist.name: dist.version for dist in others if dist is not None}
+    return {"python": platform.python_version(), **ours, **parts, **backend}
 
 
 def _version(name: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STEP_TAGS = tuple(f"train/{name}" for name in COLUMNS[:-1])
 SKIPPED_TAGS = (f"train/{COLUMNS[-1]}",)
 SPEED_TAGS = ("train/images_per_s",)
+ROLLBACK_TAGS = ("train/updates_undone",)
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
@@ -42,6 +43,7 @@ class TensorBoard(Quiet):
         self._batch_size, self._estimate = batch_size, estimate
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
+        self._rollbacks: list[tuple[float, int, int]] = []
 
     @cached_property
     def _file(self) -> EventFile:
@@ -65,15 +67,23 @@ class TensorBoard(Quiet):
         """The throughput of a sink; beside it that of the device that is modelled."""
         self._sinks.append((time.time(), report))
 
+    def on_rollback(self, step: int, to: int) -> None:
+        """How many updates were undone."""
+        self._rollbacks.append((time.time(), step, step - to))
+
     def flush(self) -> None:
         """Write the steps and sinks that were told since the last time."""
         steps, self._steps = self._steps, []
         sinks, self._sinks = self._sinks, []
+        rollbacks, self._rollbacks = self._rollbacks, []
         with writing(self._folder):
             if steps:
                 self._write_steps(steps)
             if sinks:
                 self._write_sinks(sinks)
+            for now, step, undone in rollbacks:
+                row = np.array([step]), np.array([now]), np.array([[float(undone)]])
+                self._file.add_scalars(ROLLBACK_TAGS, *row)
             self._file.flush()
 
     def _write_steps(self, told: list[tuple[float, Telemetry]]) -> None:
@@ -102,8 +112,9 @@ class TensorBoard(Quiet):
         tags, values = [f"eval/{name}" for name in scalars], np.array([list(scalars.values())])
         with writing(self._folder):
             self._file.add_scalars(tags, np.array([step]), now, values)
-        if len(evaluation.confusion) <= PICTURED_CLASSES:
-            picture = confusion_picture(evaluation.confusion)
+        confusion = evaluation.confusion
+        if confusion is not None and len(confusion) <= PICTURED_CLASSES:
+            picture = confusion_picture(confusion)
             self._add(image("eval/confusion", picture, dataformats="HWC"), step)
 
     def add_recipe(self, recipe: Mapping[str, Any]) -> None:

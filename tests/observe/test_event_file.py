@@ -94,3 +94,14 @@ def test_a_folder_that_cannot_be_made_is_an_os_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         EventFile(tmp_path / "file" / "board", "")
+
+
+def test_files_are_read_in_the_order_they_were_made_also_when_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none is written over that was made in the same second."""
+    for now in (2e9, 2e9, 1e9, 3e9):
+        monkeypatch.setattr("pipeline.observe.event_file.time.time", lambda now=now: now)
+        EventFile(tmp_path, ".0").close()
+    stamps = sorted(int(file.name.split(".")[3]) for file in tmp_path.iterdir())
+    assert stamps == [2_000_000_000, 2_000_000_001, 2_000_000_002, 3_000_000_000]

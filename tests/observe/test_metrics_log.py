@@ -177,3 +177,28 @@ def test_keep_until_leaves_whole_lines_of_earlier_steps(
 def test_keep_until_needs_no_file(tmp_path: Path) -> None:
     keep_until(tmp_path / "metrics.jsonl", 2)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["nothing\n", "[1]\n", '{"loss": 1}\n', '{"step": "one"}\n'])
+def test_a_line_that_is_none_of_a_log_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n' + text)
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: is not a step of a run; remove"):
+        keep_until(file, 5)
+    assert file.read_text() == '{"step": 1}\n' + text
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_removed_is_told_by_the_next_flush(tmp_path: Path, replaced: bool) -> None:
+    """Else its lines would go nowhere, and nobody would know."""
+    file = tmp_path / "metrics.jsonl"
+    monitor = MetricsLog(tmp_path, COURSE, 0)
+    monitor.flush()
+    file.unlink()
+    if replaced:
+        file.touch()
+    monitor.on_steps(telemetry(0, 1.0), 1.0)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: can't write: "):
+        monitor.flush()
+    with pytest.raises(RunError):
+        monitor.close()

@@ -11,17 +11,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
 from pipeline.config.recipe import Recipe
+from pipeline.observe.bad_steps import BadStepMonitor
+from pipeline.observe.expendable import Expendable
 from pipeline.observe.metrics_log import MetricsLog
 from pipeline.observe.monitors import (
     EvalMonitor,
     LossMonitor,
-    ProgressMonitor,
     Quiet,
     TimeMonitor,
 )
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
-from pipeline.observe.tensorboard import TensorBoard
 from pipeline.sink.schedule import Course
 from tests.observe.test_monitors import EVALUATION
 
@@ -37,19 +37,19 @@ def kinds(observers: Observers) -> list[type]:
     return [type(monitor) for monitor in observers.monitor.monitors]
 
 
-ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor]
+ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor, BadStepMonitor]
 
 
 def test_a_run_is_watched_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny(), tmp_path) as observers:
         assert kinds(observers) == ALWAYS
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
-        assert kinds(observers) == [*ALWAYS, TensorBoard]
+        assert kinds(observers) == [*ALWAYS, Expendable]
 
 
 def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny(), tmp_path, terminal=True) as observers:
-        assert kinds(observers) == [*ALWAYS, ProgressMonitor]
+        assert kinds(observers) == [*ALWAYS, Expendable]
     stages = "stages=[data,build,compile,eval]"
     evaluates = tiny(stages, "checkpoint.restore=somewhere")
     with opened(evaluates, tmp_path, terminal=True) as observers:

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.observe.reporter import Reporter
+from tests.observe.disk import files_end_at
 
 
 def screen() -> tuple[Console, io.StringIO]:
@@ -98,3 +99,49 @@ def test_lines_stay_above_the_bar() -> None:
     reporter.say("epoch: 1 step: 5, loss is 1.5")
     bar.close()
     assert "epoch: 1 step: 5, loss is 1.5\n" in file.getvalue()
+
+
+class Gone(io.StringIO):
+    """A console whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_console_that_is_gone_is_told_in_the_log_and_missed_no_more(tmp_path: Path) -> None:
+    with Reporter(tmp_path, Console(file=Gone())) as reporter:
+        for text in ("one", "two"):
+            reporter.say(text)
+    log = [line.partition(" ")[2] for line in (tmp_path / "run.log").read_text().splitlines()]
+    assert log == [
+        "warning    the console can't be written (Broken pipe); what there is to say is said here "
+        "alone",
+        "one",
+        "two",
+    ]
+
+
+def test_without_a_log_the_error_is_the_callers() -> None:
+    with pytest.raises(BrokenPipeError):
+        Reporter(console=Console(file=Gone())).say("one")
+
+
+def test_a_log_that_cannot_be_written_is_told_on_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files_end_at(20), Reporter(tmp_path) as reporter:
+        for text in ("one", "two", "three"):
+            reporter.say(text)
+    assert capsys.readouterr().out.splitlines() == [
+        "one",
+        "two",
+        f"warning    {tmp_path / 'run.log'} can't be written (File too large): it ends here, and "
+        "the run goes on",
+        "three",
+    ]
+
+
+def test_where_both_are_gone_a_run_goes_on_in_silence(tmp_path: Path) -> None:
+    with files_end_at(5), Reporter(tmp_path, Console(file=Gone())) as reporter:
+        reporter.say("one")
+        reporter.say("two")

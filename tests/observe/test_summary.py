@@ -122,8 +122,11 @@ def test_versions_are_those_that_may_change_the_numbers(monkeypatch: pytest.Monk
         "python",
         "recipe-pipeline",
         "flax",
-        "optax",
+        "grain",
         "numpy",
+        "optax",
+        "pillow",
+        "scipy",
         "device",
         "jax",
     }

@@ -1,0 +1,132 @@
+"""Defaults of conf/ for keys that a whole recipe lacks: those that there were not when it was made.
+
+Which keys are lacking is what the check of a recipe says, so that nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cache
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from pydantic import ValidationError
+
+from pipeline.config.files import SECTIONS
+from pipeline.config.recipe import Recipe
+from pipeline.differences import leaves
+from pipeline.problems import locate
+from pipeline.shipped import CONF
+
+Tree = dict[str, Any]
+
+_NOTHING = object()
+
+
+def names_every_part(tree: Mapping[str, Any]) -> bool:
+    """Does a recipe leave no part to be chosen? That of a run, and what `--cfg job` shows, does."""
+    parts = (_at(tree, where) for where in SECTIONS.values())
+    named = all(isinstance(part, Mapping) and "name" in part for part in parts)
+    return named and "defaults" not in tree
+
+
+def fill_missing(tree: Mapping[str, Any]) -> Tree:
+    """A copy of a recipe that names every part, with the defaults of the keys that it lacks.
+
+    A key of a part takes its default from the option in conf/ that is most like the part. What has
+    no default stays missing.
+    """
+    filled = deepcopy(dict(tree))
+    # Again, since what a section lacks may only be seen when it is there.
+    while sum(_fill(filled, where) for where in _lacking(filled)):
+        pass
+    return filled
+
+
+def normalised(tree: Mapping[str, Any]) -> Tree:
+    """The recipe of a run as one of today would be kept; as it is, where it is none any more."""
+    filled = fill_missing(tree)
+    try:
+        return Recipe.model_validate(filled).model_dump(mode="json")
+    except ValidationError:
+        return filled
+
+
+def _lacking(tree: Tree) -> list[tuple[int | str, ...]]:
+    try:
+        Recipe.model_validate(tree)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        return [
+            locate(details["loc"], tree)[0] for details in found if details["type"] == "missing"
+        ]
+    return []
+
+
+def _fill(tree: Tree, where: Sequence[int | str]) -> bool:
+    """Put the default where a key is missing; false where there is none."""
+    parent, default = _at(tree, where[:-1]), _default(tree, tuple(where))
+    if not isinstance(parent, dict) or where[-1] in parent or default is _NOTHING:
+        return False
+    parent[where[-1]] = deepcopy(default)
+    return True
+
+
+def _default(tree: Tree, where: tuple[int | str, ...]) -> Any:
+    for group, section in SECTIONS.items():
+        if where[: len(section)] == section:
+            part = _at(tree, section)
+            if not isinstance(part, Mapping):
+                return _NOTHING
+            return _at(_most_like(group, part), where[len(section) :])
+    return _at(_without_parts(), where)
+
+
+def _most_like(group: str, part: Mapping[str, Any]) -> Tree:
+    """Of the options of a group that are called as the part is, the one with most of its values."""
+    own = set(map(str, leaves(part)))
+
+    def alike(option: Tree) -> int:
+        return len(own & set(map(str, leaves(option))))
+
+    return max(_options(group, str(part.get("name"))), key=alike, default={})
+
+
+@cache
+def _options(group: str, name: str) -> list[Tree]:
+    called = re.compile(rf"^(name: {re.escape(name)}|defaults: .*)$", re.MULTILINE)
+    files = sorted((CONF / group).glob("*.yaml"))
+    found = [_option(group, file.stem) for file in files if called.search(file.read_text("utf-8"))]
+    return [option for option in found if option.get("name") == name]
+
+
+def _option(group: str, name: str) -> Tree:
+    """A file of conf/, upon those that it starts from."""
+    tree = _read(f"{group}/{name}")
+    bases = [base for base in tree.pop("defaults", []) if base != "_self_"]
+    for base in bases:
+        tree = {**_option(group, base), **tree}
+    return tree
+
+
+@cache
+def _without_parts() -> Tree:
+    """The keys of a recipe outside of its parts."""
+    return {**_read("config"), "train": _read("train/default")}
+
+
+def _read(file: str) -> Tree:
+    return cast(Tree, OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml")))
+
+
+def _at(tree: Any, where: Sequence[int | str]) -> Any:
+    """What stands somewhere in a tree; `_NOTHING` where there is no such place."""
+    for key in where:
+        inside = isinstance(tree, Mapping) and key in tree
+        indexed = isinstance(tree, list) and isinstance(key, int) and key < len(tree)
+        if not inside and not indexed:
+            return _NOTHING
+        tree = tree[key]
+    return tree

@@ -1,0 +1,104 @@
+"""Recipes from before a key was a key."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.compose import check_tree
+from pipeline.config.defaults import fill_missing, names_every_part, normalised
+
+KEYS = [
+    "seed",
+    "debug",
+    "autotune_search",
+    "cache",
+    "cache.compiled",
+    "monitor.early_stop",
+    "monitor.early_stop.patience",
+    "checkpoint.rules",
+    "train.mode",
+    "train.dispatch_seconds",
+    "train.ema",
+    "train.ema.warmup",
+    "train.clip",
+    "train.optimizer.nesterov",
+    "train.loss.smoothing_convention",
+    "dataset.buckets",
+    "dataset.train.num_shards",
+    "dataset.eval.batch_size",
+    "model.init",
+]
+
+
+def without(tree: dict[str, Any], *keys: str) -> dict[str, Any]:
+    stripped = deepcopy(tree)
+    for key in keys:
+        *path, last = key.split(".")
+        section = stripped
+        for name in path:
+            section = section.get(name, {})
+        section.pop(last, None)
+    return stripped
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    return load_recipe("mlp_mnist").model_dump(mode="json")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_that_is_lacking_has_its_default(key: str, whole: dict[str, Any]) -> None:
+    stripped = without(whole, key)
+    assert stripped != whole
+    assert check_tree(fill_missing(stripped)) == check_tree(whole)
+
+
+def test_many_may_be_lacking_and_nothing_else_is_touched(whole: dict[str, Any]) -> None:
+    changed = without(whole, *KEYS)
+    changed["train"]["optimizer"]["lr"] = 0.123
+    changed["dataset"]["train"]["shuffle"] = False
+    filled = fill_missing(changed)
+    assert filled["train"]["optimizer"]["lr"] == 0.123
+    assert filled["dataset"]["train"]["shuffle"] is False
+    assert check_tree(without(filled)) is not None
+
+
+def test_a_part_takes_the_default_of_the_option_it_is_most_like() -> None:
+    """All ResNets have one name, and each has a file of its own."""
+    for name in ("resnet20_cifar10", "resnet50_cifar10"):
+        tree = load_recipe(name).model_dump(mode="json")
+        for key in set(tree["model"]) - {"name"}:
+            filled = normalised(without(tree, f"model.{key}"))
+            assert filled["model"].keys() == tree["model"].keys()
+
+
+def test_a_device_takes_it_from_the_file_that_its_file_starts_from() -> None:
+    tree = load_recipe("lenet5_digits", ["device=ascend910_proa"]).model_dump(mode="json")
+    assert normalised(without(tree, "device.strict", "device.hbm_gib")) == tree
+
+
+def test_what_has_no_default_stays_missing(whole: dict[str, Any]) -> None:
+    filled = fill_missing(without(whole, "train.optimizer", "train.loss.name"))
+    assert "optimizer" not in filled["train"]
+    assert "name" not in filled["train"]["loss"]
+
+
+def test_other_mistakes_are_left_to_the_check(whole: dict[str, Any]) -> None:
+    wrong = without(whole, "seed")
+    wrong["train"]["batch_size"] = "many"
+    wrong["unheard_of"] = 1
+    filled = fill_missing(wrong)
+    assert filled["seed"] == 1
+    assert normalised(wrong) == filled
+
+
+def test_a_recipe_that_leaves_parts_to_be_chosen_is_not_whole(whole: dict[str, Any]) -> None:
+    assert names_every_part(whole)
+    assert not names_every_part({**whole, "defaults": []})
+    for part in ("model", "train.loss", "train.schedule.name"):
+        assert not names_every_part(without(whole, part))
+    assert not names_every_part({"train": {"loss": 3}})

@@ -1,0 +1,113 @@
+"""`python -m tests.memory`: does a long run take more memory the longer it lasts?
+
+Trains the smallest network on the shipped digits, logs and TensorBoard included, and watches the
+resident memory of the process. The exit status is 1 where it grows by more than it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline import load_recipe
+from pipeline.job import run
+from pipeline.reproduce import last_step
+
+LIMIT_MB = 50.0
+WARM_UP = 0.1
+"""The share of the steps after which all that is loaded once has been."""
+PERIOD_S = 0.05
+TINY = (
+    "model=mlp",
+    "model.hidden=[16]",
+    "dataset.train.ops=[{name: rescale, factor: 0.0625, shift: 0.0}]",
+    "dataset.eval.ops=[{name: rescale, factor: 0.0625, shift: 0.0}]",
+    "schedule=constant",
+    "train.optimizer.lr=0.01",
+    "train.batch_size=16",
+    "monitor.loss_every=100000",
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Resident memory when so many steps were in the log."""
+
+    steps: np.ndarray
+    resident_mb: np.ndarray
+
+    def growth_mb(self, total: int) -> float:
+        """From the end of the warm-up to the highest after it."""
+        warm = self.steps >= WARM_UP * total
+        after = self.resident_mb[warm]
+        return float(after.max() - after[0])
+
+    def tenths(self, total: int) -> Iterator[tuple[int, float]]:
+        """The highest in each tenth of the run."""
+        for tenth in range(1, 11):
+            inside = (self.steps > (tenth - 1) * total / 10) & (self.steps <= tenth * total / 10)
+            if inside.any():
+                yield tenth * total // 10, float(self.resident_mb[inside].max())
+
+
+def resident_mb() -> float:
+    """The resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return 4096 * pages / 1e6
+
+
+@contextmanager
+def watching(log: Path) -> Iterator[list[tuple[int, float]]]:
+    """Meanwhile, pairs of steps done and resident memory are collected."""
+    pairs: list[tuple[int, float]] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(PERIOD_S):
+            pairs.append((last_step(log) or 0, resident_mb()))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield pairs
+    finally:
+        done.set()
+        thread.join()
+
+
+def measure(steps: int, overrides: Sequence[str]) -> Seen:
+    """Train for so many steps and watch."""
+    recipe = load_recipe("lenet5_digits", [*TINY, f"train.steps={steps}", *overrides])
+    run_dir = Path(tempfile.mkdtemp())
+    with watching(run_dir / "metrics.jsonl") as pairs:
+        run(recipe, run_dir)
+    shutil.rmtree(run_dir)
+    numbers = np.array(pairs)
+    return Seen(numbers[:, 0].astype(int), numbers[:, 1])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print resident memory by tenth of the run; the exit status is 1 where it grows too much."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("overrides", nargs="*", help="such as train.feed=stream")
+    asked = parser.parse_args(arguments)
+    seen = measure(asked.steps, ["train.sink_size=1000", *asked.overrides])
+    for steps, highest in seen.tenths(asked.steps):
+        print(f"up to step {steps:>11,}  {highest:>8,.1f} MB")
+    growth = seen.growth_mb(asked.steps)
+    print(f"grows by {growth:.1f} MB after warm-up; may by {LIMIT_MB:g}")
+    return 0 if growth < LIMIT_MB else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
