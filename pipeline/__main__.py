@@ -6,19 +6,33 @@ Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data i
 from __future__ import annotations
 
 import gc
-import json
+import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from pipeline.allocator import restart_with_kept_memory
 from pipeline.errors import report_errors
+from pipeline.shipped import PACKAGE
+from pipeline.signals import interrupt_command
 
 COLLECT_SELDOM = (100_000, 20, 100)
+COMMANDS = (
+    *("autopsy", "convert", "diff", "doctor", "explain", "export", "infer"),
+    *("reproduce", "schema"),
+)
+"""Each a module of this package, or of `config`, whose function of that name takes what follows."""
+MODULES = {"autopsy": "pipeline.autopsy.command", "schema": "pipeline.config.schema"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say and return the exit status."""
+    if arguments is None:
+        restart_with_kept_memory()
     begun = time.perf_counter()
+    interrupt_command()
     args = list(sys.argv[1:] if arguments is None else arguments)
     # Imports and tracing make millions of objects that stay; looking through them again and again
     # for garbage took some 0.25 of 3 s until the first step.
@@ -30,17 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(args: list[str], begun: float) -> Callable[[], int]:
     if "--help" in args or "-h" in args:
         return _show_guide
-    if args[:1] == ["schema"]:
-        return _show_schema
-    if args[:1] == ["explain"]:
-        return lambda: _explain(args[1:])
-    if args[:1] == ["convert"]:
-        return lambda: _convert(args[1:])
-    if args[:1] == ["export"]:
-        return lambda: _export(args[1:])
-    if args[:1] == ["infer"]:
-        return lambda: _infer(args[1:])
-    return lambda: _launch(args, begun)
+    if args and args[0] in COMMANDS:
+        return partial(_call, args[0], args[1:])
+    return partial(_launch, args, begun)
 
 
 def _show_guide() -> int:
@@ -50,35 +56,10 @@ def _show_guide() -> int:
     return 0
 
 
-def _show_schema() -> int:
-    from pipeline.config.schema import recipe_schema
-
-    print(json.dumps(recipe_schema(), indent=2))
-    return 0
-
-
-def _explain(args: list[str]) -> int:
-    from pipeline.explain import explain
-
-    return explain(args)
-
-
-def _convert(args: list[str]) -> int:
-    from pipeline.convert import convert
-
-    return convert(args)
-
-
-def _export(args: list[str]) -> int:
-    from pipeline.export import export
-
-    return export(args)
-
-
-def _infer(args: list[str]) -> int:
-    from pipeline.infer import infer
-
-    return infer(args)
+def _call(command: str, args: list[str]) -> int:
+    """Commands are imported when they are called: few need what others do."""
+    module = importlib.import_module(MODULES.get(command, f"pipeline.{command}"))
+    return getattr(module, command)(args)
 
 
 def _launch(args: list[str], begun: float) -> int:
@@ -87,5 +68,18 @@ def _launch(args: list[str], begun: float) -> int:
     return launch(args, begun)
 
 
+def _leave_working_folder() -> None:
+    """Look for modules where they are installed, not in the working folder: data lies there.
+
+    `python -m` puts that folder first; programs that are started from here are told not to. A
+    checkout that is run where it lies stays on the path.
+    """
+    first = os.path.realpath(sys.path[0])
+    if first == os.path.realpath(os.getcwd()) and first != str(PACKAGE.parent):
+        del sys.path[0]
+        os.environ["PYTHONSAFEPATH"] = "1"
+
+
 if __name__ == "__main__":
+    _leave_working_folder()
     sys.exit(main())

@@ -13,6 +13,9 @@ class PipelineError(Exception):
 
     exit_status = 1
 
+    def __init__(self, message: str) -> None:
+        super().__init__("\n".join(map(printable, message.split("\n"))))
+
 
 class RunError(PipelineError):
     """The recipe was right and the run failed: a device, a disk, a loss that is not finite."""
@@ -34,6 +37,16 @@ class DataError(PipelineError):
     """Data that is missing, unreadable or not what the recipe says it is."""
 
     exit_status = 2
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says first; its type where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """A text in which what would steer a terminal is written out: names in files may have it."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def report_errors(action: Callable[[], int], *, debug: bool) -> int:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.bounded_file import read_json
 from pipeline.errors import RunError
 from pipeline.whole_file import write_whole
 
@@ -29,11 +30,11 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
     try:
         if not path.exists():
             return {}
-        document = json.loads(path.read_text())
+        document = read_json(path)
         if document["version"] != BANK_VERSION:
             raise ValueError(f"version {document['version']}, this program reads {BANK_VERSION}")
         return {str(key): checked(entry) for key, entry in document["entries"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise RunError(
             f"{path}: not a knowledge bank of AutoTune ({type(error).__name__}: {error}); "
             "delete it or name another file"

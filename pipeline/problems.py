@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from pipeline.errors import printable
 from pipeline.registry import all_parts, kind_of
 
 Location = tuple[int | str, ...]
@@ -54,14 +55,34 @@ def show(value: Any) -> str:
     """A value as it would be typed, shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = str(value)
-    if isinstance(value, str) and not isinstance(yaml.safe_load(value or "x"), str):
+    try:
+        text = str(value)
+    except ValueError:
+        # Python prints no number of more than 4300 digits.
+        text = f"a number of {value.bit_length():,} bits"
+    if isinstance(value, str) and not _is_plain_text(value):
         text = f"'{value}'"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return printable(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def shown(name: str) -> str:
+    """A name out of a file, fit to be printed: shortened, control characters escaped."""
+    text = printable(name)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _is_plain_text(text: str) -> bool:
+    """Would YAML read it as a text?"""
+    if len(text) > 60:
+        return True
+    try:
+        return isinstance(yaml.safe_load(text or "x"), str)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return False
 
 
 def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
-    where, tags = _locate(details["loc"], tree)
+    where, tags = locate(details["loc"], tree)
     key, value, context = dotted(where), details["input"], details.get("ctx", {})
     match details["type"]:
         case "extra_forbidden":
@@ -82,6 +103,8 @@ def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
             return f"{key}: {context['error']}" if key else str(context["error"])
         case "string_too_short":
             return f"{key} = {show(value)}: must not be empty"
+        case "string_too_long":
+            return f"{key} = {show(value)}: must have at most {context['max_length']} characters"
         case "too_short":
             return f"{key} = {show(value)}: must have at least {context['min_length']}"
         case kind:
@@ -99,7 +122,7 @@ def dotted(where: Sequence[int | str]) -> str:
     return ".".join(map(str, where))
 
 
-def _locate(loc: Location, tree: Mapping[str, Any]) -> tuple[Location, tuple[str, ...]]:
+def locate(loc: Location, tree: Mapping[str, Any]) -> tuple[Location, tuple[str, ...]]:
     """Split a pydantic location into the path in the recipe and the part names it passed.
 
     Pydantic puts a part's name between the key that holds the part and the part's own keys.

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
@@ -37,6 +37,7 @@ PART_MODULES = (
     "pipeline.models.layers",
     "pipeline.models.networks",
     "pipeline.models.tokens",
+    "pipeline.training.bad_steps",
     "pipeline.training.loss_scales",
     "pipeline.training.adaptive",
     "pipeline.training.layerwise",
@@ -106,7 +107,13 @@ def _load_all() -> None:
         for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
             importlib.import_module(info.name)
     for entry in entry_points(group=ENTRY_POINT_GROUP):
-        entry.load()
+        if _is_installed(entry):
+            entry.load()
+
+
+def _is_installed(entry: EntryPoint) -> bool:
+    """Python looks for distributions in the working folder too, where the data of others lies."""
+    return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 
 def parts(kind: str) -> Mapping[str, type[Spec]]:

@@ -1,15 +1,15 @@
-"""Where conf/ and the recipes lie, in a checkout and in an installed wheel."""
+"""Where the package, conf/ and the recipes lie, in a checkout and in an installed wheel."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parent
 
 
 def _shipped(folder: str) -> Path:
-    inside_wheel = _PACKAGE / folder
-    return inside_wheel if inside_wheel.is_dir() else _PACKAGE.parent / folder
+    inside_wheel = PACKAGE / folder
+    return inside_wheel if inside_wheel.is_dir() else PACKAGE.parent / folder
 
 
 CONF = _shipped("conf")

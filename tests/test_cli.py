@@ -93,6 +93,7 @@ def test_a_command_does_what_it_says_from_any_folder(
         "evals.jsonl",
         "lowerings.json",
         "metrics.jsonl",
+        "provenance.json",
         "recipe.yaml",
         "run.log",
         "summary.json",
@@ -192,7 +193,7 @@ def test_a_mistake_is_one_message_without_a_traceback(
     ("text", "message"),
     [
         ("a: [1", "mine.yaml: not readable as YAML: "),
-        ("- 1", "mine.yaml: must hold keys and values, not ListConfig"),
+        ("- 1", "mine.yaml: must hold keys and values, not a list"),
         ("train: {sink_sise: 3}", "train.sink_sise = 3: there is no such key"),
         ("defaults: [override /model: lenet6]", "model = lenet6: there is no such model"),
         ("hydra: {run: {dir: x}}", "mine.yaml: hydra: not for recipes"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from datetime import datetime
@@ -50,7 +51,7 @@ def test_a_bank_that_can_not_be_written_is_left_as_it_was(
     write_bank(bank, ENTRIES)
 
     def full(*_: object) -> None:
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(whole_file.os, "replace", full)
     with pytest.raises(RunError, match=r"bank\.json: .* can't be written: no space left"):

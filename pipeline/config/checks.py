@@ -107,6 +107,44 @@ def pieces_are_equal(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
+    """Where a loss leaves samples or labels out, all that reads it can do with that (M-13)."""
+    train, share = recipe.train, recipe.train.loss.hardest_share
+    ignored = recipe.dataset.ignore_index
+    if ignored is not None and not train.loss.masks_labels:
+        yield (
+            f"dataset.ignore_index = {ignored}: must be null with train.loss.name = "
+            f"{train.loss.name}, which takes no mask of the labels that count"
+        )
+    if share < 1 and train.accumulate_steps > 1:
+        yield (
+            f"train.loss.hardest_share = {share}: must be 1.0 with train.accumulate_steps = "
+            f"{train.accumulate_steps}; a piece of a batch does not know the hardest of all"
+        )
+    if train.optimizer.observes_layers and (share < 1 or ignored is not None):
+        key = f"train.loss.hardest_share = {share}: must be 1.0"
+        if share == 1:
+            key = f"dataset.ignore_index = {ignored}: must be null"
+        yield f"{key} with {train.optimizer.name}, which takes every sample for one of its own"
+
+
+@rule
+def rollback_has_somewhere_to_go(recipe: Recipe) -> Iterator[str]:
+    """Going back needs checkpoints at steps that are known beforehand."""
+    checkpoint = recipe.checkpoint
+    if recipe.train.on_nan.name != "rollback" or "train" not in recipe.stages:
+        return
+    if "checkpoint" not in recipe.stages:
+        stages = show(list(recipe.stages))
+        yield f"train.on_nan = rollback: needs the stage checkpoint, and stages = {stages}"
+    elif checkpoint.every_steps is None and checkpoint.every_passes is None:
+        yield (
+            "train.on_nan = rollback: needs checkpoints to go back to; give checkpoint.every_steps "
+            "or checkpoint.every_passes"
+        )
+
+
+@rule
 def stages_in_order(recipe: Recipe) -> Iterator[str]:
     """Stages run in the order of the house, and each needs those before it."""
     stages = recipe.stages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,26 +17,31 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipeline.config.checks import conflicts
-from pipeline.config.files import find_recipes
+from pipeline.config.defaults import fill_missing, names_every_part
+from pipeline.config.files import SECTIONS, find_recipes
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.problems import describe, no_such
+from pipeline.config.recipe_file import (
+    kept_to_its_own,
+    read_part_file,
+    read_recipe_file,
+    user_keys,
+)
+from pipeline.config.references import require_bounded
+from pipeline.errors import RecipeError, first_line
+from pipeline.plain_yaml import MAX_DEPTH
+from pipeline.problems import describe, no_such, show
 from pipeline.shipped import CONF
 
 DEFAULT_RECIPE = "lenet5_digits"
 YAML = (".yaml", ".yml")
-UNCOMPOSABLE = (HydraException, OmegaConfBaseException, ValueError)
-"""What Hydra raises on overrides that it can't make a recipe of."""
+UNCOMPOSABLE = (
+    *(HydraException, OmegaConfBaseException, ValueError),
+    *(TypeError, AttributeError, LookupError, AssertionError),
+)
+"""What Hydra raises on overrides that it can't make a recipe of, and does not expect itself."""
 
-SECTIONS = {
-    "dataset": ("dataset",),
-    "model": ("model",),
-    "device": ("device",),
-    "loss": ("train", "loss"),
-    "optimizer": ("train", "optimizer"),
-    "schedule": ("train", "schedule"),
-}
-"""Where in a recipe the part lies that a group chooses."""
+MAX_OVERRIDE_LENGTH = 10_000
+MAX_NAME_LENGTH = 255
 
 LENGTHS = ("train.epochs", "train.passes", "train.steps")
 
@@ -59,6 +64,8 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
     here; so are the files that a part is chosen by, as in `device=./mine.yaml`. Raises RecipeError
     when one that is named can't be read.
     """
+    if problems := list(_unparsable(overrides)):
+        raise RecipeError(problems)
     files = dict(find_recipes(Path.cwd()))
     named = [_with_part_known(override) for override in overrides]
     asked = value_of(named, "recipe")
@@ -83,6 +90,24 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
     return named
 
 
+def _unparsable(overrides: Iterable[str]) -> Iterator[str]:
+    """A problem for every override that Hydra's parser would take minutes over, or its stack."""
+    for override in overrides:
+        key = show(key_of(override))
+        if len(override) > MAX_OVERRIDE_LENGTH:
+            yield f"{key}: {len(override):,} characters; write it into a recipe file"
+        if key_of(override) in {*SECTIONS, "recipe"}:
+            longest = max(len(part.encode()) for part in re.split("[,/]", override))
+            if longest > MAX_NAME_LENGTH:
+                yield f"{key}: a name of {longest:,} bytes; no file has one of more than 255"
+        depth = deepest = 0
+        for letter in override:
+            depth += (letter in "[{(") - (letter in "]})")
+            deepest = max(deepest, depth)
+        if deepest > MAX_DEPTH:
+            yield f"{key}: nested more than {MAX_DEPTH} levels deep"
+
+
 def _with_part_known(override: str) -> str:
     """The override with the files that it names as names that Hydra knows."""
     group, options = key_of(override), override.partition("=")[2].split(",")
@@ -99,7 +124,7 @@ def _make_part_known(group: str, option: str) -> str:
     if (CONF / group / f"{file.stem}.yaml").is_file():
         problem = f"{group} = {option}: {file.stem} is a shipped {group}; call the file otherwise"
         raise RecipeError([problem])
-    tree, package = _read_yaml(file, group), ".".join(SECTIONS[group])
+    tree, package = read_part_file(file, group), ".".join(SECTIONS[group])
     ConfigStore.instance().store(group=group, name=file.stem, package=package, node=tree)
     return file.stem
 
@@ -107,11 +132,16 @@ def _make_part_known(group: str, option: str) -> str:
 def _make_known(name: str, file: Path, chosen: Collection[str]) -> bool:
     """Make a file an option of Hydra's group `recipe`; true if it leaves nothing to defaults.
 
-    Such are the recipe.yaml of a run and what `--cfg job` shows. A part chosen on the command line
-    comes with its own defaults: what the recipe says of the one it would have had goes.
+    Such are the recipe.yaml of a run and what `--cfg job` shows; keys that there were not when they
+    were written are filled in. A part chosen on the command line comes with its own defaults: what
+    the recipe says of the one it would have had goes.
     """
-    tree = {"name": name, **_read_yaml(file, "recipe")}
-    whole = "defaults" not in tree and set(Recipe.model_fields) <= set(tree)
+    tree = {"name": name, **read_recipe_file(file)}
+    whole = names_every_part(tree)
+    if whole:
+        tree = fill_missing(kept_to_its_own(tree))
+    if problems := [f"{file}: {problem}" for problem in user_keys(tree)]:
+        raise RecipeError(problems)
     for group in chosen:
         *path, last = SECTIONS[group]
         section: Any = tree
@@ -121,22 +151,6 @@ def _make_known(name: str, file: Path, chosen: Collection[str]) -> bool:
             section.pop(last, None)
     ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
     return whole
-
-
-def _read_yaml(file: Path, key: str) -> dict[str, Any]:
-    try:
-        node = OmegaConf.load(file)
-    except FileNotFoundError:
-        raise RecipeError([f"{key} = {file}: there is no such file"]) from None
-    except Exception as error:  # yaml has no common base for what a malformed file can raise
-        raise RecipeError([f"{file}: not readable as YAML: {error}"]) from error
-    if not isinstance(node, DictConfig):
-        raise RecipeError([f"{file}: must hold keys and values, not {type(node).__name__}"])
-    tree = cast(dict[str, Any], OmegaConf.to_container(node))
-    if "hydra" in tree or "hydra/" in str(tree.get("defaults")):
-        # Hydra's own section can name code to run; a recipe is data.
-        raise RecipeError([f"{file}: hydra: not for recipes; give it on the command line"])
-    return tree
 
 
 def key_of(override: str) -> str:
@@ -158,9 +172,12 @@ def swept_keys(overrides: Iterable[str]) -> list[str]:
 def check(config: DictConfig, overrides: Iterable[str]) -> Recipe:
     """Turn a composed config into a Recipe. Raises RecipeError with every problem found."""
     try:
+        require_bounded(cast(dict[str, Any], OmegaConf.to_container(config)))
         tree = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise RecipeError([f"{error.full_key}: {error}".splitlines()[0]]) from error
+        raise RecipeError([f"{error.full_key}: {first_line(error)}"]) from error
+    except ValueError as error:
+        raise RecipeError([str(error)]) from error
     plain = {key: value for key, value in cast(dict[str, Any], tree).items() if key != "hydra"}
     given = {key_of(override) for override in overrides} & set(LENGTHS)
     return check_tree(_with_length(plain, given) if given else plain, length_replaced=bool(given))
@@ -190,7 +207,9 @@ def diagnose(overrides: Sequence[str]) -> Recipe:
     """Compose and check, going on after each problem, so that all are reported at once."""
     problems: list[str] = []
     remaining = with_recipe(overrides)
+    tried: list[list[str]] = []
     while True:
+        tried.append(remaining)
         try:
             recipe = check(_compose(remaining), remaining)
         except RecipeError as error:
@@ -198,8 +217,8 @@ def diagnose(overrides: Sequence[str]) -> Recipe:
         except UNCOMPOSABLE as error:
             problem, rest = _explain(error, remaining)
             problems += [problem] if problem else []
-            if rest == remaining:
-                raise RecipeError(problems or [str(error).splitlines()[0]]) from error
+            if rest in tried:
+                raise RecipeError(problems or [first_line(error)]) from error
             remaining = with_recipe(rest)
         else:
             break
@@ -230,14 +249,14 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[str | None, list[s
     if known := _KNOWN_KEY.search(message):
         problem = f"+{known[1]}: the key is there already; leave out the +"
         return problem, _rewritten(overrides, known[1], "")
-    culprit = _culprit(overrides)
-    problem = f"{culprit or 'overrides'}: {message.splitlines()[0]}"
+    culprit = _culprit(overrides, message)
+    problem = f"{culprit or 'overrides'}: {first_line(error)}"
     return problem, [item for item in overrides if item != culprit]
 
 
-def _culprit(overrides: list[str]) -> str | None:
-    """The override without which the others compose."""
-    for suspect in overrides:
+def _culprit(overrides: list[str], message: str) -> str | None:
+    """The override without which the others compose; most often the message has its key."""
+    for suspect in sorted(overrides, key=lambda override: key_of(override) not in message):
         try:
             _compose([item for item in overrides if item != suspect])
         except UNCOMPOSABLE:

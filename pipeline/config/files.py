@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.bounded_file import read_bytes
 from pipeline.shipped import CONF, RECIPES
+
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "dataset": ("dataset",),
+    "model": ("model",),
+    "device": ("device",),
+    "loss": ("train", "loss"),
+    "optimizer": ("train", "optimizer"),
+    "schedule": ("train", "schedule"),
+}
+"""Where in a recipe the part lies that a group chooses."""
 
 
 def find_recipes(working_folder: Path) -> Mapping[str, Path]:
@@ -24,7 +35,11 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
 
 def description(file: Path) -> str:
     """The first comment line of a YAML file that is not an instruction to a program."""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        head = read_bytes(file).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
+    for line in head.splitlines():
         if not line.startswith("#"):
             break
         text = line.lstrip("# ").strip()

@@ -15,12 +15,17 @@ Train what a YAML recipe describes.
   python -m pipeline +recipe=path/to/mine.yaml          a recipe of your own
   python -m pipeline device=path/to/mine.yaml           a device of your own; so with every group
   python -m pipeline -m +recipe=NAME KEY=A,B GROUP=C,D  a sweep: every combination
+  python -m pipeline -m ... hydra.sweep.dir=DIR          again, or twice at once: what is left of it
   python -m pipeline --cfg job +recipe=NAME             show the resolved recipe
   python -m pipeline explain +recipe=NAME KEY=VALUE ... what sinks cost, hold and buy here, measured
   python -m pipeline convert weights FROM TO +recipe=NAME  weights of PyTorch or MindSpore, renamed
   python -m pipeline convert records OUT dataset=NAME ...   any dataset as ArrayRecord files
   python -m pipeline export RUN_DIR FOLDER              a trained network as StableHLO and weights
   python -m pipeline infer RUN_DIR|FOLDER IMAGE ...     what it says of images; --json, --top=N
+  python -m pipeline reproduce RUN_DIR                  run it again: the same losses, bit for bit?
+  python -m pipeline diff RUN_A RUN_B                   what sets two runs apart, what came of it
+  python -m pipeline doctor +recipe=NAME KEY=VALUE ...  are device, cache, data, disk, limits ok?
+  python -m pipeline autopsy RUN_DIR                    the bad step that ended a run, looked into
   python -m pipeline schema                             JSON schema of recipes, for editors
   python -m pipeline --hydra-help                       flags of Hydra's own
 

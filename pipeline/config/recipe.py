@@ -19,6 +19,7 @@ from pipeline.data.spec import DatasetSpec
 from pipeline.models.precision import Level, ToFloat
 from pipeline.models.spec import ModelSpec
 from pipeline.registry import Expected, FilePath, PartOf, Seq, Spec
+from pipeline.training.bad_steps import OnNan
 from pipeline.training.clipping import ClipSpec
 from pipeline.training.loss_scales import LossScale
 from pipeline.training.spec import AverageSpec, LossSpec, OptimizerSpec, RateRule, ScheduleSpec
@@ -62,6 +63,8 @@ class TrainSpec(Spec):
     loss_scale: LossScale
     """What the loss is multiplied by (P-02): a number, fixed, dynamic, or auto: dynamic in O2, else
     1."""
+    on_nan: OnNan
+    """What becomes of a step whose loss or gradient is not finite: stop, skip or rollback."""
     freeze: Seq[str]
     """Patterns over the paths of parameters, such as conv_*: these are not updated (M-06)."""
     lr_rules: Seq[RateRule]
@@ -144,7 +147,7 @@ class CacheSpec(Spec):
 class Recipe(Spec):
     """One run, completely described."""
 
-    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=100)]
     """What the run directory is called after."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     stages: Annotated[Seq[Stage], Field(min_length=1)]

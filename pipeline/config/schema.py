@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
 from pipeline.registry import parts
 
 DEFAULTS = {
@@ -12,6 +15,14 @@ DEFAULTS = {
     "description": "Groups to take options from, as in `- override /model: resnet50`",
     "items": {"anyOf": [{"type": "object"}, {"type": "string"}]},
 }
+
+
+def schema(args: Sequence[str]) -> int:
+    """Print the schema; the exit status is 0. Raises RecipeError where it is asked for more."""
+    if args:
+        raise RecipeError([f"{' '.join(args)}: schema takes no arguments"])
+    print(json.dumps(recipe_schema(), indent=2))
+    return 0
 
 
 def recipe_schema() -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 import re
 import ssl
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,12 +34,20 @@ from pipeline.errors import DataError
 
 STALL_S = 30.0
 """How long a mirror may send nothing, while connecting or in between, before the next is tried."""
+MIN_BYTES_PER_STALL = 16 * 2**10
+"""What a mirror must send in that time, so that one which drips is left as well."""
+MAX_BYTES = 2 * 2**30
+"""Of a file whose size was not published."""
 ROUNDS = 5
 """How often all mirrors are gone through, as long as each round brings the file further."""
 _CHUNK_BYTES = 1 << 20
 _RANGE_NOT_SATISFIABLE = 416
 
 log = logging.getLogger(__name__)
+
+
+class DownloadError(DataError):
+    """Data is not there, and no mirror gave it."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +68,14 @@ def fetch_all(
 ) -> None:
     """Bring all `files` of `dataset` into `directory`.
 
-    Raises DataError that also says how to go on without the download.
+    Raises DownloadError, which also says how to go on without the download.
     """
     try:
         for file in files:
             fetch(file, mirrors, directory, stall_s)
     except DataError as error:
         names = ", ".join(file.name for file in files)
-        raise DataError(
+        raise DownloadError(
             f"{dataset}: {error}\n"
             f"Put {names} into {directory}, or name the folder that has them: dataset.root=DIR. "
             f"Without the data, its synthetic twin has the same sizes: "
@@ -170,7 +179,7 @@ def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
             raise ValueError(f"sent bytes from {start:,} where {have:,} was asked for")
         total = _total(response, start, file.size_bytes)
         with part.open("ab" if start else "wb") as target:
-            for chunk in _chunks(response, file.name, start, total):
+            for chunk in _chunks(response, file.name, start, total, stall_s):
                 target.write(chunk)
 
 
@@ -186,20 +195,34 @@ def _total(response: HTTPResponse, start: int, published: int | None) -> int | N
     offered = start + int(length) if length else published
     if published not in (None, offered):
         raise ValueError(f"offers {offered:,} bytes instead of {published:,}")
+    if offered is not None and not 0 <= offered <= MAX_BYTES:
+        raise ValueError(f"offers {offered:,} bytes; must be {MAX_BYTES:,} at most")
     return offered
 
 
-def _chunks(response: HTTPResponse, name: str, done: int, total: int | None) -> Iterator[bytes]:
-    """The body as it arrives, up to `total` and no further, under a progress bar on a terminal."""
+def _chunks(
+    response: HTTPResponse, name: str, done: int, total: int | None, stall_s: float
+) -> Iterator[bytes]:
+    """The body as it arrives, up to `total` and no further, under a progress bar on a terminal.
+
+    Raises TimeoutError where it comes too slowly, and ValueError where it does not end.
+    """
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(name, total=total, completed=done)
+        due_s, due_bytes = time.monotonic() + stall_s, done + MIN_BYTES_PER_STALL
         while total is None or done < total:
             chunk = response.read1(_CHUNK_BYTES)
             if not chunk:
                 break
             done += len(chunk)
+            if done > MAX_BYTES:
+                raise ValueError(f"sent more than {MAX_BYTES:,} bytes")
+            if done >= due_bytes:
+                due_s, due_bytes = time.monotonic() + stall_s, done + MIN_BYTES_PER_STALL
+            elif time.monotonic() > due_s:
+                raise TimeoutError
             progress.update(task, completed=done)
             yield chunk
     if total is not None and done < total:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -165,11 +166,21 @@ def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
     dtype = np.dtype(spec.dtype)
     if spec.sizes is not None:
         sizes = open_column(folder, spec.sizes)[:]
+        _check_sizes(folder, spec, sizes)
         return RaggedRecordColumn(RecordFiles(folder, spec, sizes), sizes, spec.trailing, dtype)
     files = RecordFiles(folder, spec)
     if spec.samples_per_record == 1:
         return RecordColumn(files, spec.samples, spec.trailing, dtype)
     return np.concatenate(list(files.read_many(range(len(files)))))
+
+
+def _check_sizes(folder: Path, spec: RecordColumnSpec, sizes: np.ndarray) -> None:
+    """Raise DataError where values would be larger than the files that hold them."""
+    lengths = sizes.astype(np.float64).prod(axis=1)
+    value_bytes = math.prod(spec.trailing) * np.dtype(spec.dtype).itemsize
+    held_bytes = sum(file.size_bytes for file in spec.files)
+    if sizes.min() < 1 or lengths.sum() * value_bytes > held_bytes:
+        raise DataError(f"{folder}: has values of sizes that its files can't hold")
 
 
 def _check_size(file: Path, right_bytes: int) -> None:

@@ -12,7 +12,6 @@ changed, moved or put there from another dataset is found when it is read.
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
+from pipeline.bounded_file import read_json
 from pipeline.errors import DataError
 from pipeline.problems import describe
 from pipeline.registry import Seq, Spec
@@ -73,6 +73,14 @@ class RecordColumnSpec(Spec):
             raise ValueError(f"shape {list(self.shape)} has {differing} nulls, sizes are {told}")
         if self.sizes is not None and (self.sizes.dtype, self.samples_per_record) != ("int32", 1):
             raise ValueError("values of several sizes have int32 sizes and a record each")
+        value_bytes = math.prod(self.trailing) * np.dtype(self.dtype).itemsize
+        for file in self.files:
+            # Records are not compressed, so that nothing small stands for much.
+            if file.size_bytes < file.samples * value_bytes:
+                raise ValueError(
+                    f"{file.name} has {file.size_bytes:,} bytes, too few for {file.samples:,} "
+                    f"samples of {value_bytes:,} or more"
+                )
         if self.sizes is not None and self.sizes.samples != self.samples:
             raise ValueError(f"{self.samples:,} samples have {self.sizes.samples:,} sizes")
         return self
@@ -127,7 +135,7 @@ def read_description(folder: Path) -> RecordsSpec:
     """The description in a folder. Raises DataError where there is none that can be understood."""
     file = folder / DESCRIPTION
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        tree = read_json(file)
     except OSError as error:
         raise DataError(
             f"{file}: can't be read: {error.strerror}; dataset.root must be a folder that "

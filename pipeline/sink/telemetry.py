@@ -32,6 +32,11 @@ class Telemetry:
         return len(self.loss)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(getattr(self, name).nbytes for name in COLUMNS)
+
+    @property
     def finite(self) -> np.ndarray:
         """Per step: were the loss and the gradient numbers? bool (steps,)."""
         return np.isfinite(self.loss) & np.isfinite(self.grad_norm)

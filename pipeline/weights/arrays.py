@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
+
+from pipeline.npy import MAX_ENTRIES, array_bytes
+from pipeline.problems import shown
 
 Arrays = dict[str, np.ndarray]
 """Name -> array, in the order of the file."""
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-MAX_BYTES = 64 * 2**30
-"""No file above this is read, and no archive that says it holds more."""
-MAX_ENTRIES = 100_000
 MAX_NAME_LENGTH = 1024
-MAX_AXES = 32
 
 
 def decode(
@@ -36,13 +34,6 @@ def decode(
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
-    """How many bytes an array takes. Raises ValueError for a shape that no array can have."""
-    if len(shape) > MAX_AXES or any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError(f"{shown(name)} has no possible shape; the file is damaged")
-    return math.prod(shape) * dtype.itemsize
-
-
 def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
     """Add an entry. Raises ValueError where the name is none, there already, or one too many."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
@@ -52,12 +43,6 @@ def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
     if len(arrays) == MAX_ENTRIES:
         raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
     arrays[name] = array
-
-
-def shown(name: str) -> str:
-    """A name out of a file, fit to be printed: shortened, control characters escaped."""
-    text = name if name.isprintable() else repr(name)[1:-1]
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def total_bytes(arrays: Mapping[str, np.ndarray]) -> int:

@@ -8,13 +8,14 @@ from pathlib import Path
 from pipeline.config.compose import diagnose, key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
+from pipeline.run_directory import run_of
 from pipeline.weights.arrays import total_bytes
 from pipeline.weights.files import is_weight_file, write_weights
 from pipeline.weights.likeness import in_likeness
 from pipeline.weights.matching import match_weights, table
 from pipeline.weights.network import network_arrays
 from pipeline.weights.restore import read_source
-from pipeline.weights.run import read_run_recipe, run_of
+from pipeline.weights.run import read_run_recipe
 
 SHORT = {"rules": "checkpoint.rules", "partial": "checkpoint.partial"}
 """What may be written without its section, since no other section is of interest here."""

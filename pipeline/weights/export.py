@@ -8,7 +8,6 @@ model.json           inputs, outputs, classes, and where it all is from
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 from jax import export
 
+from pipeline.bounded_file import read_json
 from pipeline.errors import DataError, RunError
 from pipeline.observe.strict_json import json_text
 from pipeline.weights.arrays import Arrays
@@ -67,8 +67,8 @@ def is_export(folder: Path) -> bool:
 def read_export(folder: Path) -> Exported:
     """What `export_run` wrote. Raises DataError where a part is missing, damaged or another's."""
     try:
-        samples = parse_samples(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        samples = parse_samples(read_json(folder / ABOUT))
+    except (OSError, ValueError) as error:
         raise DataError(f"{folder / ABOUT}: does not describe an export: {error}") from error
     arrays = read_weights(folder / WEIGHTS)
     path = folder / PROGRAM

@@ -13,7 +13,9 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from pipeline.errors import DataError, RunError
-from pipeline.weights.arrays import BFLOAT16, MAX_BYTES, Arrays, add, decode, shown
+from pipeline.host_memory import require_room
+from pipeline.problems import shown
+from pipeline.weights.arrays import BFLOAT16, Arrays, add, decode
 from pipeline.weights.mindspore_file import read_mindspore, write_mindspore
 from pipeline.weights.npz_file import read_npz, write_npz
 from pipeline.weights.torch_file import read_torch
@@ -55,9 +57,7 @@ def read_weights(path: Path) -> Arrays:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ValueError(f"it has {size:,} bytes; at most {MAX_BYTES:,} are read")
+        require_room(2 * path.stat().st_size, "reading it")
         arrays = reader(path)
         if not arrays:
             raise ValueError("it holds no arrays")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
 from pipeline.errors import DataError
-from pipeline.weights.npz_file import read_npy, read_npz
+from pipeline.npy import read_npy
+from pipeline.weights.npz_file import read_npz
 from pipeline.weights.run import Samples
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP"}
 _MODES = {1: "L", 3: "RGB"}
 _ARRAYS = (".npy", ".npz")
-_UNREADABLE = (
-    *(OSError, SyntaxError, ValueError, EOFError, MemoryError),
-    *(Image.DecompressionBombError, zipfile.BadZipFile),
-)
 
 
 def read_images(path: Path, samples: Samples) -> np.ndarray:
@@ -36,7 +33,7 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
         raise DataError(f"{path}: there is no such file")
     try:
         return _decode(path, samples) if suffix in _FORMATS else _array(path, samples)
-    except _UNREADABLE as error:
+    except UNREADABLE_IMAGE as error:
         raise DataError(f"{path}: can't be read as images: {error}") from error
 
 
@@ -46,10 +43,8 @@ def _decode(path: Path, samples: Samples) -> np.ndarray:
         raise ValueError(
             f"the network was trained on {samples.dtype} of {channels} channels; give an array"
         )
-    with Image.open(path, formats=list(set(_FORMATS.values()))) as image:
-        if image.mode.startswith(("I", "F")):
-            raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
-        converted = image.convert(_MODES[channels])
+    with open_image(path, sorted(set(_FORMATS.values()))) as image:
+        converted = eight_bits(image).convert(_MODES[channels])
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted).reshape(1, height, width, channels)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.weights.arrays import Arrays, shown
+from pipeline.problems import shown
+from pipeline.weights.arrays import Arrays
 from pipeline.weights.layouts import to_own_layout
 from pipeline.weights.matching import match_weights
 from pipeline.weights.naming import name_entries

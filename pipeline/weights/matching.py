@@ -11,7 +11,8 @@ import numpy as np
 
 from pipeline.config.renames import RenameSpec
 from pipeline.errors import DataError
-from pipeline.weights.arrays import BFLOAT16, Arrays, shown
+from pipeline.problems import shown
+from pipeline.weights.arrays import BFLOAT16, Arrays
 from pipeline.weights.layouts import to_own_layout
 from pipeline.weights.naming import Named, framework_of, name_entries
 from pipeline.weights.network import NetworkArrays

@@ -19,7 +19,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pipeline.weights.arrays import BFLOAT16, Arrays, add, decode, shown
+from pipeline.npy import MAX_AXES, MAX_ENTRIES
+from pipeline.problems import shown
+from pipeline.weights.arrays import BFLOAT16, Arrays, add, decode
 
 _TYPES = {
     "Bool": np.dtype(np.bool_),
@@ -47,6 +49,8 @@ _DIMS, _TYPE, _CONTENT = 1, 2, 3
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _PART_BYTES = 512 * 2**20
+MAX_FIELDS = 64
+"""Of a value, or of the array in it, whose dimensions may be a field each."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class _Value:
 def read_mindspore(data: bytes) -> Arrays:
     """The arrays of a `.ckpt`. Raises ValueError that says what is wrong with it."""
     parts: dict[str, list[_Value]] = {}
-    for number, field in _fields(memoryview(_without_crc(data))):
+    for number, field in _fields(memoryview(_without_crc(data)), MAX_ENTRIES):
         if number != _VALUE or isinstance(field, int):
             raise ValueError("it is not a MindSpore checkpoint (or an encrypted one)")
         value = _read_value(field)
@@ -101,7 +105,7 @@ def _without_crc(data: bytes) -> bytes:
 
 def _read_value(message: memoryview) -> _Value:
     tag, tensor = "", None
-    for number, field in _fields(message):
+    for number, field in _fields(message, MAX_FIELDS):
         if number == _MAP:
             raise ValueError(f"{shown(tag)} is a map tensor; only plain arrays can be read")
         if number == _TAG and not isinstance(field, int):
@@ -112,7 +116,7 @@ def _read_value(message: memoryview) -> _Value:
         raise ValueError("an entry has no name or no array; it is not a MindSpore checkpoint")
     dims: list[int] = []
     kind, content = "", memoryview(b"")
-    for number, field in _fields(tensor):
+    for number, field in _fields(tensor, MAX_FIELDS):
         if number == _DIMS:
             dims += [field] if isinstance(field, int) else _packed(field)
         elif number == _TYPE and not isinstance(field, int):
@@ -136,10 +140,13 @@ def _join(values: list[_Value]) -> np.ndarray:
     return decode(first.tag, dtype, () if scalar else first.dims, content)
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def _fields(message: memoryview, at_most: int) -> Iterator[tuple[int, int | memoryview]]:
     """The fields of a message by number: a whole number, or the bytes of what has a length."""
-    at = 0
+    at = count = 0
     while at < len(message):
+        count += 1
+        if count > at_most:
+            raise ValueError(f"it has an entry of more than {at_most:,} fields")
         key, at = _read_number(message, at)
         number, wire = key >> 3, key & 7
         if wire == _VARINT:
@@ -170,8 +177,11 @@ def _read_number(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def _packed(field: memoryview) -> list[int]:
-    numbers, at = [], 0
+    numbers: list[int] = []
+    at = 0
     while at < len(field):
+        if len(numbers) > MAX_AXES:
+            raise ValueError("an entry has no possible shape; the file is damaged")
         number, at = _read_number(field, at)
         numbers.append(number)
     return numbers

@@ -25,7 +25,7 @@ from pipeline.models.layers import (
 )
 from pipeline.models.network import Network
 from pipeline.models.spec import LayeredModelSpec, LayerSpec, ModelSpec
-from pipeline.stages.checkpoint import by_path
+from pipeline.stages.saved import by_path
 
 COLLECTIONS = ("params", "batch_stats")
 _NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")

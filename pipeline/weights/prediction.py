@@ -17,6 +17,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.stages.build import typed_network
+from pipeline.training.bucketing import with_padding_mask
 from pipeline.weights.run import TrainedRun
 
 Weights = Mapping[str, Array | np.ndarray]
@@ -50,11 +51,19 @@ def make_predict(run: TrainedRun) -> Predict:
         inputs = inputs.astype(jnp.float32)
         if mapped.layout == "chw":
             inputs = inputs.transpose(0, 2, 3, 1)
+        if recipe.dataset.padding_mask:
+            inputs = _all_of_it_real(inputs)
         variables = unflatten_dict(dict(weights), sep="/")
         logits: Any = network.apply(variables, inputs, train=False)
         return logits
 
     return predict
+
+
+def _all_of_it_real(images: Array) -> Array:
+    """Images with the channel that tells padding, of which these have none."""
+    sizes = jnp.full((images.shape[0], 2), jnp.array(images.shape[1:3]), jnp.int32)
+    return with_padding_mask(images, sizes)
 
 
 def shapes_of_weights(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:

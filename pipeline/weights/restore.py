@@ -10,10 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.config.recipe import CheckpointSpec
+from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError
-from pipeline.stages.checkpoint import by_path, restore_weights
-from pipeline.stages.checkpoint import read_weights as read_run
+from pipeline.stages.saved import Warn, by_path, listed, read_saved, restore_weights, tell_user
 from pipeline.training.state import TrainState
 from pipeline.weights.arrays import Arrays
 from pipeline.weights.files import is_weight_file, read_weights
@@ -33,28 +32,32 @@ class Restored:
 
 
 def restore(
-    spec: CheckpointSpec, like: TrainState, network: Callable[[], NetworkArrays]
+    recipe: Recipe, like: TrainState, network: Callable[[], NetworkArrays], warn: Warn
 ) -> Restored:
     """`like` with the parameters and batch statistics that `checkpoint.restore` names.
 
     `network` is asked only where names are matched by rules. Everything else of the state stays as
-    it was made: optimizer, step, loss scale. Raises DataError where the weights can't be read, or
-    don't match the network and `checkpoint.partial` is false.
+    it was made: optimizer, step, loss scale. `warn` is told of a checkpoint that is damaged and of
+    what the recipe that trained the weights had otherwise. Raises DataError where the weights can't
+    be read, or don't match the network and `checkpoint.partial` is false.
     """
-    source = spec.restore
+    spec, source = recipe.checkpoint, recipe.checkpoint.restore
     assert source is not None, "the caller looks whether there is something to restore"
     by_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
     if not is_weight_file(source) and not by_rules:
-        state, at = restore_weights(source, like)
-        return Restored(state, at, f"weights of step {at} from {source}")
-    arrays, step = read_source(source)
+        tree = recipe.model_dump(mode="json")
+        state, saved = restore_weights(source, like, tree, warn)
+        if changes := saved.changes(tree):
+            warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
+        return Restored(state, saved.step, f"weights of step {saved.step} from {source}")
+    arrays, step = read_source(source, warn)
     matching = match_weights(str(source), arrays, network(), spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     origin = str(source) if step is None else f"step {step} of {source}"
     return Restored(_filled(like, matching), step, f"{origin}: {matching.counts()}")
 
 
-def read_source(source: Path) -> tuple[Arrays, int | None]:
+def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | None]:
     """The arrays of a weight file, or of a run's checkpoint and its step. Raises DataError."""
     if is_weight_file(source):
         return read_weights(source), None
@@ -62,7 +65,8 @@ def read_source(source: Path) -> tuple[Arrays, int | None]:
         raise DataError(f"{source}: there is no such file or run directory")
     if source.is_file():
         return read_weights(source), None
-    return read_run(source)
+    saved = read_saved(source, warn)
+    return saved.weights(), saved.step
 
 
 def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:

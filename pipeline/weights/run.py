@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from pipeline.bounded_file import read_json
 from pipeline.config.compose import diagnose
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError
-from pipeline.run_directory import RECIPE, SUMMARY
-from pipeline.stages.checkpoint import read_weights
+from pipeline.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.stages.saved import read_saved
 from pipeline.weights.arrays import Arrays
+
+DTYPES = frozenset(("uint8", "int32", "float32"))
+"""Of images, and of tokens."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,6 @@ class TrainedRun:
     samples: Samples
 
 
-def run_of(folder: Path) -> Path | None:
-    """The directory of the run that a path is, or lies in as its checkpoints or one of them."""
-    for candidate in (folder, folder.parent, folder.parent.parent):
-        if (candidate / RECIPE).is_file():
-            return candidate
-    return None
-
-
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run, with keys overridden. Raises RecipeError where it is none any more."""
     return diagnose([f"+recipe={run_dir / RECIPE}", *overrides])
@@ -61,8 +54,8 @@ def read_trained_run(folder: Path) -> TrainedRun:
     if run_dir is None:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)
-    arrays, step = read_weights(folder)
-    return TrainedRun(recipe, arrays, step, _read_samples(run_dir / SUMMARY, recipe))
+    saved = read_saved(folder)
+    return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
 
 
 def parse_samples(data: Any) -> Samples:
@@ -71,7 +64,11 @@ def parse_samples(data: Any) -> Samples:
         case {
             "image": {"shape": [int(height), int(width), int(channels)], "dtype": str(dtype)},
             "classes": [*classes],
-        } if all(isinstance(name, str) for name in classes) and np.dtype(dtype).kind in "uif":
+        } if (
+            min(height, width, channels) > 0
+            and dtype in DTYPES
+            and all(isinstance(name, str) for name in classes)
+        ):
             return Samples((height, width, channels), dtype, tuple(classes))
     raise ValueError("image and classes are missing")
 
@@ -79,7 +76,7 @@ def parse_samples(data: Any) -> Samples:
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
     """What the summary says, or else, where the run was killed, what is known of the dataset."""
     try:
-        return parse_samples(json.loads(summary.read_text(encoding="utf-8"))["data"])
+        return parse_samples(read_json(summary)["data"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         facts = recipe.dataset.facts()
         if facts is None:

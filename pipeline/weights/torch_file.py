@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.weights.arrays import BFLOAT16, Arrays, add, array_bytes, shown
+from pipeline.npy import MAX_ENTRIES, array_bytes
+from pipeline.problems import shown
+from pipeline.weights.arrays import BFLOAT16, Arrays, add
 from pipeline.weights.torch_pickle import (
     REBUILD_PARAMETER,
     REBUILD_TENSOR,
@@ -70,6 +72,8 @@ class _Storages:
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive = archive
         self._left_bytes = size
+        if len(archive.infolist()) > MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES:,} parts")
         found = [name for name in archive.namelist() if PurePosixPath(name).name == _PICKLE]
         if len(found) != 1:
             raise ValueError("it is a zip file, but none that torch.save wrote")

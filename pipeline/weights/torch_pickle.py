@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.weights.arrays import shown
+from pipeline.problems import shown
 
 ORDERED_DICT = "collections.OrderedDict"
 REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
@@ -27,6 +27,8 @@ STORAGES = tuple(
 )
 
 MAX_PICKLE_BYTES = 64 * 2**20
+MAX_OPCODES = 5_000_000
+"""A tensor takes some forty."""
 _DAMAGED = "its table of contents is damaged"
 _REFUSED = "it holds more than a dictionary of tensors; save model.state_dict() alone"
 
@@ -77,7 +79,9 @@ def read_pickle(data: bytes) -> Any:
         raise ValueError(f"its table of contents takes {len(data):,} bytes; that is too many")
     machine = _Machine()
     try:
-        for name, argument in _opcodes(data):
+        for count, (name, argument) in enumerate(_opcodes(data)):
+            if count == MAX_OPCODES:
+                raise ValueError(f"its table of contents has more than {MAX_OPCODES:,} opcodes")
             machine.do(name, argument)
         return machine.stack.pop()
     except (IndexError, KeyError, TypeError) as error:

@@ -94,6 +94,16 @@ CASES = {
         ["train.accumulate_steps=5"],
         "train.accumulate_steps = 5: must divide train.batch_size = 32",
     ),
+    "hardest of a piece": (
+        ["train.loss.hardest_share=0.7", "train.accumulate_steps=2"],
+        "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; a piece of a "
+        "batch does not know the hardest of all",
+    ),
+    "batches mixed in evaluation": (
+        ["dataset.eval.ops=[{name: one_hot, classes: 10}, mix_up]"],
+        "dataset.eval: ops.1 (mix_up): mixes the samples of a batch, and evaluation measures each "
+        "by itself; list it under dataset.train.ops alone",
+    ),
     "loss scale of nothing": (
         ["train.loss_scale=0"],
         "train.loss_scale: 0 must be a finite number above 0",
@@ -192,7 +202,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) == 15
+    assert len(CHECKS) == 17
 
 
 def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:

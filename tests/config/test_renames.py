@@ -35,10 +35,24 @@ def test_a_rule_matches_whole_names() -> None:
 @pytest.mark.parametrize(
     ("match", "to", "message"),
     [
-        ("(", "x", r"match '\(' is no regular expression: missing \), unterminated"),
+        ("(", "x", r"match '\(' is no regular expression: missing \): \("),
+        (r"(?=a)b", "x", r"is no regular expression: invalid perl operator: \(\?="),
+        (r"(a)\1", "x", r"is no regular expression: invalid escape sequence: \\1"),
+        ("a" * 1001, "x", "at most 1000 characters"),
         ("a(b)", r"\2", r"takes group 2, and match 'a\(b\)' has 1"),
     ],
 )
 def test_a_rule_that_can_not_be_applied_is_refused(match: str, to: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         rule(match, to)
+
+
+@pytest.mark.parametrize("syntax", ["regex", "glob"])
+def test_no_rule_takes_long_over_a_name(syntax: str) -> None:
+    """Python's own expressions take centuries over the first of these."""
+    for match in ("(a+)+b", "(a|a)*b", "(.*)*(.*)*(.*)*b", "*a*a*a*a*a*a*a*a*a*a*a*a*b"):
+        try:
+            pattern = rule(match, "x", syntax).pattern
+        except ValidationError:
+            continue
+        assert not pattern.fullmatch("a" * 1000)

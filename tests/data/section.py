@@ -12,6 +12,8 @@ def section(**fields: Any) -> dict[str, Any]:
         "mirrors": (),
         "buckets": None,
         "padding_mask": False,
+        "oversized": "refuse",
+        "ignore_index": None,
         "train": {
             "ops": (),
             "shuffle": True,

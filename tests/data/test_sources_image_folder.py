@@ -35,8 +35,14 @@ def write_tree(root: Path, evaluation: str = "eval") -> Path:
     return root
 
 
+def folder(
+    root: Path | None, image_size: list[int] | None = None, *, follow_links: bool = False
+) -> ImageFolder:
+    return ImageFolder(**section(root=root, image_size=image_size, follow_links=follow_links))
+
+
 def read(root: Path, image_size: list[int] | None = None) -> RawData:
-    return ImageFolder(**section(root=root, image_size=image_size)).read(root / "cache")
+    return folder(root, image_size).read(root / "cache")
 
 
 @pytest.mark.parametrize("evaluation", ["eval", "val", "test"])
@@ -235,10 +241,10 @@ def test_class_without_images_is_refused(tmp_path: Path) -> None:
 
 def test_root_is_required() -> None:
     with pytest.raises(ValidationError, match="missing; it must be a folder with train/<class>/"):
-        ImageFolder(**section(root=None, image_size=None))
+        folder(None)
 
 
 @pytest.mark.parametrize("size", [[4], [4, 4, 3], [0, 4]])
 def test_image_size_is_height_and_width(tmp_path: Path, size: list[int]) -> None:
     with pytest.raises(ValidationError, match="image_size"):
-        ImageFolder(**section(root=tmp_path, image_size=size))
+        folder(tmp_path, size)

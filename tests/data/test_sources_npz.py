@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from pipeline.data.buckets import RaggedColumn
 from pipeline.data.columns import RawData
 from pipeline.data.sources.npz import NumpyArchive, split_arrays
 from pipeline.errors import DataError
@@ -79,7 +80,7 @@ def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"y_test": None, "x_test": None}, "lacks x_test, y_test; it has x_train, y_train"),
-        ({"x_test": np.array([{}, []], object)}, "x_test can't be read: Object arrays cannot"),
+        ({"x_test": np.array([{}, []], object)}, "x_test can't be read: x_test holds objects"),
         ({"x_train": np.zeros((5, 4, 3))}, "x_train is float64; images must be uint8 or float32"),
         ({"x_train": np.zeros((5, 12), np.uint8)}, r"x_train has shape \(5, 12\); must be \(n, H"),
         ({"x_test": np.zeros((0, 4, 3), np.uint8)}, r"x_test has shape \(0, 4, 3\)"),
@@ -139,11 +140,55 @@ def test_damaged_npz_is_named(tmp_path: Path) -> None:
         NumpyArchive(**section(root=path, classes=None)).read(tmp_path)
 
 
-def test_more_classes_than_can_be_counted_are_refused() -> None:
-    images, labels = np.zeros((2, 4, 4), np.uint8), np.array([0, 2**40])
+def arrays_of(labels: np.ndarray, **more: np.ndarray) -> dict[str, np.ndarray]:
+    """Both splits with these labels, one a sample."""
+    images = np.zeros((len(labels), 4, 4), np.uint8)
     arrays = {"x_train": images, "x_test": images, "y_train": labels, "y_test": labels}
-    with pytest.raises(ValueError, match="labels go up to 1099511627776; there can be 10,000"):
-        split_arrays(arrays, None)
+    return {**arrays, **more}
+
+
+def test_labels_that_may_be_no_classes_are_refused() -> None:
+    """A price or a time; who means that many classes says how many."""
+    for label in (10_000, 2**40):
+        expected = f"labels go up to {label}; set dataset.classes where they are more than 10,000"
+        with pytest.raises(ValueError, match=expected):
+            split_arrays(arrays_of(np.array([0, label])), None)
+    assert len(split_arrays(arrays_of(np.array([0, 9_999])), None).classes) == 10_000
+    assert len(split_arrays(arrays_of(np.array([0, 50_256])), 50_257).classes) == 50_257
+
+
+def test_no_more_classes_can_be_asked_for_than_there_is_memory_for(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 1048576"):
+        NumpyArchive(**section(root=tmp_path / "a.npz", classes=2**40))
+
+
+def test_a_label_that_is_none_is_no_class() -> None:
+    for ignored in (-100, 255):
+        data = split_arrays(arrays_of(np.array([0, ignored, 2])), None, ignored)
+        assert data.classes == ("0", "1", "2")
+        assert data.train.columns["label"][:].tolist() == [0, ignored, 2]
+    with pytest.raises(ValueError, match=r"y_train has labels from -1 to 1; .* 0 to 1, or -100"):
+        split_arrays(arrays_of(np.array([0, 1, -1])), None, -100)
+    with pytest.raises(ValueError, match="y_train has no label but -1, the one that is not count"):
+        split_arrays(arrays_of(np.array([-1, -1])), 3, -1)
+
+
+def test_labels_of_several_sizes_lie_one_behind_the_other() -> None:
+    values, sizes = np.arange(7), np.array([[3], [4]])
+    ragged = {f"y_{split}_sizes": sizes for split in ("train", "test")}
+    arrays = arrays_of(np.zeros(2, int), **ragged, y_train=values, y_test=values)
+    labels = split_arrays(arrays, None).train.columns["label"]
+    assert isinstance(labels, RaggedColumn)
+    assert labels.value(1).tolist() == [3, 4, 5, 6]
+    assert labels.dtype == np.int32
+    with pytest.raises(ValueError, match=r"y_train: values have shape \(7,\); the sizes ask for"):
+        split_arrays({**arrays, "y_train_sizes": sizes + 1}, None)
+    with pytest.raises(ValueError, match=r"y_test_sizes has shape \(2, 3\); must be \(n, 1\)"):
+        split_arrays({**arrays, "y_test_sizes": np.ones((2, 3), int)}, None)
+    plain = {**arrays, "y_test": np.zeros(2, int)}
+    del plain["y_test_sizes"]
+    with pytest.raises(ValueError, match=r"must have as many labels a sample, not .*any"):
+        split_arrays(plain, None)
 
 
 def test_root_is_required() -> None:

@@ -381,15 +381,18 @@ def test_an_archive_of_objects_is_refused(tmp_path: Path) -> None:
 def test_an_archive_too_large_to_be_true_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("pipeline.weights.npz_file.MAX_BYTES", 1000)
+    monkeypatch.setattr("pipeline.host_memory.available_bytes", lambda: 30_000)
     np.savez_compressed(tmp_path / "w.npz", w=np.zeros(10_000))
-    assert "it says it holds more than 1,000 bytes" in rejected(tmp_path / "w.npz")
+    assert "w would take 0.0 GB of memory, 0.0 GB are available" in rejected(tmp_path / "w.npz")
 
 
 def test_a_file_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("pipeline.weights.files.MAX_BYTES", 3)
-    (tmp_path / "w.ckpt").write_bytes(b"hello")
-    assert "it has 5 bytes; at most 3 are read" in rejected(tmp_path / "w.ckpt")
+    monkeypatch.setattr("pipeline.host_memory.available_bytes", lambda: 2 * 10**9)
+    with (tmp_path / "w.ckpt").open("wb") as file:
+        file.truncate(3 * 10**9)
+    assert "reading it would take 6.0 GB of memory, 2.0 GB are available here" in rejected(
+        tmp_path / "w.ckpt"
+    )
 
 
 def test_paths_that_are_no_weight_files(tmp_path: Path) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from pipeline.backends.ascend.hardware import Chip
 from pipeline.backends.devices.ascend import Ascend
 from pipeline.errors import PipelineError
+from pipeline.plain_yaml import read_yaml
 from pipeline.problems import describe, nearest, no_such, show
 from pipeline.shipped import CONF
 
 DEVICES = CONF / "device"
 OWN_KEYS = frozenset(Chip.model_fields)
+_NAME = re.compile(r"\w[\w.+-]{0,99}")
 RUN_KEYS = frozenset(Ascend.model_fields) - OWN_KEYS
 """What a device file says of a run; no property of the chip."""
 
@@ -108,8 +110,8 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _parse(file: Path) -> dict[str, Any]:
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except Exception as error:  # yaml has no common base for what a malformed file can raise
+        tree = read_yaml(file) or {}
+    except (OSError, ValueError) as error:
         raise ChipError(file, [f"not readable as YAML: {error}"]) from error
     if not isinstance(tree, dict):
         raise ChipError(file, ["must hold keys and values, not a list"])
@@ -120,7 +122,8 @@ def _origin(name: Any, file: Path) -> Path:
     """The file of a name in `defaults`."""
     for folder in (file.parent, DEVICES):
         candidate = folder / f"{name}.yaml"
-        if isinstance(name, str) and candidate.is_file() and candidate.resolve() != file.resolve():
+        named = isinstance(name, str) and _NAME.fullmatch(name)
+        if named and candidate.is_file() and candidate.resolve() != file.resolve():
             return candidate
     known = (other.stem for other in DEVICES.glob("*.yaml"))
     raise ChipError(file, [f"defaults: {show(name)}: {no_such('device file', str(name), known)}"])

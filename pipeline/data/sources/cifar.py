@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import logging
 import lzma
 import shutil
@@ -32,6 +33,8 @@ _OPENERS: Mapping[str, Callable[..., Any]] = {
     ".tar": open,
 }
 _CHUNK_BYTES = 1 << 20
+_OTHER_BYTES = 16 << 20
+"""What an archive may hold besides the files wanted: a readme, the names of classes, headers."""
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -152,7 +155,14 @@ def unpack(archive: Path, release: Release, cache: Path) -> Path:
     The folder is named after the archive's content, so a changed archive is unpacked anew. Raises
     DataError that names the archive.
     """
+    at_most_bytes = sum(release.file_bytes.values()) + _OTHER_BYTES
     try:
+        size_bytes = archive.stat().st_size
+        if size_bytes > at_most_bytes:
+            raise DataError(
+                f"{archive}: has {size_bytes:,} bytes; it can't be {release.stem}, which has "
+                f"{at_most_bytes:,} at most"
+            )
         with archive.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
@@ -181,7 +191,9 @@ def _unpack(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
 def _copy_members(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
     """Copy the files wanted to paths of ours; the paths that the archive names are not used."""
     missing = set(file_bytes)
-    with _opener(archive)(archive, "rb") as stream:
+    at_most_bytes = sum(file_bytes.values()) + _OTHER_BYTES
+    with _opener(archive)(archive, "rb") as unbounded:
+        stream = _Bounded(unbounded, at_most_bytes)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
@@ -194,6 +206,22 @@ def _copy_members(archive: Path, file_bytes: Mapping[str, int], folder: Path) ->
             pass
     if missing:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that ends in an error instead of going on without end."""
+
+    def __init__(self, stream: IO[bytes], at_most_bytes: int) -> None:
+        self._stream, self._left_bytes, self._at_most_bytes = stream, at_most_bytes, at_most_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, `size` at most. Raises ValueError beyond the bound."""
+        most = self._left_bytes + 1
+        content = self._stream.read(most if size < 0 else min(size, most))
+        self._left_bytes -= len(content)
+        if self._left_bytes < 0:
+            raise ValueError(f"it unpacks to more than {self._at_most_bytes:,} bytes")
+        return content
 
 
 def _copy(content: IO[bytes], size_bytes: int, path: Path, right_bytes: int) -> None:

@@ -16,6 +16,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from pipeline.data.buckets import PaddedColumn
 from pipeline.data.columns import Column, RawData, Split
+from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
 from pipeline.data.spec import DatasetSpec, GivenRoot
 from pipeline.errors import DataError
 from pipeline.registry import Seq, part
@@ -23,7 +24,6 @@ from pipeline.registry import Seq, part
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 EVAL_FOLDERS = ("eval", "val", "test")
 _FORMATS = ("PNG", "JPEG", "BMP")
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _THREADS = min(8, os.cpu_count() or 1)
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
@@ -39,6 +39,8 @@ class ImageFolder(DatasetSpec):
     name: Literal["image_folder"] = "image_folder"
     root: GivenRoot
     """The folder that holds train and eval."""
+    follow_links: bool
+    """Read links to images and folders outside of `root` too."""
     image_size: ImageSize | None
     """[height, width] to resize to on decoding; null: all images must have one size, or are padded
     to `buckets`."""
@@ -53,6 +55,7 @@ class ImageFolder(DatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, H, W, 3), decoded on demand; labels int32 (n,)."""
         train_folder, eval_folder = find_splits(self.root)
+        within = None if self.follow_links else self.root.resolve()
         classes = class_names(train_folder)
         if class_names(eval_folder) != classes:
             odd = sorted(set(classes) ^ set(class_names(eval_folder)))
@@ -60,8 +63,8 @@ class ImageFolder(DatasetSpec):
                 f"{train_folder} and {eval_folder} must have the same class folders; "
                 f"only one of them has {', '.join(odd)}"
             )
-        train_paths, train_labels = list_images(train_folder, classes)
-        eval_paths, eval_labels = list_images(eval_folder, classes)
+        train_paths, train_labels = list_images(train_folder, classes, within)
+        eval_paths, eval_labels = list_images(eval_folder, classes, within)
         train, evaluated = self._images(train_paths, eval_paths)
         return RawData(
             train=Split({"image": train, "label": train_labels}),
@@ -164,16 +167,26 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def list_images(folder: Path, classes: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The image files of each class in `folder`, sorted by name, and their labels, int32."""
+def list_images(
+    folder: Path, classes: Sequence[str], within: Path | None = None
+) -> tuple[list[str], np.ndarray]:
+    """The image files of each class in `folder`, sorted by name, and their labels, int32.
+
+    Raises DataError for a class without images, and for a link that leads out of `within`.
+    """
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
+        _require_within(folder / name, within)
         with os.scandir(folder / name) as entries:
-            found = sorted(entry.path for entry in entries if _is_image(entry.name))
+            found = [entry for entry in entries if _is_image(entry)]
+        for entry in found:
+            if entry.is_symlink():
+                _require_within(Path(entry.path), within)
+        found.sort(key=lambda entry: entry.name)
         if not found:
             raise DataError(f"{folder / name}: holds no image ({', '.join(SUFFIXES)})")
-        paths += found
+        paths += [entry.path for entry in found]
         labels += [label] * len(found)
     return paths, np.array(labels, np.int32)
 
@@ -193,10 +206,7 @@ def common_size(paths: Sequence[str]) -> tuple[int, int]:
 def decode(path: str, height: int, width: int) -> np.ndarray:
     """An image as RGB, resized bilinearly where its size differs: uint8 (height, width, 3)."""
     with _opened(path) as image:
-        if image.mode.startswith(("I", "F")):
-            # Pillow would cut off what is above 255.
-            raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
-        rgb = image.convert("RGB")
+        rgb = eight_bits(image).convert("RGB")
     if rgb.size != (width, height):
         rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(rgb)
@@ -210,11 +220,21 @@ def _read_size(path: str) -> tuple[int, int]:
 @contextmanager
 def _opened(path: str) -> Iterator[Image.Image]:
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        with open_image(Path(path), _FORMATS) as image:
             yield image
-    except _UNREADABLE as error:
+    except UNREADABLE_IMAGE as error:
         raise DataError(f"{path}: can't be read as an image: {error}") from error
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    """A pipe may be called like one, and would never end."""
+    named = entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
+    return named and entry.is_file()
+
+
+def _require_within(path: Path, folder: Path | None) -> None:
+    if folder is not None and not path.resolve().is_relative_to(folder):
+        raise DataError(
+            f"{path}: leads out of {folder}, to {path.resolve()}; copy what is there, or give "
+            "dataset.follow_links=true on the command line"
+        )

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from pipeline.data.buckets import RaggedArray, RaggedColumn, ragged_array
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.spec import DatasetSpec, GivenRoot
 from pipeline.errors import DataError
+from pipeline.npy import open_archive
+from pipeline.problems import shown
 from pipeline.registry import part
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-SIZES = ("x_train_sizes", "x_test_sizes")
-"""Beside these, images of several sizes lie one behind the other."""
+SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
+"""Beside these, images of several sizes and their labels lie one behind the other."""
 
+MOST_FOUND_CLASSES = 10_000
+"""More classes than these the recipe has to ask for: labels that go up so far may be no classes but
+prices, or times."""
 
-MAX_CLASSES = 10_000
-"""Evaluation counts a matrix of classes by classes."""
+MAX_CLASSES = 1 << 20
 
 
 @part("dataset")
@@ -32,14 +35,15 @@ class NumpyArchive(DatasetSpec):
 
     Labels are (n,) or (n, 1), one a sample, or (n, ...), one for each of its positions: (n, tokens)
     or (n, height, width). Images of several sizes come as x_train (values in all,), one behind the
-    other, and x_train_sizes (n, 1 to 3): (tokens,), (H, W) or (H, W, C); x_test likewise.
+    other, and x_train_sizes (n, 1 to 3): (tokens,), (H, W) or (H, W, C); x_test likewise. Labels of
+    their positions are y_train (labels in all,) and y_train_sizes (n, 1 or 2) then.
     """
 
     name: Literal["numpy"] = "numpy"
     root: GivenRoot
     """The .npz file."""
-    classes: PositiveInt | None
-    """null: one more than the largest label."""
+    classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
+    """null: one more than the largest label, which finds 10,000 at most."""
 
     @field_validator("root", mode="before")
     @classmethod
@@ -51,60 +55,99 @@ class NumpyArchive(DatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
         try:
-            return split_arrays(load_arrays(self.root), self.classes)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            return split_arrays(load_arrays(self.root), self.classes, self.ignore_index)
+        except (OSError, ValueError, MemoryError) as error:
             raise DataError(f"{self.root}: {error}") from error
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
     """The four arrays of an .npz file. Raises ValueError that says which can't be had."""
-    if not zipfile.is_zipfile(path):
-        raise ValueError("must be an .npz file" if path.is_file() else "there is no such file")
     arrays = {}
-    with np.load(path, allow_pickle=False) as archive:
-        missing = [name for name in ARRAYS if name not in archive]
+    with open_archive(path) as archive:
+        missing = [name for name in ARRAYS if name not in archive.names]
         if missing:
-            found = ", ".join(archive) or "nothing"
+            found = ", ".join(map(shown, archive.names[:10])) or "nothing"
             raise ValueError(f"lacks {', '.join(missing)}; it has {found}")
-        for name in (*ARRAYS, *(name for name in SIZES if name in archive)):
+        for name in (*ARRAYS, *(name for name in SIZES if name in archive.names)):
             try:
-                arrays[name] = archive[name]
+                arrays[name] = archive.read(name)
             except ValueError as error:
                 raise ValueError(f"{name} can't be read: {error}") from error
     return arrays
 
 
-def split_arrays(arrays: Mapping[str, np.ndarray], classes: int | None) -> RawData:
+def split_arrays(
+    arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
+) -> RawData:
     """Both splits, checked. Raises ValueError that names the array and what would be right."""
     images = {
         name: _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
         for name in ("x_train", "x_test")
     }
-    labels = {name: _as_labels(name, arrays[name]) for name in ("y_train", "y_test")}
+    labels = {
+        name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
+        for name in ("y_train", "y_test")
+    }
     kinds = {name: _kind(value) for name, value in images.items()}
     if len(set(kinds.values())) > 1:
         raise ValueError(f"x_train and x_test must have images of one shape and dtype, not {kinds}")
     for split in ("train", "test"):
-        samples, answers = images[f"x_{split}"].shape[0], len(labels[f"y_{split}"])
+        samples, answers = images[f"x_{split}"].shape[0], labels[f"y_{split}"].shape[0]
         if samples != answers:
             raise ValueError(f"x_{split} has {samples:,} images, y_{split} {answers:,} labels")
-    if len({values.shape[1:] for values in labels.values()}) > 1:
-        found = {name: values.shape[1:] for name, values in labels.items()}
-        raise ValueError(f"y_train and y_test must have as many labels a sample, not {found}")
-    classes = classes or 1 + max(int(values.max()) for values in labels.values())
-    if classes > MAX_CLASSES:
-        raise ValueError(f"labels go up to {classes - 1}; there can be {MAX_CLASSES:,} classes")
-    for name, values in labels.items():
+    shapes = {name: _shape(values) for name, values in labels.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"y_train and y_test must have as many labels a sample, not {shapes}")
+    names = _classes(
+        {name: _flat(values) for name, values in labels.items()}, classes, ignore_index
+    )
+    return RawData(
+        train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
+        eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
+        classes=names,
+    )
+
+
+def _classes(
+    labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
+) -> tuple[str, ...]:
+    """The names of the classes: their numbers. Raises ValueError for labels that are none."""
+    known = {name: values[values != ignore_index] for name, values in labels.items()}
+    for name, values in known.items():
+        if not values.size:
+            raise ValueError(f"{name} has no label but {ignore_index}, the one that is not counted")
+    found = 1 + max(int(values.max()) for values in known.values())
+    if classes is None and found > MOST_FOUND_CLASSES:
+        raise ValueError(
+            f"labels go up to {found - 1}; set dataset.classes where they are more than "
+            f"{MOST_FOUND_CLASSES:,} classes indeed"
+        )
+    classes = classes or found
+    for name, values in known.items():
         if values.min() < 0 or values.max() >= classes:
+            but = "" if ignore_index is None else f", or {ignore_index}"
             raise ValueError(
                 f"{name} has labels from {values.min()} to {values.max()}; "
-                f"they must be 0 to {classes - 1}"
+                f"they must be 0 to {classes - 1}{but}"
             )
-    return RawData(
-        train=Split({"image": images["x_train"], "label": labels["y_train"].astype(np.int32)}),
-        eval=Split({"image": images["x_test"], "label": labels["y_test"].astype(np.int32)}),
-        classes=tuple(str(label) for label in range(classes)),
-    )
+    return tuple(str(label) for label in range(classes))
+
+
+def _flat(labels: np.ndarray | RaggedArray) -> np.ndarray:
+    return labels.flat if isinstance(labels, RaggedArray) else labels.ravel()
+
+
+def _shape(labels: np.ndarray | RaggedArray) -> tuple[int | str, ...]:
+    """What labels of a sample must have in common: their shape, or how many sizes they have."""
+    if isinstance(labels, RaggedArray):
+        return ("any",) * labels.sizes.shape[1]
+    return labels.shape[1:]
+
+
+def _as_int32(labels: np.ndarray | RaggedArray) -> Column:
+    if isinstance(labels, RaggedArray):
+        return replace(labels, flat=labels.flat.astype(np.int32))
+    return labels.astype(np.int32)
 
 
 def _kind(images: Column) -> str:
@@ -136,15 +179,25 @@ def _as_images_of_several_sizes(name: str, values: np.ndarray, sizes: np.ndarray
         if len(set(sizes[:, 2].tolist())) > 1:
             raise ValueError(f"{name}_sizes has images of several numbers of channels")
         trailing, sizes = (int(sizes[0, 2]),), sizes[:, :2]
+    return _stored_apart(name, values, sizes, trailing)
+
+
+def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.ndarray | RaggedArray:
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"{name} is {values.dtype}; labels must be whole numbers")
+    if sizes is not None:
+        if sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 2:
+            raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1) or (n, 2)")
+        return _stored_apart(name, values, sizes, ())
+    if values.ndim == 0 or 0 in values.shape:
+        raise ValueError(f"{name} has shape {values.shape}; labels must be (n,) or (n, positions)")
+    return values.reshape(-1) if values.shape == (len(values), 1) else values
+
+
+def _stored_apart(
+    name: str, values: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...]
+) -> RaggedArray:
     try:
         return ragged_array(values, sizes, trailing)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def _as_labels(name: str, values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind not in "iu":
-        raise ValueError(f"{name} is {values.dtype}; labels must be whole numbers")
-    if values.ndim == 0 or 0 in values.shape:
-        raise ValueError(f"{name} has shape {values.shape}; labels must be (n,) or (n, positions)")
-    return values.reshape(-1) if values.shape == (len(values), 1) else values

@@ -39,20 +39,24 @@ class Records(DatasetSpec):
         spec = read_description(self.root)
         classes = tuple(spec.classes)
         return RawData(
-            train=open_split(self.root, spec.train, len(classes)),
-            eval=open_split(self.root, spec.eval, len(classes)),
+            train=open_split(self.root, spec.train, len(classes), self.ignore_index),
+            eval=open_split(self.root, spec.eval, len(classes), self.ignore_index),
             classes=classes,
         )
 
 
-def open_split(folder: Path, spec: RecordSplitSpec, classes: int) -> Split:
+def open_split(
+    folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None = None
+) -> Split:
     """The columns of a split. Raises DataError that names the file and what is wrong with it."""
     columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
     label = columns["label"]
     if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
-        lowest, highest = int(label.min()), int(label.max())
+        known = label[label != ignore_index]
+        lowest, highest = int(known.min(initial=0)), int(known.max(initial=0))
         if lowest < 0 or highest >= classes:
             raise DataError(
-                f"{folder}: has labels from {lowest} to {highest}; they must be 0 to {classes - 1}"
+                f"{folder}: has labels from {lowest} to {highest}; they must be 0 to "
+                f"{classes - 1}, or dataset.ignore_index"
             )
     return Split(columns)

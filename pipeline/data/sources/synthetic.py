@@ -12,6 +12,8 @@ from pydantic import PositiveInt, ValidationError, field_validator
 
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.spec import DatasetSpec
+from pipeline.errors import DataError
+from pipeline.host_memory import require_room
 from pipeline.registry import part, parts
 
 _PATTERN_SEED, _TRAIN_SEED, _EVAL_SEED = 0, 1, 2
@@ -21,6 +23,8 @@ _UNREAD = {
     "mirrors": (),
     "buckets": None,
     "padding_mask": False,
+    "oversized": "refuse",
+    "ignore_index": None,
     "train": {
         "ops": (),
         "shuffle": True,
@@ -67,6 +71,11 @@ class Synthetic(DatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, H, W, C), labels int32 (n,); the same ones every time."""
         sizes = self.facts()
+        samples = sizes.train_size + sizes.eval_size
+        try:
+            require_room(samples * (math.prod(sizes.image) + 8), f"{samples:,} images")
+        except ValueError as error:
+            raise DataError(f"dataset.train_size, dataset.eval_size: {error}") from error
         patterns = draw_patterns(sizes.classes, sizes.image)
         return RawData(
             train=draw_split(patterns, sizes.train_size, _TRAIN_SEED),

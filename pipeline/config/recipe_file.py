@@ -1,0 +1,126 @@
+"""Recipe files, and files of one part: data that may come from a stranger.
+
+A file says what to train. It starts from what is shipped or installed by name, refers to its own
+keys, and says nothing of where to write or of Hydra's own section, which can name code to run. The
+user may say all of that on the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.files import SECTIONS
+from pipeline.config.references import refused_references
+from pipeline.errors import RecipeError
+from pipeline.plain_yaml import read_yaml
+from pipeline.problems import dotted, show
+
+Tree = dict[str, Any]
+
+FOR_THE_USER: Mapping[tuple[str, ...], Any] = {
+    ("cache", "root"): None,
+    ("device", "tune_bank"): None,
+    ("train", "resume"): None,
+    ("dataset", "follow_links"): False,
+}
+"""What decides where a run writes, or lets data lead elsewhere, with the value that does not."""
+RESUME_ANY = "auto"
+"""The one value of `train.resume` that names no directory."""
+
+_OPTION = re.compile(r"\w[\w.+-]{0,99}")
+_CHOICE = re.compile(r"(?:override )?/(\w+)")
+
+
+def read_recipe_file(file: Path) -> Tree:
+    """A recipe as its file has it. Raises RecipeError with all that a file may not say."""
+    tree = _read(file, "recipe")
+    return _checked(file, tree, list(_recipe_defaults(tree)))
+
+
+def read_part_file(file: Path, group: str) -> Tree:
+    """A part of a recipe as its file has it. Raises RecipeError as for a recipe."""
+    tree = _read(file, group)
+    return _checked(file, tree, [*_part_defaults(tree, group), *user_keys(tree, SECTIONS[group])])
+
+
+def kept_to_its_own(tree: Tree) -> Tree:
+    """The recipe of a run without what it said of the places where that run wrote."""
+    copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    for (section, key), harmless in FOR_THE_USER.items():
+        if isinstance(copy.get(section), dict) and key in copy[section]:
+            copy[section][key] = harmless
+    return copy
+
+
+def user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
+    """A problem for every key of a file that is the user's to give; `within` is where it stands."""
+    for where, harmless in FOR_THE_USER.items():
+        if where[: len(within)] != within:
+            continue
+        value: Any = tree
+        for key in where[len(within) :]:
+            if isinstance(value, dict):
+                value = value.get(key)
+            elif "${" not in str(value):
+                # Else a reference in the place of the section could bring the key along.
+                value = None
+        if value is not None and value != harmless and (where[1], value) != ("resume", RESUME_ANY):
+            yield (
+                f"{dotted(where)} = {show(value)}: not for a file to say, which may be a "
+                f"stranger's; give it on the command line: {dotted(where)}={show(value)}"
+            )
+
+
+def _read(file: Path, key: str) -> Tree:
+    try:
+        tree = read_yaml(file)
+    except FileNotFoundError:
+        raise RecipeError([f"{key} = {file}: there is no such file"]) from None
+    except OSError as error:
+        raise RecipeError([f"{file}: can't be read: {error.strerror}"]) from error
+    except ValueError as error:
+        raise RecipeError([f"{file}: not readable as YAML: {error}"]) from error
+    if tree is not None and not isinstance(tree, dict):
+        kind = "a list" if isinstance(tree, list) else "a single value"
+        raise RecipeError([f"{file}: must hold keys and values, not {kind}"])
+    return tree or {}
+
+
+def _checked(file: Path, tree: Tree, problems: list[str]) -> Tree:
+    if "hydra" in tree:
+        problems.append("hydra: not for recipes; give it on the command line")
+    problems += refused_references({key: tree[key] for key in tree if key != "defaults"})
+    if problems:
+        raise RecipeError([f"{file}: {problem}" for problem in problems])
+    return tree
+
+
+def _items(tree: Tree) -> Iterator[Any]:
+    defaults = tree.get("defaults", [])
+    yield from defaults if isinstance(defaults, list) else [defaults]
+
+
+def _recipe_defaults(tree: Tree) -> Iterator[str]:
+    """A problem for every item that is no recipe's name, no choice of a part and not _self_."""
+    for item in _items(tree):
+        if isinstance(item, str) and _OPTION.fullmatch(item):
+            continue
+        if isinstance(item, dict) and len(item) == 1:
+            (key, option), *_ = item.items()
+            choice = _CHOICE.fullmatch(key)
+            named = option is None or (isinstance(option, str) and _OPTION.fullmatch(option))
+            if choice is not None and choice[1] in SECTIONS and named:
+                continue
+        yield (
+            f"defaults: {show(item)}: must be _self_, the name of a recipe, or "
+            f"`override /GROUP: NAME` with GROUP one of {', '.join(SECTIONS)}"
+        )
+
+
+def _part_defaults(tree: Tree, group: str) -> Iterator[str]:
+    for item in _items(tree):
+        if not isinstance(item, str) or not _OPTION.fullmatch(item):
+            yield f"defaults: {show(item)}: must be _self_ or the name of a {group}"

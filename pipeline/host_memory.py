@@ -1,0 +1,50 @@
+"""How much memory there is: what is larger is refused with a message, not ended by the system."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Of a container, in either version of control groups."""
+
+
+def available_bytes(cgroup: Path = CGROUP) -> int:
+    """Memory that a process can still have, on this machine and in its container."""
+    left = (_left_bytes(cgroup / limit, cgroup / used) for limit, used in _LIMITS)
+    return min([_free_bytes(), *(count for count in left if count is not None)])
+
+
+def require_room(size_bytes: int, what: str) -> None:
+    """Raise ValueError where `what` needs more memory than there is."""
+    available = available_bytes()
+    if size_bytes > available:
+        raise ValueError(
+            f"{what} would take {size_bytes / 1e9:,.1f} GB of memory, {available / 1e9:,.1f} GB "
+            "are available here"
+        )
+
+
+def _free_bytes() -> int:
+    try:
+        text = _MEMINFO.read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
+    if found is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return 1024 * int(found[1])
+
+
+def _left_bytes(limit: Path, used: Path) -> int | None:
+    """None where there is no such group, or it has no limit."""
+    try:
+        return max(0, int(limit.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,301 @@
+"""Recipe files of strangers: each ends in one clear message, and nothing of it happens."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.backends.ascend.chips import ChipError, load_chip
+from pipeline.config.compose import load_recipe as compose
+from pipeline.errors import RecipeError
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own folder is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(text: str | bytes, *overrides: str) -> str:
+    """The one problem of a recipe file of this text."""
+    content = text if isinstance(text, bytes) else text.encode()
+    Path("mine.yaml").write_bytes(content)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("mine.yaml", overrides)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:SECRET}",
+        "${ oc.env:SECRET }",
+        "x${oc.env:SECRET}",
+        r"\${oc.env:SECRET}",
+        "$${oc.env:SECRET}",
+        "${oc.decode:${oc.env:SECRET}}",
+        "${oc.create:'{a: 1}'}",
+        "${${name}:SECRET}",
+        "${hydra:runtime.cwd}",
+        "${now:%Y}",
+        "${.seed}",
+        "${",
+    ],
+)
+def test_a_file_refers_to_keys_and_computes_nothing(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "mellon")
+    problem = refused(f"dataset: {{root: {json.dumps(value)}}}\n")
+    assert problem.startswith("mine.yaml: dataset.root = ")
+    assert "a recipe file may refer to other keys, as in ${train.batch_size}" in problem
+    assert "mellon" not in problem
+
+
+def test_the_user_may_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "/data")
+    recipe = compose("lenet5_mnist", ["dataset.root=${oc.env:DATA}"])
+    assert recipe.dataset.root == Path("/data")
+
+
+def test_a_key_may_be_referred_to() -> None:
+    Path("mine.yaml").write_text(
+        "train: {batch_size: 8, steps: '${train.batch_size}'}\nseed: '${train.steps}'\n"
+        "dataset: {eval: {ops: '${dataset.train.ops}'}}\n"
+    )
+    recipe = load_recipe("mine.yaml")
+    assert (recipe.train.steps, recipe.seed) == (8, 8)
+    assert recipe.dataset.eval.ops == recipe.dataset.train.ops
+
+
+def chain(depth: int, first: str) -> str:
+    """Keys each of which stands ten times for the one before."""
+    keys = [f"k0: {first}"]
+    keys += [f"k{n}: [{', '.join([repr(f'${{k{n - 1}}}')] * 10)}]" for n in range(1, depth)]
+    return "\n".join(keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (chain(9, "[x, x, x]"), "references make more than 100,000 values of it"),
+        (chain(9, "x").replace("[", "'").replace("]", "'").replace("'$", "$"), "mine.yaml: "),
+        ("a: '${b}'\nb: '${a}'\n", "references go in a circle"),
+        ("a: {b: '${a}'}\n", "references go in a circle"),
+        ("a: ['${a[0]}']\n", "references go in a circle"),
+        (
+            "l0: {k: [1, 1]}\nr1: '${l0}'\n"
+            + "".join(
+                f"l{n}: {{k: ['${{r{n}.k}}', '${{r{n}.k}}', '${{r{n}.k}}']}}\n"
+                f"r{n + 1}: '${{l{n}}}'\n"
+                for n in range(1, 14)
+            ),
+            "references make more than 100,000 values of it",
+        ),
+    ],
+    ids=["doubled", "texts", "circle", "into itself", "item", "through references"],
+)
+def test_references_make_no_more_than_a_recipe(text: str, message: str) -> None:
+    assert message in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LAUGHS, "more than 20,000 keys and values, aliases written out"),
+        ("a: &a {x: 1}\nb: {<<: [" + ", ".join(["*a"] * 9000) + "]}\n", "more than 20,000"),
+        ("a: &a [*a]\n", "line 1: *a stands within itself"),
+        ("a: *b\n", "found undefined alias"),
+        ("a: " + "[" * 100 + "]" * 100, "nested more than 64 levels deep"),
+        ("a: " + "{a: " * 100 + "}" * 100, "nested more than 64 levels deep"),
+        ("a: !!python/object/apply:os.system [touch pwned]\n", "the tag !!python/object/apply:os"),
+        ("a: !!python/object/apply:pathlib.Path [x]\n", "the tag !!python/object/apply:pathlib"),
+        ("a: !!python/name:os.system x\n", "the tag !!python/name:os.system"),
+        ("a: !!binary aGk=\n", "the tag !!binary; values must be texts, numbers"),
+        ("a: !!set {x}\n", "the tag !!set"),
+        ("a: !mine x\n", "the tag !mine"),
+        ("a: !!int x\n", "invalid literal for int()"),
+        ("a: !!bool x\n", "not readable as YAML: "),
+        ("seed: " + "9" * 5000, "a number of 5,000 characters"),
+        ("seed: 0x" + "f" * 9000, "a number of 9,002 characters"),
+        ("a: " + "1:" * 9000 + "1", "a number of 18,001 characters"),
+        ("1: x\n", "the key 1 must be a text"),
+        ("on: x\n", "the key on must be a text"),
+        ("? [a]\n: x\n", "the key a collection must be a text"),
+        ("seed: 1\nseed: 2\n", "found duplicate key seed"),
+        ("- 1\n", "must hold keys and values, not a list"),
+        ("x", "must hold keys and values, not a single value"),
+        ("a: \x00\n", "not readable as YAML: "),
+        (b"a: \xff\xfe\n", "not readable as YAML: "),
+        ("# " + "x" * 300_000, "has more than 262,144 bytes"),
+    ],
+)
+def test_a_file_is_plain_and_bounded(text: str | bytes, message: str) -> None:
+    problem = refused(text)
+    assert problem.startswith("mine.yaml: ")
+    assert message in problem
+    assert problem.isprintable()
+    assert os.listdir() == ["mine.yaml"]
+
+
+def test_a_pipe_is_no_recipe() -> None:
+    os.mkfifo("mine.yaml")
+    with pytest.raises(RecipeError, match="is no regular file"):
+        load_recipe("mine.yaml")
+    Path("recipes").mkdir()
+    os.mkfifo("recipes/other.yaml")
+    assert load_recipe().name == "lenet5_digits"
+
+
+TOUCH = "evil: {_target_: os.mkdir, path: pwned}\n"
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        "[{recipe@hydra.callbacks: evil}]",
+        "[{/recipe@hydra.callbacks: evil}]",
+        "[{override /model@hydra: evil}]",
+        "[{override hydra/launcher: joblib}]",
+        "[{/hydra: default}]",
+        "[{override /train: default}]",
+        "[../../../etc/passwd]",
+        f"[{'x' * 300}]",
+        "[/etc/passwd]",
+        "[{override /model: ../device/cpu}]",
+        "[{override /model: [lenet5, mlp]}]",
+        "[{override /model: '${oc.env:HOME}'}]",
+        "[{optional /model: lenet5}]",
+        "[[lenet5]]",
+        "[1]",
+        "{model: lenet5}",
+    ],
+)
+def test_defaults_start_from_what_is_shipped(defaults: str, folder: Path) -> None:
+    """Hydra would also put files into its own section, whose callbacks it makes and calls."""
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "evil.yaml").write_text(TOUCH)
+    problem = refused(f"defaults: {defaults}\n")
+    assert "mine.yaml: d" in problem
+    assert not (folder / "pwned").exists()
+
+
+def test_a_recipe_may_start_from_another(folder: Path) -> None:
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "base.yaml").write_text("seed: 7\ntrain: {passes: null, steps: 3}\n")
+    (folder / "mine.yaml").write_text("defaults: [base, override /model: mlp, _self_]\n")
+    recipe = load_recipe("mine.yaml")
+    assert (recipe.seed, recipe.train.steps, recipe.model.name) == (7, 3, "mlp")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("cache: {root: /}\n", "cache.root"),
+        ("cache: ${dataset}\n", "cache.root"),
+        ("train: {resume: ../other}\n", "train.resume"),
+        ("train: ${dataset}\n", "train.resume"),
+        ("dataset: {follow_links: true}\n", "dataset.follow_links"),
+        ("device: {tune_bank: /etc/passwd}\n", "device.tune_bank"),
+    ],
+)
+def test_where_to_write_is_the_users_to_say(text: str, key: str) -> None:
+    problem = refused(text)
+    assert problem.startswith(f"mine.yaml: {key} = ")
+    assert f"not for a file to say, which may be a stranger's; give it on the command line: {key}="
+
+
+def test_a_part_file_says_no_more_than_a_recipe() -> None:
+    Path("chip.yaml").write_text("defaults: [ascend910, _self_]\ntune_bank: /etc/passwd\n")
+    with pytest.raises(RecipeError, match=r"chip.yaml: device.tune_bank = /etc/passwd: not for"):
+        load_recipe("lenet5_digits", ["device=chip.yaml"])
+    Path("net.yaml").write_text("defaults: [lenet5, {/optimizer: adam}, _self_]\n")
+    with pytest.raises(RecipeError, match=r"net.yaml: defaults: .*must be _self_ or the name of a"):
+        load_recipe("lenet5_digits", ["model=net.yaml"])
+
+
+def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
+    """It holds every key; those are of the machine on which the run was made."""
+    from pipeline.run_directory import write_recipe
+
+    made = load_recipe("lenet5_digits", [f"cache.root={folder / 'cache'}"])
+    write_recipe(folder, made)
+    again = load_recipe(str(folder / "recipe.yaml"))
+    assert again.cache.root is None
+    assert load_recipe(str(folder / "recipe.yaml"), ["cache.root=mine"]).cache.root == Path("mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: ../../x\n", "name = ../../x: "),
+        ("name: " + "x" * 200, "must have at most 100"),
+        ("seed: .nan\n", "seed = nan: must be a whole number"),
+        ("train: {optimizer: {lr: .inf}}\n", "train.optimizer.lr = inf: must be a finite number"),
+        ("seed: 1e999\n", "seed = inf: must be a whole number"),
+        ("seed: '['\n", "seed = '[': must be a whole number"),
+        ('seed: "\\e[31m"\n', r"seed = '\x1b[31m': must be a whole number"),
+        ("_target_: os.system\n", "_target_ = os.system: there is no such key"),
+        ("model: {_target_: os.system}\n", "model._target_ = os.system: there is no such key"),
+        ("train: {steps: 99999999999999999999}\n", "must be at most 100000000"),
+    ],
+)
+def test_values_out_of_range_are_named(text: str, message: str) -> None:
+    assert message in refused(text, "train.passes=null") or message in refused(text)
+
+
+def blocks(depth: int) -> str:
+    """Blocks each of which uses the one before twice."""
+    uses = [
+        f"    b{n}: [{{use: b{n - 1}, with: {{}}}}, {{use: b{n - 1}, with: {{}}}}]"
+        for n in range(1, depth)
+    ]
+    return "\n".join(
+        [
+            "defaults: [override /model: layers]",
+            "model:",
+            "  blocks:",
+            "    b0: [relu]",
+            *uses,
+            f"  layers: [{{use: b{depth - 1}, with: {{}}}}, flatten, {{name: dense, "
+            "features: $classes}]",
+        ]
+    )
+
+
+def test_blocks_do_not_multiply_without_end() -> None:
+    assert "blocks are used more than 1,000 times" in refused(blocks(40))
+
+
+def test_an_override_is_no_program() -> None:
+    for override in (
+        "dataset.root=" + "[" * 500 + "]" * 500,
+        "seed=" + "1" * 20_000,
+        "model=" + "9" * 5000,
+        "model=" + "9" * 300 + ".yaml",
+        "model=[[lenet5]]",
+    ):
+        with pytest.raises(RecipeError) as caught:
+            load_recipe("lenet5_digits", [override])
+        assert len(caught.value.problems) == 1
+
+
+def test_a_chip_is_a_plain_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs load chips without a recipe."""
+    monkeypatch.setenv("SECRET", "mellon")
+    for text in ("chip: '${oc.env:SECRET}'\n", "defaults: [../../etc/passwd]\n", LAUGHS):
+        Path("chip.yaml").write_text(text)
+        with pytest.raises(ChipError) as caught:
+            load_chip("chip.yaml")
+        assert "mellon" not in str(caught.value)

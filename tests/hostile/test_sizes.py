@@ -1,0 +1,61 @@
+"""Recipes whose numbers are in range one by one and make sizes that no machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.compose import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.errors import PipelineError, RunError
+from pipeline.job import run
+from tests import outcome
+from tests.conftest import TINY
+
+LAYERS = "flatten, {name: dense, features: $classes}]"
+NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, body: [relu]}]}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dataset.train_size=1000000000000"], "would take 72,000.0 GB of memory"),
+        (["dataset.buckets=[[100000,100000]]"], "out of memory: Unable to allocate"),
+        (["model=mlp", "model.hidden=[100000000000000]"], "more than 10,000,000,000,000 param"),
+        (["model=efficientnet_b0", "model.width=1e300"], "model efficientnet: "),
+        (["model=efficientnet_b0", "model.depth=99"], "more than 10,000 layers"),
+        (["model=layers", f"model.layers=[{NESTED}, {LAYERS}"], "more than 10,000 layers"),
+        (["model=resnet20", "model.blocks=[1000000000,3,3]"], "must be less than or equal to 1000"),
+        (["model=vit_tiny", "model.patch=100000"], "model vit: "),
+        (["train.batch_size=1000000000000000000000"], "must not be above the 96 training samples"),
+    ],
+)
+def test_sizes_without_end_are_told(
+    overrides: list[str], message: str, cache: Path, tmp_path: Path
+) -> None:
+    """Of weights and layers nothing is made before."""
+    common = ["train.steps=2", "stages=[data,build]", f"cache.root={cache}"]
+    with pytest.raises(PipelineError) as caught:
+        run(load_recipe("lenet5_digits", [*TINY, *common, *overrides]), tmp_path / "run")
+    assert message in str(caught.value)
+    if (tmp_path / "run").exists():
+        assert outcome.read_summary(tmp_path / "run")["status"] == "failed"
+
+
+def test_weights_without_room_are_not_made(
+    tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny()
+    monkeypatch.setattr("pipeline.host_memory.available_bytes", lambda: 100_000)
+    monkeypatch.setattr("pipeline.data.sources.synthetic.require_room", lambda *_: None)
+    with pytest.raises(RunError, match=r"the weights and the optimizer of lenet5 would take 0.0 G"):
+        run(recipe, tmp_path)
+    assert outcome.read_summary(tmp_path)["exit_status"] == 1
+
+
+def test_an_override_given_twice_ends() -> None:
+    """Each complaint of Hydra's asks for the other spelling."""
+    with pytest.raises(PipelineError, match="the key is there already; leave out the"):
+        load_recipe("lenet5_digits", ["+dataset.like=x", "+dataset.like=y"])
