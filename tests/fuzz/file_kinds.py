@@ -294,6 +294,7 @@ def _checkpoint_files() -> Files:
                 "model.hidden=[4]",
                 "train.steps=2",
                 f"cache.root={scratch}/cache",
+                "cache.compiled=false",
             ],
         )
         run(recipe, run_dir)
