@@ -89,7 +89,8 @@ def _findings(check: Check, recipe: Recipe) -> Iterator[Finding]:
     except PipelineError as error:
         yield Finding("fail", check.__name__, " ".join(str(error).split()))
     except OSError as error:
-        yield Finding("fail", check.__name__, f"{error.filename}: {error.strerror}")
+        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        yield Finding("fail", check.__name__, where)
 
 
 def software(recipe: Recipe) -> Iterator[Finding]:
@@ -116,12 +117,15 @@ def cache(recipe: Recipe) -> Iterator[Finding]:
     root = cache_root(recipe.cache)
     try:
         with _scratch(root):
-            held_bytes = sum(map(_file_bytes, root.rglob("*")))
             space = list(_space("the cache", root))
     except OSError as error:
         reason = f"{root}: can't be written: {error.strerror}"
         yield Finding("fail", "cache", reason, "name another: cache.root=DIR")
         return
+    # What vanishes meanwhile, as others' drafts do, is passed over by `walk`.
+    held_bytes = sum(
+        _file_bytes(Path(folder, name)) for folder, _, names in os.walk(root) for name in names
+    )
     advice = f"delete {root / 'xla'}" if held_bytes > CACHE_BYTES else ""
     text = f"{root}: writable, holds {held_bytes / GB:.2f} GB"
     yield Finding("warn" if advice else "ok", "cache", text, advice)

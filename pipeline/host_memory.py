@@ -9,15 +9,21 @@ from pathlib import Path
 CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _LIMITS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
 )
-"""Of a container, in either version of control groups."""
+"""Of a container, in either version of control groups: the limit, what is used, and what of that
+are copies of files, which make room when it is needed."""
 
 
 def available_bytes(cgroup: Path = CGROUP) -> int:
     """Memory that a process can still have, on this machine and in its container."""
-    left = (_left_bytes(cgroup / limit, cgroup / used) for limit, used in _LIMITS)
+    left = (_left_bytes(cgroup, *names) for names in _LIMITS)
     return min([_free_bytes(), *(count for count in left if count is not None)])
 
 
@@ -42,9 +48,18 @@ def _free_bytes() -> int:
     return 1024 * int(found[1])
 
 
-def _left_bytes(limit: Path, used: Path) -> int | None:
+def _left_bytes(cgroup: Path, limit: str, used: str, statistics: str, copies: str) -> int | None:
     """None where there is no such group, or it has no limit."""
     try:
-        return max(0, int(limit.read_text()) - int(used.read_text()))
+        left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
     except (OSError, ValueError):
         return None
+    return max(0, left + _statistic(cgroup / statistics, copies))
+
+
+def _statistic(file: Path, name: str) -> int:
+    try:
+        found = re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0

@@ -128,7 +128,8 @@ def _summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
     try:
         yield summary
     except BaseException as error:
-        summary.status = "stopped" if isinstance(error, Interrupted) else "failed"
+        # An exit that was asked for, by a signal or by a scheduler, is no failure.
+        summary.status = "failed" if isinstance(error, Exception) else "stopped"
         summary.reason = str(error) or type(error).__name__
         summary.exit_status = error.exit_status if isinstance(error, PipelineError) else 1
         raise

@@ -28,7 +28,7 @@ from pipeline.config.compose import (
 )
 from pipeline.errors import RecipeError, RunError, first_line
 from pipeline.shipped import CONF
-from pipeline.sweep.directory import find_failures, find_sweep
+from pipeline.sweep.directory import find_failures, find_jobs, find_sweep
 from pipeline.sweep.jobs import Job
 from pipeline.sweep.table import conclude
 
@@ -44,12 +44,13 @@ def launch(args: Sequence[str], begun: float | None = None) -> int:
     parsed = get_args_parser().parse_intermixed_args(list(args))
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
-        _hydra(flags, parsed.overrides, lambda config: None)
+        _hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
         return 0
-    overrides = with_recipe(parsed.overrides)
     if parsed.cfg == "job" and not parsed.package:
-        return _show(overrides)
-    return _sweep(flags, overrides) if parsed.multirun else _single(flags, overrides, begun)
+        return _show(parsed.overrides)
+    if parsed.multirun:
+        return _sweep(flags, parsed.overrides)
+    return _single(flags, parsed.overrides, begun)
 
 
 def _show(overrides: Sequence[str]) -> int:
@@ -59,10 +60,14 @@ def _show(overrides: Sequence[str]) -> int:
     return 0
 
 
-def _single(flags: Sequence[str], overrides: Sequence[str], begun: float | None) -> int:
+def _single(flags: Sequence[str], typed: Sequence[str], begun: float | None) -> int:
     """Run once the recipe that Hydra composes, outside its hands: it prints what it catches."""
     composed: list[tuple[DictConfig, HydraConf]] = []
-    _hydra(flags, overrides, lambda config: composed.append((config, HydraConfig.get())))
+
+    def keep(config: DictConfig) -> None:
+        composed.append((config, HydraConfig.get()))
+
+    _hydra(flags, typed, with_recipe(typed), keep)
     if not composed:
         return 0
     config, hydra_config = composed[0]
@@ -74,23 +79,26 @@ def _single(flags: Sequence[str], overrides: Sequence[str], begun: float | None)
     return 0 if summary.status == "done" else 1
 
 
-def _sweep(flags: Sequence[str], overrides: Sequence[str]) -> int:
+def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
     """Do what is left to do of a sweep, in the directory that is named, found or made for it."""
+    overrides = with_recipe(typed)
     asked = [override for override in overrides if key_of(override) != RESUME]
     known = value_of(overrides, SWEEP_DIR) or _to_continue(asked, value_of(overrides, RESUME))
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
     sweep_dir = run_directory.create(name) if known is None else Path(known)
     placed = [*asked, f"{SWEEP_DIR}='{sweep_dir}'"]
+    stopped = 0
     try:
-        _hydra(flags, placed, Job(swept_keys(asked), find_failures(sweep_dir)))
+        _hydra(flags, typed, placed, Job(swept_keys(asked), find_failures(sweep_dir)))
     except RecipeError:
-        if known is None:
+        if known is None and not find_jobs(sweep_dir):
             shutil.rmtree(sweep_dir)
         raise
     except KeyboardInterrupt:
         print("the sweep was stopped", file=sys.stderr)
-    return conclude(sweep_dir)
+        stopped = 1
+    return max(stopped, conclude(sweep_dir))
 
 
 def _to_continue(asked: Sequence[str], resume: str | None) -> Path | None:
@@ -103,17 +111,21 @@ def _to_continue(asked: Sequence[str], resume: str | None) -> Path | None:
     return find_sweep([override for override in asked if not key_of(override).startswith("hydra")])
 
 
-def _hydra(flags: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction) -> None:
-    """Have Hydra compose and call; what it can't compose is diagnosed in full."""
+def _hydra(
+    flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction
+) -> None:
+    """Have Hydra compose and call; what it can't compose is diagnosed in full, as it was typed."""
     # Hydra reports errors itself and exits, unless this is set: then it raises.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["pipeline", *flags, *overrides]
     try:
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)()
     except (*UNCOMPOSABLE, RecursionError) as error:
-        for job in expand_sweeps(overrides):
+        for job in expand_sweeps(typed):
             diagnose(job)
         raise RecipeError([first_line(error)]) from error
     except OSError as error:
+        if error.filename is None:
+            raise RunError(str(error)) from error
         message = f"{error.filename}: can't make the run directory: {error.strerror}"
         raise RunError(message) from error

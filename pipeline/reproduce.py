@@ -142,7 +142,7 @@ def last_step(log: Path) -> int | None:
         return None
     try:
         return int(json.loads(lines[-1])["step"]) if lines else None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise DataError(f"{log}: its last line is not a step of a run") from error
 
 

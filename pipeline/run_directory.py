@@ -155,11 +155,11 @@ def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
         if changed:
             raise RecipeError(changed)
         return Path(wanted)
-    runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=_written_at_ns)
+    runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
     return next((f.parent for f in reversed(runs) if _is_unfinished(f.parent, recipe)), None)
 
 
-def _written_at_ns(file: Path) -> int:
+def written_at_ns(file: Path) -> int:
     """When a file was written; long ago, where it was removed meanwhile."""
     try:
         return file.stat().st_mtime_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,8 @@ def write_whole(path: Path, text: str) -> None:
 
     Where the system refuses, the file stays as it was, and the OSError has its name.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    # Machines that share a file system may have processes of one number.
+    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
         draft.write_text(text, encoding="utf-8")
         os.replace(draft, path)

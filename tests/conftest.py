@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -92,6 +93,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden, to be read in the diff"
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """Ctrl-C raises KeyboardInterrupt, as in any process; those of pytest-xdist ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

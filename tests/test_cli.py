@@ -260,7 +260,7 @@ def test_an_interrupt_is_no_error_message(
     said = say(*TINY, "hydra.run.dir=run")
     assert (said.status, said.err) == (1, "interrupted\n")
     summary = outcome.read_summary(tmp_path / "run")
-    assert (summary["status"], summary["reason"]) == ("failed", "KeyboardInterrupt")
+    assert (summary["status"], summary["reason"]) == ("stopped", "KeyboardInterrupt")
 
 
 ALL_RECIPES = sorted(file.stem for file in RECIPES.glob("*.yaml"))
@@ -280,6 +280,24 @@ def test_the_shown_recipe_is_one_that_can_be_run(name: str, say: Say, tmp_path: 
     """And so is recipe.yaml of a run directory, which holds the same."""
     (tmp_path / "shown.yaml").write_text(say("--cfg", "job", f"+recipe={name}").out)
     assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "recipes"])
+def test_a_file_called_as_a_shipped_recipe_is_the_one_that_is_shown(
+    where: str, say: Say, tmp_path: Path
+) -> None:
+    """Whole, as the recipe.yaml of a run is, with and without a part chosen beside it."""
+    whole = say("--cfg", "job", "+recipe=mlp_mnist", "seed=77").out
+    folder = tmp_path / where
+    folder.mkdir()
+    (folder / "lenet5_digits.yaml").write_text(whole)
+    named = f"+recipe={folder / 'lenet5_digits.yaml'}"
+    for beside in ([], ["optimizer=adam"]):
+        shown = yaml.safe_load(say("--cfg", "job", named, *beside).out)
+        assert (shown["seed"], shown["model"]["name"]) == (77, "mlp")
+    told = say("--cfg", "job", named, "train.sink_sise=1").err
+    assert "train.sink_sise = 1: there is no such key" in told
+    assert "problems" not in told
 
 
 def test_the_schema_is_json_and_its_references_lead_somewhere(say: Say) -> None:

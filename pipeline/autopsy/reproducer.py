@@ -8,7 +8,6 @@ the step alone, as it was read. Nothing in the folder is ever run.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from flax.traverse_util import unflatten_dict
 from pipeline.autopsy.finding import Autopsy
 from pipeline.autopsy.scopes import outcome_of
 from pipeline.backends.autotune.tuner import Tuning, choose_lowerings
+from pipeline.bounded_file import read_json
 from pipeline.cache import cache_root
 from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.data.columns import ColumnSpec, Split
@@ -102,7 +102,7 @@ def read_reproducer(folder: Path) -> Reproducer:
     """A reproducer, or that of a run directory.
 
     Raises DataError where there is none or it is damaged, RecipeError where its recipe is none any
-    more.
+    more, RunError where its choice of lowerings can't be read.
     """
     inside = folder / FOLDER
     where = inside if (inside / STEP).is_file() else folder
@@ -114,7 +114,7 @@ def read_reproducer(folder: Path) -> Reproducer:
     recipe = read_run_recipe(where)
     tree = _read_arrays(where / ARRAYS)
     try:
-        document = json.loads((where / STEP).read_text(encoding="utf-8"))
+        document = read_json(where / STEP)
         image = document["image"]
         spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
         found, classes = str(document["autopsy"]["text"]), int(document["classes"])
@@ -122,7 +122,7 @@ def read_reproducer(folder: Path) -> Reproducer:
         columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
         ops = moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{where / STEP}: does not describe a step: {error}") from error
     parts = parts_of(recipe, classes, spec, tuple(ops), ())
     _require_fit(where, parts, state, batch)

@@ -71,10 +71,11 @@ def turn_of(value: Value, turn: int) -> Value:
 def stack_turns(parts: list[Value], var: Any) -> Value:
     """What the turns of a scan gave, one upon the other."""
     if not parts:
-        return Value(jnp.zeros(var.aval.shape, var.aval.dtype))
+        return Value(jnp.zeros((0, *var.aval.shape), var.aval.dtype))
     origins = [part.origin for part in parts if part.origin is not None]
     first = min(origins, key=lambda origin: origin.number) if origins else None
-    return replace(parts[0], array=jnp.stack([part.array for part in parts]), origin=first)
+    array, constant = jnp.stack([part.array for part in parts]), all(p.constant for p in parts)
+    return replace(parts[0], array=array, origin=first, constant=constant)
 
 
 def dead_behind(jaxpr: Any) -> list[list[Any]]:

@@ -77,7 +77,7 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
         named = [f"+recipe={file.stem}" if key_of(o) == "recipe" else o for o in named]
         asked = file.stem
     named = [f"+{o}" if o.startswith("recipe=") else o for o in named]
-    chosen = {key_of(override) for override in named} & set(SECTIONS)
+    chosen = {key_of(override) for override in named if override[0] != "~"} & set(SECTIONS)
     for name, file in files.items():
         try:
             whole = _make_known(name, file, chosen)
@@ -99,7 +99,10 @@ def _unparsable(overrides: Iterable[str]) -> Iterator[str]:
         if key_of(override) in {*SECTIONS, "recipe"}:
             longest = max(len(part.encode()) for part in re.split("[,/]", override))
             if longest > MAX_NAME_LENGTH:
-                yield f"{key}: a name of {longest:,} bytes; no file has one of more than 255"
+                yield (
+                    f"{key}: a name of {longest:,} bytes; no file has one of more than "
+                    f"{MAX_NAME_LENGTH}"
+                )
         depth = deepest = 0
         for letter in override:
             depth += (letter in "[{(") - (letter in "]})")
@@ -219,7 +222,8 @@ def diagnose(overrides: Sequence[str]) -> Recipe:
             problems += [problem] if problem else []
             if rest in tried:
                 raise RecipeError(problems or [first_line(error)]) from error
-            remaining = with_recipe(rest)
+            # Once a recipe is known by its name, the name says no more which file it was.
+            remaining = rest if value_of(rest, "recipe") else with_recipe(rest)
         else:
             break
     if problems:

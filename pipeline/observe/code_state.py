@@ -16,6 +16,8 @@ GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
 GIT_S = 5.0
 """How long git may take, on a file system that hangs."""
 CHANGES_KEPT = 50
+FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
+"""Of a line of `git status`, how many stand before the path."""
 
 
 def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
@@ -29,6 +31,8 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
         inner[:] = sorted(set(inner) - NOT_CODE)
         for file in sorted(files):
             path = os.path.join(folder, file)
+            if not os.path.isfile(path):
+                continue  # such as an editor's lock, a link to nowhere
             with open(path, "rb") as opened:
                 content = opened.read()
             name = os.path.relpath(path, package)
@@ -50,5 +54,9 @@ def _read_git_state(root: Path) -> dict[str, Any] | None:
         return {"commit": None, "why": str(error).splitlines()[0]}
     lines = said.stdout.splitlines()
     commit = next(line.split()[-1] for line in lines if line.startswith("# branch.oid "))
-    changed = [line.rpartition(" ")[2] for line in lines if not line.startswith("#")]
+    changed = [
+        line.split(" ", FIELDS[line[0]])[-1].partition("\t")[0]
+        for line in lines
+        if line[0] in FIELDS
+    ]
     return {"commit": commit, "dirty": bool(changed), "changed": changed[:CHANGES_KEPT]}

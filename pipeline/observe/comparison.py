@@ -94,7 +94,7 @@ class _Line:
             fields = {"skipped": False, **json.loads(self.text)}
             numbers = {name: _number(fields.get(name)) for name in NUMBERS}
             return {"step": int(fields["step"]), **numbers}
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise DataError(f"{self.where}: is not a step of a run") from error
 
 

@@ -136,5 +136,5 @@ def whole_lines(log: BinaryIO) -> Iterator[bytes]:
 def _step_of(line: bytes, where: str) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise RunError(f"{where}: is not a step of a run; remove the file to go on") from error

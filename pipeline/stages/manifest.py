@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline import bounded_file
 from pipeline.differences import leaves
 from pipeline.errors import DataError
 from pipeline.run_directory import decides
@@ -59,12 +60,10 @@ def verify(folder: Path) -> str:
 def read_json(file: Path) -> Any:
     """A JSON file of a checkpoint. Raises DamagedError where it is none."""
     try:
-        if file.stat().st_size > MOST_JSON_BYTES:
-            raise DamagedError(f"{file}: has more than {MOST_JSON_BYTES:,} bytes")
-        return json.loads(file.read_text(encoding="utf-8"))
+        return bounded_file.read_json(file, MOST_JSON_BYTES)
     except OSError as error:
         raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DamagedError(f"{file}: is no JSON: {error}") from error
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.errors import RunError
+from pipeline.errors import DataError, RunError
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
 
@@ -67,7 +67,10 @@ class Rollbacks:
                 f"train.on_nan: went back {self.policy.most} times already, as often as it may"
             )
         for step in sorted(self._candidates(bad), reverse=True):
-            found = self.read(step, state)
+            try:
+                found = self.read(step, state)
+            except DataError:
+                continue  # damaged: there may be an older one
             if _is_finite(found):
                 self.done.append(GoneBack(bad, step))
                 return _without(found, bad)

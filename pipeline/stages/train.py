@@ -75,7 +75,12 @@ class EarlyStop:
             self.best, self.waited = value, 0
         else:
             self.waited += 1
-        return self.waited >= self.spec.patience
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Has patience run out, in this process or before a checkpoint was saved?"""
+        return self.spec.metric is not None and self.waited >= self.spec.patience
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of it."""
@@ -122,8 +127,9 @@ def train(
         if history.step == 0:
             # The first that can be gone back to.
             _save(training, 0, state, early, None)
-    sink, stops, verdict = _SinkClock(), False, None
-    for segment in training.course.segments(history.step, _periods(training)):
+    sink, stops, verdict = _SinkClock(), early.is_over, None
+    left = () if stops else training.course.segments(history.step, _periods(training))
+    for segment in left:
         while history.step < segment.stop and not signals.stop:
             state, telemetry, seconds = _dispatch(training, state, segment.stop, history)
             sink.add(telemetry, seconds)

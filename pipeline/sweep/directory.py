@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.run_directory import OUTPUTS, RECIPE, SUMMARY, read_status
+from pipeline.run_directory import OUTPUTS, RECIPE, SUMMARY, read_status, written_at_ns
 from pipeline.whole_file import write_whole
 
 COMMAND, OVERRIDES, CLAIM, PLAN_LOCK = "sweep.yaml", "overrides.yaml", ".claim", ".lock"
@@ -27,18 +27,18 @@ FINAL = frozenset({"done", "pruned"})
 def claimed(job_dir: Path) -> Iterator[bool]:
     """Keep other processes from a job; false, at once, where another is at it."""
     with (job_dir / CLAIM).open("a") as file:
-        yield _lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def alone(sweep_dir: Path) -> Iterator[None]:
     """Wait until no other process plans in this sweep, and keep them waiting meanwhile."""
     with (sweep_dir / PLAN_LOCK).open("a") as file:
-        _lock(file.fileno(), fcntl.LOCK_EX)
+        lock(file.fileno(), fcntl.LOCK_EX)
         yield
 
 
-def _lock(descriptor: int, how: int) -> bool:
+def lock(descriptor: int, how: int) -> bool:
     """Lock an open file until it is closed; false where another process has it.
 
     Where the file system has no locks, nothing keeps a second process out.
@@ -74,7 +74,7 @@ def find_failures(sweep_dir: Path) -> dict[str, int]:
     """The jobs that have failed so far, by name, with the time of their summary in ns."""
     summaries = sweep_dir.glob(f"*/{SUMMARY}")
     failed = (file for file in summaries if read_status(file.parent) == "failed")
-    return {file.parent.name: file.stat().st_mtime_ns for file in failed}
+    return {file.parent.name: written_at_ns(file) for file in failed}
 
 
 def is_settled(job_dir: Path, failures: Mapping[str, int]) -> bool:
@@ -85,7 +85,9 @@ def is_settled(job_dir: Path, failures: Mapping[str, int]) -> bool:
     status = read_status(job_dir)
     if status != "failed":
         return status in FINAL
-    return (job_dir / SUMMARY).stat().st_mtime_ns != failures.get(job_dir.name)
+    written_ns = written_at_ns(job_dir / SUMMARY)
+    # Removed meanwhile: by whoever is trying it again.
+    return written_ns != 0 and written_ns != failures.get(job_dir.name)
 
 
 def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
@@ -124,6 +126,6 @@ def read_command(sweep_dir: Path) -> Sequence[str] | None:
 
 def find_sweep(overrides: Sequence[str], outputs: Path = OUTPUTS) -> Path | None:
     """The directory of the newest sweep that was asked for the same."""
-    sweeps = sorted(outputs.glob(f"*/*/{COMMAND}"), key=lambda file: file.stat().st_mtime_ns)
+    sweeps = sorted(outputs.glob(f"*/*/{COMMAND}"), key=written_at_ns)
     same = (file.parent for file in reversed(sweeps) if read_command(file.parent) == overrides)
     return next(same, None)

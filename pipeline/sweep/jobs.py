@@ -88,10 +88,11 @@ def _run_checked(
         train = recipe.train.model_copy(update={"resume": resume})
         recipe = recipe.model_copy(update={"train": train})
         return run(recipe, job_dir, changed, judge=_judge()).exit_status
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if not (job_dir / SUMMARY).exists():
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             exit_status = error.exit_status if isinstance(error, PipelineError) else 1
-            failure = {"status": "failed", "reason": str(error), "exit_status": exit_status}
+            failure = {"status": status, "reason": str(error), "exit_status": exit_status}
             write_whole(job_dir / SUMMARY, json_text(failure) + "\n")
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import time
 from collections import Counter
@@ -124,7 +125,7 @@ def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
     times = Counter(job.folder for job in jobs)
     wrong = [folder for folder in times if times[folder] > 1 or folder.parent != sweep_dir]
     if wrong:
-        name = wrong[0].relative_to(sweep_dir)
+        name = os.path.relpath(wrong[0], sweep_dir)
         rule = "each job needs a folder of its own, right in the sweep's directory"
         raise RecipeError([f"hydra.sweep.subdir = {name}: {rule}"])
 

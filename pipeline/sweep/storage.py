@@ -26,6 +26,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from pipeline.errors import RunError
+from pipeline.sweep.directory import lock
 
 JOURNAL, BEATS = "study.log", ".beats"
 GRACE_BEATS = 3
@@ -43,7 +44,7 @@ class FileLock(BaseJournalFileLock):
     def acquire(self) -> bool:
         """Wait for the lock."""
         file = self._path.open("a")
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno(), fcntl.LOCK_EX)
         self._file = file
         return True
 

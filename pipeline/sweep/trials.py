@@ -141,16 +141,18 @@ def _put_up_again(study: optuna.Study, numbers: Sequence[int]) -> None:
     Nothing is wrong with them, so it does not count as a retry.
     """
     for number in numbers:
-        if study.trials[number].state == TrialState.RUNNING:
-            given_up = study.tell(number, state=TrialState.FAIL)
+        trial = study.trials[number]
+        if trial.state == TrialState.RUNNING:
+            # First the new one: should this process end in between, one is found done.
             study.add_trial(
                 optuna.create_trial(
                     state=TrialState.WAITING,
-                    params=given_up.params,
-                    distributions=given_up.distributions,
-                    system_attrs={"failed_trial": number, **given_up.system_attrs},
+                    params=trial.params,
+                    distributions=trial.distributions,
+                    system_attrs={"failed_trial": number, **trial.system_attrs},
                 )
             )
+            study.tell(number, state=TrialState.FAIL)
 
 
 def _run(sweeper: BasicSweeper, search: Search, trials: Sequence[Trial]) -> None:

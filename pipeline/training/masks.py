@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor
 
 import jax
 import jax.numpy as jnp
@@ -46,15 +45,17 @@ def hardest(losses: Array, share: float, where: Array | None = None) -> Array:
     """Which losses are the largest `share` of those that count, bool like the losses.
 
     Of n losses these are floor(share * n), but one at least. Of equal losses the first come first,
-    and one that is no number comes before all others. `share` is taken as the decimal that it is
-    written as: 0.29 of 100 are 29. Raises ValueError for a share outside of (0, 1].
+    and one that is no number is as large as an infinite one. `where` may broadcast. `share` is
+    taken as the decimal that it is written as: 0.29 of 100 are 29. Raises ValueError for a share
+    outside of (0, 1].
     """
-    counts = jnp.ones(losses.shape, bool) if where is None else where
+    counts = jnp.broadcast_to(True if where is None else where, losses.shape)
     losses = jax.lax.stop_gradient(losses)
     key = jnp.where(jnp.isnan(losses), jnp.inf, losses)
-    key = jnp.where(counts, key, -jnp.inf).ravel()
+    key = key.ravel()
     wanted = jnp.asarray(_shares_of(share, key.size))[jnp.sum(counts, dtype=jnp.int32)]
-    order = jnp.argsort(key, descending=True, stable=True)
+    # What does not count comes last, also behind a loss of minus infinity.
+    order = jnp.lexsort((-key, ~counts.ravel()))
     first = jnp.arange(key.size) < wanted
     return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & counts
 
@@ -68,8 +69,8 @@ def _shares_of(share: float, most: int) -> np.ndarray:
     """How many a share of 0 to `most` losses is, int32 (most + 1,)."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share}: must be above 0 and not above 1")
-    exact = Fraction(repr(float(share)))
-    return np.array([min(n, max(1, floor(exact * n))) for n in range(most + 1)], np.int32)
+    top, bottom = Fraction(repr(float(share))).as_integer_ratio()
+    return np.array([min(n, max(1, top * n // bottom)) for n in range(most + 1)], np.int32)
 
 
 @register_dataclass

@@ -310,6 +310,15 @@ def test_early_stop_remembers_across_a_resume(play: Play) -> None:
     assert play(script, *early, first=4, host=kept).step == 6
 
 
+def test_a_run_that_stopped_early_is_over_when_it_is_resumed(play: Play) -> None:
+    """Killed between the checkpoint of the last boundary and the summary."""
+    kept = {"early_stop": {"best": 0.75, "waited": 2}}
+    early = [*EARLY, "monitor.early_stop.metric=accuracy"]
+    history = play(Script(accuracies=(0.9,)), *early, first=8, host=kept)
+    assert (history.step, history.status) == (8, "done")
+    assert history.reason == "early stop: accuracy no better than 0.75"
+
+
 def test_the_last_evaluation_is_kept_for_the_eval_stage(play: Play) -> None:
     history = play(Script(accuracies=(0.25, 0.75)), "eval.every_steps=10")
     assert {step: e.metrics["accuracy"] for step, e in history.evaluated.items()} == {20: 0.75}

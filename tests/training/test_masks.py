@@ -63,6 +63,17 @@ def test_the_hardest_of_many_places_keep_their_shape() -> None:
     assert hardest(losses, 0.5).tolist() == [[True, False, False], [False, True, True]]
 
 
+def test_what_counts_may_broadcast() -> None:
+    losses = jnp.array([[3.0, 1.0, 2.0, 4.0], [0.0, 9.0, 8.0, 7.0]])
+    found = hardest(losses, 0.5, jnp.array([[True], [False]]))
+    assert found.tolist() == [[True, False, False, True], [False] * 4]
+
+
+def test_a_loss_of_minus_infinity_counts_before_what_does_not() -> None:
+    found = hardest(jnp.array([0.0, -jnp.inf, -jnp.inf]), 1.0, jnp.array([False, False, True]))
+    assert found.tolist() == [False, False, True]
+
+
 def test_what_is_no_number_is_the_hardest() -> None:
     """So that the step that it comes from is seen not to be finite."""
     losses = jnp.array([1.0, jnp.nan, 9.0])

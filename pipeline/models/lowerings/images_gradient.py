@@ -19,18 +19,26 @@ def by_convolution(window: Window, how: Lowering, kernel: Array, cotangent: Arra
     """Slide the flipped kernel over the cotangent, spread by the strides."""
     flipped, pads = turned(kernel, window.groups), window.images_gradient_pads
     if how.engine == "xla":
-        return lax.conv_general_dilated(
-            cotangent,
-            flipped,
-            (1, 1),
-            pads,
-            lhs_dilation=window.strides,
-            rhs_dilation=window.dilation,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=window.groups,
-        )
+        return _slide(window, flipped, cotangent, pads)
     spread = _spread(cotangent, window.strides)
     return convolve("onednn", spread, flipped, (1, 1), pads, window.dilation, window.groups)
+
+
+def _slide(window: Window, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
+    """What negative pads would take from the spread cotangent is cut from the result instead."""
+    rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
+    whole = lax.conv_general_dilated(
+        cotangent,
+        flipped,
+        (1, 1),
+        (rows, columns),
+        lhs_dilation=window.strides,
+        rhs_dilation=window.dilation,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=window.groups,
+    )
+    top, left = (max(-before, 0) for before, _ in pads)
+    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
 
 
 def by_phases(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:

@@ -37,11 +37,12 @@ def by_convolution(window: Window, how: Lowering, images: Array, cotangent: Arra
 
 
 def _xla(window: Window, by_channel: Array, kernel: Array) -> Array:
+    by_channel, pads = crop(by_channel, window.kernel_gradient_pads)
     return lax.conv_general_dilated(
         by_channel,
         kernel,
         window.dilation,
-        window.kernel_gradient_pads,
+        pads,
         rhs_dilation=window.strides,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=window.groups,

@@ -39,9 +39,12 @@ def convolve(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> Array:
-    """A convolution NHWC x HWIO -> NHWC by either engine. Negative pads crop the images."""
+    """A convolution NHWC x HWIO -> NHWC by either engine. Negative pads crop the images.
+
+    Here, since XLA:CPU (jaxlib 0.10.2) takes pads of (-1, 1) for none and reads beyond the images.
+    """
+    images, pads = crop(images, pads)
     if engine == "onednn":
-        images, pads = crop(images, pads)
         return onednn.convolve(images, kernel, strides, pads, dilation, groups)
     return lax.conv_general_dilated(
         images,

@@ -133,6 +133,36 @@ def test_all_equal_jax_in_float16_which_is_widened(kernel: int, stride: int) -> 
     assert candidates(float16, engines) == candidates(float32, engines)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("pads", [((1, 1), (2, 0)), ((0, 2), (0, 3)), ((3, 0), (1, 4))])
+def test_padding_may_be_wider_than_the_kernel(
+    pads: tuple[tuple[int, int], tuple[int, int]], stride: int
+) -> None:
+    """Against zeros that are put there beforehand: there XLA:CPU's own gradient is not right."""
+    window = make_window((HEIGHT, WIDTH), (2, 2), (stride, stride), pads, (1, 1), 1)
+    images, kernel = operands("float32", 1, 2)
+    shape = (BATCH, *window.positions, FEATURES)
+    cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
+
+    def plain(x: jax.Array, k: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, k, (stride, stride), "VALID", dimension_numbers=dimensions
+        )
+
+    result, pull = jax.vjp(plain, images, kernel)
+    truths = dict(zip(ROLES, (result, *pull(cotangent)), strict=True))
+    reads = dict(
+        zip(ROLES, ((images, kernel), (kernel, cotangent), (images, cotangent)), strict=True)
+    )
+    for role in ROLES:
+        asked, truth = problem(role, window, "float32"), truths[role]
+        for way in candidates(asked, engines_here("float32")):
+            error = jnp.abs(compute(asked, way, *reads[role]) - truth).max()
+            assert error <= TOLERANCE["float32"] * jnp.abs(truth).max(), f"{way} of {asked}"
+
+
 def _window(
     kernel: int, stride: int, padding: str | Sequence[tuple[int, int]], dilation: int, groups: int
 ) -> Window:
