@@ -228,7 +228,8 @@ def test_what_is_being_written_is_not_lost_whatever_ends_the_run(
             run(tiny(*SAVING), tmp_path)
     assert outcome.checkpoints(tmp_path) == [10]
     verify(tmp_path / "checkpoints" / "10")
-    assert outcome.read_summary(tmp_path)["status"] == ("failed" if error else "stopped")
+    status = "failed" if isinstance(error, Exception) else "stopped"
+    assert outcome.read_summary(tmp_path)["status"] == status
     assert outcome.read_summary(tmp_path)["exit_status"] == 1
 
 
