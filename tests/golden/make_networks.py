@@ -388,15 +388,7 @@ def _logits_of_pixels(network: Any, images: Any) -> Any:
 
 def torchvision(case: Case, name: str) -> tuple[int, np.ndarray]:
     """A network of torchvision."""
-    import torch
-
-    try:
-        from torchvision import models
-    except RuntimeError:  # a build for CUDA beside a torch without; no network needs its operators
-        for operator in ("nms", "qnms"):
-            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            torch.library.define(f"torchvision::{operator}", schema)
-        from torchvision import models
+    from torchvision import models
 
     network = models.get_model(name, weights=None, num_classes=case.classes, **case.peer_changes)
     return of_torch(case, network, lambda network, images: network(images.permute(0, 3, 1, 2)))

@@ -141,7 +141,11 @@ def test_a_log_that_cannot_be_written_is_told_on_the_console(
     ]
 
 
-def test_where_both_are_gone_a_run_goes_on_in_silence(tmp_path: Path) -> None:
+def test_where_both_are_gone_a_run_goes_on_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with files_end_at(5), Reporter(tmp_path, Console(file=Gone())) as reporter:
-        reporter.say("one")
-        reporter.say("two")
+        for text in ("one", "two", "three"):
+            reporter.say(text)
+    assert capsys.readouterr() == ("", "")
+    assert (tmp_path / "run.log").stat().st_size == 5

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
 from pipeline.job import run
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -85,36 +84,3 @@ def test_evaluating_a_checkpoint_evaluates_its_average(
     final = outcome.read_summary(whole)["metrics"]
     assert summary.metrics == {name: final[name] for name in summary.metrics}
     assert own["loss"] != final["loss"]
-
-
-REFUSED = {
-    "freezes nothing": (
-        ["train.freeze=[convolution]"],
-        "train.freeze: pattern 'convolution' matches none of the 8 parameters: conv_0/kernel, ",
-    ),
-    "freezes all": (
-        ["train.freeze=['*']"],
-        "train.freeze: * freezes all 8 parameters; nothing is left to train",
-    ),
-    "rate of nothing": (
-        ["train.lr_rules=[{pattern: head, factor: 2.0}]"],
-        "train.lr_rules: pattern 'head' matches none of the 8 parameters",
-    ),
-    "initialiser of nothing": (
-        ["model.init={rules: [{pattern: head, init: zeros}]}"],
-        "model lenet5: init.rules: pattern 'head' matches none of the 8 parameters",
-    ),
-    "pieces of different sizes": (
-        ["train.accumulate_steps=3"],
-        "train.accumulate_steps = 3: must divide train.batch_size = 16",
-    ),
-}
-
-
-@pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_can_not_be_is_refused_before_compiling(
-    overrides: list[str], message: str, tiny: Compose, tmp_path: Path
-) -> None:
-    with pytest.raises(RecipeError) as caught:
-        run(tiny(*overrides), tmp_path)
-    assert message in str(caught.value)

@@ -171,27 +171,6 @@ def test_a_loss_that_is_no_number_ends_a_run_whatever_the_scale(
         run(tiny("train.loss_scale=dynamic", "train.optimizer.lr=1e30"), tmp_path)
 
 
-REFUSED = {
-    "two ways to type": (
-        ["train.precision=O2", "train.to_float=[{pattern: conv_0, dtype: float16}]"],
-        "train.to_float: conflicts with train.precision = O2, which is O2 on cpu",
-    ),
-    "a pattern that matches nothing": (
-        ["train.to_float=[{pattern: convolution_7, dtype: float16}]"],
-        "train.to_float: pattern 'convolution_7' matches none of the 12 layers: conv_0, ",
-    ),
-}
-
-
-@pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_can_not_be_is_refused_before_compiling(
-    overrides: list[str], message: str, tiny: Compose, tmp_path: Path
-) -> None:
-    with pytest.raises(RecipeError) as caught:
-        run(tiny(*overrides), tmp_path)
-    assert message in str(caught.value)
-
-
 def test_layers_by_path_train_in_their_type(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("train.to_float=[{pattern: 'dense_*', dtype: bfloat16}]", "train.steps=6"), tmp_path)
     run(tiny("train.steps=6"), tmp_path / "float32")

@@ -149,43 +149,41 @@ def _check_crop(size: Size, image: tuple[int, int]) -> None:
         )
 
 
+class _Flip(MovingOp):
+    """Mirror each image along one axis with probability `prob`."""
+
+    prob: Probability = 0.5
+
+    draws: ClassVar[int] = 1
+    axis: ClassVar[int]
+    """0: top to bottom, 1: left to right."""
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        image_shape(value)
+        return value
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        places = [np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3]]
+        # One read at an index; a choice between two reads makes XLA compute what feeds them twice.
+        along = places[self.axis]
+        places[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
+        return pixels_at(xp, values, *places)
+
+
 @part("op")
-class RandomHorizontalFlip(MovingOp):
+class RandomHorizontalFlip(_Flip):
     """Mirror each image left to right with probability `prob`."""
 
     name: Literal["random_horizontal_flip"] = "random_horizontal_flip"
-    prob: Probability = 0.5
-
-    draws: ClassVar[int] = 1
-
-    def output(self, value: ColumnSpec) -> ColumnSpec:
-        image_shape(value)
-        return value
-
-    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        height, width = (np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3])
-        # One read at an index; a choice between two reads makes XLA compute what feeds them twice.
-        columns = xp.where(uniforms[:, :1] < self.prob, width[:, ::-1], width)
-        return pixels_at(xp, values, height, columns)
+    axis: ClassVar[int] = 1
 
 
 @part("op")
-class RandomVerticalFlip(MovingOp):
+class RandomVerticalFlip(_Flip):
     """Mirror each image top to bottom with probability `prob`."""
 
     name: Literal["random_vertical_flip"] = "random_vertical_flip"
-    prob: Probability = 0.5
-
-    draws: ClassVar[int] = 1
-
-    def output(self, value: ColumnSpec) -> ColumnSpec:
-        image_shape(value)
-        return value
-
-    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        height, width = (np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3])
-        rows = xp.where(uniforms[:, :1] < self.prob, height[:, ::-1], height)
-        return pixels_at(xp, values, rows, width)
+    axis: ClassVar[int] = 0
 
 
 @part("op")
