@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
-from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.candidates import can_compute, candidates
 from pipeline.models.lowerings.lowering import DEFAULT, Engine, Lowering, Problem, Role
 
 LARGE_FLOPS = 50_000_000
 """From here on a convolution is worth a library call of its own."""
+
+LARGE_GROUPED_FLOPS = 2_000_000
+"""The same for one in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""
 
 MIN_FEATURES, MIN_TERMS = 16, 64
 """Below, oneDNN fills its vectors with zeros: features, and terms of the sum that one result is."""
 
 CHUNK_BYTES = 1 << 20
 """About what of the cotangent should be looked at at once: half of a core's L2 cache."""
+
+GROUPED_IMAGES = 4
+"""Images at a time for the gradient of a kernel in groups."""
 
 MIN_TILED = 7
 """Results a side from which Winograd's tiles of 4 x 4 are full enough to win."""
@@ -35,6 +42,8 @@ POINTWISE: Mapping[Role, str] = {
 def is_worth_a_call(problem: Problem) -> bool:
     """Whether a problem is large, and has channels enough, for oneDNN."""
     height, width = problem.window.kernel
+    if problem.window.groups > 1:
+        return problem.features >= MIN_FEATURES and problem.flops >= LARGE_GROUPED_FLOPS
     wide = problem.features >= MIN_FEATURES and problem.channels * height * width >= MIN_TERMS
     return wide and problem.flops >= LARGE_FLOPS
 
@@ -45,7 +54,10 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     For what is large and has channels enough, Winograd's tiles or oneDNN's convolution, and one
     product of matrices for the gradients of kernels of one pixel; else the default.
     """
-    if "onednn" not in engines or not is_worth_a_call(problem):
+    called = "onednn" in engines and is_worth_a_call(problem)
+    if problem.window.groups > 1:
+        return _by_groups(problem) if called else _by_xla(problem)
+    if not called:
         return DEFAULT
     if problem.window.is_pointwise:
         return Lowering(POINTWISE[problem.role], "onednn")
@@ -59,6 +71,23 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     return DEFAULT
 
 
+def _by_groups(problem: Problem) -> Lowering:
+    """oneDNN's convolution. The kernel's gradient has the images of a chunk as channels of each
+    group: one at a time is a depthwise convolution again where this was one."""
+    if problem.role != "kernel_gradient":
+        return Lowering("convolution", "onednn")
+    images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
+    return Lowering("convolution", "onednn", images)
+
+
+def _by_xla(problem: Problem) -> Lowering:
+    """Where each channel is convolved alone, sums of shifted images."""
+    gradient = problem.role == "kernel_gradient"
+    way = Lowering("blocks", images=1) if gradient else Lowering("multiply_adds")
+    fits = problem.is_depthwise and can_compute(problem, way, frozenset(("xla",)))
+    return way if fits else DEFAULT
+
+
 def _is_tiled_well(way: Lowering, problem: Problem) -> bool:
     return way.family != "winograd4" or min(problem.window.positions) >= MIN_TILED
 
@@ -66,5 +95,5 @@ def _is_tiled_well(way: Lowering, problem: Problem) -> bool:
 def _chunk(problem: Problem) -> int:
     """Images whose cotangent has about the size that the cache likes."""
     height, width = problem.window.positions
-    image_bytes = height * width * problem.features * (2 if problem.dtype == "bfloat16" else 4)
+    image_bytes = height * width * problem.features * problem.itemsize
     return max(1, CHUNK_BYTES // image_bytes)

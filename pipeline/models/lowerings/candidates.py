@@ -52,16 +52,24 @@ def _pointwise(problem: Problem) -> bool:
     return problem.window.is_pointwise
 
 
-def _few_channels(problem: Problem) -> bool:
-    height, width = problem.window.kernel
-    terms = height * width * problem.channels
-    return _ungrouped(problem) and problem.channels <= FEW_CHANNELS and terms <= MOST_TERMS
+def _few_terms(problem: Problem) -> bool:
+    """Of each sum over positions in the kernel and channels, of a group if there are groups."""
+    summed = problem.features if problem.role == "images_gradient" else problem.channels
+    channels, (height, width) = summed // problem.window.groups, problem.window.kernel
+    return channels <= FEW_CHANNELS and height * width * channels <= MOST_TERMS
+
+
+def _grouped(problem: Problem) -> bool:
+    return problem.window.groups > 1
 
 
 def _strided(problem: Problem) -> bool:
     window = problem.window
-    undilated = window.dilation == (1, 1) and window.groups == 1
-    return undilated and window.strides != (1, 1) and min(*window.pads[0], *window.pads[1]) >= 0
+    return (
+        window.dilation == (1, 1)
+        and window.strides != (1, 1)
+        and min(*window.pads[0], *window.pads[1]) >= 0
+    )
 
 
 def _three_by_three(problem: Problem) -> bool:
@@ -88,7 +96,7 @@ FAMILIES: Mapping[Role, Mapping[str, Family]] = {
         "convolution": Family(forward.by_convolution, _any),
         "patches": Family(forward.by_patches, _narrow, chunked=True),
         "pixels": Family(forward.by_pixels, _pointwise),
-        "multiply_adds": Family(forward.by_multiply_adds, _few_channels, engines=("xla",)),
+        "multiply_adds": Family(forward.by_multiply_adds, _few_terms, engines=("xla",)),
         "winograd2": _tiled(winograd.forward_by_tiles(2)),
         "winograd4": _tiled(winograd.forward_by_tiles(4)),
     },
@@ -96,6 +104,7 @@ FAMILIES: Mapping[Role, Mapping[str, Family]] = {
         "convolution": Family(images_gradient.by_convolution, _any),
         "phases": Family(images_gradient.by_phases, _strided),
         "pixels": Family(images_gradient.by_pixels, _pointwise),
+        "multiply_adds": Family(images_gradient.by_multiply_adds, _few_terms, engines=("xla",)),
         "winograd2": _tiled(winograd.images_gradient_by_tiles(2)),
         "winograd4": _tiled(winograd.images_gradient_by_tiles(4)),
     },
@@ -103,6 +112,7 @@ FAMILIES: Mapping[Role, Mapping[str, Family]] = {
         "convolution": Family(kernel_gradient.by_convolution, _any, chunked=True),
         "positions": Family(kernel_gradient.by_positions, _ungrouped, chunked=True),
         "patches": Family(kernel_gradient.by_patches, _narrow, chunked=True),
+        "blocks": Family(kernel_gradient.by_blocks, _grouped, chunked=True),
         "winograd2": _tiled_sum(winograd.kernel_gradient_by_tiles(2)),
         "winograd4": _tiled_sum(winograd.kernel_gradient_by_tiles(4)),
     },
@@ -112,27 +122,24 @@ FAMILIES: Mapping[Role, Mapping[str, Family]] = {
 
 def candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
     """All lowerings of a problem that the engines at hand can carry out, the plain one first."""
-    return tuple(
-        Lowering(name, engine, size)
+    ways = (
+        Lowering(name, engine, images)
         for name, family in FAMILIES[problem.role].items()
-        if family.fits(problem)
         for engine in family.engines
-        if engine in engines and not (engine == "onednn" and problem.window.groups > 1)
-        for size in (None, *_chunks(problem, family))
+        for images in (None, *CHUNKS)
     )
-
-
-def _chunks(problem: Problem, family: Family) -> tuple[int, ...]:
-    if not family.chunked or problem.window.groups > 1:
-        return ()
-    height, width = problem.window.sizes
-    itemsize = 2 if problem.dtype == "bfloat16" else 4
-    image_bytes = height * width * problem.channels * itemsize
     return tuple(
-        n
-        for n in CHUNKS
-        if n < problem.batch and problem.batch % n == 0 and n * image_bytes in CHUNK_BYTES
+        way for way in ways if can_compute(problem, way, engines) and _is_worth_trying(problem, way)
     )
+
+
+def _is_worth_trying(problem: Problem, way: Lowering) -> bool:
+    """Whether its chunks, where it takes some, are less than all and of a good size."""
+    if way.images is None or (way.images == 1 < problem.batch and problem.is_depthwise):
+        return True
+    height, width = problem.window.sizes
+    chunk_bytes = way.images * height * width * problem.channels * problem.itemsize
+    return way.images < problem.batch and chunk_bytes in CHUNK_BYTES
 
 
 def can_compute(problem: Problem, how: Lowering, engines: frozenset[Engine]) -> bool:
@@ -140,11 +147,12 @@ def can_compute(problem: Problem, how: Lowering, engines: frozenset[Engine]) -> 
     family = FAMILIES[problem.role].get(how.family)
     if family is None or not family.fits(problem) or how.engine not in family.engines:
         return False
-    if how.images is not None:
-        divides = how.images <= problem.batch and problem.batch % how.images == 0
-        if not family.chunked or problem.window.groups > 1 or not divides:
-            return False
-    return how.engine in engines and not (how.engine == "onednn" and problem.window.groups > 1)
+    if how.engine not in engines:
+        return False
+    if how.images is None:
+        return True
+    divides = how.images <= problem.batch and problem.batch % how.images == 0
+    return family.chunked and divides
 
 
 def compute(problem: Problem, how: Lowering, first: Array, second: Array) -> Array:

@@ -55,13 +55,20 @@ def by_pixels(window: Window, how: Lowering, images: Array, kernel: Array) -> Ar
 def by_multiply_adds(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
     """The sum, over positions in the kernel and channels, of shifted images times a weight each.
 
-    No product of matrices: with one to four channels those find too little to sum over. Summed in
-    float32.
+    No product of matrices: with one to four channels, of all images or of a group, those find too
+    little to sum over. Summed in float32.
     """
-    weights = kernel.reshape(-1, *kernel.shape[2:]).astype(jnp.float32)
+    channels, features = kernel.shape[2:]
+    weights = kernel.reshape(-1, channels, window.groups, features // window.groups)
+    weights = weights.astype(jnp.float32)
     terms = (
-        pixels[..., channel, None] * weights[position, channel]
+        _of_groups(pixels, window.groups)[..., channel, None] * weights[position, channel]
         for position, pixels in enumerate(shifted(window, images.astype(jnp.float32)))
-        for channel in range(kernel.shape[2])
+        for channel in range(channels)
     )
-    return functools.reduce(jnp.add, terms).astype(images.dtype)
+    whole = functools.reduce(jnp.add, terms).reshape(*images.shape[:1], *window.positions, features)
+    return whole.astype(images.dtype)
+
+
+def _of_groups(pixels: Array, groups: int) -> Array:
+    return pixels.reshape(*pixels.shape[:3], groups, -1)

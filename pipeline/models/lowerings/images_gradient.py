@@ -8,6 +8,7 @@ import itertools
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pipeline.models.lowerings.forward import by_multiply_adds as slide_by_multiply_adds
 from pipeline.models.lowerings.lowering import Lowering
 from pipeline.models.lowerings.moving import moved, padded
 from pipeline.models.lowerings.products import convolve, multiply
@@ -61,6 +62,12 @@ def by_pixels(window: Window, how: Lowering, kernel: Array, cotangent: Array) ->
     return padded(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
+def by_multiply_adds(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Shifted cotangents times a weight each."""
+    spread = _spread(cotangent, window.strides)
+    return slide_by_multiply_adds(window.turned, how, spread, turned(kernel, window.groups))
+
+
 def _spread(cotangent: Array, strides: Pair) -> Array:
     if strides == (1, 1):
         return cotangent
@@ -74,7 +81,7 @@ def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offse
     part = kernel[row::down, column::across]
     heights, widths = (_phase_size(axis) for axis in (window.rows, window.columns))
     if 0 in part.shape:
-        shape = (cotangent.shape[0], heights, widths, kernel.shape[2])
+        shape = (cotangent.shape[0], heights, widths, kernel.shape[2] * window.groups)
         return jnp.zeros(shape, cotangent.dtype)
     rows, columns = (
         (taps - 1, size - positions)
@@ -82,7 +89,8 @@ def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offse
             part.shape[:2], (heights, widths), window.positions, strict=True
         )
     )
-    return convolve(how.engine, cotangent, turned(part, 1), (1, 1), (rows, columns))
+    flipped = turned(part, window.groups)
+    return convolve(how.engine, cotangent, flipped, (1, 1), (rows, columns), groups=window.groups)
 
 
 def _interleaved(window: Window, *phases: Array) -> Array:

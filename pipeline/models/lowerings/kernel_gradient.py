@@ -17,6 +17,9 @@ from pipeline.models.lowerings.products import (
 )
 from pipeline.models.lowerings.window import Window
 
+BLOCK_CHANNELS = 64
+"""Of groups that are multiplied together."""
+
 
 def by_convolution(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
     """Slide the cotangent, spread by the strides, over the images; the batch is what is summed."""
@@ -89,3 +92,43 @@ def by_patches(window: Window, how: Lowering, images: Array, cotangent: Array) -
 
     gradient = in_chunks(compute, how.images, images, cotangent)
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
+
+
+def by_blocks(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+    """Several groups at a time: one product for each position in the kernel and block of groups,
+    of which what lies within a group is kept. More products than are needed, but large ones."""
+    groups, count = window.groups, _groups_in_a_block(window.groups, images, cotangent)
+
+    def compute(images: Array, cotangent: Array) -> Array:
+        blocks, right = (_split(array, groups // count) for array in (images, cotangent))
+        right = right.reshape(groups // count, -1, right.shape[-1])
+        return jnp.stack(
+            [
+                multiply_by_rows(how.engine, pixels.reshape(*right.shape[:2], -1), right)
+                for pixels in shifted(window, blocks)
+            ]
+        )
+
+    products = in_chunks(compute, how.images, images, cotangent)
+    channels, features = (array.shape[-1] // groups for array in (images, cotangent))
+    grid = products.reshape(-1, groups // count, count, channels, count, features)
+    within = jnp.moveaxis(jnp.diagonal(grid, axis1=2, axis2=4), -1, 2)
+    within = within.transpose(0, 3, 1, 2, 4)
+    return within.reshape(*window.kernel, channels, groups * features).astype(images.dtype)
+
+
+def _groups_in_a_block(groups: int, images: Array, cotangent: Array) -> int:
+    """As many as divide them all and have no more channels than `BLOCK_CHANNELS`, one at least."""
+    largest = max(images.shape[-1], cotangent.shape[-1]) // groups
+    return max(
+        n
+        for n in range(1, groups + 1)
+        if groups % n == 0 and (n == 1 or n * largest <= BLOCK_CHANNELS)
+    )
+
+
+def _split(array: Array, blocks: int) -> Array:
+    """Images whose channels are in blocks as that many times as many images: (blocks * B, ...)."""
+    split = array.reshape(*array.shape[:3], blocks, -1)
+    split = moved(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)
+    return split.reshape(-1, *split.shape[2:])

@@ -84,6 +84,16 @@ class Problem:
         pixels = self.batch * w.positions[0] * w.positions[1]
         return 2 * pixels * w.kernel[0] * w.kernel[1] * self.channels // w.groups * self.features
 
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is convolved alone."""
+        return 1 < self.window.groups == self.channels == self.features
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value as it is multiplied: what is `WIDENED` has four."""
+        return 2 if self.dtype == "bfloat16" else 4
+
     def __str__(self) -> str:
         w = self.window
         pads = ",".join(f"{before}+{after}" for before, after in w.pads)

@@ -114,6 +114,9 @@ def probe(dtype: str) -> None:
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=0.02, atol=0.02)
+    alone = jax.jit(lambda x, k: convolve(x, k, groups=16))(images, kernel[:, :, :1])
+    sums = (images[:, :3, :3] * kernel[:, :, 0]).astype(jnp.float32).sum((1, 2))
+    np.testing.assert_allclose(alone[:, 0, 0].astype(np.float32), sums, rtol=0.02, atol=0.05)
     rows = images.reshape(-1, 16)
     product = jax.jit(lambda a: matmul(a, a, transpose_a=True, dtype=jnp.float32))(rows)
     exact = np.asarray(rows, np.float64).T @ np.asarray(rows, np.float64)

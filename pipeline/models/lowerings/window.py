@@ -40,6 +40,10 @@ class Axis:
         before = self.span - self.pads[0]
         return before, self.size - 1 + self.span - before - self.reach
 
+    def turned(self) -> Axis:
+        """Of the flipped kernel over the spread cotangent, which gives `size` rows back."""
+        return Axis(self.reach + 1, self.kernel, 1, self.dilation, self.images_gradient_pads())
+
     def kernel_gradient_pads(self) -> Pair:
         """Pads of the images under which the spread cotangent gives `kernel` rows back."""
         before = self.pads[0]
@@ -84,6 +88,11 @@ class Window:
         """Whether each result comes from one pixel and all of its channels."""
         unpadded = self.rows.pads == self.columns.pads == (0, 0)
         return unpadded and self.rows.kernel == self.columns.kernel == self.groups == 1
+
+    @property
+    def turned(self) -> Window:
+        """How the flipped kernel moves over the spread cotangent."""
+        return Window(self.rows.turned(), self.columns.turned(), self.groups)
 
     @property
     def images_gradient_pads(self) -> tuple[Pair, Pair]:

@@ -29,9 +29,10 @@ def convolution(
     stride: int = 1,
     batch: int = 4,
     dtype: str = "float32",
+    groups: int = 1,
 ) -> Problem:
     """One with as many features as channels."""
-    window = make_window((size, size), (kernel,) * 2, (stride,) * 2, "SAME", (1, 1), 1)
+    window = make_window((size, size), (kernel,) * 2, (stride,) * 2, "SAME", (1, 1), groups)
     return Problem(role, window, batch, channels, channels, dtype)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.backends.autotune.rule import LARGE_FLOPS, usual_lowering
-from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.candidates import can_compute, candidates
 from pipeline.models.lowerings.lowering import DEFAULT, ROLES, Role
 from tests.backends.autotune.made_up import BOTH, XLA, convolution
 
@@ -88,3 +88,40 @@ def test_the_wide_first_kernel_of_a_residual_network_is_onednns(role: Role) -> N
     )
     assert usual_lowering(wide, BOTH).engine == "onednn"
     assert usual_lowering(narrow, BOTH) == DEFAULT
+
+
+@pytest.mark.parametrize(("groups", "images"), [(32, 1), (8, 4)])
+def test_groups_are_for_onednn_where_it_is(groups: int, images: int) -> None:
+    ways = {
+        role: str(usual_lowering(convolution(role, 32, 16, batch=16, groups=groups), BOTH))
+        for role in ROLES
+    }
+    assert ways == {
+        "forward": "convolution/onednn",
+        "images_gradient": "convolution/onednn",
+        "kernel_gradient": f"convolution/onednn/{images}",
+    }
+
+
+@pytest.mark.parametrize("groups", [2, 8, 32])
+@pytest.mark.parametrize("batch", [1, 6])
+@pytest.mark.parametrize("role", ROLES)
+def test_what_is_taken_for_groups_can_be_computed(role: Role, batch: int, groups: int) -> None:
+    for size in (4, 32):
+        problem = convolution(role, 32, size, batch=batch, groups=groups)
+        for engines in (XLA, BOTH):
+            way = usual_lowering(problem, engines)
+            assert way == DEFAULT or can_compute(problem, way, engines)
+
+
+def test_channels_alone_are_summed_without_onednn() -> None:
+    ways = {
+        role: str(usual_lowering(convolution(role, 32, 16, batch=8, groups=32), XLA))
+        for role in ROLES
+    }
+    assert ways == {
+        "forward": "multiply_adds/xla",
+        "images_gradient": "multiply_adds/xla",
+        "kernel_gradient": "blocks/xla/1",
+    }
+    assert usual_lowering(convolution("forward", 32, 16, batch=8, groups=4), XLA) == DEFAULT

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pipeline.models.lowerings.candidates import FAMILIES, candidates, compute
+from pipeline.models.lowerings.candidates import FAMILIES, can_compute, candidates, compute
 from pipeline.models.lowerings.lowering import ROLES, Engine, Lowering, Problem, Role
 from pipeline.models.lowerings.window import Window, make_window
 from tests.models.lowerings.engines import engines_here
@@ -21,6 +21,8 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02, "float16": 1e-3}
 alone rounded in float16."""
 
 BATCH, HEIGHT, WIDTH, CHANNELS, FEATURES = 4, 11, 9, 4, 8
+
+WINOGRAD = ("winograd2", "winograd4")
 
 KERNELS = (1, 3, 5, 7)
 STRIDES = (1, 2, 3)
@@ -37,6 +39,9 @@ DILATED_OR_GROUPED = [
     (3, 2, "SAME", 1, 4),
     (1, 1, "VALID", 1, 2),
     (3, 2, "SAME", 2, 2),
+    (3, 1, "SAME", 1, 4),
+    (5, 2, ((1, 0), (2, 2)), 1, 4),
+    (3, 3, "VALID", 1, 4),
 ]
 
 
@@ -117,9 +122,12 @@ def test_all_equal_jax_dilated_and_grouped(
     assert_all_equal(window, "float32", engines_here("float32"))
 
 
-@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
-def test_all_equal_jax_in_bfloat16(kernel: int, stride: int) -> None:
-    window = _window(kernel, stride, "SAME", 1, 1)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "groups"),
+    [(1, 1, 1), (1, 2, 1), (3, 1, 1), (3, 2, 1), (7, 2, 1), (3, 1, 2), (3, 2, 4)],
+)
+def test_all_equal_jax_in_bfloat16(kernel: int, stride: int, groups: int) -> None:
+    window = _window(kernel, stride, "SAME", 1, groups)
     assert_all_equal(window, "bfloat16", engines_here("bfloat16"))
 
 
@@ -174,7 +182,11 @@ def _window(
 def test_every_family_is_among_the_candidates_of_some_problem() -> None:
     windows = [
         _window(*case)
-        for case in [(1, 1, "VALID", 1, 1), (3, 1, "SAME", 1, 1), (3, 2, "SAME", 1, 1)]
+        for case in [
+            *((kernel, 1, "VALID", 1, 1) for kernel in (1, 3)),
+            *((3, stride, "SAME", 1, 1) for stride in (1, 2)),
+            (3, 1, "SAME", 1, 4),
+        ]
     ]
     for role in ROLES:
         seen = {
@@ -189,6 +201,78 @@ def test_the_plain_lowering_comes_first_and_needs_no_other_engine() -> None:
     for role in ROLES:
         asked = problem(role, _window(3, 2, "SAME", 1, 2), "float32")
         assert candidates(asked, frozenset(("xla",)))[0] == Lowering("convolution", "xla")
+
+
+BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))
+
+
+@pytest.mark.parametrize(
+    ("role", "batch", "size", "channels", "kernel", "stride", "groups", "dtype", "expected"),
+    [
+        (
+            *("forward", 64, 32, 16, 3, 1, 1, "float32"),
+            {"convolution": (), **dict.fromkeys(("patches", *WINOGRAD), (2, 4, 8, 16, 32))},
+        ),
+        (*("forward", 64, 32, 40, 3, 1, 4, "float32"), {"convolution": ()}),
+        (*("images_gradient", 64, 32, 16, 3, 2, 1, "float32"), {"convolution": (), "phases": ()}),
+        (
+            *("kernel_gradient", 32, 56, 64, 1, 1, 1, "bfloat16"),
+            dict.fromkeys(("convolution", "positions"), (1, 2, 4, 8, 16)),
+        ),
+        (
+            *("kernel_gradient", 6, 14, 6, 5, 1, 1, "float16"),
+            dict.fromkeys(("convolution", "positions", "patches"), ()),
+        ),
+        (
+            *("kernel_gradient", 48, 28, 32, 1, 2, 1, "float32"),
+            dict.fromkeys(("convolution", "positions"), (2, 4, 8, 16)),
+        ),
+    ],
+)
+def test_the_candidates_of_some_problems(
+    role: Role,
+    batch: int,
+    size: int,
+    channels: int,
+    kernel: int,
+    stride: int,
+    groups: int,
+    dtype: str,
+    expected: dict[str, tuple[int, ...]],
+) -> None:
+    """By family the chunks that are tried, each with all engines."""
+    window = make_window((size,) * 2, (kernel,) * 2, (stride,) * 2, "SAME", (1, 1), groups)
+    asked = Problem(role, window, batch, channels, 32, dtype)
+    engines: tuple[Engine, ...] = ("xla", "onednn")
+    assert candidates(asked, BOTH) == tuple(
+        Lowering(family, engine, images)
+        for family, chunks in expected.items()
+        for engine in engines
+        for images in (None, *chunks)
+    )
+    assert all(can_compute(asked, way, BOTH) for way in candidates(asked, BOTH))
+    assert {way for way in candidates(asked, BOTH) if way.engine == "xla"} == set(
+        candidates(asked, frozenset(("xla",)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("way", "able"),
+    [
+        ("patches/xla/64", True),  # all images at once, which is not tried beside None
+        ("patches/xla/1", True),  # smaller than what is tried
+        ("patches/xla/3", False),
+        ("patches/xla/128", False),
+        ("convolution/xla/2", False),
+        ("pixels/xla", False),
+        ("dots/xla", False),
+    ],
+)
+def test_what_can_be_computed_is_more_than_what_is_tried(way: str, able: bool) -> None:
+    window = make_window((32, 32), (3, 3), (1, 1), "SAME", (1, 1), 1)
+    asked = Problem("forward", window, 64, 16, 32, "float32")
+    assert can_compute(asked, Lowering.parse(way), BOTH) is able
+    assert not can_compute(asked, Lowering("patches", "onednn"), frozenset(("xla",)))
 
 
 def test_a_lowering_that_does_not_fit_is_refused() -> None:
