@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.bounded_file import read_json
 from pipeline.errors import RunError
+from pipeline.locked_folder import locked
 from pipeline.whole_file import write_whole
 
 BANK_VERSION = 1
@@ -19,6 +21,22 @@ Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
 again; replaced by something better."""
 
 Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Round:
+    """The best time that a search knew when one of its rounds ended."""
+
+    best_us: float
+    ended: datetime = field(default_factory=datetime.now, compare=False)
+
+    def __str__(self) -> str:
+        return f"[{self.best_us:g}, {self.ended:%Y-%m-%d %H:%M:%S}]"
+
+
+def ticks_best(rounds: Sequence[Round]) -> list[str]:
+    """Rounds as a result file has them."""
+    return [str(each) for each in rounds]
 
 
 def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]:
@@ -41,6 +59,20 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
         ) from error
 
 
+def add_to_bank(
+    path: Path, entries: Mapping[str, Entry], checked: Callable[[Entry], Entry]
+) -> None:
+    """Write entries into a bank, beside what other processes have found meanwhile.
+
+    Raises RunError where the file is not a bank, and where it can't be written.
+    """
+    try:
+        with locked(path.parent):
+            write_bank(path, {**read_bank(path, checked), **entries})
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
 def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
     """The bank in one step: a reader sees the old file or the new one.
 
@@ -51,9 +83,11 @@ def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
-        raise RunError(
-            f"{path}: the knowledge bank can't be written: {error.strerror or error}"
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(f"{path}: the knowledge bank can't be written: {error.strerror or error}")
 
 
 def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path:

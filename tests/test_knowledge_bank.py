@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -10,7 +11,16 @@ import pytest
 
 from pipeline import whole_file
 from pipeline.errors import RunError
-from pipeline.knowledge_bank import BANK_VERSION, Entry, read_bank, write_bank, write_result
+from pipeline.knowledge_bank import (
+    BANK_VERSION,
+    Entry,
+    Round,
+    add_to_bank,
+    read_bank,
+    ticks_best,
+    write_bank,
+    write_result,
+)
 
 ENTRIES: dict[str, Entry] = {"b": {"us": 1.5, "ways": ["x", 2]}, "a": {"us": 3}}
 
@@ -57,6 +67,28 @@ def test_a_bank_that_can_not_be_written_is_left_as_it_was(
     with pytest.raises(RunError, match=r"bank\.json: .* can't be written: no space left"):
         write_bank(bank, {})
     assert read_bank(bank, dict) == ENTRIES
+
+
+def test_what_several_add_at_once_is_all_kept(tmp_path: Path) -> None:
+    bank = tmp_path / "bank.json"
+    entries: list[dict[str, Entry]] = [{str(i): {"us": i + 1}} for i in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda entry: add_to_bank(bank, entry, dict), entries))
+    assert read_bank(bank, dict) == {str(i): {"us": i + 1} for i in range(40)}
+    assert [file.name for file in tmp_path.iterdir()] == ["bank.json"]
+
+
+def test_a_folder_that_can_not_be_locked_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"bank\.json: the knowledge bank can't be written: "):
+        add_to_bank(tmp_path / "file" / "bank.json", ENTRIES, dict)
+
+
+def test_rounds_are_written_as_the_documents_have_them() -> None:
+    """A-03: the best time in microseconds, and when the round ended."""
+    assert ticks_best([Round(82.0, datetime(2020, 8, 8, 18, 3, 38))]) == [
+        "[82, 2020-08-08 18:03:38]"
+    ]
 
 
 BROKEN = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import re
@@ -10,7 +9,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -31,6 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from pipeline.errors import DataError
+from pipeline.locked_folder import locked
 
 STALL_S = 30.0
 """How long a mirror may send nothing, while connecting or in between, before the next is tried."""
@@ -109,18 +109,14 @@ def exclusive(directory: Path) -> Iterator[None]:
 
     Raises DataError when it can't be made or written.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("wb")
-    except OSError as error:
-        raise DataError(
-            f"{directory}: can't be written ({error.strerror}); "
-            "another cache folder is named with cache.root=DIR"
-        ) from error
-    with lock:
-        # Some network file systems have no locks; checksums and atomic renames have to do there.
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(directory))
+        except OSError as error:
+            raise DataError(
+                f"{directory}: can't be written ({error.strerror}); "
+                "another cache folder is named with cache.root=DIR"
+            ) from error
         yield
 
 

@@ -22,7 +22,7 @@ from pipeline.backends.ascend.tasks import Task, TaskGraph
 from pipeline.backends.ascend.tile_search import Objective, TuneMode, search_tiles
 from pipeline.backends.ascend.tiling import Product, Tiling, default_tiling
 from pipeline.errors import RunError
-from pipeline.knowledge_bank import Status, read_bank, write_bank
+from pipeline.knowledge_bank import Round, Status, add_to_bank, read_bank, ticks_best
 
 CORE_FIGURES = (
     "ai_cores_count",
@@ -54,7 +54,7 @@ class TunedTask:
     tiling: Tiling
     trials: int
     status: Status
-    best_by_round_us: tuple[float, ...]
+    rounds: tuple[Round, ...]
 
     @property
     def gain(self) -> float:
@@ -112,16 +112,15 @@ def tune(
     overlap = efficiency.constants.cube_overlap
     custom = read_bank(bank_path, _checked) if bank_path else {}
     builtin = read_bank(builtin_path, _checked) if builtin_path else {}
-    looks = {}
+    looks: dict[str, _Look] = {}
     for index in tunable_tasks(graph):
         key, product = _product_at(graph, index, hw)
         if key not in looks:
             known = custom.get(key) or builtin.get(key)
             looks[key] = _look(key, known, product, hw, overlap, mode, seed, repeat)
-            if looks[key].status != "bank_hit":
-                custom[key] = _entry(looks[key])
     if bank_path:
-        write_bank(bank_path, custom)
+        found = {key: _entry(look) for key, look in looks.items() if look.status != "bank_hit"}
+        add_to_bank(bank_path, found, _checked)
     return TuneResult(mode, _before_and_after(graph, hw, efficiency, looks))
 
 
@@ -133,7 +132,7 @@ class _Look:
     us: float
     trials: int
     status: Status
-    best_by_round_us: tuple[float, ...]
+    rounds: tuple[Round, ...]
 
 
 def _product_at(graph: TaskGraph, index: int, hw: Hardware) -> tuple[str, Product]:
@@ -158,7 +157,7 @@ def _look(
         return _Look(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
     default = default_tiling(product, hw, overlap).tiling
     found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
-    us, rounds = found.best_by_round_us[-1], found.best_by_round_us
+    us, rounds = found.rounds[-1].best_us, found.rounds
     if known and float(known["us"]) <= us:
         tiling = Tiling(*known["tiling"])
         return _Look(tiling, float(known["us"]), found.trials, "bank_reserved", rounds)
@@ -196,7 +195,7 @@ def _before_and_after(
                 tiling=tiling,
                 trials=look.trials,
                 status=look.status,
-                best_by_round_us=look.best_by_round_us,
+                rounds=look.rounds,
             )
         )
     return tuple(tuned)
@@ -238,5 +237,5 @@ def _operator(task: TunedTask, mode: TuneMode) -> dict[str, Any]:
         "status_data": {name: task.status == name for name in names},
         "tiling": asdict(task.tiling),
         "trials": task.trials,
-        "ticks_best": list(task.best_by_round_us),
+        "ticks_best": ticks_best(task.rounds),
     }

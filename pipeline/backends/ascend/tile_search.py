@@ -21,6 +21,7 @@ from pipeline.backends.ascend.tiling import (
     stage_cycles,
     total_cycles,
 )
+from pipeline.knowledge_bank import Round
 
 TuneMode = Literal["exhaustive", "ga", "rl"]
 POPULATION_COUNT, GENERATIONS_COUNT, ELITE_COUNT = 24, 12, 6
@@ -55,7 +56,7 @@ class Search:
 
     tiling: Tiling
     trials: int
-    best_by_round_us: tuple[float, ...]
+    rounds: tuple[Round, ...]
 
 
 def search_tiles(
@@ -80,7 +81,7 @@ def _search_all(objective: Objective, default: Tiling) -> Search:
     rows = np.concatenate([row_of(default), candidates(objective.product, objective.hw)])
     times_us = objective.times_us(rows)
     at = int(np.argmin(times_us))
-    return Search(_tiling(rows[at]), len(rows), (float(times_us[at]),))
+    return Search(_tiling(rows[at]), len(rows), (Round(float(times_us[at])),))
 
 
 class _Ledger:
@@ -92,7 +93,7 @@ class _Ledger:
         self.best_row = row_of(default)[0]
         self.best_us = float(objective.times_us(row_of(default))[0])
         self.default_us = self.best_us
-        self.rounds_us: list[float] = []
+        self.rounds: list[Round] = []
 
     def price(self, genes: Sequence[Genes]) -> None:
         fresh = sorted(set(genes) - self.known.keys())
@@ -106,10 +107,10 @@ class _Ledger:
             self.best_us, self.best_row = float(times_us[at]), rows[at]
 
     def end_round(self) -> None:
-        self.rounds_us.append(self.best_us)
+        self.rounds.append(Round(self.best_us))
 
     def result(self) -> Search:
-        return Search(_tiling(self.best_row), len(self.known) + 1, tuple(self.rounds_us))
+        return Search(_tiling(self.best_row), len(self.known) + 1, tuple(self.rounds))
 
 
 def _limits(objective: Objective) -> tuple[int, int, int, int]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from pipeline.knowledge_bank import Round
 from pipeline.models.lowerings.lowering import Lowering
 
 Strategy = Literal["exhaustive", "ga"]
@@ -24,7 +25,7 @@ class Search:
     """Times of what was tried, in microseconds, and the best so far after every round."""
 
     times_us: dict[Lowering, float]
-    best_by_round_us: tuple[float, ...]
+    rounds: tuple[Round, ...]
 
     def best(self, among: Callable[[Lowering], bool] = lambda _: True) -> Lowering:
         """The fastest of those."""
@@ -40,7 +41,7 @@ def search(candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, see
         trial.end_round()
     else:
         _breed(candidates, trial, np.random.default_rng(seed))
-    return Search(trial.times_us, tuple(trial.rounds_us))
+    return Search(trial.times_us, tuple(trial.rounds))
 
 
 class _Trial:
@@ -49,7 +50,7 @@ class _Trial:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.times_us: dict[Lowering, float] = {}
-        self.rounds_us: list[float] = []
+        self.rounds: list[Round] = []
 
     def time(self, candidates: Sequence[Lowering]) -> None:
         for candidate in candidates:
@@ -58,7 +59,7 @@ class _Trial:
                 self.times_us[candidate] = self._clock(candidate, HOPELESS * best_us)
 
     def end_round(self) -> None:
-        self.rounds_us.append(min(self.times_us.values()))
+        self.rounds.append(Round(min(self.times_us.values())))
 
 
 def _breed(candidates: Sequence[Lowering], trial: _Trial, generator: np.random.Generator) -> None:

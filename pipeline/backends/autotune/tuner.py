@@ -16,7 +16,14 @@ from pipeline.backends.autotune.rule import is_worth_a_call, usual_lowering
 from pipeline.backends.autotune.search import Strategy, search
 from pipeline.backends.autotune.timing import Stopwatch
 from pipeline.errors import RunError
-from pipeline.knowledge_bank import Entry, Status, read_bank, write_bank
+from pipeline.knowledge_bank import (
+    Entry,
+    Round,
+    Status,
+    add_to_bank,
+    read_bank,
+    ticks_best,
+)
 from pipeline.models.layout import Layout
 from pipeline.models.lowerings.candidates import can_compute, candidates
 from pipeline.models.lowerings.lowering import (
@@ -76,7 +83,7 @@ class Found:
     after: Timed
     plain: Timed
     status: Status
-    rounds_us: tuple[float, ...] = ()
+    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,9 +145,8 @@ def choose_lowerings(
             continue
         found.append(result)
         if result.status in ("bank_append", "bank_update"):
-            # Each as it is found: a large network takes minutes, and may be cut short. Beside what
-            # other processes have found meanwhile.
-            write_bank(tuning.bank, {**read_bank(tuning.bank, _checked), key: _entry(result)})
+            # Each as it is found: a large network takes minutes, and may be cut short.
+            add_to_bank(tuning.bank, {key: _entry(result)}, _checked)
     return _settle(tuple(found), tuple(ruled))
 
 
@@ -194,10 +200,10 @@ def _look(
         after=Timed(result.best(), result.times_us[result.best()]),
         plain=Timed(plain, result.times_us[plain]),
         status="bank_append" if banked is None else "bank_update",
-        rounds_us=result.best_by_round_us,
+        rounds=result.rounds,
     )
     if banked is not None and banked.after.us <= tuned.after.us:
-        return replace(banked, status="bank_reserved", rounds_us=tuned.rounds_us)
+        return replace(banked, status="bank_reserved", rounds=tuned.rounds)
     return tuned
 
 
@@ -253,5 +259,5 @@ def _operator(found: Found) -> Mapping[str, Any]:
         "result_data": {"before_tune": found.before_us, "after_tune": found.after.us},
         "status_data": {name: found.status == name for name in names},
         "lowering": asdict(found.after.lowering),
-        "ticks_best": list(found.rounds_us),
+        "ticks_best": ticks_best(found.rounds),
     }

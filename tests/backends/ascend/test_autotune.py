@@ -55,7 +55,9 @@ def test_a_search_gains_where_the_rule_of_thumb_is_bad(mode: TuneMode) -> None:
     assert task.after_us < 0.6 * task.before_us
     assert task.gain == pytest.approx(1 - task.after_us / task.before_us)
     assert task.trials > 50
-    assert list(task.best_by_round_us) == sorted(task.best_by_round_us, reverse=True)
+    assert [each.best_us for each in task.rounds] == sorted(
+        (each.best_us for each in task.rounds), reverse=True
+    )
 
 
 @given(
@@ -80,7 +82,7 @@ def test_no_search_is_worse_than_the_default_nor_better_than_all(
     found_us = objective.times_us(row_of(found.tiling))[0]
     assert found_us <= default_us
     if batch == 1:
-        assert best.best_by_round_us[-1] <= found_us * (1 + 1e-9)
+        assert best.rounds[-1].best_us <= found_us * (1 + 1e-9)
 
 
 def test_a_graph_is_never_slower_for_being_tuned() -> None:
@@ -107,7 +109,7 @@ def test_the_same_seed_gives_the_same_result(mode: TuneMode) -> None:
 
 def test_another_seed_searches_elsewhere() -> None:
     one, two = (tuned(mode="ga", seed=seed).tasks[0] for seed in (1, 2))
-    assert one.best_by_round_us != two.best_by_round_us
+    assert one.rounds != two.rounds
 
 
 def test_a_bank_hit_is_used_without_a_search(
