@@ -127,7 +127,7 @@ class Buffers:
 
 def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int, Role]:
     roles: dict[int, Role] = dict.fromkeys(outputs, "output")
-    roles |= dict.fromkeys(phases.gradients, "gradient")
+    roles |= dict.fromkeys(phases.gradients | phases.shared_gradients, "gradient")
     roles |= dict.fromkeys(signature.inputs, "input")
     roles |= dict.fromkeys(signature.state, "state")
     return roles | dict.fromkeys(signature.parameters, "parameter")

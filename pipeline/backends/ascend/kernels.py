@@ -104,6 +104,10 @@ class Kernels:
         position = self.wiring.producer.get(index)
         return position is not None and self._kind(position) in FUSABLE and index not in self.kept
 
+    def _is_written(self, index: int) -> bool:
+        """Whether a kernel puts a value into memory, be it for the optimizer alone."""
+        return not self._is_interior(index) or index in self.phases.shared_gradients
+
     def _break_long_chains(self) -> None:
         lengths: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
@@ -229,7 +233,7 @@ class Kernels:
             position
             for position, node in enumerate(self.graph.nodes)
             if self._kind(position) not in ("view", "loop_view")
-            and not all(self._is_interior(out) for out in node.outputs)
+            and any(self._is_written(out) for out in node.outputs)
         ]
 
     def _kernel(self, position: int) -> Kernel:
@@ -245,7 +249,7 @@ class Kernels:
         return Kernel(
             form,
             self.phases.of_node[position],
-            [out for out in node.outputs if not self._is_interior(out)],
+            [out for out in node.outputs if self._is_written(out)],
             nodes,
             [index for index in sources if index not in self.graph.constants],
             elements,
@@ -262,11 +266,13 @@ class Kernels:
     def _gather(self, end: int) -> tuple[list[int], list[int]]:
         """The nodes of the kernel that ends in one, and the values in memory that it reads."""
         nodes, sources = {end: None}, dict[int, None]()
+        updates = self.phases.of_node[end] == "optimizer"
         stack = [end]
         while stack:
             for index in self._inputs(stack.pop()):
                 producer = self.wiring.producer.get(index)
-                if producer is None or not self._is_interior(index):
+                is_given = updates and index in self.phases.shared_gradients
+                if producer is None or is_given or not self._is_interior(index):
                     sources[index] = None
                 elif producer not in nodes:
                     nodes[producer] = None

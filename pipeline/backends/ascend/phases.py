@@ -21,19 +21,22 @@ class Phases:
     """What a step's nodes and values are for. Indices are those of the graph.
 
     `weights` are the parameters and what is only another form of one; `gradients` are what leads
-    only to updates.
+    only to updates; `shared_gradients` lead to updates and are read by the backward pass, too, as
+    that of batch norm's scale is.
     """
 
     of_node: tuple[Phase, ...]
     weights: frozenset[int]
     gradients: frozenset[int]
+    shared_gradients: frozenset[int]
 
 
 def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
     """Phases from JAX's marks, and from what depends on what where JAX leaves none."""
     of_node = _phases_of_nodes(graph)
     gradients = _gradients(graph, of_node)
-    return Phases(of_node, _weights(graph, parameters, of_node), gradients)
+    shared = _handed_over(graph, of_node) - gradients
+    return Phases(of_node, _weights(graph, parameters, of_node), gradients, shared)
 
 
 def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
@@ -120,6 +123,18 @@ def _gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
         if not carries or any(index in elsewhere for index in node.outputs):
             elsewhere.update(node.inputs)
     return frozenset(made - elsewhere)
+
+
+def _handed_over(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
+    """Values of the backward pass that the optimizer reads."""
+    made: set[int] = set()
+    read: set[int] = set()
+    for node, phase in zip(graph.nodes, of_node, strict=True):
+        if phase == "backward":
+            made.update(node.outputs)
+        elif phase == "optimizer":
+            read.update(node.inputs)
+    return frozenset(made & read)
 
 
 def device_dtypes(

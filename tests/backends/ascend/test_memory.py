@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations, product
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import assume, given, settings
@@ -288,10 +288,10 @@ def test_a_plan_that_overlaps_is_found_out(hw: Hardware) -> None:
 
 
 def test_three_thousand_buffers_are_planned_at_once(hw: Hardware) -> None:
-    """Under 100 ms on a quiet machine; the limit here leaves room for a busy one."""
+    """Under 100 ms of processor time; the limit leaves room for a slow machine."""
     graph = chain(batch=8, layers=600)
-    begun = perf_counter()
+    begun = process_time()
     plan = plan_memory(graph, hw, 8)
     assert len(plan.placements) == 3001
-    assert perf_counter() - begun < 1
+    assert process_time() - begun < 1
     assert plan.fragmentation < 0.01
