@@ -12,6 +12,7 @@ from pipeline.models.layers import (
     Dense,
     Gate,
     GlobalAvgPool,
+    MaxPool,
     Relu,
     Residual,
     Sequence,
@@ -20,6 +21,11 @@ from pipeline.models.layers import (
 from pipeline.models.spec import LayerSpec
 
 Stack = tuple[LayerSpec, ...]
+
+HALVE = MaxPool(kernel=3, stride=2, padding="same")
+
+EXPANSION = {"basic": 1, "bottleneck": 4}
+"""How many times its width a residual block gives (He et al. 2016)."""
 
 
 def conv_norm(
@@ -34,6 +40,49 @@ def conv_norm(
     """A convolution without bias, and batch norm."""
     conv = Conv(features=features, kernel=kernel, stride=stride, padding=padding, groups=groups)
     return conv, BatchNorm(epsilon=epsilon)
+
+
+def imagenet_stem(features: int, *, epsilon: float = 1e-5) -> Stack:
+    """A 7x7 convolution, batch norm, ReLU and a max pool: a quarter of the height and width."""
+    return (*conv_norm(features, 7, 2, epsilon=epsilon), Relu(), HALVE)
+
+
+def bottleneck(inner: int, features: int, stride: int, groups: int) -> Stack:
+    """A 1x1 to `inner` features, a 3x3 that has the stride and the groups, a 1x1 to `features`."""
+    return (
+        *conv_norm(inner, 1),
+        Relu(),
+        *conv_norm(inner, 3, stride, groups=groups),
+        Relu(),
+        *conv_norm(features, 1),
+    )
+
+
+def projection(channels: int, features: int, stride: int) -> Stack:
+    """The shortcut around a body that changes the shape: a 1x1 convolution; else the identity."""
+    changes = stride != 1 or channels != features
+    return conv_norm(features, 1, stride) if changes else ()
+
+
+def inverted(
+    channels: int,
+    hidden: int,
+    features: int,
+    kernel: int,
+    stride: int,
+    act: LayerSpec,
+    gate: Stack = (),
+    *,
+    epsilon: float = 1e-5,
+) -> Stack:
+    """The body of an inverted residual (Sandler et al. 2018, fig. 3).
+
+    A 1x1 from `channels` to `hidden` features (none where they are as many), a depthwise
+    convolution, `gate`, and a linear 1x1 to `features`.
+    """
+    expand = (*conv_norm(hidden, 1, epsilon=epsilon), act) if hidden != channels else ()
+    depthwise = conv_norm(hidden, kernel, stride, groups=hidden, epsilon=epsilon)
+    return (*expand, *depthwise, act, *gate, *conv_norm(features, 1, epsilon=epsilon))
 
 
 def squeeze_excite(

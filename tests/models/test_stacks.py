@@ -4,8 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.models.layers import Dense, HardSigmoid, Relu, Residual, Sequence, Sigmoid, Swish
-from pipeline.models.stacks import conv_norm, residual_if, rounded, squeeze_excite
+from pipeline.models.layers import (
+    Conv,
+    Dense,
+    HardSigmoid,
+    Relu,
+    Residual,
+    Sequence,
+    Sigmoid,
+    Swish,
+)
+from pipeline.models.stacks import (
+    conv_norm,
+    inverted,
+    projection,
+    residual_if,
+    rounded,
+    squeeze_excite,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +57,17 @@ def test_only_a_body_that_keeps_the_shape_is_residual() -> None:
     body = (Relu(),)
     assert residual_if(True, "block", body) == Residual(scope="block", body=body)
     assert residual_if(False, "block", body) == Sequence(scope="block", body=body)
+
+
+def test_an_inverted_body_expands_only_to_more_features() -> None:
+    names = [layer.name for layer in inverted(8, 32, 16, 5, 2, Relu(), epsilon=1e-3)]
+    assert names == ["conv", "batch_norm", "relu"] * 2 + ["conv", "batch_norm"]
+    depthwise = inverted(8, 8, 16, 5, 2, Relu())[0]
+    assert isinstance(depthwise, Conv)
+    assert (depthwise.kernel, depthwise.stride, depthwise.groups) == (5, 2, 8)
+
+
+def test_a_shortcut_projects_only_where_the_shape_changes() -> None:
+    assert projection(8, 8, 1) == ()
+    assert [layer.name for layer in projection(8, 8, 2)] == ["conv", "batch_norm"]
+    assert projection(8, 16, 1)[0] == Conv(features=16, kernel=1)

@@ -14,11 +14,10 @@ from pipeline.models.layers import (
     Conv,
     Dense,
     GlobalAvgPool,
-    MaxPool,
     Relu,
 )
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.stacks import Stack, imagenet_stem
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
@@ -38,8 +37,7 @@ class DenseNet(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = 2 * self.growth
-        halve = MaxPool(kernel=3, stride=2, padding="same")
-        layers: list[LayerSpec] = [*conv_norm(channels, 7, 2), Relu(), halve]
+        layers: list[LayerSpec] = [*imagenet_stem(channels)]
         for number, count in enumerate(self.blocks, start=1):
             if number > 1:
                 channels //= 2

@@ -13,11 +13,11 @@ from pipeline.models.layers import (
     Dense,
     DualPath,
     GlobalAvgPool,
-    MaxPool,
     Relu,
 )
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.stacks import Stack, imagenet_stem
+from pipeline.models.stages import check_stages
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
@@ -43,16 +43,11 @@ class DualPathNetwork(StridedModelSpec):
 
     @model_validator(mode="after")
     def _one_growth_per_stage(self) -> Self:
-        if not self.blocks or len(self.blocks) != len(self.growths):
-            raise ValueError(
-                f"blocks {list(self.blocks)} and growths {list(self.growths)} must have one entry "
-                "per stage each"
-            )
+        check_stages(blocks=self.blocks, growths=self.growths)
         return self
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        halve = MaxPool(kernel=3, stride=2, padding="same")
-        layers: list[LayerSpec] = [*conv_norm(self.stem, 7, 2, epsilon=1e-3), Relu(), halve]
+        layers: list[LayerSpec] = [*imagenet_stem(self.stem, epsilon=1e-3)]
         for stage, count in enumerate(self.blocks):
             layers += [self._block(stage, index) for index in range(count)]
         end = (BatchNorm(epsilon=1e-3), Relu(), GlobalAvgPool(), Dense(features=classes))

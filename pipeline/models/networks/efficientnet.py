@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Swish
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded, squeeze_excite
+from pipeline.models.stacks import Stack, conv_norm, inverted, residual_if, rounded, squeeze_excite
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
@@ -34,6 +34,8 @@ _ROWS = (
     _Row(6, 3, 1, 320, 1),
 )
 
+_EPSILON = 1e-3
+
 
 @part("model")
 class EfficientNet(StridedModelSpec):
@@ -51,7 +53,7 @@ class EfficientNet(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = self._scaled(32)
-        layers: list[LayerSpec] = [*_conv(channels, 3, 2), Swish()]
+        layers: list[LayerSpec] = [*conv_norm(channels, 3, 2, epsilon=_EPSILON), Swish()]
         for number, row in enumerate(_ROWS, start=1):
             features = self._scaled(row.features)
             for index in range(ceil(row.blocks * self.depth)):
@@ -61,7 +63,8 @@ class EfficientNet(StridedModelSpec):
                 layers.append(residual_if(keeps, f"stage{number}_block{index}", body))
                 channels = features
         head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
-        return (*layers, *_conv(self._scaled(1280), 1), Swish(), *head)
+        last = conv_norm(self._scaled(1280), 1, epsilon=_EPSILON)
+        return (*layers, *last, Swish(), *head)
 
     def _scaled(self, features: int) -> int:
         return rounded(features * self.width)
@@ -69,14 +72,5 @@ class EfficientNet(StridedModelSpec):
 
 def _block(channels: int, row: _Row, features: int, stride: int) -> Stack:
     hidden = channels * row.expansion
-    return (
-        *((*_conv(hidden, 1), Swish()) if row.expansion > 1 else ()),
-        *_conv(hidden, row.kernel, stride, groups=hidden),
-        Swish(),
-        squeeze_excite(hidden, max(1, channels // 4), act=Swish()),
-        *_conv(features, 1),
-    )
-
-
-def _conv(features: int, kernel: int, stride: int = 1, groups: int = 1) -> Stack:
-    return conv_norm(features, kernel, stride, groups=groups, epsilon=1e-3)
+    gate = (squeeze_excite(hidden, max(1, channels // 4), act=Swish()),)
+    return inverted(channels, hidden, features, row.kernel, stride, Swish(), gate, epsilon=_EPSILON)

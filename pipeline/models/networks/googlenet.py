@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Branches, Dense, Dropout, GlobalAvgPool, MaxPool, Relu
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.stacks import HALVE, Stack, conv_norm
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
@@ -40,12 +40,11 @@ class GoogLeNet(StridedModelSpec):
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        halve = MaxPool(kernel=3, stride=2, padding="same")
-        stem = (*self._conv(64, 7, 2), halve, *self._conv(64, 1), *self._conv(192, 3), halve)
+        stem = (*self._conv(64, 7, 2), HALVE, *self._conv(64, 1), *self._conv(192, 3), HALVE)
         return (
             *stem,
             *self._stage("3"),
-            halve,
+            HALVE,
             *self._stage("4"),
             MaxPool(kernel=2),
             *self._stage("5"),

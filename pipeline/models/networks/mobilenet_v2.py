@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Relu6
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded
+from pipeline.models.stacks import conv_norm, inverted, residual_if, rounded
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
@@ -43,16 +43,10 @@ class MobileNetV2(StridedModelSpec):
             features = rounded(width * self.width)
             for index in range(blocks):
                 stride = first if index == 0 else 1
-                body = _inverted(channels, expansion * channels, features, stride)
+                body = inverted(channels, expansion * channels, features, 3, stride, Relu6())
                 keeps = stride == 1 and channels == features
                 layers.append(residual_if(keeps, f"stage{row}_block{index}", body))
                 channels = features
         last = rounded(1280 * max(1.0, self.width))
         head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
         return (*layers, *conv_norm(last, 1), Relu6(), *head)
-
-
-def _inverted(channels: int, hidden: int, features: int, stride: int) -> Stack:
-    expand = (*conv_norm(hidden, 1), Relu6()) if hidden != channels else ()
-    depthwise = (*conv_norm(hidden, 3, stride, groups=hidden), Relu6())
-    return (*expand, *depthwise, *conv_norm(features, 1))

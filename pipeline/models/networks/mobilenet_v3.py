@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, HardSigmoid, HardSwish, Relu
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm, residual_if, rounded, squeeze_excite
+from pipeline.models.stacks import Stack, conv_norm, inverted, residual_if, rounded, squeeze_excite
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
@@ -93,13 +93,9 @@ class MobileNetV3(StridedModelSpec):
     def _inverted(self, channels: int, row: _Row) -> Stack:
         hidden, act = self._scaled(row.hidden), HardSwish() if row.hard else Relu()
         squeeze = (squeeze_excite(hidden, rounded(hidden / 4), gate=HardSigmoid()),)
-        return (
-            *((*conv_norm(hidden, 1), act) if hidden != channels else ()),
-            *conv_norm(hidden, row.kernel, row.stride, groups=hidden),
-            act,
-            *(squeeze if row.squeeze else ()),
-            *conv_norm(self._scaled(row.features), 1),
-        )
+        gate = squeeze if row.squeeze else ()
+        features = self._scaled(row.features)
+        return inverted(channels, hidden, features, row.kernel, row.stride, act, gate)
 
     def _scaled(self, features: int) -> int:
         return rounded(features * self.width)

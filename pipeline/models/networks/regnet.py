@@ -9,7 +9,8 @@ from pydantic import PositiveInt, model_validator
 from pipeline.models.fields import Count
 from pipeline.models.layers import Dense, GlobalAvgPool, Relu, Residual
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import conv_norm
+from pipeline.models.stacks import bottleneck, conv_norm, projection
+from pipeline.models.stages import StageBlock, check_stages, stage_blocks
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
@@ -30,11 +31,7 @@ class RegNetX(StridedModelSpec):
 
     @model_validator(mode="after")
     def _stages_are_whole(self) -> Self:
-        if not self.blocks or len(self.blocks) != len(self.widths):
-            raise ValueError(
-                f"blocks {list(self.blocks)} and widths {list(self.widths)} must have one entry "
-                "per stage each"
-            )
+        check_stages(blocks=self.blocks, widths=self.widths)
         for width in self.widths:
             if width % self.group_width:
                 raise ValueError(
@@ -45,22 +42,11 @@ class RegNetX(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu()]
-        channels = self.stem
-        for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):
-            for index in range(count):
-                scope, stride = f"stage{stage}_block{index}", 2 if index == 0 else 1
-                layers += (self._block(scope, channels, width, stride), Relu())
-                channels = width
+        for at in stage_blocks(self.blocks, self.widths, self.stem):
+            layers += (self._block(at), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))
 
-    def _block(self, scope: str, channels: int, width: int, stride: int) -> Residual:
-        body = (
-            *conv_norm(width, 1),
-            Relu(),
-            *conv_norm(width, 3, stride, groups=width // self.group_width),
-            Relu(),
-            *conv_norm(width, 1),
-        )
-        changes = stride != 1 or channels != width
-        shortcut = conv_norm(width, 1, stride) if changes else ()
-        return Residual(scope=scope, body=body, shortcut=shortcut)
+    def _block(self, at: StageBlock) -> Residual:
+        body = bottleneck(at.width, at.width, at.stride, at.width // self.group_width)
+        shortcut = projection(at.channels, at.width, at.stride)
+        return Residual(scope=at.scope, body=body, shortcut=shortcut)

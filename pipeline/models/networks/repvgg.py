@@ -10,6 +10,7 @@ from pipeline.models.fields import Count
 from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
 from pipeline.models.spec import LayerSpec
 from pipeline.models.stacks import conv_norm
+from pipeline.models.stages import check_stages, stage_blocks
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
@@ -28,22 +29,14 @@ class RepVGG(StridedModelSpec):
 
     @model_validator(mode="after")
     def _one_width_per_stage(self) -> Self:
-        if not self.blocks or len(self.blocks) != len(self.widths):
-            raise ValueError(
-                f"blocks {list(self.blocks)} and widths {list(self.widths)} must have one entry "
-                "per stage each"
-            )
+        check_stages(blocks=self.blocks, widths=self.widths)
         return self
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [_block("stem", self.stem, 2, same=False), Relu()]
-        channels = self.stem
-        for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):
-            for index in range(count):
-                stride = 2 if index == 0 else 1
-                same = stride == 1 and channels == width
-                layers += (_block(f"stage{stage}_block{index}", width, stride, same), Relu())
-                channels = width
+        for at in stage_blocks(self.blocks, self.widths, self.stem):
+            same = at.stride == 1 and at.channels == at.width
+            layers += (_block(at.scope, at.width, at.stride, same), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))
 
 

@@ -8,13 +8,20 @@ from typing import Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from pipeline.models.fields import Count
-from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, MaxPool, Relu, Residual
+from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm, squeeze_excite
+from pipeline.models.stacks import (
+    EXPANSION,
+    Stack,
+    bottleneck,
+    conv_norm,
+    imagenet_stem,
+    projection,
+    squeeze_excite,
+)
+from pipeline.models.stages import StageBlock, check_stages, stage_blocks
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
-
-_EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
 @part("model")
@@ -44,11 +51,7 @@ class ResNet(StridedModelSpec):
 
     @model_validator(mode="after")
     def _one_width_per_stage(self) -> Self:
-        if not self.blocks or len(self.blocks) != len(self.widths):
-            raise ValueError(
-                f"blocks {list(self.blocks)} and widths {list(self.widths)} must have one entry "
-                "per stage each"
-            )
+        check_stages(blocks=self.blocks, widths=self.widths)
         if self.block == "basic" and (self.groups, self.group_width) != (1, 64):
             raise ValueError(
                 f"groups {self.groups} and group_width {self.group_width} are for bottlenecks; "
@@ -65,37 +68,26 @@ class ResNet(StridedModelSpec):
         )
 
     def _stages(self) -> list[LayerSpec]:
-        layers: list[LayerSpec] = []
-        channels = self.widths[0]
-        for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):
-            for index in range(count):
-                stride = 2 if stage > 1 and index == 0 else 1
-                scope = f"stage{stage}_block{index}"
-                layers += (self._block(scope, channels, width, stride), Relu())
-                channels = width * _EXPANSION[self.block]
-        return layers
+        expansion = EXPANSION[self.block]
+        blocks = stage_blocks(
+            self.blocks, self.widths, self.widths[0], expansion=expansion, halve_first=False
+        )
+        return [layer for at in blocks for layer in (self._block(at), Relu())]
 
-    def _block(self, scope: str, channels: int, width: int, stride: int) -> Residual:
-        features = width * _EXPANSION[self.block]
+    def _block(self, at: StageBlock) -> Residual:
+        features = at.width * EXPANSION[self.block]
         if self.block == "basic":
-            convs = (*conv_norm(width, 3, stride), Relu(), *conv_norm(features, 3))
+            convs = (*conv_norm(at.width, 3, at.stride), Relu(), *conv_norm(features, 3))
         else:
-            inner = width * self.group_width // 64 * self.groups
-            convs = (
-                *conv_norm(inner, 1),
-                Relu(),
-                *conv_norm(inner, 3, stride, groups=self.groups),
-                Relu(),
-                *conv_norm(features, 1),
-            )
+            inner = at.width * self.group_width // 64 * self.groups
+            convs = bottleneck(inner, features, at.stride, self.groups)
         last = BatchNorm(scale_init=0.0 if self.zero_init_last else 1.0)
         gate = (squeeze_excite(features, features // self.squeeze),) if self.squeeze else ()
-        changes = stride != 1 or channels != features
-        shortcut = conv_norm(features, 1, stride) if changes else ()
-        return Residual(scope=scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
+        shortcut = projection(at.channels, features, at.stride)
+        return Residual(scope=at.scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
 
 
 def _stem(stem: Literal["imagenet", "cifar"], width: int) -> Stack:
     if stem == "cifar":
         return (*conv_norm(width, 3), Relu())
-    return (*conv_norm(width, 7, 2), Relu(), MaxPool(kernel=3, stride=2, padding="same"))
+    return imagenet_stem(width)

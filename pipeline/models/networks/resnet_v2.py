@@ -14,17 +14,15 @@ from pipeline.models.layers import (
     Dense,
     Dropout,
     GlobalAvgPool,
-    MaxPool,
     Relu,
     Residual,
     Sequence,
 )
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack
+from pipeline.models.stacks import EXPANSION, HALVE, Stack
+from pipeline.models.stages import StageBlock, check_stages, stage_blocks
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
-
-_EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
 @part("model")
@@ -50,37 +48,31 @@ class ResNetV2(StridedModelSpec):
 
     @model_validator(mode="after")
     def _one_width_per_stage(self) -> Self:
-        if not self.blocks or len(self.blocks) != len(self.widths):
-            raise ValueError(
-                f"blocks {list(self.blocks)} and widths {list(self.widths)} must have one entry "
-                "per stage each"
-            )
+        check_stages(blocks=self.blocks, widths=self.widths)
         return self
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        layers: list[LayerSpec] = [*self._stem()]
-        channels = self.stem_width
-        for stage, (count, width) in enumerate(zip(self.blocks, self.widths, strict=True), start=1):
-            for index in range(count):
-                stride = 2 if stage > 1 and index == 0 else 1
-                layers.append(self._block(f"stage{stage}_block{index}", channels, width, stride))
-                channels = width * _EXPANSION[self.block]
-        return (*layers, BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
+        expansion = EXPANSION[self.block]
+        places = stage_blocks(
+            self.blocks, self.widths, self.stem_width, expansion=expansion, halve_first=False
+        )
+        end = (BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
+        return (*self._stem(), *map(self._block, places), *end)
 
     def _stem(self) -> Stack:
         if self.stem == "cifar":
             return (Conv(features=self.stem_width, kernel=3),)
         conv = Conv(features=self.stem_width, kernel=7, stride=2)
-        return conv, MaxPool(kernel=3, stride=2, padding="same")
+        return conv, HALVE
 
-    def _block(self, scope: str, channels: int, width: int, stride: int) -> LayerSpec:
-        features = width * _EXPANSION[self.block]
+    def _block(self, at: StageBlock) -> LayerSpec:
+        features = at.width * EXPANSION[self.block]
         activate = (BatchNorm(), Relu())
-        body = self._convs(width, features, stride)
-        if stride == 1 and channels == features:
-            return Residual(scope=scope, body=(*activate, *body))
-        shortcut = (Conv(features=features, kernel=1, stride=stride),)
-        return Sequence(scope=scope, body=(*activate, Residual(body=body, shortcut=shortcut)))
+        body = self._convs(at.width, features, at.stride)
+        if at.stride == 1 and at.channels == features:
+            return Residual(scope=at.scope, body=(*activate, *body))
+        shortcut = (Conv(features=features, kernel=1, stride=at.stride),)
+        return Sequence(scope=at.scope, body=(*activate, Residual(body=body, shortcut=shortcut)))
 
     def _convs(self, width: int, features: int, stride: int) -> Stack:
         activate = (BatchNorm(), Relu())

@@ -12,11 +12,11 @@ from pipeline.models.layers import (
     ChannelShuffle,
     Dense,
     GlobalAvgPool,
-    MaxPool,
     Relu,
 )
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.stacks import HALVE, Stack, conv_norm
+from pipeline.models.stages import check_stages, stage_blocks
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
@@ -39,28 +39,21 @@ class ShuffleNetV2(StridedModelSpec):
 
     @model_validator(mode="after")
     def _one_width_per_stage(self) -> Self:
-        if not self.units or len(self.units) != len(self.widths):
-            raise ValueError(
-                f"units {list(self.units)} and widths {list(self.widths)} must have one entry "
-                "per stage each"
-            )
+        check_stages(units=self.units, widths=self.widths)
         return self
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        channels = self.stem
-        halve = MaxPool(kernel=3, stride=2, padding="same")
-        layers: list[LayerSpec] = [*conv_norm(channels, 3, 2), Relu(), halve]
-        for stage, (count, width) in enumerate(zip(self.units, self.widths, strict=True), start=2):
-            for index in range(count):
-                scope = f"stage{stage}_unit{index}"
-                layers += (_unit(scope, channels, width, index == 0), ChannelShuffle(groups=2))
-                channels = width
+        layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu(), HALVE]
+        for at in stage_blocks(self.units, self.widths, self.stem):
+            scope = f"stage{at.stage + 1}_unit{at.index}"
+            unit = _unit(scope, at.channels, at.width, at.stride)
+            layers += (unit, ChannelShuffle(groups=2))
         head = (GlobalAvgPool(), Dense(features=classes))
         return (*layers, *conv_norm(self.last, 1), Relu(), *head)
 
 
-def _unit(scope: str, channels: int, width: int, halves: bool) -> Branches:
-    half, stride = width // 2, 2 if halves else 1
+def _unit(scope: str, channels: int, width: int, stride: int) -> Branches:
+    half, halves = width // 2, stride == 2
     body = (*conv_norm(half, 1), Relu(), *_depthwise(half, half, stride))
     other = _depthwise(channels, half, stride) if halves else ()
     return Branches(scope=scope, branches=(other, body), split=not halves)

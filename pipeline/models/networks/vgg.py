@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 from pipeline.models.fields import Count
 from pipeline.models.layers import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
 from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.stages import check_stages
 from pipeline.registry import Seq, part
 
 
@@ -29,11 +30,7 @@ class VGG(LayeredModelSpec):
 
     @model_validator(mode="after")
     def _one_width_per_stage(self) -> Self:
-        if not self.convs or len(self.convs) != len(self.widths):
-            raise ValueError(
-                f"convs {list(self.convs)} and widths {list(self.widths)} must have one entry "
-                "per stage each"
-            )
+        check_stages(convs=self.convs, widths=self.widths)
         return self
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:

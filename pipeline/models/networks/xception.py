@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import PositiveFloat
 
 from pipeline.models.fields import Count
-from pipeline.models.layers import BatchNorm, Conv, Dense, GlobalAvgPool, MaxPool, Relu, Residual
+from pipeline.models.layers import BatchNorm, Conv, Dense, GlobalAvgPool, Relu, Residual
 from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.stacks import HALVE, Stack, conv_norm
 from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import part
 
@@ -66,6 +66,5 @@ def _keeping(scope: str, features: int) -> Residual:
 
 def _halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
     """`first` gives `channels`, a separable convolution after it `features`; a pool halves them."""
-    pool = MaxPool(kernel=3, stride=2, padding="same")
-    body = (*first, *_after_relu(channels, features), pool)
+    body = (*first, *_after_relu(channels, features), HALVE)
     return Residual(scope=scope, body=body, shortcut=conv_norm(features, 1, 2))
