@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace the file at `path` by `text`, as a whole.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace the file at `path` by `content`, as a whole; text is written in UTF-8.
 
     Where the system refuses, the file stays as it was, and the OSError has its name.
     """
     # Machines that share a file system may have processes of one number.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(draft, path)
     except OSError as error:
         error.filename = str(path)

@@ -84,8 +84,13 @@ class Executable(Protocol):
         Ends early at the first step that is not finite, with the state of the step before.
         """
 
-    def evaluate(self, state: TrainState, batches: int) -> EvalSums:
-        """Sums over the first so many evaluation batches."""
+    def evaluate(
+        self, state: TrainState, start: int, stop: int, before: EvalSums | None = None
+    ) -> EvalSums:
+        """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
+
+        They are complete when it returns, and on the device: those before are consumed.
+        """
 
 
 SinkPrice = Callable[[int | None], float]

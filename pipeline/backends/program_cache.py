@@ -1,13 +1,44 @@
-"""XLA's persistent cache of compiled programs, and what must not get into it."""
+"""XLA's persistent cache of compiled programs: files that are whole or not there at all.
+
+JAX's own cache writes an entry where it is read, so that a process that is killed, or a disk that
+is full, leaves half of one. JAX then warns at every start, and never writes that entry anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import jax
 
+# JAX has no public way to put another cache in the place of its own.
+from jax._src import compilation_cache
+
+from pipeline.whole_file import write_whole
+
 _SHORTEST_S = "jax_persistent_cache_min_compile_time_secs"
+_SUFFIX = ".program"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+Tell = Callable[[str], None]
+"""Takes a line for the user."""
+
+
+def keep_programs(folder: Path | None, tell: Tell) -> None:
+    """Keep every program that is compiled from now on in `folder`; None: keep none.
+
+    What is wrong with the folder or an entry costs a compilation, and `tell` gets a line.
+    """
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
+    jax.config.update(_SHORTEST_S, 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.get_file_cache = partial(_open, tell)  # type: ignore[assignment]
+    # JAX opens its cache once; it may have compiled something before.
+    compilation_cache.reset_cache()
 
 
 @contextmanager
@@ -22,3 +53,62 @@ def unkept() -> Iterator[None]:
         yield
     finally:
         jax.config.update(_SHORTEST_S, before)
+
+
+@dataclass
+class ProgramFiles:
+    """A folder with a file for each program: the SHA-256 of what follows, 32 bytes, and that.
+
+    Has the methods that JAX asks of a cache. A file that is not what was written is told, removed
+    and so compiled anew; JAX would hand whatever decompresses to XLA. Files appear whole.
+    """
+
+    _path: Path
+    """Under the name that JAX has for it."""
+    tell: Tell
+    _told: set[str] = field(default_factory=set)
+
+    def get(self, key: str) -> bytes | None:
+        """The program of a key as JAX wrote it; None where there is none that can be used."""
+        file = self._file(key)
+        try:
+            content = file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._tell_once(f"{self._path}: compiled programs can't be read: {error.strerror}")
+            return None
+        digest, program = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(program).digest() == digest:
+            return program
+        self._discard(file)
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep the program of a key. What can't be written is compiled again by the next run."""
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            write_whole(self._file(key), hashlib.sha256(value).digest() + value)
+        except OSError as error:
+            self._tell_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
+
+    def _file(self, key: str) -> Path:
+        return self._path / f"{key}{_SUFFIX}"
+
+    def _discard(self, file: Path) -> None:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            self.tell(f"{file}: is damaged and can't be removed: {error.strerror}; compiling anew")
+        else:
+            self.tell(f"{file}: was damaged and is removed; compiling anew")
+
+    def _tell_once(self, text: str) -> None:
+        """Every program of a run meets the same disk."""
+        if text not in self._told:
+            self._told.add(text)
+            self.tell(text)
+
+
+def _open(tell: Tell, path: str) -> tuple[ProgramFiles, str]:
+    return ProgramFiles(Path(path), tell), path

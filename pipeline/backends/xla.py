@@ -186,13 +186,18 @@ class XlaExecutable:
             self._buffers = self._on_device(_empty_buffers(self._work.train.window(start).inputs))
         return progress.state, telemetry
 
-    def evaluate(self, state: TrainState, batches: int) -> EvalSums:
-        """Sums over the first so many evaluation batches."""
-        sums = self._on_device(self._work.step.zero_sums())
-        for inputs, first, count in _pieces(self._work.eval, 0, batches):
+    def evaluate(
+        self, state: TrainState, start: int, stop: int, before: EvalSums | None = None
+    ) -> EvalSums:
+        """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
+
+        However the batches are cut, they are added in their order by the same program.
+        """
+        sums = self._on_device(self._work.step.zero_sums()) if before is None else before
+        for inputs, first, count in _pieces(self._work.eval, start, stop):
             span = np.int32(first), np.int32(first + count)
             sums = self._evaluate(state, sums, inputs, *span)
-        return jax.tree.map(np.asarray, sums)
+        return jax.block_until_ready(sums)
 
 
 def _in_blocks(rates: np.ndarray) -> np.ndarray:

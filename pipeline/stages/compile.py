@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import jax
-from jax.experimental.compilation_cache import compilation_cache
-
 from pipeline.backends.base import Backend, Executable, Program, Work
+from pipeline.backends.program_cache import keep_programs
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed import Feed, make_feed
@@ -21,7 +19,8 @@ def compile_run(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""
-    _keep_programs(recipe)
+    folder = cache_root(recipe.cache) / "xla" if recipe.cache.compiled else None
+    keep_programs(folder, reporter.warn)
     train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
     work = Work(
         step=built.step,
@@ -75,12 +74,3 @@ def _line(program: Program) -> str:
         f"{program.name}: {program.compile_s:.1f} s, cache {program.cache}, "
         f"{program.temporary_bytes / 1e6:,.1f} MB of temporaries{flops}"
     )
-
-
-def _keep_programs(recipe: Recipe) -> None:
-    """Switch XLA's persistent cache on, also when JAX has compiled something before."""
-    folder = cache_root(recipe.cache) / "xla" if recipe.cache.compiled else None
-    jax.config.update("jax_compilation_cache_dir", str(folder) if folder else None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.reset_cache()
