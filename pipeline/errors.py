@@ -1,4 +1,4 @@
-"""The errors a user is meant to read: one message, no traceback."""
+"""The errors a user is meant to read: one message, no traceback; and the exit status of all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 
 class PipelineError(Exception):
@@ -33,10 +34,41 @@ class RecipeError(PipelineError):
         super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
 
 
+class UsageError(PipelineError):
+    """A command was given what it does not take; says what that was, and what it takes."""
+
+    exit_status = 2
+
+    def __init__(self, given: Sequence[str], takes: str) -> None:
+        super().__init__(f"{' '.join(given) or 'nothing'}: {takes}")
+
+
 class DataError(PipelineError):
     """Data that is missing, unreadable or not what the recipe says it is."""
 
     exit_status = 2
+
+
+SUCCEEDED = ("done", "pruned")
+"""What a run has become for good: nothing is left to do about it."""
+
+
+def exit_status_of(outcome: BaseException | str) -> int:
+    """The exit status that stands for an error, or for what has become of a run.
+
+    0 for a run that has succeeded, 2 where a recipe or its data is wrong, else 1: failed, stopped.
+    """
+    if isinstance(outcome, PipelineError):
+        return outcome.exit_status
+    return 0 if outcome in SUCCEEDED else 1
+
+
+def status_after(error: BaseException) -> Literal["failed", "stopped"]:
+    """What a run has become that an error ended.
+
+    An exit that was asked for, by a signal or by a scheduler, is no failure.
+    """
+    return "failed" if isinstance(error, Exception) else "stopped"
 
 
 def first_line(error: BaseException) -> str:
@@ -53,18 +85,18 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
     """Run an action; an error becomes one message on stderr and an exit status."""
     try:
         return action()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
+        return exit_status_of(error)
+    except BrokenPipeError as error:
         # Whoever read stdout has left; Python would complain once more on flushing it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return exit_status_of(error)
     except Exception as error:
         if debug:
             traceback.print_exc()
         print(f"error: {_message(error)}", file=sys.stderr)
-        return error.exit_status if isinstance(error, PipelineError) else 1
+        return exit_status_of(error)
 
 
 def _message(error: Exception) -> str:

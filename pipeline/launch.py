@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
@@ -13,7 +14,9 @@ import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import run_directory
 from pipeline.config.compose import (
@@ -22,17 +25,21 @@ from pipeline.config.compose import (
     diagnose,
     expand_sweeps,
     key_of,
+    quoted,
     swept_keys,
     value_of,
     with_recipe,
 )
-from pipeline.errors import RecipeError, RunError, first_line
+from pipeline.errors import RecipeError, RunError, exit_status_of, first_line
 from pipeline.shipped import CONF
-from pipeline.sweep.directory import find_failures, find_jobs, find_sweep
+from pipeline.sweep.command import command_of, find_sweep, read_command
+from pipeline.sweep.directory import find_failures, find_jobs
 from pipeline.sweep.jobs import Job
 from pipeline.sweep.table import conclude
 
 RESUME, SWEEP_DIR = "train.resume", "hydra.sweep.dir"
+MULTIRUN = ("-m", "--multirun")
+HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
 
 
 def launch(args: Sequence[str], begun: float | None = None) -> int:
@@ -46,6 +53,7 @@ def launch(args: Sequence[str], begun: float | None = None) -> int:
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
         _hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
         return 0
+    _require_sections(parsed.overrides)
     if parsed.cfg == "job" and not parsed.package:
         return _show(parsed.overrides)
     if parsed.multirun:
@@ -62,32 +70,28 @@ def _show(overrides: Sequence[str]) -> int:
 
 def _single(flags: Sequence[str], typed: Sequence[str], begun: float | None) -> int:
     """Run once the recipe that Hydra composes, outside its hands: it prints what it catches."""
-    composed: list[tuple[DictConfig, HydraConf]] = []
-
-    def keep(config: DictConfig) -> None:
-        composed.append((config, HydraConfig.get()))
-
-    _hydra(flags, typed, with_recipe(typed), keep)
-    if not composed:
+    composed = _compose(flags, typed, with_recipe(typed))
+    if composed is None:
         return 0
-    config, hydra_config = composed[0]
+    config, hydra_config = composed
     recipe = check(config, hydra_config.overrides.task)
+    with _resolved():
+        asked = hydra_config.run.dir
     from pipeline.job import run
 
-    asked = hydra_config.run.dir
-    summary = run(recipe, None if asked == "." else Path(asked), begun=begun)
-    return 0 if summary.status == "done" else 1
+    return run(recipe, None if asked == "." else Path(asked), begun=begun).exit_status
 
 
 def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
     """Do what is left to do of a sweep, in the directory that is named, found or made for it."""
     overrides = with_recipe(typed)
-    asked = [override for override in overrides if key_of(override) != RESUME]
-    known = value_of(overrides, SWEEP_DIR) or _to_continue(asked, value_of(overrides, RESUME))
+    typed = [override for override in typed if key_of(override) != RESUME]
+    asked = [override for override in overrides if key_of(override) not in (RESUME, SWEEP_DIR)]
+    known = _known_directory(flags, typed, overrides)
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
-    sweep_dir = run_directory.create(name) if known is None else Path(known)
-    placed = [*asked, f"{SWEEP_DIR}='{sweep_dir}'"]
+    sweep_dir = known or run_directory.create(name)
+    placed = [*asked, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
     try:
         _hydra(flags, typed, placed, Job(swept_keys(asked), find_failures(sweep_dir)))
@@ -95,20 +99,89 @@ def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
         if known is None and not find_jobs(sweep_dir):
             shutil.rmtree(sweep_dir)
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         print("the sweep was stopped", file=sys.stderr)
-        stopped = 1
-    return max(stopped, conclude(sweep_dir))
+        stopped = exit_status_of(interruption)
+    status = max(stopped, conclude(sweep_dir))
+    if known is None:
+        _tell_of_an_equal_one(sweep_dir)
+    return status
 
 
-def _to_continue(asked: Sequence[str], resume: str | None) -> Path | None:
-    """The sweep that `train.resume` means. Raises RecipeError where that is a single run."""
-    if resume in (None, "null"):
+def _tell_of_an_equal_one(sweep_dir: Path) -> None:
+    """A command that is given again begins anew; what is done already need not be."""
+    command = read_command(sweep_dir)
+    earlier = command and find_sweep(command, besides=sweep_dir)
+    if earlier:
+        print(f"{earlier} is a sweep of the same command; {RESUME}=auto goes on with the newest")
+
+
+def _require_sections(typed: Sequence[str]) -> None:
+    """Raise RecipeError for the name of an option in the place of the section that it chooses."""
+    given = {key: value_of(typed, key) for key in HYDRA_GROUPS}
+    problems = [
+        f"{key} = {value}: is a section; an option of it is chosen by "
+        f"{key.replace('.', '/')}={value}"
+        for key, value in given.items()
+        if value is not None and not value.startswith("{")
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def _known_directory(
+    flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
+) -> Path | None:
+    """The directory that a sweep is given, or that of the sweep to go on with; None for a new one.
+
+    Raises RecipeError where several are given, or `train.resume` means a single run.
+    """
+    given, resume = value_of(overrides, SWEEP_DIR), value_of(overrides, RESUME)
+    if not given and resume in (None, "null"):
         return None
-    if resume != "auto":
+    if not given and resume != "auto":
         rule = f"a sweep can go on with one of the same command: auto, or {SWEEP_DIR}=DIR"
         raise RecipeError([f"{RESUME} = {resume}: {rule}"])
-    return find_sweep([override for override in asked if not key_of(override).startswith("hydra")])
+    swept = swept_keys(overrides)
+    if SWEEP_DIR in swept:
+        raise RecipeError([f"{SWEEP_DIR} = {given}: must be one directory; quote what has commas"])
+    single = [flag for flag in flags if flag not in MULTIRUN]
+    asked = [override for override in overrides if key_of(override) != RESUME]
+    fixed = [override for override in asked if key_of(override) not in swept]
+    composed = _compose(single, typed, fixed)
+    assert composed is not None, "Hydra composes where it is not asked for something else"
+    with _resolved():
+        if given:
+            return Path(composed[1].sweep.dir)
+        return find_sweep(command_of(composed[1], _of_recipe(asked)))
+
+
+def _of_recipe(overrides: Sequence[str]) -> list[str]:
+    """The overrides that Hydra hands to a sweeper: all but those of its own keys."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [one.input_line for one in parsed if one.input_line and not one.is_hydra_override()]
+
+
+@contextmanager
+def _resolved() -> Iterator[None]:
+    """Where keys of Hydra's own are read: what they refer to may not be there."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise RecipeError([f"{error.full_key}: {first_line(error)}"]) from error
+
+
+def _compose(
+    flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
+) -> tuple[DictConfig, HydraConf] | None:
+    """What Hydra composes, and its own section; None where it is asked to show something."""
+    composed: list[tuple[DictConfig, HydraConf]] = []
+
+    def keep(config: DictConfig) -> None:
+        composed.append((config, HydraConfig.get()))
+
+    _hydra(flags, typed, overrides, keep)
+    return composed[0] if composed else None
 
 
 def _hydra(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
+from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 
 from pipeline.bounded_file import read_text
 
@@ -45,6 +45,11 @@ def parse_yaml(text: str) -> Any:
     except _MALFORMED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(reason) from error
+
+
+def yaml_text(value: Any) -> str:
+    """Plain data as a YAML text, of which `parse_yaml` makes the same again."""
+    return yaml.dump(value, Dumper=get_omega_conf_dumper(), sort_keys=False)
 
 
 class _PlainLoader(get_yaml_loader()):  # type: ignore[misc]  # a class made by a function

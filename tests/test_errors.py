@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-from pipeline.errors import DataError, RecipeError, RunError, report_errors
+from pipeline.errors import (
+    DataError,
+    RecipeError,
+    RunError,
+    UsageError,
+    exit_status_of,
+    report_errors,
+    status_after,
+)
 
 
 def failing(error: BaseException) -> int:
@@ -18,6 +26,8 @@ def failing(error: BaseException) -> int:
         (RunError("the disk is full"), 1, "error: the disk is full\n"),
         (DataError("x.npz: no such file"), 2, "error: x.npz: no such file\n"),
         (RecipeError(["a = 1: wrong"]), 2, "error: the recipe has a problem:\n  a = 1: wrong\n"),
+        (UsageError(["a", "b"], "diff takes RUN"), 2, "error: a b: diff takes RUN\n"),
+        (UsageError([], "diff takes RUN"), 2, "error: nothing: diff takes RUN\n"),
         (ValueError("a bug"), 1, "error: ValueError: a bug (debug=true shows the traceback)\n"),
         (KeyboardInterrupt(), 1, "interrupted\n"),
     ],
@@ -67,3 +77,16 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("done", 0), ("pruned", 0), ("stopped", 1), ("failed", 1), ("waiting", 1)],
+)
+def test_what_became_of_a_run_has_an_exit_status(outcome: str, status: int) -> None:
+    assert exit_status_of(outcome) == status
+
+
+def test_an_exit_that_was_asked_for_is_no_failure() -> None:
+    asked_for = (KeyboardInterrupt(), SystemExit(3), ValueError("a bug"))
+    assert [status_after(error) for error in asked_for] == ["stopped", "stopped", "failed"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.__main__ import main
+from pipeline.errors import RunError
 from pipeline.sweep.directory import claimed, write_overrides
 from pipeline.sweep.table import conclude, read_jobs, write_table
 from tests import outcome
@@ -118,6 +120,45 @@ def test_a_sweep_may_be_given_its_directory(pipeline: Main, tmp_path: Path) -> N
     assert sweeps(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("'two words'", "two words"),
+        (r"'it\'s \\'", "it's \\"),
+        ("${name}/${now:%Y}/${train.optimizer.name}", r"lenet5_digits/20\d\d/momentum"),
+    ],
+)
+def test_a_directory_is_what_hydra_reads(
+    written: str, meant: str, pipeline: Main, tmp_path: Path
+) -> None:
+    assert pipeline("-m", "stages=[data]", f"hydra.sweep.dir={written}") == 0
+    (table,) = tmp_path.rglob("sweep.csv")
+    folder = str(table.parent.relative_to(tmp_path))
+    assert folder == meant or re.fullmatch(meant, folder)
+    assert [row["status"] for row in read_table(table.parent)] == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("one,two", "hydra.sweep.dir = one,two: must be one directory"),
+        ("${nope}", "hydra.sweep.dir: Interpolation key 'nope' not found"),
+    ],
+)
+def test_what_is_no_directory_is_refused(
+    written: str, told: str, pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pipeline("-m", "stages=[data]", "seed=1,2", f"hydra.sweep.dir={written}") == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_without_a_job_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="the sweep has no job"):
+        conclude(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_path: Path) -> None:
     """The status that the job alone would have had."""
     small = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
@@ -131,6 +172,7 @@ def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_pa
         ("model=lenet5,lenet6", "model = lenet6: there is no such model; did you mean lenet5?"),
         ("train.sink_sise=1,2", "train.sink_sise = 1: there is no such key"),
         ("+seed=1,2", "+seed: the key is there already"),
+        ("hydra.sweeper.params=3", "hydra.sweeper.params = 3: must be a section of keys"),
     ],
 )
 def test_what_cannot_be_composed_is_refused_before_any_job(
@@ -161,7 +203,7 @@ def leave(folder: Path, summary: dict[str, Any] | None, **changed: Any) -> None:
 def test_jobs_are_read_in_their_order_whoever_ran_them(tmp_path: Path) -> None:
     for number in (10, 2, 0):
         leave(tmp_path / str(number), DONE, seed=number)
-    assert [row["job"] for row in read_jobs(tmp_path)] == ["0", "2", "10"]
+    assert [row.job for row in read_jobs(tmp_path)] == ["0", "2", "10"]
 
 
 def test_a_job_without_a_summary_waits_or_was_interrupted_or_is_running(tmp_path: Path) -> None:
@@ -182,8 +224,10 @@ def test_a_job_without_a_summary_waits_or_was_interrupted_or_is_running(tmp_path
         ([DONE, {"status": "failed", "exit_status": 1}], 1),
         ([{"status": "stopped", "exit_status": 1}], 1),
         ([{"status": "failed", "exit_status": n} for n in (1, 2, 1)], 2),
+        ([DONE, {"status": "pruned", "exit_status": 0}], 0),
+        ([DONE, {"status": "failed"}], 1),
+        ([{"status": "pruned"}], 0),
         ([DONE, None], 1),
-        ([], 0),
     ],
 )
 def test_the_exit_status_is_that_of_the_worst_job(
@@ -296,7 +340,7 @@ def test_jobs_may_be_named_after_what_sets_them_apart(pipeline: Main, tmp_path: 
     assert [row["job"] for row in read_table(tmp_path / "mine")] == ["seed 1", "seed 2"]
 
 
-@pytest.mark.parametrize("name", ["same", "deep/${hydra.job.num}"])
+@pytest.mark.parametrize("name", ["same", "deep/${hydra.job.num}", ".."])
 def test_two_jobs_never_share_a_directory(
     name: str, pipeline: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +381,25 @@ def test_auto_goes_on_with_the_newest_sweep_of_the_same_command(
     assert len(sweeps(tmp_path)) == 2
 
 
+def test_a_sweep_that_is_begun_anew_tells_of_the_one_there_is(
+    pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for seeds in ("1,2", "1,3", "1,2"):
+        assert pipeline("-m", "stages=[data]", f"seed={seeds}") == 0
+        told.append("is a sweep of the same command; train.resume=auto" in capsys.readouterr().out)
+    assert told == [False, False, True]
+
+
+def test_auto_asks_what_the_sweeper_was_to_do(pipeline: Main, tmp_path: Path) -> None:
+    """Its `params` are part of the command; how many jobs it runs at a time is not."""
+    for seed, size in ((1, 1), (2, 1), (1, 2)):
+        asked = (f"hydra.sweeper.params={{seed: {seed}}}", f"hydra.sweeper.max_batch_size={size}")
+        assert pipeline("-m", "stages=[data]", "train.resume=auto", *asked) == 0
+    seeds = [outcome.read_summary(sweep_dir / "0")["seed"] for sweep_dir in sweeps(tmp_path)]
+    assert sorted(seeds) == [1, 2]
+
+
 def test_joblib_runs_jobs_at_once(pipeline: Main, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install -e '.[dev]'")
     at_once = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=mine")
@@ -364,6 +427,18 @@ def test_a_signal_stops_the_sweep_and_not_only_its_job(
         ("1", "waiting", ""),
         ("2", "waiting", ""),
     ]
+
+
+def test_a_signal_that_comes_too_late_for_its_job_stops_the_sweep(
+    pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the last dispatch of a job that has no further stage: it is done, no other begins."""
+    monkeypatch.setattr("pipeline.observe.off_thread.OffThread.on_sink", terminate)
+    trained = "stages=[data,build,compile,train]"
+    assert pipeline("-m", STEPS, "seed=1,2", "train.sink_size=45", trained) == 1
+    (sweep_dir,) = sweeps(tmp_path)
+    rows = [(row["status"], row["steps"]) for row in read_table(sweep_dir)]
+    assert rows == [("done", "45"), ("waiting", "")]
 
 
 def test_recipes_can_be_swept(pipeline: Main, tmp_path: Path) -> None:

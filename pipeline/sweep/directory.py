@@ -8,19 +8,22 @@ there; the kernel frees the lock of a process that dies, so a claim needs no clo
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
+from pydantic import BaseModel, RootModel, ValidationError
 
-from pipeline.run_directory import OUTPUTS, RECIPE, SUMMARY, read_status, written_at_ns
+from pipeline.config.compose import value_of
+from pipeline.errors import SUCCEEDED, DataError
+from pipeline.plain_yaml import parse_yaml, read_yaml, yaml_text
+from pipeline.problems import describe
+from pipeline.run_directory import RECIPE, SUMMARY, read_status, written_at_ns
 from pipeline.whole_file import write_whole
 
-COMMAND, OVERRIDES, CLAIM, PLAN_LOCK = "sweep.yaml", "overrides.yaml", ".claim", ".lock"
-FINAL = frozenset({"done", "pruned"})
-"""What a job has become for good; one that failed is tried again by the next command."""
+OVERRIDES, CLAIM, PLAN_LOCK = "overrides.yaml", ".claim", ".lock"
+Kept = TypeVar("Kept", bound=BaseModel)
 
 
 @contextmanager
@@ -80,52 +83,63 @@ def find_failures(sweep_dir: Path) -> dict[str, int]:
 def is_settled(job_dir: Path, failures: Mapping[str, int]) -> bool:
     """Is nothing left to do about a job?
 
-    `failures` are those that this command found: they are tried once more, by whoever comes first.
+    What failed is tried again by the next command: `failures` are those that this one found, which
+    are tried once more, by whoever comes first.
     """
     status = read_status(job_dir)
     if status != "failed":
-        return status in FINAL
+        return status in SUCCEEDED
     written_ns = written_at_ns(job_dir / SUMMARY)
     # Removed meanwhile: by whoever is trying it again.
     return written_ns != 0 and written_ns != failures.get(job_dir.name)
 
 
+def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+    """What overrides make of keys, as YAML reads it; the text itself where that is no YAML."""
+    return {key: _value(value_of(overrides, key) or "null") for key in keys}
+
+
+def _value(text: str) -> Any:
+    try:
+        return parse_yaml(text)
+    except ValueError:
+        return text
+
+
 def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
     """Keep what sets a job apart."""
-    write_whole(job_dir / OVERRIDES, yaml.safe_dump(dict(changed), sort_keys=False))
+    write_whole(job_dir / OVERRIDES, yaml_text(dict(changed)))
 
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
-    """What sets a job apart; None where there is no job."""
+    """What sets a job apart; None where there is no job. Raises DataError as `read_kept` does."""
+    changed = read_kept(job_dir / OVERRIDES, read_yaml, RootModel[dict[str, Any]])
+    return None if changed is None else changed.root
+
+
+def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept | None:
+    """What a file of a sweep holds; None where there is none, or nothing in it.
+
+    `read` raises OSError and ValueError, this DataError; that also where it holds something else.
+    """
     try:
-        return yaml.safe_load((job_dir / OVERRIDES).read_text(encoding="utf-8"))
+        tree = read(file)
     except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{file}: can't be read: {reason}") from error
+    if tree is None:
+        return None
+    if not isinstance(tree, dict):
+        raise DataError(f"{file}: must hold a section of keys")
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise DataError(f"{file}: {'; '.join(describe(error, tree))}") from error
 
 
 def find_jobs(sweep_dir: Path) -> list[Path]:
     """The directories of the jobs there are, in order."""
     folders = (file.parent for file in sweep_dir.glob(f"*/{OVERRIDES}"))
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
-
-
-def write_command(sweep_dir: Path, overrides: Sequence[str]) -> None:
-    """Keep what a sweep was asked for, unless it is there."""
-    if not (sweep_dir / COMMAND).exists():
-        text = yaml.safe_dump({"overrides": list(overrides)}, sort_keys=False)
-        write_whole(sweep_dir / COMMAND, text)
-
-
-def read_command(sweep_dir: Path) -> Sequence[str] | None:
-    """What a sweep was asked for; None where nothing says so."""
-    try:
-        return yaml.safe_load((sweep_dir / COMMAND).read_text(encoding="utf-8"))["overrides"]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        return None
-
-
-def find_sweep(overrides: Sequence[str], outputs: Path = OUTPUTS) -> Path | None:
-    """The directory of the newest sweep that was asked for the same."""
-    sweeps = sorted(outputs.glob(f"*/*/{COMMAND}"), key=written_at_ns)
-    same = (file.parent for file in reversed(sweeps) if read_command(file.parent) == overrides)
-    return next(same, None)

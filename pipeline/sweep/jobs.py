@@ -7,19 +7,26 @@ of it in its own summary.json.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline.config.compose import check, value_of
-from pipeline.errors import PipelineError, report_errors
+from pipeline.config.compose import check
+from pipeline.errors import exit_status_of, report_errors, status_after
 from pipeline.observe.monitors import Judge
 from pipeline.observe.strict_json import json_text
 from pipeline.run_directory import RECIPE, SUMMARY, read_status
-from pipeline.sweep.directory import claimed, is_settled, read_overrides, write_overrides
+from pipeline.signals import Signals
+from pipeline.sweep.directory import (
+    claimed,
+    is_settled,
+    read_overrides,
+    values_of,
+    write_overrides,
+)
 from pipeline.sweep.table import write_table
 from pipeline.sweep.threads import limit_threads
 from pipeline.whole_file import write_whole
@@ -38,8 +45,10 @@ class Job:
         """Run the job in the directory that Hydra made for it, or go on with it.
 
         Nothing is done about a job that is settled or that another process is at. Raises
-        KeyboardInterrupt when a signal stopped the job: it meant the sweep.
+        KeyboardInterrupt when a signal stopped the job, or came when there was nothing left of it
+        to stop: it meant the sweep.
         """
+        signals = Signals()
         sweep_dir = Path(HydraConfig.get().sweep.dir)
         job_dir = sweep_dir / str(HydraConfig.get().sweep.subdir)
         with claimed(job_dir) as free:
@@ -49,12 +58,12 @@ class Job:
             if is_settled(job_dir, self.failures):
                 print(f"job {job_dir.name:<6} {read_status(job_dir)} already", flush=True)
                 return
-            self._run_claimed(config, job_dir)
-        write_table(sweep_dir)
-        if read_status(job_dir) == "stopped":
+            self._run_claimed(config, job_dir, signals)
+        if signals.stop is not None or read_status(job_dir) == "stopped":
             raise KeyboardInterrupt
+        write_table(sweep_dir)
 
-    def _run_claimed(self, config: DictConfig, job_dir: Path) -> None:
+    def _run_claimed(self, config: DictConfig, job_dir: Path, signals: Signals) -> None:
         """Run a job that this process has claimed. What became of an earlier try goes first."""
         hydra_config = HydraConfig.get()
         overrides = list(hydra_config.overrides.task)
@@ -68,16 +77,16 @@ class Job:
         resumed = ", going on" if (job_dir / RECIPE).exists() else ""
         print(f"\njob {job_dir.name:<6} {shown}{resumed}", flush=True)
         debug = bool(config.get("debug"))
-        report_errors(lambda: _run_checked(config, overrides, job_dir, changed), debug=debug)
-
-
-def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-    """What overrides make of keys, as YAML reads it."""
-    return {key: yaml.safe_load(value_of(overrides, key) or "null") for key in keys}
+        tried = partial(_run_checked, config, overrides, job_dir, changed, signals)
+        report_errors(tried, debug=debug)
 
 
 def _run_checked(
-    config: DictConfig, overrides: list[str], job_dir: Path, changed: Mapping[str, Any]
+    config: DictConfig,
+    overrides: list[str],
+    job_dir: Path,
+    changed: Mapping[str, Any],
+    signals: Signals,
 ) -> int:
     """Run a job. What fails before there is a run to write a summary has it written here."""
     try:
@@ -87,12 +96,14 @@ def _run_checked(
         resume = str(job_dir) if (job_dir / RECIPE).exists() else None
         train = recipe.train.model_copy(update={"resume": resume})
         recipe = recipe.model_copy(update={"train": train})
-        return run(recipe, job_dir, changed, judge=_judge()).exit_status
+        return run(recipe, job_dir, changed, judge=_judge(), signals=signals).exit_status
     except (Exception, KeyboardInterrupt) as error:
         if not (job_dir / SUMMARY).exists():
-            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            exit_status = error.exit_status if isinstance(error, PipelineError) else 1
-            failure = {"status": status, "reason": str(error), "exit_status": exit_status}
+            failure = {
+                "status": status_after(error),
+                "reason": str(error),
+                "exit_status": exit_status_of(error),
+            }
             write_whole(job_dir / SUMMARY, json_text(failure) + "\n")
         raise
 

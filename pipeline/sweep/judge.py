@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 
 from pipeline.observe.monitors import Evaluation, Quiet, SinkReport
@@ -16,8 +18,9 @@ from pipeline.sweep.study import DIRECTIONS, open_study, read_settings
 class TrialJudge(Quiet):
     """Reports a trial's course, and asks its study's pruner at every report.
 
-    Reported is, at the end of every sink, the mean training loss over it, with its sign turned
-    where more of the metric is better; or, `by_evaluations`, the metric itself.
+    Reported is, at the end of every sink, the mean training loss over it, steps left out that have
+    none (`on_nan` goes on behind them), with its sign turned where more of the metric is better;
+    or, `by_evaluations`, the metric itself.
     """
 
     def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
@@ -33,13 +36,15 @@ class TrialJudge(Quiet):
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Add up losses."""
-        self._loss += float(telemetry.loss.sum(dtype=float))
-        self._steps += len(telemetry)
+        losses = telemetry.loss[np.isfinite(telemetry.loss)]
+        self._loss += float(losses.sum(dtype=float))
+        self._steps += len(losses)
 
     def on_sink(self, report: SinkReport) -> None:
         """Report the mean training loss."""
         if not self._by_evaluations:
-            self._report(self._sign * self._loss / self._steps, report.step)
+            mean = self._loss / self._steps if self._steps else math.nan
+            self._report(self._sign * mean, report.step)
         self._loss, self._steps = 0.0, 0
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:

@@ -1,41 +1,31 @@
-"""The jobs of a sweep as its command describes them, and having them run until all are settled."""
+"""The jobs of a sweep as its command describes them, and as its directory holds them."""
 
 from __future__ import annotations
 
 import copy
 import os
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, open_dict, read_write
 
-from pipeline.config.compose import check
+from pipeline.config.compose import check, quoted
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.run_directory import RECIPE, changed_keys
+from pipeline.sweep.command import Command, read_command, write_command
 from pipeline.sweep.directory import (
     alone,
     find_jobs,
-    is_held,
-    is_settled,
-    read_command,
     read_overrides,
-    write_command,
+    values_of,
     write_overrides,
 )
-
-POLL_S = 0.5
-"""How often to look whether other processes have ended their jobs."""
-STARTS = 3
-"""So often in a row may jobs be started without one of them being settled by it."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +42,32 @@ class PlannedJob:
     @property
     def placed(self) -> list[str]:
         """The overrides as a launcher takes them, naming the directory."""
-        name = self.folder.name.replace("'", r"\'")
-        return [*self.overrides, f"hydra.sweep.subdir='{name}'"]
+        return [*self.overrides, f"hydra.sweep.subdir={quoted(self.folder.name)}"]
 
     def with_override(self, override: str) -> PlannedJob:
         """The job with one override more."""
         return replace(self, overrides=(*self.overrides, override))
 
 
-def compose_job(
-    loader: ConfigLoader,
-    sweep: DictConfig,
-    number: int,
-    overrides: Sequence[str],
-    changed: Mapping[str, Any],
-) -> PlannedJob:
-    """The job that overrides make of a sweep's configuration.
+def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
+    """What overrides make of a sweep's configuration.
 
     Raises what Hydra does of overrides that can't be composed.
     """
-    config = loader.load_sweep_config(sweep, list(overrides))
+    assert sweeper.hydra_context is not None
+    assert sweeper.config is not None
+    loader = sweeper.hydra_context.config_loader
+    return loader.load_sweep_config(sweeper.config, list(overrides))
+
+
+def plan_job(
+    sweeper: BasicSweeper, number: int, overrides: Sequence[str], swept: Sequence[str]
+) -> PlannedJob:
+    """The job that overrides make of a sweep's configuration; the keys `swept` set it apart.
+
+    Raises what Hydra does of overrides that can't be composed.
+    """
+    config = compose(sweeper, overrides)
     with open_dict(config):
         config.hydra.job.id = config.hydra.job.num = number
     folder = Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
@@ -83,7 +79,7 @@ def compose_job(
         recipe = None
     finally:
         HydraConfig.instance().cfg = before
-    return PlannedJob(number, folder, tuple(overrides), changed, recipe)
+    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:
@@ -94,7 +90,7 @@ def _without_hydra(config: DictConfig) -> DictConfig:
 
 
 def enter(
-    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Sequence[str], *, grows: bool = True
+    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool = True
 ) -> None:
     """Put jobs into the sweep's directory, where they may be already, and what was asked for.
 
@@ -102,18 +98,12 @@ def enter(
     the same that is asked for.
 
     Raises RunError where the directory holds another sweep, RecipeError where two jobs would have
-    the same directory or one that lies elsewhere.
+    the same directory or one that lies elsewhere, DataError where what is there can't be read.
     """
     _check_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)
     with alone(sweep_dir):
-        problems = _disagreements(sweep_dir, jobs) if grows else _other(sweep_dir, jobs, command)
-        if problems:
-            more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-            told = "; ".join(problems[:3])
-            raise RunError(
-                f"{sweep_dir}: holds another sweep: {told}{more}; name another directory"
-            )
+        _refuse_another(sweep_dir, jobs, command, grows=grows)
         write_command(sweep_dir, command)
         for job in jobs:
             job.folder.mkdir(exist_ok=True)
@@ -123,33 +113,44 @@ def enter(
 
 def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
     times = Counter(job.folder for job in jobs)
-    wrong = [folder for folder in times if times[folder] > 1 or folder.parent != sweep_dir]
+    elsewhere = (folder for folder in times if folder.parent != sweep_dir or folder.name == "..")
+    wrong = [*elsewhere, *(folder for folder in times if times[folder] > 1)]
     if wrong:
         name = os.path.relpath(wrong[0], sweep_dir)
         rule = "each job needs a folder of its own, right in the sweep's directory"
         raise RecipeError([f"hydra.sweep.subdir = {name}: {rule}"])
 
 
-def _disagreements(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> list[str]:
-    """Where the jobs in a directory are not the ones planned."""
-    planned = {job.folder.name: job for job in jobs}
-    problems = []
-    for folder in find_jobs(sweep_dir):
-        if folder.name in planned:
-            problems += _differences(planned[folder.name])
-        else:
-            told = _told(read_overrides(folder) or {})
-            problems.append(f"job {folder.name} there ({told}) is none of this one")
-    return problems
-
-
-def _other(sweep_dir: Path, jobs: Sequence[PlannedJob], command: Sequence[str]) -> list[str]:
-    """Where a directory's command is not the one given, or a job not the one planned."""
+def _refuse_another(
+    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
+) -> None:
     there = read_command(sweep_dir)
-    if there is None or list(there) == list(command):
-        return [problem for job in jobs for problem in _differences(job)]
-    gone = [f"{override} is not asked for here" for override in there if override not in command]
-    return gone + [f"{override} was not asked for" for override in command if override not in there]
+    problems = list(_other_command(there, command, grows=grows)) if there is not None else []
+    problems += [problem for job in jobs for problem in _differences(job)]
+    problems += _foreign_jobs(sweep_dir, jobs) if grows else []
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        told = "; ".join(problems[:3])
+        raise RunError(f"{sweep_dir}: holds another sweep: {told}{more}; name another directory")
+
+
+def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[str]:
+    """What a directory's command asks of another sweeper, or, unless it may grow, otherwise."""
+    name, before, now = there.sweeper.name, there.arguments, here.arguments
+    if name not in (None, here.sweeper.name):
+        yield f"that of hydra/sweeper={name}, here {here.sweeper.name}"
+    if not grows:
+        yield from (f"{item} is not asked for here" for item in before if item not in now)
+        yield from (f"{item} was not asked for" for item in now if item not in before)
+
+
+def _foreign_jobs(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> Iterator[str]:
+    """The jobs in a directory that are none of those planned."""
+    planned = {job.folder.name for job in jobs}
+    for folder in find_jobs(sweep_dir):
+        if folder.name not in planned:
+            told = _told(read_overrides(folder) or {})
+            yield f"job {folder.name} there ({told}) is none of this one"
 
 
 def _differences(job: PlannedJob) -> list[str]:
@@ -165,51 +166,3 @@ def _differences(job: PlannedJob) -> list[str]:
 
 def _told(changed: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in changed.items()) or "nothing"
-
-
-Launch = Callable[[Sequence[PlannedJob]], Sequence[JobReturn]]
-
-
-def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Launch) -> None:
-    """Have jobs run until all are settled, by this process or by others.
-
-    A job of a process that died is free again, and is started here. Raises RunError when starting
-    jobs settles none of them again and again: the launcher doesn't work.
-    """
-    futile, waiting = 0, False
-    while left := _unsettled(jobs, failures):
-        free = [job for job in left if not is_held(job.folder)]
-        if not free:
-            if not waiting:
-                print(f"\nwaiting for other processes, at jobs {_names(left)}", flush=True)
-            waiting = True
-            time.sleep(POLL_S)
-            continue
-        waiting, reason = False, _try(launch, free)
-        lost = [job for job in _unsettled(free, failures) if not is_held(job.folder)]
-        futile = futile + 1 if len(lost) == len(free) else 0
-        if futile == STARTS:
-            ended = f"started {STARTS} times, and ended each time {reason}"
-            raise RunError(f"jobs {_names(lost)}: {ended}")
-
-
-def _unsettled(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
-    return [job for job in jobs if not is_settled(job.folder, failures)]
-
-
-def _names(jobs: Sequence[PlannedJob]) -> str:
-    return ", ".join(job.folder.name for job in jobs)
-
-
-def _try(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
-    """Launch jobs; what went wrong, if the launcher says so: its workers may have been killed."""
-    try:
-        for job in launch(jobs):
-            if job.status == JobStatus.FAILED:
-                # What Hydra has caught; asking for the value raises it.
-                job.return_value  # noqa: B018
-    except Exception as error:
-        reason = f"with {type(error).__name__}: {error}".splitlines()[0]
-        print(f"warning: a launch ended {reason}", file=sys.stderr)
-        return reason
-    return "without a word"

@@ -14,6 +14,8 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from pipeline.config.compose import key_of
+from pipeline.config.optional_keys import settable
 from pipeline.errors import RecipeError
 
 
@@ -26,7 +28,7 @@ def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], l
     fixed: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(arguments)):
         if override.is_sweep_override():
-            space[override.get_key_element()] = _distribution(override)
+            space[_name(override)] = _distribution(override)
         else:
             assert override.input_line is not None
             fixed.append(override.input_line)
@@ -34,6 +36,13 @@ def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], l
         examples = "'train.optimizer.lr=tag(log,interval(0.001,0.1))' or train.batch_size=16,32"
         raise RecipeError([f"hydra/sweeper = optuna: nothing to search; give a key as {examples}"])
     return space, fixed
+
+
+def _name(override: Override) -> str:
+    """A key as Optuna knows it: without the `++` that `to_overrides` puts before it again."""
+    name = override.get_key_element()
+    plain = key_of(name)
+    return plain if settable([f"{plain}="]) != [f"{plain}="] else name
 
 
 def _distribution(override: Override) -> BaseDistribution:
@@ -70,12 +79,22 @@ def _range(value: RangeSweep) -> BaseDistribution:
 
 def to_overrides(params: Mapping[str, Any]) -> list[str]:
     """A trial's values as overrides."""
-    return [f"{key}={value}" for key, value in params.items()]
+    return settable(f"{key}={value}" for key, value in params.items())
 
 
-def first_value(distribution: BaseDistribution) -> Any:
-    """Some value of a distribution."""
+def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
+    """Values of a trial in which every choice that is listed comes once, the others are the first.
+
+    Of a range, which has values of one kind, only the lowest.
+    """
+    listed = {key: _listed(distribution) for key, distribution in space.items()}
+    first = {key: values[0] for key, values in listed.items()}
+    others = ({**first, key: value} for key, values in listed.items() for value in values[1:])
+    return [first, *others]
+
+
+def _listed(distribution: BaseDistribution) -> Sequence[Any]:
     if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices[0]
+        return distribution.choices
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    return distribution.low
+    return (distribution.low,)

@@ -25,10 +25,12 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from pipeline.errors import RunError
+from pipeline.errors import RunError, first_line
 from pipeline.sweep.directory import lock
 
 JOURNAL, BEATS = "study.log", ".beats"
+MAX_JOURNAL_BYTES = 2**30
+"""Some million reports of trials; every process of a study reads it all."""
 GRACE_BEATS = 3
 """A trial whose heart has missed so many beats is dead."""
 StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
@@ -94,28 +96,35 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
         return self._callback
 
 
-def open_storage(
-    url: str | None, sweep_dir: Path, interval_s: int, max_retry: int | None
-) -> BaseStorage:
+def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: int) -> BaseStorage:
     """The journal in a sweep's directory, or the database that a URL names.
 
-    A trial that dies is put up for trying again, at most `max_retry` times (null: always). Raises
-    RunError where a database can't be reached.
+    A trial that dies is put up for trying again, at most `max_retry` times. Raises RunError where
+    the journal or the database can't be opened.
     """
     _quieten()
     retry = RetryHeartbeatStaleTrialCallback(max_retry=max_retry)
-    if url is None:
-        return BeatingJournal(sweep_dir, interval_s, retry)
     try:
+        if url is None:
+            _require_bounded(sweep_dir / JOURNAL)
+            return BeatingJournal(sweep_dir, interval_s, retry)
         return RDBStorage(
             url,
             heartbeat_interval=interval_s,
             grace_period=GRACE_BEATS * interval_s,
             heartbeat_stale_trial_callback=retry,
         )
-    except Exception as error:  # a missing driver, a wrong URL, a server that is not there
-        reason = str(error).splitlines()[0]
-        raise RunError(f"hydra.sweeper.storage = {url}: can't open the study: {reason}") from error
+    except Exception as error:  # a wrong URL, a server that is not there, what is no journal
+        what = sweep_dir / JOURNAL if url is None else f"hydra.sweeper.storage = {url}"
+        raise RunError(f"{what}: can't open the study: {first_line(error)}") from error
+
+
+def _require_bounded(journal: Path) -> None:
+    """Raises ValueError for what Optuna would read without an end."""
+    if journal.exists() and not journal.is_file():
+        raise ValueError("is no regular file")
+    if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
+        raise ValueError(f"has more than {MAX_JOURNAL_BYTES:,} bytes; a database holds more")
 
 
 def _quieten() -> None:

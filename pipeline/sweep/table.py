@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +18,74 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.backends.ascend.amortisation import write_amortisation
-from pipeline.run_directory import SUMMARY
+from pipeline.errors import RunError
 from pipeline.sweep.directory import find_jobs, read_overrides, read_state
+from pipeline.sweep.job_summary import JobSummary, read_summary
 from pipeline.whole_file import write_whole
 
 TABLE = "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
-MODELLED = ("sink_size", "step_ms", "samples_per_s", "bound")
-"""What the table has of `modelled`, on emulated devices."""
 NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that print has no room for."""
 
 
+@dataclass(frozen=True)
+class Row:
+    """A job, what was changed in it and what became of it."""
+
+    job: str
+    changed: Mapping[str, Any]
+    summary: JobSummary
+
+    def cells(self) -> dict[str, Any]:
+        """By column; those of the keys that were changed come first."""
+        summary = self.summary
+        return {
+            "job": self.job,
+            **self.changed,
+            "status": summary.status,
+            "metrics.accuracy": summary.metric("accuracy"),
+            "metrics.loss": summary.metric("loss"),
+            "steps": summary.steps,
+            **summary.time.model_dump(),
+            **{f"modelled_{name}": value for name, value in summary.modelled.model_dump().items()},
+            "exit_status": summary.exits_with,
+            "reason": summary.reason,
+        }
+
+
 def conclude(sweep_dir: Path) -> int:
-    """Write and show the table; 0 when every job is done, 2 when a recipe was wrong, else 1."""
+    """Write and show the table; 0 when every job is done, 2 when a recipe was wrong, else 1.
+
+    Raises RunError where there is no job, DataError where what one has left can't be read.
+    """
     rows = read_jobs(sweep_dir)
-    if rows:
-        write_table(sweep_dir)
+    if not rows:
+        raise RunError(f"{sweep_dir}: the sweep has no job")
+    _write(rows, sweep_dir / TABLE)
     _show(rows, sweep_dir / TABLE)
     for picture in write_pictures(sweep_dir, rows):
         print(f"what longer sinks buy, modelled: {picture}")
-    return max((row["exit_status"] for row in rows), default=0)
+    return max(row.summary.exits_with for row in rows)
 
 
-def read_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
-    """One row per job, in order: what was changed, what became of it."""
+def read_jobs(sweep_dir: Path) -> list[Row]:
+    """One row per job, in order. Raises DataError where what a job has left can't be read."""
     return [_row(folder) for folder in find_jobs(sweep_dir)]
 
 
-def _row(folder: Path) -> dict[str, Any]:
-    try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        summary = {"status": read_state(folder)}
-    metrics, times = summary.get("metrics", {}), summary.get("time", {})
-    modelled = summary.get("modelled", {})
-    return {
-        "job": folder.name,
-        **(read_overrides(folder) or {}),
-        "status": summary["status"],
-        "metrics.accuracy": metrics.get("accuracy"),
-        "metrics.loss": metrics.get("loss"),
-        "steps": summary.get("steps"),
-        "step_ms": times.get("step_ms"),
-        "train_s": times.get("train_s"),
-        **{f"modelled_{name}": modelled.get(name) for name in MODELLED},
-        "exit_status": summary.get("exit_status", int(summary["status"] != "done")),
-        "reason": summary.get("reason"),
-    }
+def _row(folder: Path) -> Row:
+    summary = read_summary(folder) or JobSummary(status=read_state(folder))
+    return Row(folder.name, read_overrides(folder) or {}, summary)
 
 
-def write_pictures(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
+def write_pictures(sweep_dir: Path, rows: Sequence[Row]) -> list[Path]:
     """Where sink sizes were swept on an emulated device, a step's time against them.
 
     A picture for each combination of the other keys that were swept.
     """
     pictures: list[Path] = []
-    for others, points in _curves(sweep_dir, rows).items():
+    for others, points in _curves(rows).items():
         number = f"_{len(pictures)}" if pictures else ""
         picture = sweep_dir / f"{AMORTISATION}{number}.html"
         title = "What longer sinks buy" + (f": {others}" if others else "")
@@ -83,35 +94,37 @@ def write_pictures(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[P
     return pictures
 
 
-def _curves(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+def _curves(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
     """Modelled ms by steps a sink, for each combination of the other keys that has several."""
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
-        if SINK_SIZE in row and row["modelled_step_ms"] is not None:
-            changed = read_overrides(sweep_dir / row["job"]) or {}
-            others = (f"{key}={value}" for key, value in changed.items() if key != SINK_SIZE)
-            curve = curves.setdefault(", ".join(others), {})
-            curve[row["modelled_sink_size"]] = row["modelled_step_ms"]
+        size, step_ms = row.summary.modelled.sink_size, row.summary.modelled.step_ms
+        if SINK_SIZE in row.changed and size is not None and step_ms is not None:
+            others = (f"{key}={value}" for key, value in row.changed.items() if key != SINK_SIZE)
+            curves.setdefault(", ".join(others), {})[size] = step_ms
     return {others: points for others, points in curves.items() if len(points) > 1}
+
+
+def write_table(sweep_dir: Path) -> None:
+    """Rewrite `sweep.csv` as a whole. Raises DataError as `read_jobs` does."""
+    _write(read_jobs(sweep_dir), sweep_dir / TABLE)
+
+
+def _write(rows: Sequence[Row], file: Path) -> None:
+    cells = [row.cells() for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _columns(cells), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    write_whole(file, text.getvalue())
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def write_table(sweep_dir: Path) -> None:
-    """Rewrite `sweep.csv` as a whole."""
-    rows = read_jobs(sweep_dir)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(sweep_dir / TABLE, text.getvalue())
-
-
-def _show(jobs: Sequence[Mapping[str, Any]], file: Path) -> None:
-    # Why a trial was pruned is in the file: told for most of them, it would fill the screen.
-    rows = [{**job, "reason": None} if job["status"] == "pruned" else job for job in jobs]
+def _show(jobs: Sequence[Row], file: Path) -> None:
+    rows = [_shown(job) for job in jobs]
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
     heads = [_head(name) for name in columns]
@@ -120,6 +133,12 @@ def _show(jobs: Sequence[Mapping[str, Any]], file: Path) -> None:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     # Else what stands in brackets would be rich's markup.
     Console(markup=False).print(table)
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    # Why a trial was pruned is in the file: told for most of them, it would fill the screen.
+    cells = row.cells()
+    return {**cells, "reason": None} if row.summary.status == "pruned" else cells
 
 
 def _head(column: str) -> str:

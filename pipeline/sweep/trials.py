@@ -8,7 +8,6 @@ found done there. Asking is done by one process at a time, so that there are nev
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +21,14 @@ from optuna.storages import fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import Trial, TrialState
 
+from pipeline.config.compose import key_of
 from pipeline.errors import RunError
-from pipeline.run_directory import SUMMARY
+from pipeline.sweep.command import Command, command_of
 from pipeline.sweep.directory import alone
-from pipeline.sweep.grid import launch
-from pipeline.sweep.jobs import values_of
-from pipeline.sweep.plan import POLL_S, PlannedJob, compose_job, enter, run_all
-from pipeline.sweep.space import first_value, read_space, to_overrides
+from pipeline.sweep.job_summary import read_summary
+from pipeline.sweep.plan import PlannedJob, compose, enter, plan_job
+from pipeline.sweep.settle import POLL_S, launch, run_all
+from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
 from pipeline.sweep.storage import beating
 from pipeline.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
 
@@ -44,25 +44,14 @@ class Search:
     heart: BaseHeartbeat
     settings: StudySettings
     space: dict[str, BaseDistribution]
-    command: Sequence[str]
+    command: Command
     fixed: Sequence[str]
     sweep_dir: Path
 
 
-def sweep_study(sweeper: BasicSweeper, arguments: Sequence[str]) -> None:
+def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     """Run what is left to do of a study, and say which trial was best."""
-    assert sweeper.config is not None
-    sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
-    command = [*arguments, *(f"{key}={value}" for key, value in sweeper.params.items())]
-    space, fixed = read_space(command)
-    settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
-    _compose_first(sweeper, space, fixed)
-    enter(sweep_dir, (), command, grows=False)
-    with alone(sweep_dir):
-        study = open_study(settings, sweep_dir)
-    heart = study._storage
-    assert isinstance(heart, BaseHeartbeat)
-    search = Search(study, heart, settings, space, command, fixed, sweep_dir)
+    search = _open(sweeper, overrides)
     while trials := _next_trials(search):
         try:
             with beating(search.heart, trials):
@@ -74,21 +63,25 @@ def sweep_study(sweeper: BasicSweeper, arguments: Sequence[str]) -> None:
     _tell_best(search)
 
 
-def _compose_first(
-    sweeper: BasicSweeper, space: dict[str, BaseDistribution], fixed: Sequence[str]
-) -> None:
-    """Compose some trial, so that what can't be composed is told before there is a study."""
-    values = {key: first_value(distribution) for key, distribution in space.items()}
-    _compose(sweeper, 0, [*fixed, *to_overrides(values)], list(space))
+def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> Search:
+    """The study that a command describes, in its directory.
 
-
-def _compose(
-    sweeper: BasicSweeper, number: int, overrides: Sequence[str], keys: Sequence[str]
-) -> PlannedJob:
-    assert sweeper.hydra_context is not None
+    Raises RecipeError where the command is wrong, and what Hydra does where one of the values that
+    are listed can't be composed, before there is a study; RunError where there is another one.
+    """
     assert sweeper.config is not None
-    loader, changed = sweeper.hydra_context.config_loader, values_of(overrides, keys)
-    return compose_job(loader, sweeper.config, number, overrides, changed)
+    sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
+    command = command_of(sweeper.config.hydra, overrides)
+    space, fixed = read_space(command.arguments)
+    settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
+    for values in one_at_a_time(space):
+        compose(sweeper, [*fixed, *to_overrides(values)])
+    enter(sweep_dir, (), command, grows=False)
+    with alone(sweep_dir):
+        study = open_study(settings, sweep_dir)
+    heart = study._storage
+    assert isinstance(heart, BaseHeartbeat)
+    return Search(study, heart, settings, space, command, fixed, sweep_dir)
 
 
 def _next_trials(search: Search) -> list[Trial]:
@@ -161,7 +154,8 @@ def _run(sweeper: BasicSweeper, search: Search, trials: Sequence[Trial]) -> None
     for trial in trials:
         frozen = search.study.trials[trial.number]
         overrides = [*search.fixed, *to_overrides(trial.params)]
-        job = _compose(sweeper, number_of_first_try(frozen), overrides, list(search.space))
+        keys = [key_of(name) for name in search.space]
+        job = plan_job(sweeper, number_of_first_try(frozen), overrides, keys)
         jobs.append(job.with_override(f"hydra.sweeper.trial={trial.number}"))
     enter(search.sweep_dir, jobs, search.command, grows=False)
     assert sweeper.launcher is not None
@@ -173,20 +167,18 @@ def _run(sweeper: BasicSweeper, search: Search, trials: Sequence[Trial]) -> None
 def _tell(search: Search, trial: Trial, job: PlannedJob) -> None:
     """Tell the study what a job's summary says.
 
-    Raises RunError where it says nothing of what the study is about.
+    Raises RunError where it says nothing of what the study is about, DataError where it can't be
+    read.
     """
-    summary = json.loads((job.folder / SUMMARY).read_text(encoding="utf-8"))
-    metric, metrics = search.settings.metric, summary.get("metrics", {})
-    value = metrics.get(metric)
-    state = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED}.get(summary["status"])
-    if state is None or (state == TrialState.COMPLETE and value is None):
-        state = TrialState.FAIL
-    if state == TrialState.COMPLETE:
-        value = value["macro"] if isinstance(value, dict) else value
-        search.study.tell(trial, value, skip_if_finished=True)
+    summary, metric = read_summary(job.folder), search.settings.metric
+    if summary is None:
+        raise RunError(f"{job.folder}: the job ended, and its summary was removed")
+    value, tell = summary.metric(metric), partial(search.study.tell, trial, skip_if_finished=True)
+    if summary.status == "done" and value is not None:
+        tell(value)
     else:
-        search.study.tell(trial, state=state, skip_if_finished=True)
-    if summary["status"] == "done" and metric not in metrics:
+        tell(state=TrialState.PRUNED if summary.status == "pruned" else TrialState.FAIL)
+    if summary.status == "done" and metric not in summary.metrics:
         reason = f"{job.folder} has none in its summary; the stage eval computes metrics"
         raise RunError(f"hydra.sweeper.metric = {metric}: {reason}")
 

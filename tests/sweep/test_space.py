@@ -12,7 +12,7 @@ from optuna.distributions import (  # noqa: E402
 )
 
 from pipeline.errors import RecipeError  # noqa: E402
-from pipeline.sweep.space import first_value, read_space, to_overrides  # noqa: E402
+from pipeline.sweep.space import one_at_a_time, read_space, to_overrides  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,17 @@ def test_what_a_sweep_means_to_optuna(override: str, distribution: BaseDistribut
 
 def test_values_become_overrides_that_hydra_reads_back() -> None:
     space, _ = read_space(["a=interval(1e-9,1.0)", "b=range(0,4)", "c=choice('x,y',z)"])
-    values = {key: first_value(distribution) for key, distribution in space.items()}
-    assert to_overrides(values) == ["a=1e-09", "b=0", r"c=x\,y"]
+    assert to_overrides(one_at_a_time(space)[0]) == ["a=1e-09", "b=0", r"c=x\,y"]
+
+
+def test_every_choice_comes_once_before_a_study_the_others_at_their_first() -> None:
+    space, _ = read_space(["a=interval(0.5,1.0)", "b=1,2,3", "c=x,y"])
+    assert [to_overrides(values) for values in one_at_a_time(space)] == [
+        ["a=0.5", "b=1", "c=x"],
+        ["a=0.5", "b=2", "c=x"],
+        ["a=0.5", "b=3", "c=x"],
+        ["a=0.5", "b=1", "c=y"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,73 @@ def test_a_stopped_study_goes_on_with_its_trial_however_often_it_is_stopped(
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
 
 
+def test_a_signal_stops_a_study_whose_trial_is_pruned_just_then(
+    search: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No further trial begins; the same command finds this one pruned."""
+    poor = ("train.optimizer.lr=1e-6,1e-7", *THRESHOLD)
+
+    def terminate(_: object, report: Any) -> None:
+        if report.step == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.observe.off_thread.OffThread.on_sink", terminate)
+        assert search(*poor, "hydra.sweeper.n_trials=2") == 1
+    (row,) = read_table(tmp_path / "mine")
+    assert (row["status"], row["steps"]) == ("pruned", "30")
+    assert search(*poor, "hydra.sweeper.n_trials=1") == 0
+    study = optuna.load_study(study_name="mine", storage=storage_of(tmp_path / "mine"))
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "PRUNED"]
+
+
+def test_auto_goes_on_with_a_study_of_the_same_space_and_sampler(
+    search: Callable[..., int], tmp_path: Path
+) -> None:
+    """The space stands in `params`; how many trials there are to be is no part of the command."""
+    space = "hydra.sweeper.params={train.optimizer.lr: '0.02,0.03'}"
+    auto = (space, "train.resume=auto", "stages=[data]", "hydra.sweep.dir=")
+    for trials, seed in ((1, 1), (2, 1), (1, 2)):
+        asked = (f"hydra.sweeper.n_trials={trials}", f"hydra.sweeper.sampler.seed={seed}")
+        assert search(*auto, *asked) == 1, "there is no accuracy without an evaluation"
+    studies = [file.parent for file in tmp_path.glob("outputs/*/*/study.log")]
+    assert sorted(len(read_table(folder)) for folder in studies) == [1, 2]
+
+
+def test_a_wrong_choice_is_told_before_there_is_a_study(
+    search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert search(RATES, "model=lenet5,lenet6") == 2
+    said = capsys.readouterr().err
+    assert "model = lenet6: there is no such model; did you mean lenet5?" in said
+    assert list(tmp_path.rglob("study.log")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "is no regular file"),
+        (b"{}\n", "'op_code'"),
+        (b"[[[\n{}\n", "Expecting value"),
+        (b" " * 2000, "has more than 1,000 bytes"),
+    ],
+)
+def test_a_journal_that_is_none_is_named(
+    content: bytes | None,
+    told: str,
+    sweeper: Sweeper,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.sweep.storage.MAX_JOURNAL_BYTES", 1000)
+    journal = tmp_path / "study.log"
+    os.mkfifo(journal) if content is None else journal.write_bytes(content)
+    with pytest.raises(RunError) as caught:
+        open_study(read_settings(sweeper, tmp_path), tmp_path)
+    assert str(caught.value).startswith(f"{journal}: can't open the study: ")
+    assert told in str(caught.value)
+
+
 def test_a_trial_that_was_half_asked_for_is_not_lost(study: Any, tmp_path: Path) -> None:
     """Its process died before the first heart-beat, also when it was a retry."""
     study.ask()

@@ -12,7 +12,8 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from pipeline.errors import RunError
 from pipeline.sweep.directory import claimed, is_held
-from pipeline.sweep.plan import PlannedJob, run_all
+from pipeline.sweep.plan import PlannedJob
+from pipeline.sweep.settle import run_all
 
 
 def planned(sweep_dir: Path, count: int) -> list[PlannedJob]:

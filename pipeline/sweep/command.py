@@ -1,0 +1,104 @@
+"""What a sweep was asked for, as its directory keeps it, and the sweep that a command means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline.config.optional_keys import settable
+from pipeline.errors import DataError, RecipeError
+from pipeline.plain_yaml import read_yaml, yaml_text
+from pipeline.problems import describe
+from pipeline.run_directory import OUTPUTS, written_at_ns
+from pipeline.sweep.directory import read_kept
+from pipeline.whole_file import write_whole
+
+COMMAND = "sweep.yaml"
+FREE = frozenset(
+    {
+        *("_target_", "_recursive_", "trial"),
+        *("n_trials", "n_jobs", "max_batch_size", "heartbeat_s", "max_retry"),
+        "storage",
+    }
+)
+"""Settings of a sweeper that don't make another sweep, or, as a database's URL, are not told."""
+
+
+class Sweeper(BaseModel):
+    """A sweeper, with those of its settings that decide which jobs there are."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str | None = None
+    """None in the directory of a sweep from before this was kept."""
+    params: dict[str, Any] | None = None
+
+
+class Command(BaseModel):
+    """What tells one sweep from another."""
+
+    model_config = ConfigDict(frozen=True)
+
+    overrides: tuple[str, ...]
+    """Those of the recipe, as they were given."""
+    sweeper: Sweeper = Sweeper()
+
+    @property
+    def arguments(self) -> list[str]:
+        """All that is fixed or swept: the overrides, and what the sweeper's `params` add."""
+        params = self.sweeper.params or {}
+        return [*self.overrides, *settable(f"{key}={value}" for key, value in params.items())]
+
+
+def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
+    """The command of a recipe's overrides and a section `hydra` that Hydra has composed.
+
+    Raises OmegaConfBaseException where a setting of the sweeper refers to what is not there, and
+    RecipeError where its `params` are none.
+    """
+    given = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
+    assert isinstance(given, dict)
+    settings = {str(key): value for key, value in given.items() if key not in FREE}
+    settings["name"] = hydra_config.runtime.choices["hydra/sweeper"]
+    try:
+        return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))
+    except ValidationError as error:
+        problems = describe(error, settings)
+        raise RecipeError([f"hydra.sweeper.{problem}" for problem in problems]) from error
+
+
+def write_command(sweep_dir: Path, command: Command) -> None:
+    """Keep what a sweep was asked for last: it may grow, and is found under what it is then.
+
+    Raises DataError where the directory holds what can't be read.
+    """
+    if read_command(sweep_dir) != command:
+        write_whole(sweep_dir / COMMAND, yaml_text(command.model_dump(mode="json")))
+
+
+def read_command(sweep_dir: Path) -> Command | None:
+    """What a sweep was asked for; None where nothing says so yet.
+
+    Raises DataError where what says so can't be read.
+    """
+    return read_kept(sweep_dir / COMMAND, read_yaml, Command)
+
+
+def find_sweep(
+    command: Command, outputs: Path = OUTPUTS, besides: Path | None = None
+) -> Path | None:
+    """The directory of the newest sweep of the same command; what can't be read is none."""
+    files = sorted(outputs.glob(f"*/*/{COMMAND}"), key=written_at_ns, reverse=True)
+    folders = (file.parent for file in files if file.parent != besides)
+    return next((folder for folder in folders if _is_of(folder, command)), None)
+
+
+def _is_of(sweep_dir: Path, command: Command) -> bool:
+    try:
+        return read_command(sweep_dir) == command
+    except DataError:
+        return False

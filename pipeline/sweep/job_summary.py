@@ -1,0 +1,63 @@
+"""The part of a job's summary.json that a sweep looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.bounded_file import read_json
+from pipeline.errors import exit_status_of
+from pipeline.run_directory import SUMMARY
+from pipeline.sweep.directory import read_kept
+
+
+class Modelled(BaseModel):
+    """What the table has of an emulated device's model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sink_size: int | None = None
+    step_ms: float | None = None
+    samples_per_s: float | None = None
+    bound: str | None = None
+
+
+class Times(BaseModel):
+    """What the table has of a run's times."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step_ms: float | None = None
+    train_s: float | None = None
+
+
+class JobSummary(BaseModel):
+    """What became of a job."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: str
+    reason: str | None = None
+    exit_status: int | None = None
+    steps: int | None = None
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    time: Times = Times()
+    modelled: Modelled = Modelled()
+
+    @property
+    def exits_with(self) -> int:
+        """The exit status of the job's own command; of one that has not ended, 1."""
+        return exit_status_of(self.status) if self.exit_status is None else self.exit_status
+
+    def metric(self, name: str) -> float | None:
+        """A metric as one number, of those that every class has the macro average."""
+        value = self.metrics.get(name)
+        value = value.get("macro") if isinstance(value, dict) else value
+        return float(value) if isinstance(value, int | float) else None
+
+
+def read_summary(job_dir: Path) -> JobSummary | None:
+    """What became of a job; None where nothing says so. Raises DataError where it can't be read."""
+    return read_kept(job_dir / SUMMARY, read_json, JobSummary)

@@ -1,0 +1,83 @@
+"""Having the jobs of a sweep run until all are settled, by this process or by others."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+
+from pipeline.errors import RunError
+from pipeline.sweep.directory import is_held, is_settled
+from pipeline.sweep.plan import PlannedJob
+
+POLL_S = 0.5
+"""How often to look whether other processes have ended their jobs."""
+STARTS = 3
+"""So often in a row may jobs be started without one of them being settled by it."""
+
+Launch = Callable[[Sequence[PlannedJob]], Sequence[JobReturn]]
+
+
+def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Launch) -> None:
+    """Have jobs run until all are settled, by this process or by others.
+
+    A job of a process that died is free again, and is started here. Raises RunError when starting
+    jobs settles none of them again and again: the launcher doesn't work.
+    """
+    futile, waiting = 0, False
+    while left := _unsettled(jobs, failures):
+        free = [job for job in left if not is_held(job.folder)]
+        if not free:
+            if not waiting:
+                print(f"\nwaiting for other processes, at jobs {_names(left)}", flush=True)
+            waiting = True
+            time.sleep(POLL_S)
+            continue
+        waiting, reason = False, _try(launch, free)
+        lost = [job for job in _unsettled(free, failures) if not is_held(job.folder)]
+        futile = futile + 1 if len(lost) == len(free) else 0
+        if futile == STARTS:
+            ended = f"started {STARTS} times, and ended each time {reason}"
+            raise RunError(f"jobs {_names(lost)}: {ended}")
+
+
+def _unsettled(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
+    return [job for job in jobs if not is_settled(job.folder, failures)]
+
+
+def _names(jobs: Sequence[PlannedJob]) -> str:
+    return ", ".join(job.folder.name for job in jobs)
+
+
+def _try(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
+    """Launch jobs; what went wrong, if the launcher says so: its workers may have been killed."""
+    try:
+        for job in launch(jobs):
+            if job.status == JobStatus.FAILED:
+                # What Hydra has caught; asking for the value raises it.
+                job.return_value  # noqa: B018
+    except Exception as error:
+        reason = f"with {type(error).__name__}: {error}".splitlines()[0]
+        print(f"warning: a launch ended {reason}", file=sys.stderr)
+        return reason
+    return "without a word"
+
+
+def launch(
+    launcher: Launcher, max_batch_size: int | None, jobs: Sequence[PlannedJob]
+) -> list[JobReturn]:
+    """Have a launcher start jobs, at most so many at once, and wait for them.
+
+    One that takes them one after the other anyway is given single ones, each under its number.
+    """
+    size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
+    returns: list[JobReturn] = []
+    for start in range(0, len(jobs), size):
+        batch = jobs[start : start + size]
+        placed = [job.placed for job in batch]
+        returns += launcher.launch(placed, initial_job_idx=batch[0].number)
+    return returns
