@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pipeline.errors import RecipeError
+from pipeline.errors import UsageError
 from pipeline.problems import no_such
 
 
 def convert(args: Sequence[str]) -> int:
     """Convert what the first argument names and return the exit status.
 
-    Raises RecipeError for anything else than weights or records.
+    Raises UsageError for anything else than weights or records.
     """
     kinds: dict[str, Callable[[Sequence[str]], int]] = {"weights": _weights, "records": _records}
     if not args:
-        raise RecipeError([f"convert: must be followed by one of {', '.join(kinds)}"])
+        raise UsageError(["convert"], f"must be followed by one of {', '.join(kinds)}")
     if args[0] not in kinds:
-        raise RecipeError([f"convert {args[0]}: {no_such('conversion', args[0], kinds)}"])
+        raise UsageError(["convert", args[0]], no_such("conversion", args[0], kinds))
     return kinds[args[0]](args[1:])
 
 

@@ -24,7 +24,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.download import DownloadError
 from pipeline.data.feed import split_bytes
 from pipeline.data.fingerprint import fingerprint
-from pipeline.errors import PipelineError, RecipeError
+from pipeline.errors import PipelineError, UsageError
 from pipeline.observe.limits import read_limits
 from pipeline.observe.summary import versions
 from pipeline.run_directory import OUTPUTS
@@ -66,12 +66,12 @@ Check = Callable[[Recipe], Iterator[Finding]]
 def doctor(args: Sequence[str]) -> int:
     """Print what every check finds; the exit status is 1 where one has failed, else 0.
 
-    Takes overrides as a run does. Nothing is downloaded. Raises RecipeError for a recipe that is
-    wrong.
+    Takes overrides as a run does. Nothing is downloaded. Raises UsageError for a flag, RecipeError
+    for a recipe that is wrong.
     """
     flags = [arg for arg in args if arg.startswith("-")]
     if flags:
-        raise RecipeError([f"{flags[0]}: doctor takes KEY=VALUE of one recipe, no flags"])
+        raise UsageError(flags[:1], "doctor takes KEY=VALUE of one recipe, no flags")
     recipe, levels = diagnose(args), []
     for check in (software, device, cache, data, outputs, limits, extras):
         for finding in _findings(check, recipe):

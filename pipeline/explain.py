@@ -7,7 +7,8 @@ thrown away. Nothing is written but `explain.json`, into a directory named as `h
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from pipeline.backends.base import Backend, SinkPrice
 from pipeline.config.compose import diagnose, key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed import Feed
-from pipeline.errors import RecipeError, RunError
+from pipeline.errors import RunError, UsageError
 from pipeline.observe.explanation import Achieved, Calendar, Dispatch, Explanation, Memory, Run
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.strict_json import json_text
@@ -40,6 +41,7 @@ from pipeline.stages.dispatch_costs import (
 )
 from pipeline.stages.estimate import propose
 from pipeline.stages.lower import lower
+from pipeline.stages.periods import event_periods
 from pipeline.stages.sinking import (
     Sinkable,
     measured_bounds,
@@ -48,7 +50,6 @@ from pipeline.stages.sinking import (
     modelled_costs,
     unmeasurable,
 )
-from pipeline.stages.train import event_periods
 from pipeline.stages.trial import Trials, Way
 from pipeline.whole_file import write_whole
 
@@ -66,19 +67,24 @@ SHOWN_EVENTS = 4
 def explain(args: Sequence[str]) -> int:
     """Print what there is to know of the sinks of a recipe; the exit status is 0.
 
-    Raises RecipeError for a recipe that is wrong, RunError where its steps can't be run.
+    Raises UsageError for a flag, RecipeError for a recipe that is wrong, RunError where its steps
+    can't be run.
     """
     flags = [arg for arg in args if arg.startswith("-")]
     if flags:
-        raise RecipeError([f"{flags[0]}: explain takes KEY=VALUE of one recipe, no flags"])
+        raise UsageError(flags[:1], "explain takes KEY=VALUE of one recipe, no flags")
     asked = value_of(args, RUN_DIR)
     recipe = diagnose([arg for arg in args if key_of(arg) != RUN_DIR])
+    if asked is not None:
+        with _writing(Path(asked)):
+            Path(asked).mkdir(parents=True, exist_ok=True)
     with Reporter() as reporter:
         _warn_of_load(reporter)
         explanation = explain_recipe(recipe, reporter)
         reporter.say(f"\n{explanation}")
     if asked is not None:
-        _write(Path(asked), explanation)
+        with _writing(Path(asked)):
+            write_whole(Path(asked, FILE), json_text(explanation.to_dict(), indent=2) + "\n")
     return 0
 
 
@@ -90,10 +96,11 @@ def _warn_of_load(reporter: Reporter) -> None:
         )
 
 
-def _write(folder: Path, explanation: Explanation) -> None:
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Around writing into a folder. Raises RunError where the system refuses."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / FILE, json_text(explanation.to_dict(), indent=2) + "\n")
+        yield
     except OSError as error:
         raise RunError(f"{folder}: can't write {FILE}: {error.strerror}") from error
 

@@ -10,13 +10,17 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.errors import DataError, RecipeError
+from pipeline.errors import DataError, UsageError
+from pipeline.problems import shown
 from pipeline.weights.export import is_export, read_export
 from pipeline.weights.images import read_images
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.run import Samples, read_trained_run
 
 USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json and --top=N"
+JSON, TOP = "--json", "--top="
+MAX_DIGITS = 9
+"""Of the number behind --top: Python reads none of thousands."""
 BATCH = 64
 """Images a call; a file of fewer is one call of its own size."""
 
@@ -37,7 +41,7 @@ class Asked:
 def infer(args: Sequence[str]) -> int:
     """Print class and probability of every image; the exit status is 0.
 
-    Raises RecipeError and DataError.
+    Raises UsageError for other arguments, RecipeError and DataError for what can't be read.
     """
     asked = _parse(args)
     logits, samples = _network(asked.source)
@@ -50,15 +54,16 @@ def infer(args: Sequence[str]) -> int:
 
 
 def _parse(args: Sequence[str]) -> Asked:
-    words = [Path(arg) for arg in args if not arg.startswith("-")]
-    flags = dict(arg.partition("=")[::2] for arg in args if arg.startswith("-"))
-    top = flags.pop("--top", "1")
-    as_json = flags.pop("--json", None) is not None
-    if flags or len(words) < 2:
-        raise RecipeError([f"{next(iter(flags), ' '.join(args) or 'nothing')}: {USAGE}"])
-    if not top.isdecimal() or int(top) < 1:
-        raise RecipeError([f"--top = {top}: must be a whole number above 0"])
-    return Asked(words[0], tuple(words[1:]), as_json, int(top))
+    words = [arg for arg in args if not arg.startswith("-")]
+    tops = [arg for arg in args if arg.startswith(TOP)]
+    wrong = [arg for arg in args if arg not in (*words, *tops, JSON)]
+    if wrong or len(words) < 2:
+        raise UsageError(wrong[:1] or args, USAGE)
+    top = tops[-1].removeprefix(TOP) if tops else "1"
+    if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
+        raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
+    source, *files = map(Path, words)
+    return Asked(source, tuple(files), JSON in args, int(top))
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:

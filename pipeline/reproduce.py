@@ -7,7 +7,6 @@ what else may have made the difference.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,33 +14,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from pipeline import run_directory
-from pipeline.config.compose import check_tree, key_of, value_of
-from pipeline.diff import describe, describe_steps, show_origins, show_section
-from pipeline.errors import DataError, RecipeError, RunError
+from pipeline.config.compose import check_tree, key_of, quoted, value_of
+from pipeline.differences import Difference
+from pipeline.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.observe.comparison import Comparison, compare_steps
-from pipeline.observe.metrics_log import METRICS
+from pipeline.observe.log_lines import METRICS, last_step
 from pipeline.observe.run_record import (
     RunRecord,
     compare_origins,
     compare_outcomes,
     read_record,
 )
+from pipeline.observe.side_by_side import SideBySide
 from pipeline.run_directory import LOWERINGS, RECIPE
 from pipeline.shipped import PACKAGE
 
 USAGE = "reproduce takes RUN_DIR and KEY=VALUE"
-RUN_DIR = "hydra.run.dir"
+RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
 LOOKS_S = 0.2
 """How often it is looked how far the new run has come."""
-TAIL_BYTES = 4096
-"""The last line of a log is shorter than that."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,8 @@ class Asked:
 def reproduce(args: Sequence[str]) -> int:
     """Run a recipe again and compare; the exit status is 0 where all is the same, else 1.
 
-    A run that ended early is repeated as far as it went. Raises RecipeError and DataError where the
-    run can't be read, RunError where it can't be run again.
+    A run that ended early is repeated as far as it went. Raises UsageError for other arguments,
+    RecipeError and DataError where the run can't be read, RunError where it can't be run again.
     """
     asked = _parse(args)
     kept = read_record(asked.source)
@@ -72,15 +68,24 @@ def reproduce(args: Sequence[str]) -> int:
     )
     _take_lowerings(kept.run_dir, run_dir)
     status = _rerun(kept, run_dir, asked.overrides, None if kept.status == "done" else steps)
+    if not (run_dir / RECIPE).exists():
+        _remove_unused(run_dir, named=asked.run_dir is not None)
+        if status != RecipeError.exit_status:
+            raise RunError(f"{run_dir}: the new run ended before it began, exit status {status}")
     if status == RecipeError.exit_status:
         return status
     return judge(kept, read_record(run_dir))
 
 
 def _parse(args: Sequence[str]) -> Asked:
-    words = [arg for arg in args if "=" not in arg]
+    # Folders of sweeps may be called after what they vary: `lr=0.1`.
+    words = [arg for arg in args if "=" not in arg or Path(arg).exists()]
     if len(words) != 1 or words[0].startswith("-"):
-        raise RecipeError([f"{' '.join(args) or 'nothing'}: {USAGE}"])
+        raise UsageError(args, USAGE)
+    if resume := [arg for arg in args if key_of(arg) == RESUME]:
+        raise UsageError(
+            resume, "goes on with a run, where reproduce makes a new one; leave it out"
+        )
     overrides = tuple(arg for arg in args if arg not in words and key_of(arg) != RUN_DIR)
     return Asked(Path(words[0]), overrides, value_of(args, RUN_DIR))
 
@@ -94,10 +99,18 @@ def _take_lowerings(source: Path, target: Path) -> None:
             raise RunError(f"{error.filename}: {error.strerror}") from error
 
 
+def _remove_unused(run_dir: Path, *, named: bool) -> None:
+    """Leave nothing of a run that never began; a directory that the user has named stays."""
+    (run_dir / LOWERINGS).unlink(missing_ok=True)
+    if not named:
+        with suppress(OSError):
+            run_dir.rmdir()
+
+
 def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int | None) -> int:
     """Run the recipe in a process of its own, up to step `steps` or its end; its exit status."""
     recipe = kept.run_dir.absolute() / RECIPE
-    asked = [f"+recipe={recipe}", "train.resume=null", f"{RUN_DIR}='{run_dir.absolute()}'"]
+    asked = [f"+recipe={recipe}", f"{RESUME}=null", f"{RUN_DIR}={quoted(str(run_dir.absolute()))}"]
     # -P: the folder is what a run says, and what lies there must not be imported.
     command = [sys.executable, "-P", "-m", "pipeline", *asked, *overrides]
     folder = Path(str(kept.made_by.get("folder", ".")))
@@ -123,51 +136,40 @@ def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
         # The terminal has interrupted both.
         process.wait()
         raise
+    except Exception:
+        process.terminate()
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def last_step(log: Path) -> int | None:
-    """The step of the last whole line of a log; None where there is none.
-
-    Raises DataError for a line that is no step.
-    """
-    if not log.is_file():
-        return None
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-    except OSError:
-        return None
-    try:
-        return int(json.loads(lines[-1])["step"]) if lines else None
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise DataError(f"{log}: its last line is not a step of a run") from error
-
-
 def judge(kept: RunRecord, repeated: RunRecord) -> int:
-    """Say what came of it: 0 where all that was kept has come again, else 1."""
-    console = Console(highlight=False, markup=False)
-    for letter, record in (("A", kept), ("B", repeated)):
-        console.print(f"{letter}  {describe(record)}", soft_wrap=True)
+    """Say what came of it: 0 where all that was kept has come again, else 1.
+
+    Raises DataError where a log can't be read, RunError where the new run has none.
+    """
     if not (repeated.run_dir / METRICS).exists():
         raise RunError(f"{repeated.run_dir}: {repeated.summary.get('reason', 'has no steps')}")
     found = compare_steps(kept.run_dir / METRICS, repeated.run_dir / METRICS)
-    console.print(f"{'steps':<12} {describe_steps(found)}", soft_wrap=True)
-    metrics = [
-        difference
-        for difference in compare_outcomes(kept, repeated)
-        if difference.where[0] == "metrics" and kept.status == "done"
-    ]
-    show_section(console, "metrics", metrics)
+    metrics = _metrics_that_differ(kept, repeated)
     same = found.first is None and not found.only_one and not metrics
+    page = SideBySide(kept, repeated)
+    page.show_steps(found)
+    page.show_differences("metrics", metrics)
     if not same:
-        show_origins(console, kept, repeated)
+        page.show_origins()
     elif changed := _changed_keys(kept, repeated):
-        console.print(f"{'although':<12} {', '.join(changed)} differ", soft_wrap=True)
-    console.print(f"{'verdict':<12} {_verdict(same, found, kept)}", soft_wrap=True)
+        page.show_text("although", f"{', '.join(changed)} differ")
+    page.show_text("verdict", _verdict(same, found, kept))
     return 0 if same else 1
+
+
+def _metrics_that_differ(kept: RunRecord, repeated: RunRecord) -> list[Difference] | None:
+    """Those of the last evaluation; None for a run that ended before it had one."""
+    if kept.status != "done":
+        return None
+    found = compare_outcomes(kept, repeated)
+    return [difference for difference in found if difference.where[0] == "metrics"]
 
 
 def _changed_keys(kept: RunRecord, repeated: RunRecord) -> list[str]:

@@ -2,13 +2,14 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/
-On an emulated device also price.json, trace.json, timeline.html, and AutoTune's result.
+A bad step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ once
+it is resumed. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's
+result.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.bounded_file import read_json
 from pipeline.config.defaults import normalised
 from pipeline.config.recipe import Recipe
 from pipeline.differences import differences
@@ -29,6 +31,10 @@ OUTPUTS = Path("outputs")
 RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
 LOWERINGS = "lowerings.json"
 """How the convolutions of the run are computed."""
+AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
+"""What was found in a bad step that has ended the run, and what computes it again."""
+EARLIER_AUTOPSY = "earlier_autopsy"
+"""Both, of the newest life that was ended so and taken up since."""
 
 LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
 FREE_TO_CHANGE = (
@@ -197,11 +203,15 @@ def run_of(folder: Path) -> Path | None:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """The status in a run's summary; None for a run that was killed before it wrote one."""
+    """The status in a run's summary; None for a run that was killed before it wrote one.
+
+    A summary that can't be read is as good as none.
+    """
     try:
-        return json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))["status"]
+        status = read_json(run_dir / SUMMARY)["status"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
+    return status if isinstance(status, str) else None
 
 
 def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:

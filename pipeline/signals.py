@@ -1,8 +1,9 @@
 """Signals: SIGTERM and SIGINT stop a run, SIGUSR1 has it save and go on.
 
-While steps are trained, a signal to stop is only noted: training answers it behind the steps that
-are under way, which are saved. Anywhere else nothing would be lost, and it interrupts. A second
-one interrupts everywhere. What comes later finds a run that is ending, and is left alone.
+While steps are trained, a signal to stop is only noted: training answers it behind the dispatch
+that is under way, of steps, which are saved, or of an evaluation, which is given up. Anywhere else
+nothing would be lost, and it interrupts. A second one interrupts everywhere. What comes later finds
+a run that is ending, and is left alone.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import numpy as np
 
 from pipeline import load_recipe
 from pipeline.job import run
-from pipeline.reproduce import last_step
+from pipeline.observe.log_lines import last_step
 
 LIMIT_MB = 50.0
 WARM_UP = 0.1

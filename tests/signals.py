@@ -1,8 +1,10 @@
-"""`python -m tests.signals [--signals 100] [--stops 20]`: how long a signal waits for its answer.
+"""`python -m tests.signals [--signals 100] [--stops 20] [--evaluations 20]`: how long a signal
+waits for its answer.
 
 A run of LeNet-5 in sinks of 1000 steps is sent SIGUSR1 at random moments, timed until the
 checkpoint is on disk under its name; then runs are sent SIGTERM, timed until the process has ended,
-its newest step saved. No evaluation and no other checkpoint comes in between.
+its newest step saved. No evaluation and no other checkpoint comes in between. Then runs that do
+little but evaluate are sent SIGTERM.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ ENDLESS = [
     f"train.sink_size={SINK_STEPS}",
     "eval.every_passes=null",
 ]
+EVALUATING = ["eval.every_steps=1", "++dataset.eval_size=200000"]
+"""An evaluation of some seconds behind every step."""
 POLL_S = 0.001
 PATIENCE_S = 60.0
 
@@ -39,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.signals", description=__doc__)
     parser.add_argument("--signals", type=int, default=100, help="SIGUSR1, to one run")
     parser.add_argument("--stops", type=int, default=20, help="SIGTERM, to a run each")
+    parser.add_argument("--evaluations", type=int, default=20, help="SIGTERM in one of a run each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dispatch-seconds", type=float, default=1.0)
     asked = parser.parse_args()
@@ -47,9 +52,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         saves = time_saves(Path(folder) / "saves", arguments, asked.signals, draw)
         ends = [time_stop(Path(folder) / f"stop_{n}", arguments, draw) for n in range(asked.stops)]
+        arguments += EVALUATING
+        given_up = [
+            time_stop(Path(folder) / f"evaluation_{n}", arguments, draw)
+            for n in range(asked.evaluations)
+        ]
     print(f"train.dispatch_seconds={asked.dispatch_seconds}, seed {asked.seed}")
     show("SIGUSR1 until the checkpoint is on disk", saves)
     show("SIGTERM until the process has ended", ends)
+    show("the same, in an evaluation", given_up)
     return 0
 
 

@@ -100,7 +100,34 @@ def test_what_was_not_kept_is_said(runs: tuple[Path, Path], said: Say, tmp_path:
     assert found["B"] == [f"{other}:", "killed"]
     assert found["data"] == found["code"] == ["not", "kept", "by", "both", "runs"]
     assert found["status"][:2] == ["done", "killed"]
-    assert "steps" not in found or found["steps"] == ["45"]
+    assert found["steps"] == ["not", "kept", "by", "both", "runs"]
+
+
+def test_what_would_steer_a_terminal_is_written_out(
+    runs: tuple[Path, Path], said: Say, tmp_path: Path
+) -> None:
+    """A run may come from a stranger, and numbers may be beyond what a float can be."""
+    other = shutil.copytree(runs[0], tmp_path / "other")
+    summary = {"status": "\x1b[2J", "steps": 10**400, "metrics": {"\x1b[2J": 1}}
+    (other / "summary.json").write_text(json.dumps(summary))
+    text = said(runs[0], other)
+    assert r"\x1b[2J" in text
+    assert r"metrics.\x1b[2J" in text
+    assert "\x1b" not in text
+
+
+def test_nothing_is_printed_where_a_log_can_not_be_read(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = shutil.copytree(runs[0], tmp_path / "other")
+    with (other / "metrics.jsonl").open("a") as log:
+        log.write("nothing\n")
+    assert main(["diff", str(runs[0]), str(other)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith(
+        "metrics.jsonl, line 46: is not a step of a run; remove the file to go without it\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Choice
 from pipeline.sink.schedule import Course, Event
 from pipeline.stages.data import load_data
-from pipeline.stages.train import event_periods
+from pipeline.stages.periods import event_periods
 from tests.conftest import STEPS, TINY
 
 Compose = Callable[..., Recipe]
@@ -153,9 +153,10 @@ def test_steps_that_diverge_return_1(explained: Explain) -> None:
 
 
 def test_a_place_where_nothing_can_be_written_returns_1(explained: Explain, tmp_path: Path) -> None:
+    """Before anything is measured."""
     (tmp_path / "file").write_text("")
-    status, _, err = explained(*TINY, "train.steps=1", "hydra.run.dir=file/run")
-    assert status == 1
+    status, out, err = explained(*TINY, "train.steps=1", "hydra.run.dir=file/run")
+    assert (status, out) == (1, "")
     assert "file/run: can't write explain.json: " in err
 
 

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError
+from pipeline.errors import DataError, UsageError
 from pipeline.export import export
 from pipeline.infer import infer
 from pipeline.job import run
 from pipeline.observe.run_record import read_record
-from pipeline.reproduce import judge, last_step, reproduce
+from pipeline.reproduce import judge, reproduce
 from pipeline.run_directory import to_resume
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -123,7 +123,9 @@ def test_a_run_that_was_stopped_is_repeated_as_far_as_it_went(
     summary = outcome.read_summary(again)
     assert summary["status"] == "stopped"
     assert outcome.read_summary(tmp_path / "kept")["steps"] <= summary["steps"] < 16_000
-    assert "verdict      reproduced: " in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "verdict      reproduced: " in said
+    assert "metrics      not kept by both runs" in said
 
 
 def test_where_losses_differ_the_first_step_is_named_and_what_else_differs(
@@ -170,17 +172,20 @@ def test_steps_that_are_lacking_are_no_reproduction(
 def test_a_recipe_that_is_wrong_is_told_by_the_new_run(
     kept: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """And nothing is left of a run that never began."""
     assert reproduce([str(kept), "train.batch_size=0"]) == 2
     assert "train.batch_size = 0: must be greater than 0" in capfd.readouterr().err
+    assert not list(Path().glob("outputs/*/*"))
 
 
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ([], RecipeError, "nothing: reproduce takes RUN_DIR"),
-        (["one", "two"], RecipeError, "one two: reproduce takes RUN_DIR"),
-        (["--fast"], RecipeError, "--fast: reproduce takes RUN_DIR"),
+        ([], UsageError, "nothing: reproduce takes RUN_DIR"),
+        (["one", "two"], UsageError, "one two: reproduce takes RUN_DIR"),
+        (["--fast"], UsageError, "--fast: reproduce takes RUN_DIR"),
         (["nowhere"], DataError, "nowhere: is no run directory"),
+        (["nowhere", "train.resume=auto"], UsageError, "train.resume=auto: goes on with a run"),
     ],
 )
 def test_what_can_not_be_reproduced_is_told(
@@ -194,16 +199,6 @@ def test_a_run_without_steps_is_told(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("stages=[data]"), tmp_path / "run")
     with pytest.raises(DataError, match=r"metrics\.jsonl: has no step to compare with"):
         reproduce([str(tmp_path / "run")])
-
-
-def test_the_last_step_of_a_log_is_that_of_its_last_whole_line(tmp_path: Path) -> None:
-    log = tmp_path / "metrics.jsonl"
-    assert last_step(log) is None
-    for text, step in (("", None), ('{"step": 1', None), ('{"step": 1}\n{"st', 1)):
-        log.write_text(text)
-        assert last_step(log) == step
-    log.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 2000)))
-    assert last_step(log) == 1999
 
 
 # What else an old run must go on being good for.

@@ -150,36 +150,104 @@ def sending(number: signal.Signals, call: Callable[..., Any]) -> Callable[..., A
     return send
 
 
-def test_a_signal_in_the_last_evaluation_loses_no_step(
-    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+EVALUATING = ["eval.every_steps=10", "train.dispatch_seconds=1e-6", "checkpoint.keep=1"]
+"""An evaluation is three dispatches of a batch each."""
+KEPT_BY_ACCURACY = [*EVALUATING, "checkpoint.best=accuracy"]
+ENDED_EARLY = [*KEPT_BY_ACCURACY, "monitor.early_stop={metric: accuracy, patience: 1}"]
+
+
+class Evaluations:
+    """Sends a signal behind one dispatch of the evaluation of one step; counts those dispatched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches: list[tuple[int, int]] = []
+        self.number, self.at, self.behind = signal.SIGTERM, -1, 0
+        original = XlaExecutable.evaluate
+
+        def go(made: XlaExecutable, state: Any, start: int, stop: int, before: Any = None) -> Any:
+            sums = original(made, state, start, stop, before)
+            self.batches.append((int(state.step), stop))
+            if self.batches[-1] == (self.at, self.behind):
+                self.at = -1
+                signal.raise_signal(self.number)
+            return sums
+
+        monkeypatch.setattr(XlaExecutable, "evaluate", go)
+
+    def send(self, number: signal.Signals, at: int, behind: int) -> None:
+        """Send this signal behind dispatch `behind` of the next evaluation of step `at`."""
+        self.number, self.at, self.behind, self.batches = number, at, behind, []
+
+
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> Evaluations:
+    return Evaluations(monkeypatch)
+
+
+@pytest.mark.parametrize("arguments", [KEPT_BY_ACCURACY, ENDED_EARLY], ids=["to the end", "early"])
+def test_an_evaluation_that_a_signal_stopped_is_done_by_the_resumed_run(
+    arguments: list[str], tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
-    original = job.evaluate
-    monkeypatch.setattr(job, "evaluate", sending(signal.SIGINT, original))
-    summary = run(tiny(), tmp_path)
+    """Given up behind the dispatch at hand, and once more; then all is as in an unbroken run."""
+    whole = run(tiny(*arguments), tmp_path / "unbroken")
+    run_dir = tmp_path / "run"
+    for life, behind in enumerate([2, 1]):
+        evaluations.send(signal.SIGTERM, at=30, behind=behind)
+        again = [f"train.resume={run_dir}"] if life else []
+        summary = run(tiny(*arguments, *again), None if life else run_dir)
+        assert (summary.status, summary.reason) == ("stopped", "SIGTERM received")
+        assert summary.steps == outcome.checkpoints(run_dir)[-1] == 30
+        assert evaluations.batches[-behind:] == [(30, n + 1) for n in range(behind)]
+        assert outcome.read_lines(run_dir / "evals.jsonl")[-1]["step"] == 20
+    # One that ends early is over there; the other is broken once more behind the best.
+    evaluations.send(signal.SIGINT, at=40, behind=1)
+    ends = [run(tiny(*arguments, f"train.resume={run_dir}")).status for _ in range(2)]
+    assert ends == (["done", "done"] if arguments is ENDED_EARLY else ["stopped", "done"])
+    assert outcome.read_summary(run_dir)["metrics"] == whole.metrics
+    assert outcome.read_summary(run_dir)["reason"] == whole.reason
+    outcome.assert_same_run(run_dir, tmp_path / "unbroken")
+    assert outcome.checkpoints(run_dir) == ([30] if arguments is ENDED_EARLY else [30, 45])
+
+
+def test_a_signal_in_an_evaluation_at_the_last_step_stops_the_run(
+    tiny: Compose, tmp_path: Path, evaluations: Evaluations
+) -> None:
+    """The one between steps and that of the stage `eval` are the same one there."""
+    arguments = [
+        "train.steps=20",
+        *KEPT_BY_ACCURACY,
+        "stages=[data,build,compile,train,checkpoint]",
+    ]
+    run(tiny(*arguments), tmp_path / "unbroken")
+    evaluations.send(signal.SIGTERM, at=20, behind=1)
+    summary = run(tiny(*arguments), tmp_path / "run")
+    assert (summary.status, summary.exit_status, summary.steps) == ("stopped", 1, 20)
+    assert run(tiny(*arguments, f"train.resume={tmp_path / 'run'}")).status == "done"
+    outcome.assert_same_run(tmp_path / "run", tmp_path / "unbroken")
+
+
+def test_a_signal_to_save_in_an_evaluation_is_answered_behind_it(
+    tiny: Compose, tmp_path: Path, evaluations: Evaluations
+) -> None:
+    evaluations.send(signal.SIGUSR1, at=10, behind=1)
+    assert run(tiny(*EVALUATING, "checkpoint.keep=5"), tmp_path).status == "done"
+    assert evaluations.batches[:3] == [(10, 1), (10, 2), (10, 3)]
+    assert outcome.checkpoints(tmp_path) == [10, 45]
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_signal_in_the_last_evaluation_loses_no_step(
+    behind: int, tiny: Compose, tmp_path: Path, evaluations: Evaluations
+) -> None:
+    """It ends behind the dispatch at hand."""
+    evaluations.send(signal.SIGINT, at=45, behind=behind)
+    summary = run(tiny("train.dispatch_seconds=1e-6"), tmp_path)
     assert (summary.status, summary.reason, summary.steps) == ("stopped", "SIGINT received", 45)
+    assert evaluations.batches[-1] == (45, behind)
     assert outcome.checkpoints(tmp_path) == [45]
-    monkeypatch.setattr(job, "evaluate", original)
     summary = run(tiny(f"train.resume={tmp_path}"))
     assert (summary.status, summary.steps) == ("done", 45)
     assert "accuracy" in summary.metrics
-
-
-def test_a_signal_in_an_evaluation_between_is_answered_behind_it(
-    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A resumed run starts behind it, so it must be whole; its step is saved."""
-    every = "eval.every_steps=10"
-    run(tiny(every), tmp_path / "unbroken")
-    original = job.evaluate
-    monkeypatch.setattr(job, "evaluate", sending(signal.SIGTERM, original))
-    summary = run(tiny(every), tmp_path / "run")
-    assert (summary.status, summary.steps) == ("stopped", 10)
-    assert [line["step"] for line in outcome.read_lines(tmp_path / "run" / "evals.jsonl")] == [10]
-    assert outcome.checkpoints(tmp_path / "run") == [10]
-    monkeypatch.setattr(job, "evaluate", original)
-    run(tiny(every, f"train.resume={tmp_path / 'run'}"))
-    for name in ("metrics.jsonl", "evals.jsonl"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
 
 
 SAVING = ["checkpoint.every_steps=10", "train.sink=false"]

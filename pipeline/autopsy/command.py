@@ -7,18 +7,18 @@ from pathlib import Path
 
 from pipeline.autopsy.examine import examine
 from pipeline.autopsy.reproducer import read_reproducer
-from pipeline.errors import RecipeError
+from pipeline.errors import UsageError
+
+USAGE = "autopsy takes RUN_DIR or its reproducer"
 
 
 def autopsy(args: Sequence[str]) -> int:
     """Print what is found; the exit status is 0 where it is what the run found, else 1.
 
-    Raises RecipeError and DataError.
+    Raises UsageError for other arguments, and what `read_reproducer` raises.
     """
     if len(args) != 1 or args[0].startswith("-"):
-        raise RecipeError(
-            [f"{' '.join(args) or 'nothing'}: autopsy takes RUN_DIR or its reproducer"]
-        )
+        raise UsageError(args, USAGE)
     kept = read_reproducer(Path(args[0]))
     again = examine(kept.parts, kept.state, kept.batch, kept.device)
     print(again)

@@ -186,24 +186,12 @@ class Interpreter:
         if not meant:
             # Nobody meant this: what made the constant is to blame, where that is known.
             causes += [replace(value.origin, intended=False) for value in infinite if value.origin]
-        turn = self._turns[0] if self._turns else 0
-        origin = Origin(
-            self._equations,
-            primitive,
-            scope,
-            bool(np.isnan(size)),
-            tuple(dict.fromkeys(causes)),
-            turn=turn,
-            intended=meant,
-        )
-        if causes and not origin.makes_nan:
+        number, turn = self._equations, self._turns[0] if self._turns else 0
+        known, nan = tuple(dict.fromkeys(causes)), bool(np.isnan(size))
+        origin = Origin(number, primitive, scope, nan, known, turn=turn, intended=meant)
+        if known and not origin.makes_nan:
             return origin
-        return replace(
-            origin,
-            result=range_of(array),
-            operands=operands_of(operands),
-            array=array,
-        )
+        return replace(origin, result=range_of(array), operands=operands_of(operands), array=array)
 
     def _look_at_bits(
         self, primitive: str, scope: str, operands: list[Value], array: Any

@@ -33,7 +33,7 @@ from pipeline.data.pixel_labels import moving_labels
 from pipeline.errors import DataError, PipelineError, RunError
 from pipeline.models.network import Network
 from pipeline.observe.strict_json import json_text
-from pipeline.run_directory import RECIPE
+from pipeline.run_directory import RECIPE, REPRODUCER
 from pipeline.stages.build import parts_of
 from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
 from pipeline.training.state import Batch, TrainState
@@ -42,7 +42,6 @@ from pipeline.weights.files import read_weights, write_weights
 from pipeline.weights.run import read_run_recipe
 from pipeline.whole_file import write_whole
 
-FOLDER = "reproducer"
 ARRAYS, STEP = "arrays.npz", "step.json"
 _STATE = ("params", "batch_stats")
 
@@ -68,7 +67,7 @@ def write_reproducer(
     autopsy: Autopsy,
 ) -> Path:
     """Write the folder into a run directory, and give its path. Raises OSError and RunError."""
-    folder = run_dir / FOLDER
+    folder = run_dir / REPRODUCER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in (RECIPE, LOWERINGS):
@@ -104,30 +103,39 @@ def read_reproducer(folder: Path) -> Reproducer:
     Raises DataError where there is none or it is damaged, RecipeError where its recipe is none any
     more, RunError where its choice of lowerings can't be read.
     """
-    inside = folder / FOLDER
-    where = inside if (inside / STEP).is_file() else folder
-    if not (where / STEP).is_file():
-        raise DataError(
-            f"{folder}: holds no {FOLDER}; it is written where a step whose loss or gradient is "
-            "not finite ends a run"
-        )
-    recipe = read_run_recipe(where)
-    tree = _read_arrays(where / ARRAYS)
+    where = _find(folder)
+    recipe, tree = read_run_recipe(where), _read_arrays(where / ARRAYS)
     try:
         document = read_json(where / STEP)
-        image = document["image"]
-        spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
-        found, classes = str(document["autopsy"]["text"]), int(document["classes"])
+        found = str(document["autopsy"]["text"])
         batch = Batch(**tree["batch"])
-        columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
-        ops = moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
+        parts = _parts(recipe, document, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{where / STEP}: does not describe a step: {error}") from error
-    parts = parts_of(recipe, classes, spec, tuple(ops), ())
     _require_fit(where, parts, state, batch)
     device = _device_of(recipe)
     return Reproducer(_lowered(parts, where, state, batch, device), state, batch, device, found)
+
+
+def _find(folder: Path) -> Path:
+    """The folder of a reproducer, which may be that of a run. Raises DataError where none is."""
+    for candidate in (folder / REPRODUCER, folder):
+        if (candidate / STEP).is_file():
+            return candidate
+    raise DataError(
+        f"{folder}: holds no {REPRODUCER}; it is written where a step whose loss or gradient is "
+        "not finite ends a run"
+    )
+
+
+def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepParts:
+    """What the step is made of, by the recipe and what `step.json` says of its images."""
+    image = document["image"]
+    spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
+    columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
+    ops = moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
+    return parts_of(recipe, int(document["classes"]), spec, tuple(ops), ())
 
 
 def _device_of(recipe: Recipe) -> jax.Device:

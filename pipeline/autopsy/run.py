@@ -17,11 +17,10 @@ from pipeline.data.feed import Feed
 from pipeline.data.window import batch_at
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.strict_json import json_text
+from pipeline.run_directory import AUTOPSY
 from pipeline.training.state import Batch, TrainState
 from pipeline.training.step_parts import StepParts
 from pipeline.whole_file import write_whole
-
-AUTOPSY = "autopsy.json"
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pipeline.errors import DataError
-from pipeline.observe.metrics_log import whole_lines
-
-NUMBERS = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
-"""What a step leaves behind, besides where it stands."""
+from pipeline.observe.log_lines import NUMBERS, LogLine, read_lines
 
 NEAR = 1000
 """Up to so many float32 apart, it is told how many: rounding may have made the difference."""
@@ -65,7 +59,8 @@ class Comparison:
 def compare_steps(one: Path, other: Path) -> Comparison:
     """Compare two metrics.jsonl. Numbers in there read back as the float32 that was computed.
 
-    Where a sink begins and ends is no difference. Raises DataError for a line that is no step.
+    Where a sink begins and ends is no difference. Raises DataError for a log that can't be read, or
+    a line that is no step.
     """
     steps = differing = only_one = only_other = 0
     first = first_loss = largest = None
@@ -73,7 +68,7 @@ def compare_steps(one: Path, other: Path) -> Comparison:
         if mine is None or yours is None:
             only_one, only_other = only_one + (yours is None), only_other + (mine is None)
             continue
-        found = [] if mine.text == yours.text else _discrepancies(mine.read(), yours.read())
+        found = [] if mine.text == yours.text else _discrepancies(mine, yours)
         steps, differing = steps + 1, differing + bool(found)
         first = first or next(iter(found), None)
         loss = next((entry for entry in found if entry.name == "loss"), None)
@@ -83,39 +78,9 @@ def compare_steps(one: Path, other: Path) -> Comparison:
     return Comparison(steps, differing, first, first_loss, largest, only_one, only_other)
 
 
-@dataclass(frozen=True)
-class _Line:
-    text: bytes
-    where: str
-
-    def read(self) -> Mapping[str, Any]:
-        """The step. Raises DataError where it is none."""
-        try:
-            fields = {"skipped": False, **json.loads(self.text)}
-            numbers = {name: _number(fields.get(name)) for name in NUMBERS}
-            return {"step": int(fields["step"]), **numbers}
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise DataError(f"{self.where}: is not a step of a run") from error
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _lines(file: Path) -> Iterator[_Line]:
-    if file.exists() and not file.is_file():
-        raise DataError(f"{file}: is no regular file")
-    try:
-        with file.open("rb") as log:
-            for number, text in enumerate(whole_lines(log), start=1):
-                yield _Line(text, f"{file}, line {number}")
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}") from error
-
-
-def _pairs(one: Path, other: Path) -> Iterator[tuple[_Line | None, _Line | None]]:
+def _pairs(one: Path, other: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
     """The lines of the same step; one alone where the other log has no such step."""
-    left, right = _lines(one), _lines(other)
+    left, right = read_lines(one), read_lines(other)
     mine, yours = next(left, None), next(right, None)
     while mine is not None or yours is not None:
         order = _order(mine, yours)
@@ -124,21 +89,21 @@ def _pairs(one: Path, other: Path) -> Iterator[tuple[_Line | None, _Line | None]
         yours = next(right, None) if order >= 0 else yours
 
 
-def _order(mine: _Line | None, yours: _Line | None) -> int:
+def _order(mine: LogLine | None, yours: LogLine | None) -> int:
     """-1 where `mine` is of an earlier step than `yours`, 1 where of a later one, else 0."""
     if mine is None or yours is None:
         return 1 if mine is None else -1
     if mine.text == yours.text:
         return 0
-    steps = mine.read()["step"], yours.read()["step"]
-    return (steps[0] > steps[1]) - (steps[0] < steps[1])
+    return (mine.step > yours.step) - (mine.step < yours.step)
 
 
-def _discrepancies(mine: Mapping[str, Any], yours: Mapping[str, Any]) -> list[Discrepancy]:
+def _discrepancies(mine: LogLine, yours: LogLine) -> list[Discrepancy]:
+    first, second = mine.numbers(), yours.numbers()
     return [
-        Discrepancy(mine["step"], name, mine[name], yours[name])
+        Discrepancy(mine.step, name, first[name], second[name])
         for name in NUMBERS
-        if mine[name] != yours[name]
+        if first[name] != second[name]
     ]
 
 

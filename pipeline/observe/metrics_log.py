@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 import numpy as np
 
-from pipeline.errors import RunError
+from pipeline.observe.log_lines import EVALS, METRICS, read_lines
 from pipeline.observe.monitors import Evaluation, Quiet, writing
 from pipeline.observe.strict_json import json_text
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry, stacked
 
-METRICS, EVALS = "metrics.jsonl", "evals.jsonl"
-LONGEST_BYTES = 16 << 20
-"""A line of an evaluation tells of every class; a longer one is no line of a log."""
-
 
 class MetricsLog(Quiet):
     """Appends to both files. What a killed run wrote behind boundary `first` is cut off.
 
-    Raises RunError where a file can't be written, or is removed while it is being written: what
-    is written to it then goes nowhere.
+    Raises DataError where a file that is there can't be read, RunError where it can't be written,
+    or is removed while it is being written: what is written to it then goes nowhere.
     """
 
     def __init__(self, run_dir: Path, course: Course, first: int) -> None:
@@ -110,31 +103,13 @@ def _texts(numbers: np.ndarray) -> list[str]:
 def keep_until(file: Path, step: int) -> None:
     """Cut a log behind the last whole line whose step is at most `step`.
 
-    Raises RunError for a line that is none of a log.
+    Raises DataError for a line that is none of a log; nothing is cut then.
     """
     if not file.exists():
         return
-    if not file.is_file():
-        raise RunError(f"{file}: is no regular file; remove it to go on")
     end = 0
-    with file.open("rb") as log:
-        for number, line in enumerate(whole_lines(log), start=1):
-            if _step_of(line, f"{file}, line {number}") > step:
-                break
-            end += len(line)
-    os.truncate(file, end)
-
-
-def whole_lines(log: BinaryIO) -> Iterator[bytes]:
-    """The lines of a log up to one without an end, which a run that was killed may have left."""
-    for line in iter(partial(log.readline, LONGEST_BYTES), b""):
-        if not line.endswith(b"\n"):
+    for line in read_lines(file):
+        if line.step > step:
             break
-        yield line
-
-
-def _step_of(line: bytes, where: str) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise RunError(f"{where}: is not a step of a run; remove the file to go on") from error
+        end += len(line.text)
+    os.truncate(file, end)

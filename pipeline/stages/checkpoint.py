@@ -4,7 +4,8 @@ orbax writes a step's folder in the background under another name and renames it
 complete, so a run that is killed while saving keeps the checkpoint before. Before the renaming the
 folder is sealed with a manifest. A checkpoint holds every array of `TrainState` under its path and,
 as JSON, the recipe and what the host knows: the state of the monitors that decide something. The
-data position, the schedule and the random generator are functions of the step.
+data position, the schedule and the random generator are functions of the step. The metrics alone
+may come later, where the evaluation of the step was given up and the resumed run has done it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.config.recipe import CheckpointSpec
 from pipeline.errors import RunError
 from pipeline.stages.manifest import write_manifest
 from pipeline.stages.orbax_arrays import silence_orbax
-from pipeline.stages.retention import retention
+from pipeline.stages.retention import not_kept, retention, write_metrics
 from pipeline.stages.saved import FOLDER, by_path, fill, read_checkpoint, saved_steps
 from pipeline.training.state import TrainState
 
@@ -48,8 +49,10 @@ class Checkpoints:
         self._root = (run_dir / FOLDER).absolute()
         self._recipe = recipe or {}
         self._step: int | None = None
+        self._tracks_best = spec.best is not None
+        self._retention = retention(spec, self._root, held)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=retention(spec, self._root, held),
+            preservation_policy=self._retention,
             # The policy decides; this only has the metrics written, for a resumed run to compare.
             best_fn=(lambda metrics: metrics[spec.best]) if spec.best else None,
             cleanup_tmp_directories=True,
@@ -75,8 +78,13 @@ class Checkpoints:
         host: Mapping[str, Any],
         metrics: Mapping[str, float] | None,
     ) -> None:
-        """Save once per step; written in the background. Raises RunError when the disk refuses."""
+        """Save once per step; written in the background. Raises RunError when the disk refuses.
+
+        A step that is saved already, its evaluation having been given up, is given its metrics.
+        """
         if self.latest == step:
+            if metrics and self._tracks_best:
+                self._add_metrics(step, metrics)
             return
         self.finish()
         # Copied: the device is given these buffers again while they are still being written.
@@ -89,6 +97,14 @@ class Checkpoints:
         self._step = step
         with self._writing(f"save step {step}"):
             self._manager.save(step, args=args, metrics=dict(metrics) if metrics else None)
+
+    def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Complete a checkpoint, and let go of those that would have gone when it was saved."""
+        self.finish()
+        with self._writing(f"save the metrics of step {step}"):
+            write_metrics(self._root / str(step), metrics)
+            for older in not_kept(self._retention, saved_steps(self._root)):
+                self._manager.delete(older)
 
     def finish(self) -> None:
         """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""

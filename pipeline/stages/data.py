@@ -65,7 +65,7 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = recipe.dataset.read(cache_root(recipe.cache))
     buckets = in_ascending_order(recipe.dataset.buckets or ())
-    raw = pad_images(raw, buckets, recipe.dataset)
+    raw = pad_images(raw, buckets, recipe.dataset, recipe.train.batch_size)
     for bucket in buckets or (None,):  # the largest is the last
         train_ops, mapped = _mapped(recipe, raw.train, "train", bucket)
         eval_ops, mapped_eval = _mapped(recipe, raw.eval, "eval", bucket)

@@ -98,7 +98,8 @@ def _choose(
 
     chosen = backend.choose_lowerings(problems, tuning, watch)
     if chosen.layout != "nhwc" and kept is None:
-        reporter.stage("lower", "images as CHWN: vectors of samples, for few channels")
+        nothing = "; nothing to tune" if recipe.autotune in ("tune", "repeat") else ""
+        reporter.stage("lower", f"images as CHWN: vectors of samples, for few channels{nothing}")
     if chosen.found or chosen.by_rule:
         reporter.stage("lower", _line(chosen))
     if chosen.tuned and run_dir is not None:

@@ -34,12 +34,12 @@ def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def verify(folder: Path) -> str:
-    """Read every file and hold it against the manifest; the digest of the recipe.
+def verify(folder: Path) -> None:
+    """Read every file and hold it against the manifest.
 
     Raises DamagedError for the first file that is missing or not as it was written.
     """
-    digest, entries = _read_manifest(folder / MANIFEST)
+    entries = _read_entries(folder / MANIFEST)
     files = _files(folder)
     for name, entry in entries.items():
         if name not in files:
@@ -54,7 +54,6 @@ def verify(folder: Path) -> str:
             )
         if found != entry:
             raise DamagedError(f"{folder / name}: is not what was written, by its SHA-256")
-    return digest
 
 
 def read_json(file: Path) -> Any:
@@ -73,13 +72,13 @@ def recipe_digest(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
-def _read_manifest(file: Path) -> tuple[str, Mapping[str, Mapping[str, Any]]]:
+def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
     match read_json(file):
-        case {"recipe": str(digest), "files": dict(entries)} if all(
+        case {"recipe": str(), "files": dict(entries)} if all(
             isinstance(entry, dict) and entry.keys() == {"bytes", "sha256"}
             for entry in entries.values()
         ):
-            return digest, entries
+            return entries
     raise DamagedError(f"{file}: is no manifest of a checkpoint")
 
 

@@ -22,14 +22,18 @@ from pipeline.data.order import Order
 from pipeline.data.padding import pad_split
 from pipeline.data.spec import DatasetSpec, Op
 from pipeline.errors import RecipeError
+from pipeline.host_memory import require_room
 from pipeline.training.state import Batch, TrainState
 from pipeline.training.step import StepParts, make_train_step
 
 
-def pad_images(raw: RawData, buckets: Sequence[Bucket], dataset: DatasetSpec) -> RawData:
-    """The dataset with images padded, where there are buckets. Raises RecipeError where none fit.
+def pad_images(
+    raw: RawData, buckets: Sequence[Bucket], dataset: DatasetSpec, batch_size: int
+) -> RawData:
+    """The dataset with images padded, where there are buckets.
 
-    Images of several sizes can't do without.
+    Images of several sizes can't do without. Raises RecipeError where no bucket fits, and where a
+    batch of padded samples has no room in memory.
     """
     if not buckets:
         _refuse_several_sizes(raw)
@@ -37,18 +41,20 @@ def pad_images(raw: RawData, buckets: Sequence[Bucket], dataset: DatasetSpec) ->
     padded = []
     for name, split in (("training", raw.train), ("evaluation", raw.eval)):
         try:
-            padded.append(
-                pad_split(
-                    split,
-                    buckets,
-                    ignore_index=dataset.ignore_index,
-                    crop=dataset.oversized == "crop",
-                )
-            )
+            padded.append(_padded(split, buckets, dataset, batch_size))
         except ValueError as error:
             raise RecipeError([f"dataset.buckets: {name} images: {error}"]) from error
     train, evaluated = padded
     return replace(raw, train=train, eval=evaluated)
+
+
+def _padded(
+    split: Split, buckets: Sequence[Bucket], dataset: DatasetSpec, batch_size: int
+) -> Split:
+    crop, ignore_index = dataset.oversized == "crop", dataset.ignore_index
+    padded = pad_split(split, buckets, ignore_index=ignore_index, crop=crop)
+    require_room(batch_size * padded.sample_bytes, f"a padded batch of {batch_size:,}")
+    return padded
 
 
 def _refuse_several_sizes(raw: RawData) -> None:

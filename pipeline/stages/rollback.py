@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.errors import DataError, RunError
+from pipeline.stages.periods import is_due
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
 
@@ -81,12 +82,8 @@ class Rollbacks:
         return [
             step
             for step in self.steps()
-            if step < bad and step not in used and self.is_scheduled(step)
+            if step < bad and step not in used and is_due(step, self.periods)
         ]
-
-    def is_scheduled(self, step: int) -> bool:
-        """Whether a checkpoint is due at a boundary, whatever a clock or a signal does."""
-        return any(step % period == 0 for period in self.periods)
 
 
 def _is_finite(state: TrainState) -> bool:

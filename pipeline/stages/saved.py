@@ -130,8 +130,8 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Saved:
         if saved_steps(root):
             return _read_newest(root, warn)
     raise DataError(
-        f"checkpoint.restore = {folder}: holds no checkpoint; name a run directory, its "
-        f"{FOLDER} folder or one checkpoint in there"
+        f"{folder}: holds no checkpoint; name a run directory, its {FOLDER} folder or one "
+        "checkpoint in there"
     )
 
 

@@ -15,7 +15,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Bounds, Choice, Cost, Costs, SinkMechanism, choose, no_sink
 from pipeline.sink.schedule import Course, Event
 from pipeline.stages.dispatch_costs import LONGEST, first_look, least_steps, measure
-from pipeline.stages.train import event_periods
+from pipeline.stages.periods import event_periods
 from pipeline.stages.trial import Trials
 
 BUDGET_SHARE, BUDGET_S = 0.05, (0.6, 3.0)

@@ -26,7 +26,8 @@ from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
-from pipeline.stages.train import History, Training, train
+from pipeline.stages.history import History
+from pipeline.stages.train import Training, train
 from pipeline.training.state import TrainState
 
 

@@ -16,7 +16,7 @@ from pipeline.__main__ import main
 from pipeline.autopsy.command import autopsy
 from pipeline.autopsy.run import Examination
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError, RunError
+from pipeline.errors import DataError, RunError, UsageError
 from pipeline.job import run
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.telemetry import Telemetry
@@ -102,7 +102,7 @@ def test_the_command_line_takes_it(ended: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("args", [[], ["a", "b"], ["--json"]])
 def test_other_arguments_are_refused(args: Sequence[str]) -> None:
-    with pytest.raises(RecipeError, match="autopsy takes RUN_DIR or its reproducer"):
+    with pytest.raises(UsageError, match="autopsy takes RUN_DIR or its reproducer"):
         autopsy(args)
 
 
@@ -162,3 +162,19 @@ def test_an_autopsy_that_fails_does_not_hide_the_step(
         run(tiny("train.steps=30"), tmp_path)
     assert "no autopsy of step" in (tmp_path / "run.log").read_text()
     assert not (tmp_path / "autopsy.json").exists()
+
+
+def test_a_run_that_is_taken_up_has_no_autopsy_of_the_life_before(
+    ended: Path, tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step turns out well this time; what was found is kept, and can be computed again."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(ended, run_dir)
+    assert run(tiny("train.steps=30", f"train.resume={run_dir}")).status == "done"
+    assert not (run_dir / "autopsy.json").exists()
+    assert not (run_dir / "reproducer").exists()
+    earlier = run_dir / "earlier_autopsy"
+    assert f"that of the run before is in {earlier}" in (run_dir / "run.log").read_text()
+    assert json.loads((earlier / "autopsy.json").read_text())["step"] <= 30
+    assert main(["autopsy", str(earlier)]) == 0
+    assert "in the data: input column image" in capsys.readouterr().out

@@ -100,7 +100,7 @@ def test_a_remainder_is_kept_where_it_does_no_harm(
 def test_a_decay_rule_that_matches_nothing_is_refused_by_its_key(tiny: Compose) -> None:
     rules = "train.optimizer.decay_rules=[{pattern: nothing/*, weight_decay: 0.0}]"
     message = problem(tiny(rules))
-    assert "decay rule 'nothing/*' matches none of the 8 parameters" in message
+    assert "decay_rules: pattern 'nothing/*' matches none of the 8 parameters" in message
     assert message.startswith("train.optimizer")
 
 

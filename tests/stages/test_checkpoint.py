@@ -291,7 +291,7 @@ def test_a_missing_checkpoint_is_named_with_what_would_be_right(
     with pytest.raises(DataError) as caught:
         restore_weights(folder, state_of(0), {}, print)
     assert str(caught.value) == (
-        f"checkpoint.restore = {folder}: holds no checkpoint; name a run directory, its "
+        f"{folder}: holds no checkpoint; name a run directory, its "
         "checkpoints folder or one checkpoint in there"
     )
 

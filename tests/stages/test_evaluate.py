@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
+from pipeline.stages import evaluate as stage
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_run
 from pipeline.stages.data import Dataset, load_data
 from pipeline.stages.evaluate import evaluate
-from pipeline.training.metrics import zero_sums
+from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import TrainState
 
 Compose = Callable[..., Recipe]
@@ -60,7 +62,8 @@ def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(40), labels]
     ranks = (logits > logits[np.arange(40), labels][:, None]).sum(axis=1)
 
-    evaluation = evaluate(executable, state, dataset)
+    evaluation = evaluate(executable, state, dataset, 1.0)
+    assert evaluation is not None
     assert evaluation.metrics["count"] == 40
     assert evaluation.metrics["accuracy"] == (predicted == labels).mean()
     assert evaluation.metrics["top5"] == (ranks < 5).mean()
@@ -70,20 +73,75 @@ def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
     assert np.array_equal(evaluation.confusion, confusion)
 
 
+def test_metrics_are_the_same_bits_however_the_batches_are_dispatched(tiny: Compose) -> None:
+    executable, dataset = prepare(tiny(*SMALL, "dataset.eval.batch_size=4"))
+    state = executable.init()
+    one, other = (evaluate(executable, state, dataset, seconds) for seconds in (1e-9, 1e9))
+    assert one is not None
+    assert other is not None
+    assert one.metrics == other.metrics
+    assert np.array_equal(one.confusion, other.confusion)
+
+
+class Timed:
+    """All samples are right: a batch takes `batch_s`, by a clock of its own."""
+
+    def __init__(self, batch_s: float) -> None:
+        self.dispatched: list[tuple[int, int]] = []
+        self.now = 0.0
+        self._batch_s = batch_s
+
+    def evaluate(self, state: TrainState, start: int, stop: int, before: Any = None) -> EvalSums:
+        self.dispatched.append((start, stop))
+        self.now += self._batch_s * (stop - start)
+        right = np.diag([4 * stop, *9 * [0]])
+        return replace(zero_sums(10), samples=right.sum(), count=right.sum(), confusion=right)
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "spans"),
+    [
+        (0.25, [(0, 1), (1, 5), (5, 9), (9, 10)]),
+        (1e-6, [(0, 1), (1, 10)]),
+        (5.0, [(n, n + 1) for n in range(10)]),
+    ],
+)
+def test_a_dispatch_lasts_no_longer_than_it_may(
+    batch_s: float,
+    spans: list[tuple[int, int]],
+    tiny: Compose,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten batches, a second to each dispatch; the first is of one batch, to find out."""
+    dataset = load_data(
+        tiny(*SMALL, "dataset.eval.batch_size=4"), Reporter(console=Console(file=io.StringIO()))
+    )
+    timed = Timed(batch_s)
+    clock = SimpleNamespace(perf_counter=lambda: timed.now)
+    monkeypatch.setattr(stage, "time", clock)
+    assert evaluate(timed, None, dataset, 1.0) is not None  # type: ignore[arg-type]
+    assert timed.dispatched == spans
+    # Given up as soon as one of them is over.
+    timed.dispatched = []
+    answers = iter([False, True])
+    assert evaluate(timed, None, dataset, 1.0, lambda: next(answers)) is None  # type: ignore[arg-type]
+    assert timed.dispatched == spans[:1]
+
+
 def test_a_sample_that_was_not_counted_is_an_error(tiny: Compose) -> None:
     recipe = tiny(*SMALL)
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
     confusion = np.diag([39, *9 * [0]])
     sums = replace(zero_sums(10), samples=np.int32(39), confusion=confusion)
-    forgetful = SimpleNamespace(evaluate=lambda state, batches: sums)
+    forgetful = SimpleNamespace(evaluate=lambda *_: sums)
     with pytest.raises(RunError, match=r"^evaluated 39 samples of 40$"):
-        evaluate(forgetful, None, dataset)  # type: ignore[arg-type]
+        evaluate(forgetful, None, dataset, 1.0)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_without_a_label_that_counts_is_an_error(tiny: Compose) -> None:
     dataset = load_data(tiny(*SMALL), Reporter(console=Console(file=io.StringIO())))
     sums = replace(zero_sums(10), samples=np.int32(40))
-    blind = SimpleNamespace(evaluate=lambda state, batches: sums)
+    blind = SimpleNamespace(evaluate=lambda *_: sums)
     expected = r"^none of the labels of 40 evaluation samples counts: all are dataset\.ignore_index"
     with pytest.raises(RunError, match=expected):
-        evaluate(blind, None, dataset)  # type: ignore[arg-type]
+        evaluate(blind, None, dataset, 1.0)  # type: ignore[arg-type]

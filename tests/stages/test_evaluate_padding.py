@@ -56,7 +56,7 @@ def test_sums_are_those_of_single_samples(
     recipe = tiny(*SMALL, f"dataset.eval.batch_size={batch_size}", f"train.feed={feed}")
     executable, dataset = prepare(recipe)
     state = executable.init()
-    evaluation = evaluate(executable, state, dataset)
+    evaluation = evaluate(executable, state, dataset, 1.0)
 
     labels = np.asarray(dataset.eval.columns["label"][:])
     predicted = logits_by_hand(state, dataset.eval.columns["image"][:]).argmax(axis=1)

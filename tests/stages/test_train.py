@@ -16,7 +16,8 @@ from pipeline.signals import Signals, heard
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages import train as stage
-from pipeline.stages.train import History, Training, train
+from pipeline.stages.history import DISPATCHES_KEPT, History
+from pipeline.stages.train import Training, train
 from pipeline.training.state import TrainState
 from tests.observe.test_monitors import EVALUATION
 
@@ -38,6 +39,9 @@ class Script:
         self.signals = Signals()
         self.signal, self.signal_at = signal.SIGTERM, 0
         self.bad: int | None = None
+        self.signal_in_evaluation: signal.Signals | None = None
+        self.verdicts: dict[int, str] = {}
+        self.verdict: str | None = None
         self.flushed = 0
         self._step_s, self._accuracies = step_s, list(accuracies)
 
@@ -65,6 +69,7 @@ class Script:
     def on_sink(self, report: SinkReport) -> None:
         self.reports.append(report)
         self.events.append(f"sink {report.step}")
+        self.verdict = self.verdicts.get(report.step)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         self.events.append(f"told {step}")
@@ -90,8 +95,12 @@ class Script:
             self.events.append(f"save {step}")
             self.saved[step] = host, metrics
 
-    def evaluate(self, state: TrainState) -> Evaluation:
+    def evaluate(self, state: TrainState) -> Evaluation | None:
         self.events.append(f"eval {int(state.step)}")
+        if self.signal_in_evaluation is not None:
+            signal.raise_signal(self.signal_in_evaluation)
+        if self.signals.stop is not None:
+            return None
         accuracy = self._accuracies.pop(0) if self._accuracies else 0.5
         metrics = {**EVALUATION.metrics, "accuracy": accuracy, "loss": 1 - accuracy}
         return Evaluation(metrics, EVALUATION.confusion)
@@ -125,6 +134,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
             script.evaluate,
             script if saves else None,  # type: ignore[arg-type]
             signals=script.signals,
+            judge=script if script.verdicts else None,  # type: ignore[arg-type]
         )
         history = History(first)
         with heard(script.signals), script.signals.held():
@@ -262,8 +272,8 @@ def test_step_time_is_that_of_the_newest_dispatches(
     """Bounded: a run without sinks dispatches as often as it steps."""
     history = play(Script(step_s=0.25), "train.sink=false")
     assert len(history.step_seconds) == 19
-    history.step_seconds.extend(2 * stage.DISPATCHES_KEPT * [0.5])
-    assert len(history.step_seconds) == stage.DISPATCHES_KEPT
+    history.step_seconds.extend(2 * DISPATCHES_KEPT * [0.5])
+    assert len(history.step_seconds) == DISPATCHES_KEPT
     assert history.step_ms == 500.0
 
 
@@ -374,3 +384,65 @@ def test_a_signal_that_came_before_training_is_answered_before_the_first_step(pl
     history = play(script)
     assert script.events == ["save 0"]
     assert (history.step, history.status) == (0, "stopped")
+
+
+def test_an_evaluation_that_is_given_up_is_the_first_thing_a_resumed_run_does(play: Play) -> None:
+    """Nobody is told of it before, and no checkpoint with metrics is saved."""
+    events = "eval.every_steps=8", "checkpoint.every_steps=4"
+    script = Script()
+    script.signal_in_evaluation = signal.SIGTERM
+    history = play(script, *events)
+    assert script.events[-3:] == ["sink 8", "eval 8", "save 8"]
+    assert (history.step, history.status, history.reason) == (8, "stopped", "SIGTERM received")
+    host, metrics = script.saved[8]
+    assert (host["unfinished_boundary"], metrics) == ({"loss": 8.0, "verdict": None}, None)
+
+    script = Script(accuracies=(0.75,))
+    history = play(script, *events, first=8, host=host)
+    assert script.events[:5] == ["eval 8", "told 8", "save 8", "steps 9-9", "steps 10-12"]
+    host, metrics = script.saved[8]
+    assert "unfinished_boundary" not in host
+    assert metrics is not None
+    assert metrics["accuracy"] == 0.75
+    assert (history.step, history.status) == (20, "done")
+
+
+def test_an_evaluation_that_is_given_up_decides_when_it_is_done(play: Play) -> None:
+    early = [*EARLY, "monitor.early_stop.metric=accuracy"]
+    kept = {"early_stop": {"best": 0.75, "waited": 1}, "unfinished_boundary": GIVEN_UP}
+    history = play(Script(accuracies=(0.5,)), *early, first=4, host=kept)
+    assert (history.step, history.status, history.loss) == (4, "done", 4.0)
+    assert history.reason == "early stop: accuracy no better than 0.75"
+
+
+GIVEN_UP = {"loss": 4.0, "verdict": None}
+
+
+def test_one_that_is_given_up_at_the_end_stops_the_run(play: Play) -> None:
+    script = Script()
+    script.signal_in_evaluation = signal.SIGINT
+    history = play(script, "eval.every_steps=20")
+    assert (history.step, history.status, history.reason) == (20, "stopped", "SIGINT received")
+    assert play(Script(), first=20, host=script.saved[20][0]).evaluated.keys() == {20}
+
+
+def test_a_verdict_waits_for_an_evaluation_that_is_given_up(play: Play) -> None:
+    """The sink ended before, and its monitors are not told of it again."""
+    script = Script()
+    script.verdicts = {8: "poor"}
+    script.signal_in_evaluation = signal.SIGTERM
+    history = play(script, "eval.every_steps=8")
+    assert (history.status, history.reason) == ("stopped", "SIGTERM received")
+    resumed = Script()
+    resumed.verdicts = {16: "unasked"}
+    history = play(resumed, "eval.every_steps=8", first=8, host=script.saved[8][0])
+    assert resumed.events == ["eval 8", "told 8", "save 8"]
+    assert (history.step, history.status, history.reason) == (8, "pruned", "poor")
+
+
+def test_a_signal_to_save_in_an_evaluation_is_answered_behind_it(play: Play) -> None:
+    script = Script()
+    script.signal_in_evaluation = signal.SIGUSR1
+    play(script, "eval.every_steps=8")
+    assert script.events[2:6] == ["sink 8", "eval 8", "told 8", "save 8"]
+    assert list(script.saved) == [8, 16, 20]

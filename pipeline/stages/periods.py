@@ -1,0 +1,26 @@
+"""Periods: at the multiples of how many steps evaluations and checkpoints are due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.config.recipe import Recipe
+from pipeline.sink.schedule import Event
+
+
+def event_periods(recipe: Recipe, per_pass: int) -> dict[Event, tuple[int, ...]]:
+    """How often, in steps, evaluations and checkpoints are due."""
+    evals = _in_steps(recipe.eval.every_steps, recipe.eval.every_passes, per_pass)
+    saves = _in_steps(recipe.checkpoint.every_steps, recipe.checkpoint.every_passes, per_pass)
+    if recipe.checkpoint.best is not None:
+        saves += evals
+    return {Event.EVALUATE: evals, Event.CHECKPOINT: saves}
+
+
+def is_due(step: int, periods: Iterable[int]) -> bool:
+    """Whether something of these periods happens at a boundary; all is due at 0."""
+    return any(step % period == 0 for period in periods)
+
+
+def _in_steps(steps: int | None, passes: int | None, per_pass: int) -> tuple[int, ...]:
+    return tuple(n for n in (steps, passes and passes * per_pass) if n)
