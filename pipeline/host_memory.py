@@ -6,24 +6,21 @@ import os
 import re
 from pathlib import Path
 
-CGROUP = Path("/sys/fs/cgroup")
+from pipeline.control_groups import CGROUP, MEMBERSHIP, groups_of
+
 _MEMINFO = Path("/proc/meminfo")
 _LIMITS = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of a container, in either version of control groups: the limit, what is used, and what of that
-are copies of files, which make room when it is needed."""
+"""Of a control group, in version 2 and 1: the limit, what is used, and what of that are copies of
+files, which make room when it is needed."""
 
 
-def available_bytes(cgroup: Path = CGROUP) -> int:
+def available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
     """Memory that a process can still have, on this machine and in its container."""
-    left = (_left_bytes(cgroup, *names) for names in _LIMITS)
+    groups = groups_of("memory", cgroup, membership)
+    left = (_left_bytes(group, *names) for group in groups for names in _LIMITS)
     return min([_free_bytes(), *(count for count in left if count is not None)])
 
 
@@ -48,13 +45,13 @@ def _free_bytes() -> int:
     return 1024 * int(found[1])
 
 
-def _left_bytes(cgroup: Path, limit: str, used: str, statistics: str, copies: str) -> int | None:
+def _left_bytes(group: Path, limit: str, used: str, copies: str) -> int | None:
     """None where there is no such group, or it has no limit."""
     try:
-        left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
+        left = int((group / limit).read_text()) - int((group / used).read_text())
     except (OSError, ValueError):
         return None
-    return max(0, left + _statistic(cgroup / statistics, copies))
+    return max(0, left + _statistic(group / "memory.stat", copies))
 
 
 def _statistic(file: Path, name: str) -> int:

@@ -4,17 +4,19 @@ interpolations may be in a recipe file, and no more than a recipe's worth of the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+from pipeline.plain_yaml import MAX_DEPTH
 from pipeline.problems import dotted, show
 
 Where = tuple[str | int, ...]
 
 MAX_SIZE = 100_000
 """Values of a recipe once its references are resolved; a long text counts as several."""
-MAX_CHAIN = 16
-"""References that lead to references."""
+MAX_CHAIN = 24
+"""References that lead to references; OmegaConf resolves each within the one before, and Python's
+stack takes some 50."""
 CHARACTERS_A_VALUE = 64
 
 _OPENING = "${"
@@ -42,50 +44,90 @@ def require_bounded(tree: dict[str, Any]) -> None:
     `tree` is the composed recipe, unresolved. A reference that leads nowhere is no matter of this.
     """
     if any(_OPENING in text for _, text in _texts(tree)):
-        _Sizes(tree).of((), ())
+        _Measured(tree).of((), (), 0)
 
 
-class _Sizes:
-    """How many values every part of a tree has once it is resolved."""
+class _Resolved(NamedTuple):
+    """How large a part of a tree is once it is resolved."""
+
+    size: int
+    """Values."""
+    levels: int
+    """How deep it is nested."""
+    chain: int
+    """References that lead to references on the longest way into it."""
+
+
+class _Measured:
+    """How large every part of a tree is once it is resolved."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self._tree = tree
-        self._known: dict[Where, int] = {}
+        self._known: dict[Where, _Resolved] = {}
 
-    def of(self, where: Where, through: tuple[Where, ...]) -> int:
-        """The size of what stands at `where`, reached through the references at `through`."""
+    def of(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
+        """What stands at `where`, reached through the references at `through` and so many levels.
+
+        Bounds are held on the way down too: what is beyond them is not walked to its end.
+        """
+        found = self._known.get(where, _Resolved(1, 0, 0))
+        self._require(where, found.size, level + found.levels, len(through) + found.chain)
         if where not in self._known:
-            self._known[where] = size = self._measure(where, through)
-            if size > MAX_SIZE:
-                raise ValueError(
-                    f"{dotted(where)}: references make more than {MAX_SIZE:,} values of it"
-                )
-        return self._known[where]
+            found = self._measure(where, through, level)
+            self._require(where, *found)
+            self._known[where] = found
+        return found
 
-    def _measure(self, where: Where, through: tuple[Where, ...]) -> int:
-        node = self._at(where)
-        if isinstance(node, dict):
-            return 1 + sum(self.of((*where, key), through) for key in node)
-        if isinstance(node, list):
-            return 1 + sum(self.of((*where, index), through) for index in range(len(node)))
+    def _require(self, where: Where, size: int, levels: int, chain: int) -> None:
+        if size > MAX_SIZE:
+            reason = f"references make more than {MAX_SIZE:,} values of it"
+        elif levels > MAX_DEPTH:
+            reason = f"references nest it more than {MAX_DEPTH} levels deep"
+        elif chain > MAX_CHAIN:
+            reason = (
+                f"more than {MAX_CHAIN} references lead from one to the next; refer to the key "
+                "that has the value"
+            )
+        else:
+            return
+        raise ValueError(f"{dotted(where)}: {reason}")
+
+    def _measure(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
+        node, passed = self._at(where, ())
+        if isinstance(node, dict | list):
+            keys = node if isinstance(node, dict) else range(len(node))
+            within = [self.of((*where, key), through, level + 1) for key in keys]
+            return _joined(1, within, level=1, chain=passed)
         if not isinstance(node, str):
-            return 1
+            return _Resolved(1, 0, passed)
         targets = _targets(node)
-        if targets and (where in through or len(through) > MAX_CHAIN):
+        if targets and where in through:
             raise ValueError(_circle(where, node))
-        sizes = (self.of(target, (*through, where)) for target in targets)
-        return 1 + len(node) // CHARACTERS_A_VALUE + sum(sizes)
+        resolved = [self.of(target, (*through, where), level) for target in targets]
+        own = 1 + len(node) // CHARACTERS_A_VALUE
+        return _joined(own, resolved, level=0, chain=passed + bool(targets))
 
-    def _at(self, where: Where, chain: int = 0) -> Any:
-        """What stands at `where`, on the way to which other references may lie; None if nothing."""
+    def _at(self, where: Where, through: tuple[Where, ...]) -> tuple[Any, int]:
+        """What stands at `where`, None if nothing, and how many references lie on the way there."""
         node: Any = self._tree
         for depth, key in enumerate(where):
             if isinstance(node, str) and _REFERENCE.fullmatch(node):
-                if chain > MAX_CHAIN:
-                    raise ValueError(_circle(where[:depth], node))
-                return self._at((*_targets(node)[0], *where[depth:]), chain + 1)
+                passed = where[:depth]
+                if passed in through:
+                    raise ValueError(_circle(passed, node))
+                self._require(passed, 1, 0, len(through))
+                return self._at((*_targets(node)[0], *where[depth:]), (*through, passed))
             node = _child(node, key)
-        return node
+        return node, len(through)
+
+
+def _joined(size: int, parts: Sequence[_Resolved], *, level: int, chain: int) -> _Resolved:
+    """Parts together in what adds so much to each measure."""
+    return _Resolved(
+        size + sum(part.size for part in parts),
+        level + max((part.levels for part in parts), default=0),
+        chain + max((part.chain for part in parts), default=0),
+    )
 
 
 def _targets(text: str) -> list[Where]:

@@ -38,8 +38,21 @@ class RaggedColumn(Column, Protocol):
         """What the user knows the sample by."""
 
 
+class Ragged:
+    """Base of the ragged columns: what follows from their sizes."""
+
+    @property
+    def shape(self: RaggedColumn) -> tuple[int, ...]:
+        """(samples, *dimensions of what holds the largest value)."""
+        return (len(self.sizes), *self.sizes.max(axis=0).tolist(), *self.trailing)
+
+    def __getitem__(self: RaggedColumn, indices: Any) -> np.ndarray:
+        """The values at an integer array of sample indices, or at a slice, padded."""
+        return PaddedColumn(self, self.shape[1 : 1 + self.sizes.shape[1]])[indices]
+
+
 @dataclass(frozen=True)
-class RaggedArray:
+class RaggedArray(Ragged):
     """A ragged column in memory: all values one behind the other, and where each begins."""
 
     flat: np.ndarray
@@ -48,18 +61,9 @@ class RaggedArray:
     trailing: tuple[int, ...]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(samples, *dimensions of the largest value)."""
-        return (len(self.sizes), *self.sizes.max(axis=0).tolist(), *self.trailing)
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the values."""
         return self.flat.dtype
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice, padded."""
-        return PaddedColumn(self, self.shape[1 : 1 + self.sizes.shape[1]])[indices]
 
     def value(self, index: int) -> np.ndarray:
         """One value, a view."""

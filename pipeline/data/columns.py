@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+
+DECODING_THREADS = min(8, os.cpu_count() or 1)
+"""Threads that read samples which are slow to read (`LazyColumn`)."""
 
 
 class Column(Protocol):
@@ -52,6 +57,14 @@ class Split:
 
     def __len__(self) -> int:
         return min(column.shape[0] for column in self.columns.values())
+
+    @property
+    def sample_bytes(self) -> int:
+        """The size of one sample as it was read, all columns together."""
+        return sum(
+            math.prod(column.shape[1:]) * np.dtype(column.dtype).itemsize
+            for column in self.columns.values()
+        )
 
     def specs(self) -> dict[str, ColumnSpec]:
         """Shape and dtype of one value, column by column."""

@@ -7,13 +7,12 @@ window's samples, preparing the next window while the device works on this one (
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Literal, Protocol
 
 import jax
-import numpy as np
 
 from pipeline.data.columns import Split
+from pipeline.data.filling import Clock
 from pipeline.data.order import Order
 from pipeline.data.resident import ResidentSupply
 from pipeline.data.starvation import Effort, FeedReport, HandOver, Ledger, Tell
@@ -52,9 +51,7 @@ class Supply(Protocol):
 class Feed:
     """Where a backend gets windows from."""
 
-    def __init__(
-        self, supply: Supply, tell: Tell | None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, supply: Supply, tell: Tell | None, clock: Clock = time.perf_counter) -> None:
         self._supply, self._clock, self._ledger = supply, clock, Ledger(tell)
         self.kind, self.device_bytes = supply.kind, supply.device_bytes
         self._window: Window | None = None
@@ -100,7 +97,7 @@ def make_feed(
     *,
     stop: int | None = None,
     tell: Tell | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
 ) -> Feed:
     """A feed of the asked kind; `auto` is resident where the split fits.
 
@@ -109,14 +106,11 @@ def make_feed(
     fits = split_bytes(split) <= RESIDENT_LIMIT_BYTES
     if kind == "resident" or (kind == "auto" and fits):
         return Feed(ResidentSupply(split, order, device, WINDOW_STEPS, stop), tell, clock)
-    batch_bytes = max(1, split_bytes(split) * order.batch_size // max(1, len(split)))
+    batch_bytes = max(1, split.sample_bytes * order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
     return Feed(StreamSupply(split, order, device, steps, stop, clock), tell, clock)
 
 
 def split_bytes(split: Split) -> int:
     """The size of a split as it was read."""
-    return sum(
-        int(np.prod(column.shape, dtype=np.int64)) * np.dtype(column.dtype).itemsize
-        for column in split.columns.values()
-    )
+    return len(split) * split.sample_bytes

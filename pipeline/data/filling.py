@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.data.columns import Column, LazyColumn, Split
+from pipeline.data.columns import DECODING_THREADS, Column, LazyColumn, Split
 from pipeline.data.order import Batches, Order
 from pipeline.data.starvation import Effort, SlowSample
 from pipeline.data.window import Window, put_inputs
@@ -19,9 +18,6 @@ from pipeline.errors import DataError, PipelineError
 
 PARTS = 16
 """A window is read in so many parts: enough to share among threads, few enough to cost nothing."""
-
-THREADS = min(8, os.cpu_count() or 1)
-"""Threads that decode samples; columns in memory are gathered by one, which is fast enough."""
 
 ALIGNMENT_BYTES = 64
 """XLA uses a host buffer that starts at a multiple of this as it is, and copies any other."""
@@ -44,16 +40,13 @@ class Plan:
     @property
     def batch_bytes(self) -> int:
         """Of all columns."""
-        return sum(
-            self.order.batch_size * int(np.prod(column.shape[1:])) * np.dtype(column.dtype).itemsize
-            for column in self.split.columns.values()
-        )
+        return self.order.batch_size * self.split.sample_bytes
 
     @property
     def threads(self) -> int:
-        """How many read at a time."""
+        """How many read at a time: columns in memory are gathered by one, which is fast enough."""
         lazy = any(isinstance(column, LazyColumn) for column in self.split.columns.values())
-        return min(THREADS if lazy else 1, self.parts)
+        return min(DECODING_THREADS if lazy else 1, self.parts)
 
     @property
     def parts(self) -> int:

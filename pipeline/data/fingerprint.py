@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.data.buckets import PaddedColumn, RaggedArray, UniformColumn
 from pipeline.data.columns import Column, Split
 
 SAMPLED = 32
@@ -16,7 +17,10 @@ SAMPLED = 32
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The shape and type of a column, and the SHA-256 of its values, C order, little-endian."""
+    """The shape and type of a column, and the SHA-256 of its values, C order, little-endian.
+
+    Of values of several sizes these come first, and padding is left out.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -28,22 +32,39 @@ class Fingerprint:
 def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
     """The fingerprint of every column.
 
-    A column in memory is hashed as a whole, some 1 ms a megabyte at most; of any other, its shape
-    and `SAMPLED` samples. Raises DataError where one of these can't be read.
+    A column in memory is hashed as a whole, some 1 ms a megabyte at most, padded ones before they
+    are padded; of any other, its shape and `SAMPLED` samples. Raises DataError where one of these
+    can't be read.
     """
     return {name: _of_column(column) for name, column in split.columns.items()}
 
 
 def _of_column(column: Column) -> Fingerprint:
     samples, dtype = column.shape[0], np.dtype(column.dtype)
-    if isinstance(column, np.ndarray):
-        values, of = column, "all"
-    else:
+    hashed, of = _arrays_of(column), "all"
+    if hashed is None:
         rows = np.unique(np.linspace(0, samples - 1, SAMPLED).astype(np.int64))
-        values, of = column[rows], f"{len(rows)} of {samples:,}"
-    return Fingerprint(tuple(column.shape), dtype.name, _sha256(values), of)
+        hashed, of = (column[rows],), f"{len(rows)} of {samples:,}"
+    return Fingerprint(tuple(column.shape), dtype.name, _sha256(hashed), of)
 
 
-def _sha256(values: np.ndarray) -> str:
-    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    return hashlib.sha256(np.ascontiguousarray(little).data).hexdigest()
+def _arrays_of(column: Column) -> tuple[np.ndarray, ...] | None:
+    """What holds a column in memory, sizes first where they differ; None: it is read on demand."""
+    match column:
+        case np.ndarray():
+            return (column,)
+        case RaggedArray(flat=flat, sizes=sizes):
+            return sizes, flat
+        case PaddedColumn(values=padded):
+            return _arrays_of(padded)
+        case UniformColumn(column=uniform):
+            return _arrays_of(uniform)
+    return None
+
+
+def _sha256(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for values in arrays:
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        digest.update(np.ascontiguousarray(little).data)
+    return digest.hexdigest()

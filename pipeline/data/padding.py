@@ -42,14 +42,9 @@ def pad_split(
     larger than every bucket and may not be cut, or has other dimensions than they, and where labels
     can't be padded.
     """
-    column, dimensions = split.columns["image"], len(buckets[0])
-    images = column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
+    images = _of_several_sizes(split.columns["image"], len(buckets[0]))
     uncut = images.sizes
-    if uncut.shape[1] != dimensions:
-        shown = [list(bucket) for bucket in buckets]
-        raise ValueError(f"{shown}: must have {uncut.shape[1]} numbers each for these images")
-    numbers = assign_buckets(uncut, buckets, crop=crop)
-    sizes = np.minimum(uncut, np.array(buckets)[numbers]).astype(np.int32)
+    sizes = _sizes_in(buckets, uncut, crop=crop)
     columns: dict[str, Column] = {**split.columns, SIZE: sizes}
     holds = canvas(buckets)
     if not np.array_equal(sizes, uncut):
@@ -60,6 +55,19 @@ def pad_split(
     return Split(columns)
 
 
+def _of_several_sizes(column: Column, dimensions: int) -> RaggedColumn:
+    return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
+
+
+def _sizes_in(buckets: Sequence[Bucket], uncut: np.ndarray, *, crop: bool) -> np.ndarray:
+    """How large each image is in its bucket, int32 (samples, dimensions)."""
+    if uncut.shape[1] != len(buckets[0]):
+        shown = [list(bucket) for bucket in buckets]
+        raise ValueError(f"{shown}: must have {uncut.shape[1]} numbers each for these images")
+    numbers = assign_buckets(uncut, buckets, crop=crop)
+    return np.minimum(uncut, np.array(buckets)[numbers]).astype(np.int32)
+
+
 def _padded_labels(
     labels: Column, sizes: np.ndarray, holds: Bucket, ignore_index: int | None
 ) -> Column:
@@ -67,24 +75,29 @@ def _padded_labels(
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
-    positions = labels if isinstance(labels, RaggedColumn) else UniformColumn(labels, dimensions)
+    positions = _of_several_sizes(labels, dimensions)
     if not np.array_equal(positions.sizes, sizes):
         raise ValueError(
             f"labels of shape {labels.shape[1:]} are not of the places of the images, so that "
             "there is no telling how to pad them"
         )
+    return PaddedColumn(positions, holds, _label_of_padding(labels, ignore_index))
+
+
+def _label_of_padding(labels: Column, ignore_index: int | None) -> int:
+    """Raises ValueError where there is none, or labels can't hold it."""
     if ignore_index is None:
         raise ValueError(
             f"labels of shape {labels.shape[1:]} need padding too; set dataset.ignore_index to "
             "the label that padding gets, such as -100"
         )
-    bounds = np.iinfo(positions.dtype)
+    bounds = np.iinfo(labels.dtype)
     if not bounds.min <= ignore_index <= bounds.max:
         raise ValueError(
-            f"labels are {positions.dtype}, which can't hold dataset.ignore_index = "
+            f"labels are {labels.dtype}, which can't hold dataset.ignore_index = "
             f"{ignore_index}; must be {bounds.min} to {bounds.max}"
         )
-    return PaddedColumn(positions, holds, ignore_index)
+    return ignore_index
 
 
 def cut_to(
@@ -103,10 +116,9 @@ def cut_to(
     the middle. `xp` is numpy or jax.numpy and gives the same in both; the rest as in `apply_ops`.
     """
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
-    result = dict(columns)
     if UNCUT_SIZE not in columns:
         inside = (slice(None), *(slice(length) for length in bucket))
-        return {**result, **{name: columns[name][inside] for name in names}}
+        return {**columns, **{name: columns[name][inside] for name in names}}
     room = columns[UNCUT_SIZE] - columns[SIZE]
     if drawn:
         places = uniforms(xp, seed, pass_, sample, CROP_OP, len(bucket))
@@ -115,7 +127,7 @@ def cut_to(
         corner = room // 2
     rows = np.arange(len(room), dtype=np.int32).reshape(-1, *(1,) * len(bucket))
     index = (rows, *(_along(axis, corner, bucket) for axis in range(len(bucket))))
-    return {**result, **{name: columns[name][index] for name in names}}
+    return {**columns, **{name: columns[name][index] for name in names}}
 
 
 def _along(axis: int, corner: Any, bucket: Bucket) -> Any:

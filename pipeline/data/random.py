@@ -68,6 +68,7 @@ def uniforms(xp: Any, seed: Any, pass_: Any, sample: Any, op: int, draws: int) -
     return (bits >> 8).astype(np.float32) * np.float32(2**-24)
 
 
-def integers(xp: Any, uniforms: Any, bound: int) -> Any:
-    """Uniforms of 24 bits as int32 in 0..bound - 1; up to 2**24 rounding never reaches `bound`."""
+def integers(xp: Any, uniforms: Any, bound: Any) -> Any:
+    """Uniforms of 24 bits as int32 in 0..bound - 1; up to 2**24 rounding never reaches `bound`,
+    which is a whole number or an array of them that broadcasts."""
     return xp.floor(uniforms * bound).astype(np.int32)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.buckets import PaddedColumn
+from pipeline.data.buckets import Ragged
 from pipeline.data.columns import Column
 from pipeline.data.record_format import RecordColumnSpec, decode
 from pipeline.errors import DataError
@@ -130,22 +130,13 @@ class RecordColumn:
 
 
 @dataclass(frozen=True)
-class RaggedRecordColumn:
+class RaggedRecordColumn(Ragged):
     """A column of values of several sizes (`RaggedColumn`), read one by one."""
 
     files: RecordFiles
     sizes: np.ndarray
     trailing: tuple[int, ...]
     dtype: np.dtype[Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(samples, *dimensions of the largest value)."""
-        return (len(self.sizes), *self.sizes.max(axis=0).tolist(), *self.trailing)
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice, padded."""
-        return PaddedColumn(self, self.shape[1 : 1 + self.sizes.shape[1]])[indices]
 
     def value(self, index: int) -> np.ndarray:
         """One value, (*sizes[index], *trailing). Raises DataError that names the record."""

@@ -6,7 +6,14 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, WithJsonSchema, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 from pipeline.registry import FilePath, PartOf, Seq, Spec
@@ -208,3 +215,18 @@ class DatasetSpec(Spec):
 
         Raises DataError that names the file and what would be right.
         """
+
+
+class LocalDatasetSpec(DatasetSpec):
+    """Base of the sources whose files only the user has."""
+
+    root_must_be: ClassVar[str]
+    """What the user is to name."""
+    root: GivenRoot
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _is_given(cls, root: Any) -> Any:
+        if root is None:
+            raise ValueError(f"missing; it must be {cls.root_must_be}")
+        return root

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from pipeline.data.columns import Split
-from pipeline.data.fingerprint import SAMPLED, fingerprint
+from pipeline.data.buckets import ragged_array
+from pipeline.data.columns import Column, Split
+from pipeline.data.fingerprint import SAMPLED, Fingerprint, fingerprint
+from pipeline.data.padding import pad_split
 from tests.data.feeding import CountedColumn, make_split
 
 IMAGES = np.arange(300 * 4, dtype=np.float32).reshape(300, 2, 2, 1)
@@ -53,3 +56,45 @@ def test_a_column_of_few_samples_is_read_whole() -> None:
     column = CountedColumn(IMAGES[:5])
     assert fingerprint(Split({"image": column}))["image"].of == "5 of 5"
     assert column.reads == [0, 1, 2, 3, 4]
+
+
+def _fingerprint_of(column: Column) -> Fingerprint:
+    return fingerprint(Split({"image": column}))["image"]
+
+
+def _padded(images: Column) -> Column:
+    labels = np.zeros(images.shape[0], np.int32)
+    return pad_split(Split({"image": images, "label": labels}), [(8, 8)]).columns["image"]
+
+
+def _ragged(changed: int | None = None, *, turned: bool = False) -> Column:
+    """100 images of 2 x 3, or of 3 x 2, which have the same values in the same order."""
+    flat = np.arange(600, dtype=np.uint16)
+    if changed is not None:
+        flat[changed] += 1
+    sizes = np.full((100, 2), (3, 2) if turned else (2, 3), np.int32)
+    return ragged_array(flat, sizes, (1,))
+
+
+@pytest.mark.parametrize("pad", [lambda column: column, _padded], ids=["ragged", "padded"])
+def test_values_of_several_sizes_in_memory_are_hashed_as_a_whole(
+    pad: Callable[[Column], Column],
+) -> None:
+    found = _fingerprint_of(pad(_ragged()))
+    assert found.of == "all"
+    sizes = np.full((100, 2), (2, 3), np.int32)
+    expected = hashlib.sha256(sizes.tobytes() + np.arange(600, dtype=np.uint16).tobytes())
+    assert found.sha256 == expected.hexdigest()
+    others = [_fingerprint_of(pad(_ragged(place))).sha256 for place in (0, 7, 300, 599)]
+    others.append(_fingerprint_of(pad(_ragged(turned=True))).sha256)
+    assert found.sha256 not in others
+
+
+def test_images_of_one_size_that_are_padded_are_hashed_as_they_were_read() -> None:
+    plain, padded = _fingerprint_of(IMAGES), _fingerprint_of(_padded(IMAGES))
+    assert (padded.sha256, padded.of) == (plain.sha256, "all")
+    assert (plain.shape, padded.shape) == ((300, 2, 2, 1), (300, 8, 8, 1))
+
+
+def test_what_is_padded_on_demand_is_read_in_samples() -> None:
+    assert _fingerprint_of(_padded(CountedColumn(IMAGES))).of == "32 of 300"

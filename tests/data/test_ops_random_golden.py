@@ -148,11 +148,11 @@ def lambdas(labels):
 
 def test_golden_lambdas_and_partners_of_mix_up():
     theirs = GOLDEN["mix_up_labels"]
-    op, ours = MixUp(alpha=0.4), []
+    op = MixUp(alpha=0.4)
     labels = np.eye(BATCH, dtype=np.float32)
     blank = np.zeros((BATCH, 1, 1, 1), np.uint8)
-    for batch in drawn(op, 4000 * BATCH).reshape(-1, BATCH, op.draws):
-        ours.append(op.map(np, (blank, labels), batch)[1])
+    batches = drawn(op, 4000 * BATCH).reshape(-1, BATCH, op.draws)
+    ours = [op.map(np, (blank, labels), batch)[1] for batch in batches]
     firsts = [
         [lambdas(label)[0] for label in some if len(lambdas(label))] for some in (theirs, ours)
     ]

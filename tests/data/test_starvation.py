@@ -107,7 +107,7 @@ def make_watched(column: LazyNumbers, clock: HandClock, told: Told) -> Feed:
     """Windows of two steps of three samples, read by one thread."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeds, "WINDOW_STEPS", 2)
-        patch.setattr(filling, "THREADS", 1)
+        patch.setattr(filling, "DECODING_THREADS", 1)
         order, split = make_order(shuffle=False), Split({"image": column})
         feed = make(
             "stream", split, order, clock=clock, tell=lambda *what: told.append(what), stop=8

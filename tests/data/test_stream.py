@@ -89,7 +89,7 @@ def test_a_jump_opens_a_reader_there_and_reads_nothing_between() -> None:
 
 def test_threads_share_the_samples_of_a_lazy_column(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads meet in the first window: none of them could pass alone."""
-    monkeypatch.setattr(filling, "THREADS", 2)
+    monkeypatch.setattr(filling, "DECODING_THREADS", 2)
     both = threading.Barrier(2, timeout=30)
     met: set[int] = set()
 

@@ -11,6 +11,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.backends.ascend.chips import ChipError, load_chip
 from pipeline.config.compose import load_recipe as compose
+from pipeline.config.references import MAX_CHAIN, require_bounded
 from pipeline.errors import RecipeError
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -94,20 +95,62 @@ def chain(depth: int, first: str) -> str:
         ("a: '${b}'\nb: '${a}'\n", "references go in a circle"),
         ("a: {b: '${a}'}\n", "references go in a circle"),
         ("a: ['${a[0]}']\n", "references go in a circle"),
+        ("a: '${a.b}'\n", "references go in a circle"),
+        ("a: '${b.x}'\nb: '${a.x}'\n", "references go in a circle"),
         (
             "l0: {k: [1, 1]}\nr1: '${l0}'\n"
             + "".join(
-                f"l{n}: {{k: ['${{r{n}.k}}', '${{r{n}.k}}', '${{r{n}.k}}']}}\n"
-                f"r{n + 1}: '${{l{n}}}'\n"
-                for n in range(1, 14)
+                "l{0}: {{k: [{1}]}}\nr{2}: '${{l{0}}}'\n".format(n, f"'${{r{n}.k}}', " * 10, n + 1)
+                for n in range(1, 6)
             ),
             "references make more than 100,000 values of it",
         ),
     ],
-    ids=["doubled", "texts", "circle", "into itself", "item", "through references"],
+    ids=[
+        *("doubled", "texts", "circle", "into itself", "item", "below itself", "below another"),
+        "through references",
+    ],
 )
 def test_references_make_no_more_than_a_recipe(text: str, message: str) -> None:
     assert message in refused(text)
+
+
+def chained(length: int, *, backwards: bool) -> dict[str, str]:
+    """A chain of so many references, from either end."""
+    keys = {"k0": "7", **{f"k{n}": f"${{k{n - 1}}}" for n in range(1, length + 1)}}
+    return dict(reversed(keys.items())) if backwards else keys
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_chain_of_references_is_no_circle(backwards: bool) -> None:
+    require_bounded(chained(MAX_CHAIN, backwards=backwards))
+    with pytest.raises(ValueError, match="more than 24 references lead from one to the next; ref"):
+        require_bounded(chained(MAX_CHAIN + 1, backwards=backwards))
+
+
+def test_the_longest_chain_can_be_resolved() -> None:
+    rules = ["{pattern: '*', weight_decay: 0.5}"]
+    for n in range(MAX_CHAIN):
+        before = f"${{train.optimizer.decay_rules[{n}].weight_decay}}"
+        rules.append(f"{{pattern: '*', weight_decay: '{before}'}}")
+    text = f"train: {{steps: 1, optimizer: {{decay_rules: [{', '.join(rules)}]}}}}\n"
+    Path("mine.yaml").write_text(text)
+    found = load_recipe("mine.yaml").train.optimizer.decay_rules
+    assert [rule.weight_decay for rule in found] == [0.5] * (MAX_CHAIN + 1)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_references_nest_no_deeper_than_a_file(backwards: bool) -> None:
+    keys = {f"k{n}": _nested(40, f"${{k{n - 1}}}" if n else 1) for n in range(3)}
+    tree = dict(reversed(keys.items())) if backwards else keys
+    with pytest.raises(ValueError, match="references nest it more than 64 levels deep"):
+        require_bounded(tree)
+
+
+def _nested(levels: int, leaf: object) -> object:
+    for _ in range(levels):
+        leaf = {"x": leaf}
+    return leaf
 
 
 @pytest.mark.parametrize(
@@ -213,7 +256,8 @@ def test_a_recipe_may_start_from_another(folder: Path) -> None:
 def test_where_to_write_is_the_users_to_say(text: str, key: str) -> None:
     problem = refused(text)
     assert problem.startswith(f"mine.yaml: {key} = ")
-    assert f"not for a file to say, which may be a stranger's; give it on the command line: {key}="
+    said = f"not for a file to say, which may be a stranger's; give it on the command line: {key}="
+    assert said in problem
 
 
 def test_a_part_file_says_no_more_than_a_recipe() -> None:

@@ -22,7 +22,7 @@ NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, b
     ("overrides", "message"),
     [
         (["dataset.train_size=1000000000000"], "would take 72,000.0 GB of memory"),
-        (["dataset.buckets=[[100000,100000]]"], "out of memory: Unable to allocate"),
+        (["dataset.buckets=[[1000000,1000000]]"], "a padded batch of 16 would take 16,000.0 GB"),
         (["model=mlp", "model.hidden=[100000000000000]"], "more than 10,000,000,000,000 param"),
         (["model=efficientnet_b0", "model.width=1e300"], "model efficientnet: "),
         (["model=efficientnet_b0", "model.depth=99"], "more than 10,000 layers"),

@@ -12,45 +12,38 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from PIL import Image
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
-from pipeline.data.buckets import PaddedColumn
-from pipeline.data.columns import Column, RawData, Split
+from pipeline.data.buckets import Ragged
+from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
-from pipeline.data.spec import DatasetSpec, GivenRoot
+from pipeline.data.spec import GivenRoot, LocalDatasetSpec
 from pipeline.errors import DataError
 from pipeline.registry import Seq, part
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 EVAL_FOLDERS = ("eval", "val", "test")
 _FORMATS = ("PNG", "JPEG", "BMP")
-_THREADS = min(8, os.cpu_count() or 1)
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 
 
 @part("dataset")
-class ImageFolder(DatasetSpec):
+class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
     PNG, JPEG and BMP are read, as RGB. Classes are the folders' names in alphabetical order.
     """
 
+    root_must_be = "a folder with train/<class>/ and eval/<class>/"
     name: Literal["image_folder"] = "image_folder"
     root: GivenRoot
     """The folder that holds train and eval."""
-    follow_links: bool
+    follow_links: bool = False
     """Read links to images and folders outside of `root` too."""
-    image_size: ImageSize | None
+    image_size: ImageSize | None = None
     """[height, width] to resize to on decoding; null: all images must have one size, or are padded
     to `buckets`."""
-
-    @field_validator("root", mode="before")
-    @classmethod
-    def _is_given(cls, root: Any) -> Any:
-        if root is None:
-            raise ValueError("missing; it must be a folder with train/<class>/ and eval/<class>/")
-        return root
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, H, W, 3), decoded on demand; labels int32 (n,)."""
@@ -99,7 +92,7 @@ class ImageFiles:
         """The images at an integer array of indices or a slice, uint8 (n, height, width, 3)."""
         chosen = np.arange(len(self.paths))[indices]
         images = np.empty((len(chosen), *self.shape[1:]), np.uint8)
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(DECODING_THREADS) as pool:
             decoded = pool.map(self.sample, chosen)
             for position, image in enumerate(decoded):
                 images[position] = image
@@ -115,7 +108,7 @@ class ImageFiles:
 
 
 @dataclass(frozen=True)
-class ImagesOfSeveralSizes:
+class ImagesOfSeveralSizes(Ragged):
     """A column of image files, decoded to RGB as they are when they are asked for."""
 
     paths: Sequence[str]
@@ -123,15 +116,6 @@ class ImagesOfSeveralSizes:
 
     dtype = np.dtype(np.uint8)
     trailing = (3,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(files, height and width of what holds the largest, 3)."""
-        return (len(self.paths), *self.sizes.max(axis=0).tolist(), 3)
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        """The images at an integer array of indices or a slice, padded."""
-        return PaddedColumn(self, self.shape[1:3])[indices]
 
     def value(self, index: int) -> np.ndarray:
         """One image, uint8 (height, width, 3). Raises DataError that names a bad file."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
 from pipeline.data.buckets import RaggedArray, RaggedColumn, ragged_array
 from pipeline.data.columns import Column, RawData, Split
-from pipeline.data.spec import DatasetSpec, GivenRoot
+from pipeline.data.spec import GivenRoot, LocalDatasetSpec
 from pipeline.errors import DataError
 from pipeline.npy import open_archive
 from pipeline.problems import shown
@@ -30,7 +30,7 @@ MAX_CLASSES = 1 << 20
 
 
 @part("dataset")
-class NumpyArchive(DatasetSpec):
+class NumpyArchive(LocalDatasetSpec):
     """Images uint8 or float32, (n, H, W) or (n, H, W, C), and labels, which are whole numbers.
 
     Labels are (n,) or (n, 1), one a sample, or (n, ...), one for each of its positions: (n, tokens)
@@ -39,18 +39,12 @@ class NumpyArchive(DatasetSpec):
     their positions are y_train (labels in all,) and y_train_sizes (n, 1 or 2) then.
     """
 
+    root_must_be = f"an .npz file with {', '.join(ARRAYS)}"
     name: Literal["numpy"] = "numpy"
     root: GivenRoot
     """The .npz file."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
     """null: one more than the largest label, which finds 10,000 at most."""
-
-    @field_validator("root", mode="before")
-    @classmethod
-    def _is_given(cls, root: Any) -> Any:
-        if root is None:
-            raise ValueError(f"missing; it must be an .npz file with {', '.join(ARRAYS)}")
-        return root
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""

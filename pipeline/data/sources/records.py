@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import field_validator
 
 from pipeline.data.columns import RawData, Split
 from pipeline.data.record_column import open_column
 from pipeline.data.record_format import DESCRIPTION, RecordSplitSpec, read_description
-from pipeline.data.spec import DatasetSpec, GivenRoot
+from pipeline.data.spec import GivenRoot, LocalDatasetSpec
 from pipeline.errors import DataError
 from pipeline.registry import part
 
 
 @part("dataset")
-class Records(DatasetSpec):
+class Records(LocalDatasetSpec):
     """Samples as they were read from another source, one record each, read at random as needed.
 
     What is larger than memory is streamed; labels are kept in memory.
     """
 
+    root_must_be = f"a folder with {DESCRIPTION}"
     name: Literal["records"] = "records"
     root: GivenRoot
     """The folder with records.json."""
-
-    @field_validator("root", mode="before")
-    @classmethod
-    def _is_given(cls, root: Any) -> Any:
-        if root is None:
-            raise ValueError(f"missing; it must be a folder with {DESCRIPTION}")
-        return root
 
     def read(self, cache: Path) -> RawData:
         """Columns with the shapes and dtypes of the source that the records were made from."""
