@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from pipeline.registry import part
-from pipeline.training.optimizers import MovingAverageRate, add_weight_decay
+from pipeline.training.optimizers import Moments, MovingAverageRate, add_weight_decay
 from pipeline.training.spec import OptimizerSpec
 
 if TYPE_CHECKING:
     import optax
-
-
-class Moments(OptimizerSpec):
-    """Base of the optimizers with two moving averages of the gradient and one small constant."""
-
-    b1: MovingAverageRate
-    b2: MovingAverageRate
-    eps: PositiveFloat
 
 
 @part("optimizer")

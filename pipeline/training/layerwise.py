@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from pipeline.registry import part
-from pipeline.training.optimizers import MovingAverageRate, add_weight_decay
+from pipeline.training.optimizers import Moments, MovingAverageRate, add_weight_decay
 from pipeline.training.spec import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -41,16 +41,13 @@ class Lars(OptimizerSpec):
 
 
 @part("optimizer")
-class Lamb(OptimizerSpec):
+class Lamb(Moments):
     """AdamW at a rate of each array's own (You et al. 2020), |p| over the norm of its direction.
 
     The rate is 1 where one of the norms is 0.
     """
 
     name: Literal["lamb"] = "lamb"
-    b1: MovingAverageRate
-    b2: MovingAverageRate
-    eps: PositiveFloat
 
     def build(self) -> optax.GradientTransformation:
         """d * |p| / |d| with d = m_hat / (sqrt(v_hat) + eps) + weight_decay * p."""
@@ -80,7 +77,7 @@ class Muon(OptimizerSpec):
     """The root mean square of a kernel's direction; null: sqrt(max(1, outputs / inputs)) times the
     orthogonal matrix."""
     b1: MovingAverageRate
-    b2: Annotated[float, Field(ge=0, lt=1)]
+    b2: MovingAverageRate
     """Of Adam, for everything but kernels."""
     eps: PositiveFloat
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.models.paths import Path, covers, require_covered
 from pipeline.registry import part
 from pipeline.training.spec import DecayRule, OptimizerSpec
 
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     import optax
 
 MovingAverageRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Moments(OptimizerSpec):
+    """Base of the optimizers with two moving averages of the gradient and one small constant."""
+
+    b1: MovingAverageRate
+    b2: MovingAverageRate
+    eps: PositiveFloat
 
 
 @part("optimizer")
@@ -47,7 +55,7 @@ class Momentum(OptimizerSpec):
 
 
 @part("optimizer")
-class Adam(OptimizerSpec):
+class Adam(Moments):
     """Adam (Kingma & Ba 2015, algorithm 1), weight decay added to the gradient as an L2 penalty.
 
     `eps` is added to the bias-corrected root sqrt(v / (1 - b2^t)), as in optax and PyTorch.
@@ -56,9 +64,6 @@ class Adam(OptimizerSpec):
     """
 
     name: Literal["adam"] = "adam"
-    b1: MovingAverageRate
-    b2: MovingAverageRate
-    eps: PositiveFloat
 
     def build(self) -> optax.GradientTransformation:
         """The direction m_hat / (sqrt(v_hat) + eps), moments of g + weight_decay * p."""
@@ -71,16 +76,13 @@ class Adam(OptimizerSpec):
 
 
 @part("optimizer")
-class AdamW(OptimizerSpec):
+class AdamW(Moments):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
     MindSpore's AdamWeightDecay differs: it leaves out the bias corrections.
     """
 
     name: Literal["adamw"] = "adamw"
-    b1: MovingAverageRate
-    b2: MovingAverageRate
-    eps: PositiveFloat
 
     def build(self) -> optax.GradientTransformation:
         """The direction m_hat / (sqrt(v_hat) + eps) + weight_decay * p, moments of g."""
@@ -93,22 +95,21 @@ class AdamW(OptimizerSpec):
 
 
 def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.GradientTransformation:
-    """Add rate * parameter to updates; the rate is the last matching rule's, or else `default`.
+    """Add rate * parameter to updates; the rate is the last covering rule's, or else `default`.
 
-    A rule's glob must match the whole path, such as "conv_0/kernel", and its * crosses slashes.
-    `init` raises ValueError when a pattern matches no parameter, `update` when it lacks `params`.
+    A rule's glob covers a parameter, such as "conv_0/kernel", or a scope around it; its * crosses
+    slashes. `init` raises ValueError when one covers no parameter, `update` when it lacks `params`.
     """
     import jax
     import optax
 
     def init(params: optax.Params) -> optax.EmptyState:
-        _require_matches(
-            rules, [joined_path(path) for path, _ in jax.tree.leaves_with_path(params)]
-        )
+        paths = [_scopes(path) for path, _ in jax.tree.leaves_with_path(params)]
+        require_covered([rule.pattern for rule in rules], paths, "parameters", "decay_rules: ")
         return optax.EmptyState()
 
     def decayed(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
-        rate = _decay_rate(joined_path(path), default, rules)
+        rate = _decay_rate(_scopes(path), default, rules)
         return update + rate * param if rate else update
 
     def update(
@@ -128,15 +129,10 @@ def joined_path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _decay_rate(path: str, default: float, rules: Sequence[DecayRule]) -> float:
-    matching = [rule.weight_decay for rule in rules if fnmatchcase(path, rule.pattern)]
-    return matching[-1] if matching else default
+def _scopes(path: Any) -> Path:
+    return tuple(joined_path(path).split("/"))
 
 
-def _require_matches(rules: Sequence[DecayRule], paths: Sequence[str]) -> None:
-    for rule in rules:
-        if not any(fnmatchcase(path, rule.pattern) for path in paths):
-            shown = ", ".join(paths[:4]) + (", ..." if len(paths) > 4 else "")
-            raise ValueError(
-                f"decay rule {rule.pattern!r} matches none of the {len(paths)} parameters: {shown}"
-            )
+def _decay_rate(path: Path, default: float, rules: Sequence[DecayRule]) -> float:
+    covering = [rule.weight_decay for rule in rules if covers(rule.pattern, path)]
+    return covering[-1] if covering else default

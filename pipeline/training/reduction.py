@@ -26,7 +26,7 @@ def divisor(parts: StepParts, labels: Array, real: Array, count: Array | int) ->
     """What the mean over a batch divides by: its `count` real samples, or their labels that count.
 
     With labels left out every label weighs the same, as in PyTorch's `cross_entropy`, however many
-    its sample has; where all are left out the loss is 0, and PyTorch's NaN.
+    its sample has. Where all are left out it is 1, which makes the loss 0; PyTorch's is NaN then.
     """
     weights = _weights(parts, labels)
     if weights is None:
@@ -37,16 +37,21 @@ def divisor(parts: StepParts, labels: Array, real: Array, count: Array | int) ->
 def reduced(
     parts: StepParts, losses: Array, labels: Array, real: Array, divisor: Array | int
 ) -> Array:
-    """What the real samples add to the loss, float32 (), from the losses of all, (B,)."""
+    """What the real samples add to the loss, float32 (), from the losses of all, (B,).
+
+    The losses of padding, and of samples without a label that counts, may be anything. Gradients
+    are another matter: what is not finite in the network's pass over a sample reaches the weights
+    also times 0, so padding repeats a real sample.
+    """
     weights = _weights(parts, labels)
+    counted = real if weights is None else real & (weights > 0)
     if parts.hardest_share < 1:
-        counted = real if weights is None else real & (weights > 0)
-        real = hardest(losses, parts.hardest_share, counted)
-        weighed = real if weights is None else jnp.where(real, weights, 0.0)
+        counted = hardest(losses, parts.hardest_share, counted)
+        weighed = counted if weights is None else jnp.where(counted, weights, 0.0)
         divisor = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
     if weights is not None and parts.reduction == "mean":
         losses = losses * weights
-    losses = jnp.where(real, losses, 0.0)
+    losses = jnp.where(counted, losses, 0.0)
     return losses.sum() / divisor if parts.reduction == "mean" else losses.sum()
 
 

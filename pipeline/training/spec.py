@@ -48,7 +48,7 @@ class LossSpec(Spec):
 
 
 class DecayRule(Spec):
-    """Weight decay for the parameters whose path, such as `conv_0/bias`, matches a glob."""
+    """Weight decay for the parameters that a pattern covers, such as `conv_0/bias` or `conv_0`."""
 
     pattern: str
     weight_decay: NonNegativeFloat
@@ -80,7 +80,7 @@ class OptimizerSpec(Spec):
     lr: PositiveFloat
     weight_decay: NonNegativeFloat
     decay_rules: Seq[DecayRule]
-    """The last rule that matches a parameter wins over `weight_decay`."""
+    """The last rule that covers a parameter wins over `weight_decay`."""
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:

@@ -115,11 +115,18 @@ def image_shape(image: ColumnSpec) -> tuple[int, ...]:
 def _mapped(parts: StepParts, ops: Ops, batch: Batch) -> tuple[Array, Array]:
     """Images NHWC float32 and labels of a batch after its map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.pass_, batch.sample)
-    images = columns["image"].astype(jnp.float32)
-    images = images if parts.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
-    if parts.padding_mask:
-        images = with_padding_mask(images, batch.columns[SIZE])
-    return images, columns["label"]
+    sizes = batch.columns[SIZE] if parts.padding_mask else None
+    return network_inputs(columns["image"], parts.image.layout, sizes), columns["label"]
+
+
+def network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
+    """What a network reads of images as the map ops leave them: NHWC float32.
+
+    Where their true sizes (B, 1 or 2) are given, it has a channel more that tells padding.
+    """
+    images = images.astype(jnp.float32)
+    images = images if layout == "hwc" else images.transpose(0, 2, 3, 1)
+    return images if sizes is None else with_padding_mask(images, sizes)
 
 
 def gradients_of(parts: StepParts, state: TrainState, batch: Batch) -> Gradients:

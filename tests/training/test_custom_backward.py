@@ -95,7 +95,7 @@ def test_a_loss_of_another_distribution_is_named_by_a_recipe(
 
 
 EXAMPLES = re.findall(
-    r"^```python\n(.*?)^```$", (ROOT / "docs" / "losses.md").read_text(), re.M | re.S
+    r"^```python\n(.*?)^```$", (ROOT / "docs" / "losses.md").read_text(), re.MULTILINE | re.DOTALL
 )
 
 

@@ -80,7 +80,7 @@ samples_of_batches = st.lists(
 def test_figures_match_loops_over_the_real_samples(samples, one_hot):
     sums = zero_sums(CLASSES)
     for start in range(0, len(samples), BATCH):
-        padding = [([9] * CLASSES, 3, math.nan, False)] * BATCH
+        padding = [([math.nan] * CLASSES, 3, math.nan, False)] * BATCH
         batch = (samples[start : start + BATCH] + padding)[:BATCH]
         logits, labels, losses, real = (np.array(column) for column in zip(*batch, strict=True))
         labels = np.eye(CLASSES, dtype=np.float32)[labels] if one_hot else labels.astype(np.int32)
@@ -189,7 +189,7 @@ def test_every_label_of_a_sample_counts(one_hot):
 @settings(max_examples=30, deadline=None)
 @given(samples_of_batches, st.lists(st.booleans(), min_size=BATCH, max_size=BATCH))
 def test_labels_left_out_are_as_samples_that_are_padding(samples, counted):
-    padding = [([9] * CLASSES, 3, math.nan, False)] * BATCH
+    padding = [([math.nan] * CLASSES, 3, math.nan, False)] * BATCH
     logits, labels, losses, real = (
         np.array(column) for column in zip(*(samples[:BATCH] + padding)[:BATCH], strict=True)
     )

@@ -155,6 +155,8 @@ def decay_rates(default, *rules):
         ([("*/bias", 0.0), ("conv_0/*", 0.25)], (0.25, 0.25, 0.5)),
         ([("*", 0.0), ("dense_[0-9]/kernel", 0.125)], (0.0, 0.0, 0.125)),
         ([("*nel", 0.25)], (0.5, 0.25, 0.25)),
+        ([("conv_0", 0.25)], (0.25, 0.25, 0.5)),
+        ([("*_0", 0.0), ("dense_*", 0.25)], (0.0, 0.0, 0.25)),
     ],
 )
 def test_last_matching_rule_sets_the_decay(rules, expected):
@@ -184,7 +186,7 @@ def test_pattern_that_matches_nothing_is_refused_at_init(spec):
     )
     optimizer = spec.model_copy(update={"decay_rules": rules}).build()
     message = (
-        "decay rule 'bias' matches none of the 3 parameters: "
+        "decay_rules: pattern 'bias' matches none of the 3 parameters: "
         "conv_0/bias, conv_0/kernel, dense_0/kernel$"
     )
     with pytest.raises(ValueError, match=message):

@@ -11,6 +11,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.training.metrics import summarize
+from pipeline.training.reduction import divisor, reduced
 from pipeline.training.state import Batch
 from tests.training.test_step import (
     CLASSES,
@@ -33,6 +34,14 @@ class FourPlaces(nn.Module):
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         places = images.reshape(images.shape[0], 4, 1)
         return nn.Dense(CLASSES)(nn.tanh(nn.Dense(5)(places)))
+
+
+class OfLogarithms(nn.Module):
+    """Black images have logits that are not finite."""
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        return nn.Dense(CLASSES)(jnp.log(images.reshape(images.shape[0], -1)))
 
 
 def losses_by_hand(params: object, batch: Batch) -> np.ndarray:
@@ -138,3 +147,35 @@ def test_logits_of_labels_left_out_may_be_anything() -> None:
     gradient = jax.grad(lambda x: parts.loss(x, labels, labels != -100).sum())(logits)
     assert np.isfinite(gradient).all()
     assert not gradient[1].any()
+
+
+@pytest.mark.parametrize("ignore_index", [None, 1])
+def test_padding_of_an_evaluation_may_have_any_logits(ignore_index: int | None) -> None:
+    step = make_step(network=OfLogarithms(), ignore_index=ignore_index)
+    batch, state = make_batch(samples=SAMPLES, count=np.int32(6)), start(step)
+    images = np.maximum(batch.columns["image"], 1)
+    alone = replace(batch, columns={**batch.columns, "image": images})
+    images = images.copy()
+    images[6:] = 0
+    spoilt = replace(batch, columns={**batch.columns, "image": images})
+    logits = OfLogarithms().apply({"params": state.params}, jnp.asarray(images, float), train=False)
+    assert not np.isfinite(logits[6:]).any()
+    found, right = (step.evaluate(state, given, step.zero_sums()) for given in (spoilt, alone))
+    assert np.isfinite(float(found.loss_sum))
+    jax.tree.map(np.testing.assert_array_equal, found, right)
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("mean", 2.5), ("sum", 5.0)])
+@pytest.mark.parametrize("share", [1.0, 0.99], ids=["all", "hardest"])
+def test_losses_of_what_does_not_count_may_be_anything(
+    reduction: str, expected: float, share: float
+) -> None:
+    """Padding, and a sample without labels, of which a loss of another distribution is 0 / 0."""
+    parts = make_parts(ignore_index=-100, reduction=reduction, hardest_share=share)
+    labels = jnp.array([0, -100, 2, 1])
+    real = jnp.array([True, True, True, False])
+    losses = jnp.array([2.0, jnp.nan, 3.0, jnp.inf])
+    if share < 1:
+        expected = 3.0
+    loss = reduced(parts, losses, labels, real, divisor(parts, labels, real, 3))
+    assert float(loss) == pytest.approx(expected)
