@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import ml_dtypes
@@ -43,6 +44,15 @@ def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
     if len(arrays) == MAX_ENTRIES:
         raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
     arrays[name] = array
+
+
+def natural_key(name: str) -> list[str | int]:
+    """What sorts names with the numbers in them as numbers: texts and numbers by turns.
+
+    `features.10` comes behind `features.2`.
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def total_bytes(arrays: Mapping[str, np.ndarray]) -> int:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pipeline.config.compose import diagnose, key_of, value_of
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
+from pipeline.errors import UsageError
 from pipeline.run_directory import run_of
-from pipeline.weights.arrays import total_bytes
-from pipeline.weights.files import is_weight_file, write_weights
+from pipeline.weights.arrays import Arrays, total_bytes
+from pipeline.weights.files import is_weight_file, require_written, write_weights
 from pipeline.weights.likeness import in_likeness
 from pipeline.weights.matching import match_weights, table
 from pipeline.weights.network import network_arrays
@@ -31,31 +31,36 @@ def convert_weights(args: Sequence[str]) -> int:
 
     SOURCE is a weight file or the directory of a run, whose recipe then counts. Without a recipe
     the entries are written as they are. `like=FILE` writes them as that file has its own. Raises
-    RecipeError and DataError; nothing is written then.
+    UsageError, RecipeError and DataError; nothing is written then.
     """
     words = [arg for arg in args if "=" not in arg]
     if len(words) != 2 or any(word.startswith("-") for word in words):
-        raise RecipeError([f"{' '.join(words) or 'nothing'}: {USAGE}"])
+        raise UsageError(words, USAGE)
     source, target = map(Path, words)
+    require_written(target)
     options = [arg for arg in args if "=" in arg]
     like = value_of(options, LIKE)
     recipe = _recipe([option for option in options if key_of(option) != LIKE], source)
     if recipe is None and like is not None:
-        raise RecipeError([f"{LIKE} = {like}: needs a recipe, whose network both files are of"])
+        raise UsageError([f"{LIKE}={like}"], "needs a recipe, whose network both files are of")
     arrays, _ = read_source(source)
     if recipe is not None:
-        spec = recipe.checkpoint
-        network = network_arrays(recipe)
-        matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)
-        matching.require(partial=spec.partial)
-        print(table(matching.rows, limit=None))
-        print(f"{source}: {matching.counts()}")
-        arrays = matching.arrays
-        if like is not None:
-            arrays = in_likeness(like, read_source(Path(like))[0], arrays, network)
+        arrays = _as_network_has_them(arrays, source, recipe, like)
     write_weights(target, arrays)
     print(f"{target}: {len(arrays):,} arrays, {total_bytes(arrays) / 1e6:,.1f} MB")
     return 0
+
+
+def _as_network_has_them(arrays: Arrays, source: Path, recipe: Recipe, like: str | None) -> Arrays:
+    """The arrays under the names of a recipe's network, or of a file like which they shall be."""
+    spec, network = recipe.checkpoint, network_arrays(recipe)
+    matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)
+    matching.require(partial=spec.partial)
+    print(table(matching.rows, limit=None))
+    print(f"{source}: {matching.counts()}")
+    if like is None:
+        return matching.arrays
+    return in_likeness(like, read_source(Path(like))[0], matching.arrays, network)
 
 
 def _recipe(overrides: Sequence[str], source: Path) -> Recipe | None:

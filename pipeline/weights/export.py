@@ -24,6 +24,7 @@ from pipeline.weights.arrays import Arrays
 from pipeline.weights.files import read_weights, write_weights
 from pipeline.weights.prediction import make_predict, shapes_of_weights
 from pipeline.weights.run import Samples, TrainedRun, parse_samples
+from pipeline.whole_file import write_whole
 
 PROGRAM, TEXT, WEIGHTS, ABOUT = "model.bin", "model.mlir", "weights.safetensors", "model.json"
 PLATFORMS = ("cpu", "cuda")
@@ -44,24 +45,32 @@ class Exported:
 def export_run(run: TrainedRun, folder: Path) -> None:
     """Write the evaluation of a run for any batch size, on a CPU and on a GPU.
 
-    Raises RunError where the disk refuses, or an op can't be compiled for a batch of any size.
+    What it is comes last, and goes first where it was there: half an export is none. Raises
+    RunError where the disk refuses, or an op can't be compiled for a batch of any size.
     """
     program = _program(run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / ABOUT).unlink(missing_ok=True)
         (folder / PROGRAM).write_bytes(program.serialize())
         (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
-        (folder / ABOUT).write_text(
-            json_text(_about(run, program), indent=2) + "\n", encoding="utf-8"
-        )
+        write_weights(folder / WEIGHTS, run.arrays)
+        write_whole(folder / ABOUT, json_text(_about(run, program), indent=2) + "\n")
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
-    write_weights(folder / WEIGHTS, run.arrays)
 
 
 def is_export(folder: Path) -> bool:
-    """Has `export_run` written this folder?"""
+    """Has `export_run` written this folder, to the end?"""
     return (folder / ABOUT).is_file()
+
+
+def holds_other_files(folder: Path) -> bool:
+    """Is there something at `folder` that `export_run` has not written, however far it came?"""
+    if not folder.exists():
+        return False
+    own = (PROGRAM, TEXT, WEIGHTS, ABOUT)
+    return not folder.is_dir() or not all(f.name.startswith(own) for f in folder.iterdir())
 
 
 def read_export(folder: Path) -> Exported:

@@ -6,6 +6,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from pipeline.errors import DataError, RunError
 from pipeline.host_memory import require_room
 from pipeline.problems import shown
-from pipeline.weights.arrays import BFLOAT16, Arrays, add, decode
+from pipeline.weights.arrays import BFLOAT16, Arrays, add, decode, natural_key
 from pipeline.weights.mindspore_file import read_mindspore, write_mindspore
 from pipeline.weights.npz_file import read_npz, write_npz
 from pipeline.weights.torch_file import read_torch
@@ -45,7 +46,8 @@ _SAFETENSORS_DTYPES = {
 
 
 def read_weights(path: Path) -> Arrays:
-    """The arrays of a weight file, in its order; names in a .safetensors come sorted.
+    """The arrays of a weight file, in its order; names in a .safetensors come sorted, numbers in
+    them as numbers.
 
     Nothing in a file is ever run. Raises DataError for a file that is missing, of another kind,
     damaged or too large.
@@ -67,23 +69,31 @@ def read_weights(path: Path) -> Arrays:
     return arrays
 
 
+def require_written(path: Path) -> None:
+    """Raise DataError unless files of this suffix are written."""
+    if path.suffix.lower() in _WRITERS:
+        return
+    kinds = ", ".join(_WRITERS)
+    hint = "; PyTorch reads .safetensors" if path.suffix.lower() in (".pt", ".pth") else ""
+    raise DataError(f"{path}: is not written; must end in one of {kinds}{hint}")
+
+
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays under their names, replacing the file as a whole.
 
     Raises DataError for a suffix that is not written, RunError where the disk refuses.
     """
-    writer = _WRITERS.get(path.suffix.lower())
-    if writer is None:
-        kinds = ", ".join(_WRITERS)
-        hint = "; PyTorch reads .safetensors" if path.suffix.lower() in (".pt", ".pth") else ""
-        raise DataError(f"{path}: is not written; must end in one of {kinds}{hint}")
+    require_written(path)
+    writer = _WRITERS[path.suffix.lower()]
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         writer(draft, {name: np.asarray(array, order="C") for name, array in arrays.items()})
         os.replace(draft, path)
     except (OSError, SafetensorError) as error:
-        draft.unlink(missing_ok=True)
-        raise RunError(f"{path}: can't be written: {error}") from error
+        with suppress(OSError):
+            draft.unlink()
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{path}: can't be written: {reason}") from error
 
 
 def is_weight_file(path: Path) -> bool:
@@ -91,9 +101,19 @@ def is_weight_file(path: Path) -> bool:
     return path.suffix.lower() in _READERS and not path.is_dir()
 
 
+def keeps_order(file: str) -> bool:
+    """Does a file of that name have its entries as they were written?
+
+    A .safetensors has them by dtype and name, whatever wrote it.
+    """
+    return Path(file).suffix.lower() != ".safetensors"
+
+
 def _read_safetensors(path: Path) -> Arrays:
     arrays: Arrays = {}
-    for name, entry in sorted(safetensors.deserialize(path.read_bytes())):
+    entries = dict(safetensors.deserialize(path.read_bytes()))
+    for name in sorted(entries, key=natural_key):
+        entry = entries[name]
         if entry["dtype"] not in _SAFETENSORS_DTYPES:
             raise ValueError(f"{shown(name)} is {entry['dtype']}, which is not read")
         dtype = _SAFETENSORS_DTYPES[entry["dtype"]]

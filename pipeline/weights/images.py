@@ -66,6 +66,8 @@ def _array(path: Path, samples: Samples) -> np.ndarray:
         raise ValueError(
             f"it has shape {array.shape}; must be ({height}, {width}, {channels}) or n of these"
         )
+    if not array.size:
+        raise ValueError("it holds no images")
     if array.dtype != samples.dtype:
         raise ValueError(f"it is {array.dtype}; must be {samples.dtype} as in training")
     return array.reshape(-1, *samples.shape)

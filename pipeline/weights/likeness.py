@@ -31,7 +31,7 @@ def in_likeness(
     matching.require(partial=False)
     places = {name: (name, _places(array)) for name, array in model.items()}
     result = {name: np.array(array) for name, array in model.items()}
-    for entry in name_entries(places, network, matching.rules):
+    for entry in name_entries(file, places, network, matching.rules):
         if entry.target is None:
             continue
         if entry.target not in arrays:

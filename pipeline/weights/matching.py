@@ -98,7 +98,7 @@ def match_weights(
     rows: list[Row] = []
     found: Arrays = {}
     origins: dict[str, str] = {}
-    for entry in name_entries(renamed, network, framework):
+    for entry in name_entries(file, renamed, network, framework):
         row, array = _match(entry, network, framework, origins)
         rows.append(row)
         if array is not None:

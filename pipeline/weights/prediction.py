@@ -17,7 +17,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.stages.build import typed_network
-from pipeline.training.bucketing import with_padding_mask
+from pipeline.training.step import network_inputs
 from pipeline.weights.run import TrainedRun
 
 Weights = Mapping[str, Array | np.ndarray]
@@ -31,39 +31,40 @@ def make_predict(run: TrainedRun) -> Predict:
 
     Raises RecipeError where the ops don't take such images.
     """
-    recipe, samples = run.recipe, run.samples
+    recipe, layout = run.recipe, _layout_of(run)
     ops, seed = recipe.dataset.eval.ops, seed_words(recipe.seed)
-    columns = {
-        "image": ColumnSpec(samples.shape, samples.dtype),
-        "label": ColumnSpec((), "int32"),
-    }
-    try:
-        mapped = column_specs(ops, columns)["image"]
-    except ValueError as error:
-        raise RecipeError([f"dataset.eval.{error}"]) from error
-    network = typed_network(recipe, len(samples.classes))
+    network = typed_network(recipe, len(run.samples.classes))
 
     def predict(weights: Weights, images: Array) -> Array:
         labels = jnp.zeros(images.shape[:1], jnp.int32)
         batch = {"image": images, "label": labels}
         rows = jnp.arange(images.shape[0])
-        inputs = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)["image"]
-        inputs = inputs.astype(jnp.float32)
-        if mapped.layout == "chw":
-            inputs = inputs.transpose(0, 2, 3, 1)
-        if recipe.dataset.padding_mask:
-            inputs = _all_of_it_real(inputs)
-        variables = unflatten_dict(dict(weights), sep="/")
-        logits: Any = network.apply(variables, inputs, train=False)
+        mapped = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)["image"]
+        sizes = _whole(mapped, layout) if recipe.dataset.padding_mask else None
+        inputs = network_inputs(mapped, layout, sizes)
+        logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), inputs, train=False)
         return logits
 
     return predict
 
 
-def _all_of_it_real(images: Array) -> Array:
-    """Images with the channel that tells padding, of which these have none."""
-    sizes = jnp.full((images.shape[0], 2), jnp.array(images.shape[1:3]), jnp.int32)
-    return with_padding_mask(images, sizes)
+def _layout_of(run: TrainedRun) -> str:
+    """How the evaluation ops leave images."""
+    samples = run.samples
+    columns = {
+        "image": ColumnSpec(samples.shape, samples.dtype),
+        "label": ColumnSpec((), "int32"),
+    }
+    try:
+        return column_specs(run.recipe.dataset.eval.ops, columns)["image"].layout
+    except ValueError as error:
+        raise RecipeError([f"dataset.eval.{error}"]) from error
+
+
+def _whole(images: Array, layout: str) -> Array:
+    """The sizes (B, 2) of images of which nothing is padding."""
+    height_width = images.shape[1:3] if layout == "hwc" else images.shape[2:4]
+    return jnp.full((images.shape[0], 2), jnp.array(height_width), jnp.int32)
 
 
 def shapes_of_weights(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -17,18 +17,28 @@ from pipeline.training.state import TrainState
 from pipeline.weights.arrays import Arrays
 from pipeline.weights.files import is_weight_file, read_weights
 from pipeline.weights.matching import Matching, match_weights
-from pipeline.weights.network import NetworkArrays
+from pipeline.weights.network import COLLECTIONS, NetworkArrays
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A state with the weights of somewhere else, and where they are from."""
+    """The weights of somewhere else in the place of those of a state, and where they are from."""
 
     state: TrainState
+    """Where neither it nor the source had values, as of the optimizer, shapes stand for them."""
     step: int | None
     """The step at which a run saved them; None for those of a file."""
     line: str
     """What to tell the user."""
+
+    def over(self, fresh: TrainState) -> TrainState:
+        """`fresh` with the parameters and batch statistics that there are here."""
+        weights = {name: getattr(self.state, name) for name in COLLECTIONS}
+        filled = {
+            name: jax.tree.map(_first, found, getattr(fresh, name))
+            for name, found in weights.items()
+        }
+        return replace(fresh, **filled)
 
 
 def restore(
@@ -36,10 +46,11 @@ def restore(
 ) -> Restored:
     """`like` with the parameters and batch statistics that `checkpoint.restore` names.
 
-    `network` is asked only where names are matched by rules. Everything else of the state stays as
-    it was made: optimizer, step, loss scale. `warn` is told of a checkpoint that is damaged and of
-    what the recipe that trained the weights had otherwise. Raises DataError where the weights can't
-    be read, or don't match the network and `checkpoint.partial` is false.
+    `like` may be shapes and dtypes alone, so that what does not fit is found before anything is
+    compiled. `network` is asked only where names are matched by rules. Everything else of the state
+    stays as it was made: optimizer, step, loss scale. `warn` is told of a checkpoint that is
+    damaged and of what the recipe that trained the weights had otherwise. Raises DataError where
+    the weights can't be read, or don't match the network and `checkpoint.partial` is false.
     """
     spec, source = recipe.checkpoint, recipe.checkpoint.restore
     assert source is not None, "the caller looks whether there is something to restore"
@@ -79,6 +90,10 @@ def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
         arrays[name].astype(leaf.dtype) if name in arrays else leaf for name, leaf in leaves.items()
     ]
     return jax.tree.unflatten(jax.tree.structure(variables), filled)
+
+
+def _first(found: Any, fresh: Any) -> Any:
+    return fresh if isinstance(found, jax.ShapeDtypeStruct) else found
 
 
 def _filled(like: TrainState, matching: Matching) -> TrainState:

@@ -5,7 +5,8 @@ the collections call the layers of a network (`layer1.0.conv1`). In a layer's ne
 
     \\1       is what the pattern's group matched,
     {kind}   is conv, dense, batch_norm or layer_norm, told by the arrays that the layer has,
-    #        counts the layers that come to the same name otherwise, in the order of the file,
+    #        counts the layers that come to the same name otherwise, in the order of the file or,
+             where that keeps none, of the numbers in their names; what fits nowhere is passed over,
     {a,b}    spreads an array over several, in equal parts of its first axis.
 """
 

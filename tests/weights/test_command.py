@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.convert import convert
-from pipeline.errors import DataError, RecipeError
+from pipeline.errors import DataError, RecipeError, UsageError
 from pipeline.job import run
 from pipeline.weights.files import read_weights, write_weights
 from tests import outcome
@@ -51,6 +51,11 @@ def test_without_a_recipe_only_the_format_changes(theirs: Path, tmp_path: Path) 
         np.testing.assert_array_equal(other[name], array)
 
 
+def test_a_target_that_is_not_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ours\.pth: is not written; must end in one of"):
+        convert(["weights", str(tmp_path / "nowhere.npz"), str(tmp_path / "ours.pth"), LENET5])
+
+
 def test_nothing_is_written_where_something_is_missing(theirs: Path, tmp_path: Path) -> None:
     arrays = read_weights(theirs)
     del arrays["fc1.bias"]
@@ -85,7 +90,7 @@ def test_renames_are_the_recipes(theirs: Path, tmp_path: Path) -> None:
     ],
 )
 def test_arguments_that_make_no_sense(args: list[str], message: str) -> None:
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises((RecipeError, UsageError)) as error:
         convert(args)
     assert message in str(error.value)
 
@@ -151,6 +156,7 @@ def test_a_warm_start_takes_renames_and_makes_a_fresh_optimizer(
     still = ["train.optimizer.lr=1e-30", "train.steps=1"]
     with pytest.raises(DataError, match="6 of 8 arrays matched"):
         run(tiny(*restore, *still), tmp_path / "refused")
+    assert_nothing_compiled(tmp_path / "refused")
     run(tiny(*restore, *still, "checkpoint.partial=true"), tmp_path / "run")
     before, after = outcome.arrays(trained), outcome.arrays(tmp_path / "run")
     same = [
@@ -160,6 +166,40 @@ def test_a_warm_start_takes_renames_and_makes_a_fresh_optimizer(
     ]
     assert len(same) == 6
     assert not [name for name in same if "dense_2" in name]
+
+
+def assert_nothing_compiled(run_dir: Path) -> None:
+    stages = [line.split()[1] for line in (run_dir / "run.log").read_text().splitlines()]
+    assert "build" in stages
+    assert "compile" not in stages
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("none.npz", "there is no such file"),
+        ("none", "holds no checkpoint"),
+        ("text.txt", "holds no checkpoint"),
+        ("empty.safetensors", "can't read these weights"),
+    ],
+)
+def test_what_can_not_be_restored_is_told_before_anything_is_compiled(
+    source: str, message: str, tiny: Compose, tmp_path: Path
+) -> None:
+    for name in ("text.txt", "empty.safetensors"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=message):
+        run(tiny(f"checkpoint.restore={tmp_path / source}"), tmp_path / "run")
+    assert_nothing_compiled(tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_network_is_told_before_anything_is_compiled(
+    trained: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    other = ["model=mlp", "model.hidden=[8]"]
+    with pytest.raises(DataError, match="of another recipe"):
+        run(tiny(*other, f"checkpoint.restore={trained}"), tmp_path / "run")
+    assert_nothing_compiled(tmp_path / "run")
 
 
 def test_renames_apply_to_the_checkpoints_of_runs(

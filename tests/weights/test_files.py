@@ -408,7 +408,7 @@ def test_paths_that_are_not_written(tmp_path: Path) -> None:
     arrays = {"w": np.zeros(1, np.float32)}
     with pytest.raises(DataError, match=r"w.pth: is not written; .* PyTorch reads .safetensors"):
         write_weights(tmp_path / "w.pth", arrays)
-    with pytest.raises(RunError, match="can't be written"):
+    with pytest.raises(RunError, match=r"can't be written: [A-Z][a-z ]+$"):
         write_weights(tmp_path / "nowhere" / "w.npz", arrays)
     assert list(tmp_path.iterdir()) == []
 

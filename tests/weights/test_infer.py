@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.errors import DataError, PipelineError, RecipeError, RunError
+from pipeline.errors import DataError, PipelineError, RunError, UsageError
 from pipeline.export import export
 from pipeline.infer import infer
 from pipeline.job import run
@@ -166,7 +167,7 @@ def test_the_answer_is_one_line(
 def refused(source: Path, *files: Path | str) -> str:
     with pytest.raises(PipelineError) as error:
         infer([str(source), *map(str, files)])
-    assert isinstance(error.value, DataError | RecipeError)
+    assert isinstance(error.value, DataError | UsageError)
     return str(error.value)
 
 
@@ -183,6 +184,7 @@ def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
         (np.zeros((9, 8, 1), np.uint8), "it has shape (9, 8, 1); must be (8, 8, 1) or n of these"),
         (np.zeros((1, 2, 8, 8, 1), np.uint8), "it has shape (1, 2, 8, 8, 1); must be"),
         (np.zeros((8, 8, 1), np.float32), "it is float32; must be uint8 as in training"),
+        (np.zeros((0, 8, 8, 1), np.uint8), "it holds no images"),
         (np.zeros((8, 8, 1), object), "holds objects; must be plain numbers"),
     ):
         np.save(tmp_path / "a.npy", array)
@@ -194,9 +196,11 @@ def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
 def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
     assert "infer takes RUN_DIR or EXPORT_DIR, FILE..." in refused(trained)
     assert "--fast: infer takes" in refused(trained, "a.png", "--fast")
-    assert "--top = 0: must be a whole number above 0" in refused(trained, "a.png", "--top=0")
+    assert "--json=1: infer takes" in refused(trained, "a.png", "--json=1")
+    assert "--top=0: must be a whole number above 0" in refused(trained, "a.png", "--top=0")
+    assert "...: must be a whole" in refused(trained, "a.png", f"--top={5000 * '1'}")
     assert "is no run directory; it holds no recipe.yaml" in refused(tmp_path, "a.png")
-    with pytest.raises(RecipeError, match="export takes RUN_DIR FOLDER"):
+    with pytest.raises(UsageError, match="export takes RUN_DIR FOLDER"):
         export([str(trained)])
 
 
@@ -217,6 +221,24 @@ def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path)
     with pytest.raises(RunError, match="can't be written"):
         export([str(trained), str(tmp_path / "notes.txt" / "deeper")])
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_half_an_export_is_none_and_may_be_made_whole(
+    trained: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written over another, it must not pass for it: program and weights may be of two runs."""
+    folder = shutil.copytree(exported, tmp_path / "exported")
+
+    def refuse(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.weights.export.write_weights", refuse)
+        with pytest.raises(RunError, match="disk is full"):
+            export([str(trained), str(folder)])
+    assert "is no run directory" in refused(folder, "a.png")
+    assert export([str(trained), str(folder)]) == 0
+    assert {file.name for file in folder.iterdir()} == {file.name for file in exported.iterdir()}
 
 
 def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:

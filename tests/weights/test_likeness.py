@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.convert import convert
-from pipeline.errors import DataError, RecipeError
+from pipeline.errors import DataError, UsageError
 from pipeline.weights.arrays import Arrays
 from pipeline.weights.files import read_weights, write_weights
 from pipeline.weights.likeness import in_likeness
@@ -76,7 +76,7 @@ def test_convert_writes_in_the_likeness_of_a_file(tmp_path: Path) -> None:
     write_weights(tmp_path / "others.ckpt", others)
     files = ["weights", str(tmp_path / "theirs.npz"), str(tmp_path / "out.ckpt")]
     like = f"like={tmp_path / 'others.ckpt'}"
-    with pytest.raises(RecipeError, match=r"like = .*: needs a recipe, whose network both files"):
+    with pytest.raises(UsageError, match=r"like=.*: needs a recipe, whose network both files"):
         convert([*files, like])
     assert convert([*files, like, "+recipe=lenet5_digits"]) == 0
     written = read_weights(tmp_path / "out.ckpt")

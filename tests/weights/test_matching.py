@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from pipeline.config.renames import RenameSpec
 from pipeline.data.columns import ColumnSpec
 from pipeline.errors import DataError
 from pipeline.weights.arrays import Arrays
+from pipeline.weights.files import read_weights, write_weights
 from pipeline.weights.matching import Matching, match_weights, table
 from pipeline.weights.network import NetworkArrays, arrays_of_model
 from tests.models.build import conf_model
@@ -172,11 +174,13 @@ def test_squeeze_and_excitation_may_be_written_as_convolutions() -> None:
     )
 
 
-def vgg_names(batch_norm: bool) -> Arrays:
+def vgg_names(
+    batch_norm: bool, counts: Sequence[int] = (1, 2), widths: Sequence[int] = (4, 6)
+) -> Arrays:
     """VGG as one list of features and one of classifiers, numbered with all that has no weights."""
     arrays: Arrays = {}
     index, channels = 0, 3
-    for width, count in ((4, 1), (6, 2)):
+    for width, count in zip(widths, counts, strict=True):
         for _ in range(count):
             arrays[f"features.{index}.weight"] = rand(width, channels, 3, 3)
             arrays[f"features.{index}.bias"] = rand(width)
@@ -199,6 +203,100 @@ def test_vgg_is_read_in_order(batch_norm: bool) -> None:
     last = "features.7.weight" if batch_norm else "features.5.weight"
     kernel = matching.arrays["params/conv_2/kernel"]
     np.testing.assert_array_equal(kernel, theirs[last].transpose(2, 3, 1, 0))
+
+
+def through_safetensors(arrays: Arrays, folder: Path) -> tuple[str, Arrays]:
+    """The name of a file of these arrays, and what is read from it, in an order of its own."""
+    path = folder / "w.safetensors"
+    write_weights(path, arrays)
+    return str(path), read_weights(path)
+
+
+def dense_layers(*names: str, width: int = 8) -> Arrays:
+    """Layers of one shape, the last of them with ten outputs."""
+    arrays: Arrays = {}
+    for name in names:
+        outputs = 10 if name == names[-1] else width
+        arrays |= {f"{name}.weight": rand(outputs, width), f"{name}.bias": rand(outputs)}
+    return arrays
+
+
+def mlp_needs(hidden: int, width: int = 8) -> NetworkArrays:
+    return needs("mlp", (width, 1, 1), hidden=[width] * hidden)
+
+
+@pytest.mark.parametrize("at", ["net.{}", "layers.layer_{}", "{}.dense"])
+def test_numbers_in_names_order_a_file_that_has_no_order(at: str, tmp_path: Path) -> None:
+    theirs = dense_layers(*(at.format(2 * index) for index in range(13)))
+    matching = match_weights(*through_safetensors(theirs, tmp_path), mlp_needs(12))
+    assert list(statuses(matching)) == ["matched"]
+    for index in range(13):
+        kernel = theirs[f"{at.format(2 * index)}.weight"].T
+        np.testing.assert_array_equal(matching.arrays[f"params/dense_{index}/kernel"], kernel)
+
+
+def test_vgg_of_many_layers_is_read_in_order_from_safetensors(tmp_path: Path) -> None:
+    network = needs("vgg16", convs=[4, 4], widths=[6, 6], hidden=5, batch_norm=True)
+    theirs = vgg_names(batch_norm=True, counts=(4, 4), widths=(6, 6))
+    assert "features.22.weight" in theirs
+    matching = match_weights(*through_safetensors(theirs, tmp_path), network)
+    assert set(statuses(matching)) == {"matched", "left out"}
+    known = match_weights("w.pth", theirs, network)
+    assert set(matching.arrays) == set(network.shapes)
+    for name, array in known.arrays.items():
+        np.testing.assert_array_equal(matching.arrays[name], array)
+
+
+NAMED = ("fc_in", "fc_hidden", "fc_out")
+
+
+def test_layers_that_could_be_exchanged_are_not_guessed_at(tmp_path: Path) -> None:
+    theirs = dense_layers(*NAMED)
+    file, arrays = through_safetensors(theirs, tmp_path)
+    told = r"nothing tells which comes first of fc_hidden and fc_in, which have the same shapes"
+    for partial in (False, True):
+        with pytest.raises(DataError, match=told) as error:
+            match_weights(file, arrays, mlp_needs(2)).require(partial=partial)
+    assert r"{match: 'fc_hidden\.(.*)', to: '0.\1'}" in str(error.value)
+    rules = [rename(rf"{name}\.(.*)", rf"{index}.\1") for index, name in enumerate(NAMED)]
+    for renames in (rules, rules[:2]):
+        matching = match_weights(file, arrays, mlp_needs(2), renames)
+        assert list(statuses(matching)) == ["matched"]
+        for index, name in enumerate(NAMED):
+            kernel = matching.arrays[f"params/dense_{index}/kernel"]
+            np.testing.assert_array_equal(kernel, theirs[f"{name}.weight"].T)
+
+
+def test_a_format_that_keeps_the_order_needs_no_numbers(tmp_path: Path) -> None:
+    theirs = dense_layers(*NAMED)
+    for suffix in (".npz", ".ckpt"):
+        path = tmp_path / f"w{suffix}"
+        write_weights(path, theirs)
+        matching = match_weights(str(path), read_weights(path), mlp_needs(2))
+        assert list(statuses(matching)) == ["matched"]
+        kernel = matching.arrays["params/dense_1/kernel"]
+        np.testing.assert_array_equal(kernel, theirs["fc_hidden.weight"].T)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_foreign_layer_shifts_none_behind_it(at: int) -> None:
+    items = list(lenet().items())
+    theirs = dict([*items[:at], ("foreign.weight", rand(7, 7, 3, 3)), *items[at:]])
+    matching = match_weights("f", theirs, lenet_needs())
+    assert statuses(matching)["extra"] == ["foreign.weight"]
+    assert len(matching.arrays) == 8
+    kernel = matching.arrays["params/conv_1/kernel"]
+    np.testing.assert_array_equal(kernel, theirs["conv2.weight"].transpose(2, 3, 1, 0))
+
+
+def test_a_layer_of_another_shape_stands_for_the_one_in_its_place() -> None:
+    theirs = dense_layers("a", "b", "c", "d")
+    theirs["b.weight"] = rand(9, 9)
+    theirs["b.bias"] = rand(9)
+    matching = match_weights("f", theirs, mlp_needs(3))
+    assert statuses(matching)["misshapen"] == ["b.weight", "b.bias"]
+    kernel = matching.arrays["params/dense_2/kernel"]
+    np.testing.assert_array_equal(kernel, theirs["c.weight"].T)
 
 
 def vit_names(style: str) -> Arrays:
