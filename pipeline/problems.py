@@ -97,6 +97,12 @@ def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
             return f"{key}.name = {tag}: {no_such(kind, tag, names)}"
         case "union_tag_not_found":
             return f"{key} = {show(value)}: must be a section with a `name`"
+        case "part_without_name":
+            names = context["fitting"]
+            items = [f"{own}: {show(inner)}" for own, inner in value.items()]
+            section = ", ".join([f"name: {names[0]}", *items]) if names else ""
+            example = f", as in {key}={{{section}}}" if names else ""
+            return f"{key} = {show(value)}: must be a section with a `name`{example}"
         case "literal_error":
             return f"{key} = {show(value)}: must be {context['expected']}"
         case "value_error":

@@ -27,7 +27,7 @@ from pydantic import (
     Strict,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 PART_MODULES = (
     "pipeline.backends.devices",
@@ -149,13 +149,23 @@ class PartOf:
     ) -> CoreSchema:
         choices = {name: handler.generate_schema(cls) for name, cls in parts(self.kind).items()}
         choice = core_schema.tagged_union_schema(choices, discriminator="name")
-        return core_schema.no_info_before_validator_function(_name_alone, choice)
+        return core_schema.no_info_before_validator_function(self._with_name, choice)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         return {"anyOf": [{"enum": list(parts(self.kind))}, handler(schema)]}
 
-
-def _name_alone(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+    def _with_name(self, value: Any) -> Any:
+        """A section for a name alone. Raises PydanticCustomError for a section without one."""
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and "name" not in value:
+            keys = set(value)
+            fitting = [
+                name for name, cls in parts(self.kind).items() if keys <= set(cls.model_fields)
+            ]
+            raise PydanticCustomError(
+                "part_without_name", "must be a section with a `name`", {"fitting": fitting}
+            )
+        return value

@@ -142,6 +142,10 @@ BAD = {
     "no key": (["=3"], "=3"),
     "no equals sign": (["seed"], "seed: Error parsing override 'seed'"),
     "open bracket": (["stages=[data"], "no viable alternative at input '[data'"),
+    "name for a section of Hydra's": (
+        ["hydra.sweeper=optuna"],
+        "hydra.sweeper = optuna: is a section; an option of it is chosen by hydra/sweeper=optuna",
+    ),
     "null for a group": (["model=null"], "must be a string"),
     "text for a section": (["train.optimizer=adam"], "train.optimizer.lr: missing"),
     "no stages": (["stages=[]"], "stages = []: "),
@@ -152,7 +156,7 @@ BAD = {
     "run that is not there": (["train.resume=nowhere"], "train.resume = nowhere: no run"),
     "checkpoint that is not there": (
         [*TINY, STEPS, "stages=[data,build,compile,eval]", "checkpoint.restore=nowhere"],
-        "checkpoint.restore = nowhere: holds no checkpoint",
+        "nowhere: holds no checkpoint",
     ),
     "no device": (
         ["device=ascend910", "device.devices=0"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pipeline.config.checks import conflicts
 from pipeline.config.defaults import fill_missing, names_every_part
 from pipeline.config.files import SECTIONS, find_recipes
+from pipeline.config.optional_keys import settable
 from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import (
     kept_to_its_own,
@@ -58,7 +59,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
 
 def with_recipe(overrides: Sequence[str]) -> list[str]:
-    """The overrides with a recipe named, the default one if none was; a file becomes a name.
+    """The overrides with a recipe named, the default one if none was; a file becomes a name, and
+    optional keys are added where conf/ lacks them.
 
     Hydra must know a recipe before it composes, so all that can be found are made known to it
     here; so are the files that a part is chosen by, as in `device=./mine.yaml`. Raises RecipeError
@@ -66,18 +68,34 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
     """
     if problems := list(_unparsable(overrides)):
         raise RecipeError(problems)
-    files = dict(find_recipes(Path.cwd()))
-    named = [_with_part_known(override) for override in overrides]
-    asked = value_of(named, "recipe")
-    if asked is None:
-        asked, named = DEFAULT_RECIPE, [f"+recipe={DEFAULT_RECIPE}", *named]
-    elif asked.endswith(YAML):
-        file = Path(asked)
-        files[file.stem] = file
-        named = [f"+recipe={file.stem}" if key_of(o) == "recipe" else o for o in named]
-        asked = file.stem
-    named = [f"+{o}" if o.startswith("recipe=") else o for o in named]
+    known = [_with_part_known(override) for override in settable(overrides)]
+    named, asked, files = _name_recipe(known)
     chosen = {key_of(override) for override in named if override[0] != "~"} & set(SECTIONS)
+    if not _make_recipes_known(files, asked, chosen):
+        return named
+    return [*(f"~{group}" for group in {*SECTIONS, "train"} - chosen), *named]
+
+
+def _name_recipe(overrides: list[str]) -> tuple[list[str], str, dict[str, Path]]:
+    """The overrides with the recipe by name, that name, and the files of all recipes by theirs."""
+    files = dict(find_recipes(Path.cwd()))
+    asked = value_of(overrides, "recipe")
+    if asked is None:
+        return [f"+recipe={DEFAULT_RECIPE}", *overrides], DEFAULT_RECIPE, files
+    if asked.endswith(YAML):
+        file = Path(asked)
+        asked = file.stem
+        files[asked] = file
+        overrides = [f"+recipe={asked}" if key_of(o) == "recipe" else o for o in overrides]
+    return [f"+{o}" if o.startswith("recipe=") else o for o in overrides], asked, files
+
+
+def _make_recipes_known(files: Mapping[str, Path], asked: str, chosen: Collection[str]) -> bool:
+    """Make every recipe an option that Hydra knows; does the one that is asked for name all parts?
+
+    Raises RecipeError where that one can't be read; others are passed over.
+    """
+    names_all = False
     for name, file in files.items():
         try:
             whole = _make_known(name, file, chosen)
@@ -85,9 +103,8 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
             if name == asked:
                 raise
         else:
-            if whole and name == asked:
-                named = [*(f"~{group}" for group in {*SECTIONS, "train"} - chosen), *named]
-    return named
+            names_all |= whole and name == asked
+    return names_all
 
 
 def _unparsable(overrides: Iterable[str]) -> Iterator[str]:
@@ -165,6 +182,12 @@ def value_of(overrides: Iterable[str], key: str) -> str | None:
     """The text that the last override of a key gives it; None where there is no such override."""
     values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
     return values[-1] if values else None
+
+
+def quoted(text: str) -> str:
+    """A text as the value of an override, which Hydra reads as it stands."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + (r"\'" if end[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def swept_keys(overrides: Iterable[str]) -> list[str]:

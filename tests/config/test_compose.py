@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline import load_recipe
-from pipeline.config.compose import with_recipe
+from pipeline.config.compose import quoted, with_recipe
+from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.errors import RecipeError
 
 
@@ -36,6 +40,14 @@ def test_a_part_can_be_chosen_by_its_file(tmp_path: Path) -> None:
     assert recipe.train == plain.train
 
 
+def test_a_recipe_may_name_its_own_images(tmp_path: Path) -> None:
+    """Over the keys of the default dataset; the two that only this one has need not be given."""
+    section = f"dataset: {{name: image_folder, root: {tmp_path}}}"
+    recipe = load_recipe(str(write(tmp_path, "own.yaml", f"{section}\ntrain: {{steps: 2}}\n")))
+    assert isinstance(recipe.dataset, ImageFolder)
+    assert (recipe.dataset.follow_links, recipe.dataset.image_size) == (False, None)
+
+
 def test_a_file_that_starts_from_itself_is_an_error(tmp_path: Path) -> None:
     file = write(tmp_path, "mine.yaml", "defaults: [mine, _self_]\n")
     assert problem(f"device={file}").startswith("`defaults` go in a circle")
@@ -59,3 +71,9 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     assert problem(f"device={misspelt}") == (
         "device.indxe = 0: there is no such key; did you mean device.index?"
     )
+
+
+@given(st.text(alphabet="a\\'\" ,=[]{}()é\n$#:~+"))
+def test_hydra_reads_what_is_quoted_as_it_stands(text: str) -> None:
+    parsed = OverridesParser.create().parse_override(f"key={quoted(text)}")
+    assert str(parsed.value()) == text

@@ -104,6 +104,19 @@ CASES = {
         "dataset.eval: ops.1 (mix_up): mixes the samples of a batch, and evaluation measures each "
         "by itself; list it under dataset.train.ops alone",
     ),
+    "key of a part by itself": (
+        ["train.on_nan.most=5"],
+        "train.on_nan = {'most': 5}: must be a section with a `name`, as in "
+        "train.on_nan={name: rollback, most: 5}",
+    ),
+    "part without a name": (
+        ["train.on_nan={lest: 5}"],
+        "train.on_nan = {'lest': 5}: must be a section with a `name`",
+    ),
+    "optional key of another model": (
+        ["model.padding=same"],
+        "model.padding = same: there is no such key",
+    ),
     "loss scale of nothing": (
         ["train.loss_scale=0"],
         "train.loss_scale: 0 must be a finite number above 0",

@@ -1,0 +1,97 @@
+"""Keys that have a default in their type are set without a `+`, whether conf/ has them or not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from pipeline.config.compose import check, swept_keys, with_recipe
+from pipeline.config.files import SECTIONS, find_groups
+from pipeline.config.optional_keys import settable
+from pipeline.config.recipe import Recipe
+from pipeline.plain_yaml import parse_yaml
+from pipeline.registry import parts
+from pipeline.shipped import CONF
+from pipeline.sweep.command import Command, Sweeper
+
+
+def composed(*overrides: str) -> Recipe:
+    """What Hydra makes of a command line at the first attempt."""
+    known = with_recipe(overrides)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), job_name="test", version_base="1.3"):
+        return check(compose("config", known), known)
+
+
+def optional_keys_that_conf_lacks() -> list[tuple[str, str, str, object]]:
+    """(group, option, key, default) for one option of every part."""
+    found = {}
+    for group in SECTIONS:
+        for option, file in find_groups()[group].items():
+            tree = parse_yaml(file.read_text("utf-8"))
+            spec = parts(group).get(tree.get("name", ""))
+            for field, info in spec.model_fields.items() if spec is not None else ():
+                if not info.is_required() and field not in tree:
+                    key = ".".join((*SECTIONS[group], field))
+                    found[tree["name"], field] = (group, option, key, info.default)
+    return list(found.values())
+
+
+@pytest.mark.parametrize(("group", "option", "key", "default"), optional_keys_that_conf_lacks())
+def test_every_optional_key_that_conf_lacks_can_be_set(
+    group: str, option: str, key: str, default: object
+) -> None:
+    known = [f"{group}={option}", f"{key}={json.dumps(default)}"]
+    if option in ("image_folder", "numpy", "records"):
+        known.append("dataset.root=x")
+    value: object = composed(*known)
+    for name in key.split("."):
+        value = getattr(value, name)
+    assert value == default
+
+
+RULES = "[{pattern: 'conv_*', init: zeros}]"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"model.init.rules={RULES}",
+        f"model.init={{rules: {RULES}}}",
+        f"+model.init.rules={RULES}",
+        f"++model.init.rules={RULES}",
+    ],
+)
+def test_rules_for_initial_weights_can_be_set(override: str) -> None:
+    init = composed("model=resnet18", override).model.init
+    assert [rule.pattern for rule in init.rules] == ["conv_*"]
+    assert init.conv.name == "he_normal"
+
+
+def test_parts_within_a_section_take_their_keys() -> None:
+    train = composed(
+        "train.on_nan={name: rollback, most: 5}",
+        "train.loss_scale={name: dynamic, factor: 4}",
+        "checkpoint.every_steps=5",
+    ).train
+    assert train.on_nan.most == 5
+    assert train.loss_scale.factor == 4
+
+
+def test_only_optional_keys_are_added() -> None:
+    overrides = [
+        *("train.steps=3", "model.name=resnet", "train.optimizer.lr=1", "model=resnet18"),
+        *("model.paddin=same", "hydra.sweep.dir=x", "+model.padding=same", "~model", "nonsense"),
+    ]
+    assert settable(overrides) == overrides
+    assert settable(["model.padding=same"]) == ["++model.padding=same"]
+
+
+def test_sweeps_vary_them_too() -> None:
+    known = with_recipe(["model=resnet18", "model.padding=same,symmetric"])
+    assert swept_keys(known) == ["model.padding"]
+    command = Command(overrides=(), sweeper=Sweeper(params={"model.padding": "same,symmetric"}))
+    assert command.arguments == ["++model.padding=same,symmetric"]
