@@ -87,9 +87,15 @@ def _print_table(rows: dict[str, list[Course]], accuracy: float, every_steps: in
         reached = [course for course in courses if course.passes is not None]
         median = _median([course.passes or 0 for course in reached], len(courses))
         seconds = _median([course.train_s or 0 for course in reached], len(courses))
-        step_ms = statistics.median(course.step_ms for course in courses)
-        final = statistics.median(course.final for course in courses)
+        step_ms = _median_of_finite([course.step_ms for course in courses])
+        final = _median_of_finite([course.final for course in courses])
         print(f"| {name} | {median} | {each} | {seconds} | {step_ms:.2f} | {final:.4f} |")
+
+
+def _median_of_finite(values: list[float]) -> float:
+    """The median over the runs that did not diverge; NaN where all did."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median(finite) if finite else math.nan
 
 
 def _median(values: list[float], runs: int) -> str:

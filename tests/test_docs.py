@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline import load_recipe
+
 ROOT = Path(__file__).parents[1]
+RUNS = re.findall(
+    r"^    python -m pipeline( \+recipe=[^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE
+)
 EXAMPLES = re.findall(
     r"^```python\n(.*?)^```$",
     (ROOT / "docs" / "ascend910.md").read_text(),
@@ -34,3 +40,14 @@ def test_an_example_runs_as_it_stands(number: int, tmp_path: Path) -> None:
     if "save_trace" in EXAMPLES[number]:
         assert (tmp_path / "net_trace.json").stat().st_size > 1000
         assert "<svg" in (tmp_path / "net_timeline.html").read_text()
+
+
+def test_the_readme_has_runs() -> None:
+    assert len(RUNS) >= 3
+
+
+@pytest.mark.parametrize("command", RUNS, ids=str.strip)
+def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
+    recipe, *overrides = shlex.split(command)
+    name = recipe.removeprefix("+recipe=")
+    assert load_recipe(name, overrides).name == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -50,6 +51,12 @@ def twin(source: str) -> list[str]:
     ]
 
 
+def header_of(name: str) -> list[str]:
+    """The comments that a recipe begins with."""
+    lines = (RECIPES / f"{name}.yaml").read_text().splitlines()
+    return list(takewhile(lambda line: line.startswith("#"), lines))
+
+
 def test_every_recipe_is_accounted_for() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
     assert shipped == {*TRAINED, *BUILT}
@@ -66,12 +73,23 @@ def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str
 
 @pytest.mark.parametrize("name", [*TRAINED, *BUILT])
 def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
-    file = RECIPES / f"{name}.yaml"
-    header = list(takewhile(lambda line: line.startswith("#"), file.read_text().splitlines()))
+    header = header_of(name)
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
     assert "# @package _global_" in header
     assert [line for line in header if line.startswith(f"# python -m pipeline{recipe}")]
-    assert len(description(file)) > 20
+    assert len(description(RECIPES / f"{name}.yaml")) > 20
+
+
+def test_the_readme_lists_the_recipes_as_their_headers_do() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", readme, re.MULTILINE)
+    assert {name for name, *_ in rows} == {*TRAINED, *BUILT}
+    for name, what, measured in rows:
+        header = header_of(name)
+        command = next(index for index, line in enumerate(header) if "python -m pipeline" in line)
+        said = " ".join(line.removeprefix("# ") for line in header[command + 1 :])
+        result = measured.replace("not run", "Not run", 1)
+        assert said.replace("Measured: ", "") == f"{what} {result}", name
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -36,44 +36,78 @@ def main() -> None:
     """Ask both for every case."""
     import mindspore
     import torch
-    from torch.nn import functional
 
     losses: dict[str, dict[str, float]] = {"torch": {}, "mindspore": {}}
     gradients = {}
-    for name, (values, labels) in cases().items():
-        order = (0, values.ndim - 1, *range(1, values.ndim - 1))
+    for name, (logits, labels) in cases().items():
         for kind, smoothing in SMOOTHINGS.items():
-            logits = torch.tensor(values, requires_grad=True)
-            options = {"ignore_index": IGNORED[name], "label_smoothing": smoothing}
-            loss = functional.cross_entropy(logits.permute(order), torch.tensor(labels), **options)
-            loss.backward()
-            losses["torch"][f"{name}_{kind}"] = loss.item()
-            gradients[f"{name}_{kind}"] = logits.grad.numpy()
-            theirs = mindspore.ops.cross_entropy(
-                mindspore.Tensor(values.transpose(order)),
-                mindspore.Tensor(labels.astype(np.int32)),
-                **options,
-            )
-            losses["mindspore"][f"{name}_{kind}"] = float(theirs.asnumpy())
-    values, labels = cases()["image"]
-    logits = torch.tensor(values, requires_grad=True)
-    each = functional.cross_entropy(logits, torch.tensor(labels % CLASSES), reduction="none")
-    loss = torch.topk(each, int(SHARE * len(each))).values.mean()
-    loss.backward()
-    losses["torch"]["hardest"], gradients["hardest"] = loss.item(), logits.grad.numpy()
-    each = mindspore.ops.cross_entropy(
-        mindspore.Tensor(values),
-        mindspore.Tensor((labels % CLASSES).astype(np.int32)),
-        reduction="none",
-    )
-    least = each.sort(descending=True)[0][int(SHARE * len(each)) - 1]
-    mask = (each >= least).astype(mindspore.float32)
-    losses["mindspore"]["hardest"] = float(((each * mask).sum() / mask.sum()).asnumpy())
+            case, options = f"{name}_{kind}", (IGNORED[name], smoothing)
+            losses["torch"][case], gradients[case] = torch_loss(logits, labels, *options)
+            losses["mindspore"][case] = mindspore_loss(logits, labels, *options)
+    logits, labels = cases()["image"]
+    labels = labels % CLASSES
+    losses["torch"]["hardest"], gradients["hardest"] = torch_hardest(logits, labels)
+    losses["mindspore"]["hardest"] = mindspore_hardest(logits, labels)
     versions = {"torch": torch.__version__, "mindspore": mindspore.__version__}
     FOLDER.mkdir(exist_ok=True)
     text = json.dumps({"versions": versions, "losses": losses}, indent=1)
     (FOLDER / "losses.json").write_text(text + "\n")
     np.savez_compressed(FOLDER / "gradients.npz", **gradients)
+
+
+def torch_loss(
+    values: np.ndarray, labels: np.ndarray, ignored: int, smoothing: float
+) -> tuple[float, np.ndarray]:
+    """PyTorch's loss and its gradient."""
+    import torch
+    from torch.nn import functional
+
+    logits = torch.tensor(values, requires_grad=True)
+    loss = functional.cross_entropy(
+        logits.movedim(-1, 1),
+        torch.tensor(labels),
+        ignore_index=ignored,
+        label_smoothing=smoothing,
+    )
+    loss.backward()
+    return loss.item(), logits.grad.numpy()
+
+
+def mindspore_loss(logits: np.ndarray, labels: np.ndarray, ignored: int, smoothing: float) -> float:
+    """The loss that MindSpore gives for the same."""
+    import mindspore
+
+    loss = mindspore.ops.cross_entropy(
+        mindspore.Tensor(np.moveaxis(logits, -1, 1).copy()),
+        mindspore.Tensor(labels.astype(np.int32)),
+        ignore_index=ignored,
+        label_smoothing=smoothing,
+    )
+    return float(loss.asnumpy())
+
+
+def torch_hardest(values: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
+    """The mean of the largest losses, and its gradient."""
+    import torch
+    from torch.nn import functional
+
+    logits = torch.tensor(values, requires_grad=True)
+    each = functional.cross_entropy(logits, torch.tensor(labels), reduction="none")
+    loss = torch.topk(each, int(SHARE * len(each))).values.mean()
+    loss.backward()
+    return loss.item(), logits.grad.numpy()
+
+
+def mindspore_hardest(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The same by a mask of what is at least the smallest of the largest losses."""
+    import mindspore
+
+    each = mindspore.ops.cross_entropy(
+        mindspore.Tensor(logits), mindspore.Tensor(labels.astype(np.int32)), reduction="none"
+    )
+    least = each.sort(descending=True)[0][int(SHARE * len(each)) - 1]
+    mask = (each >= least).astype(mindspore.float32)
+    return float(((each * mask).sum() / mask.sum()).asnumpy())
 
 
 if __name__ == "__main__":
