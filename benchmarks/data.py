@@ -28,12 +28,11 @@ import numpy as np
 
 from benchmarks.child import child_process, names_among
 from benchmarks.loading import Loaded, Work
-from benchmarks.measure import alternate, machine, table, today, usable_cores, versions
+from benchmarks.measure import add_save, alternate, heading, publish, table, usable_cores
 from pipeline import load_recipe
 from pipeline.cache import cache_root
 from pipeline.errors import PipelineError
 
-RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("jax", "jaxlib", "grain", "torch", "torchvision", "pillow", "numpy")
 WARM_UP_BATCHES = 20
 TOLERANCE = 0.1
@@ -85,10 +84,7 @@ def main() -> int:
         except (PipelineError, LoaderError) as error:
             print(f"benchmarks.data: {error}", file=sys.stderr)
             return 1
-    text = report(rates, absent, work, args.rounds)
-    print(text)
-    if args.save:
-        args.save.write_text(text, encoding="utf-8")
+    publish(report(rates, absent, work, args.rounds), args.save)
     return 0
 
 
@@ -102,9 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--round-s", type=float, default=2.0, help="seconds a round, about")
     parser.add_argument("--root", help="dataset.root; default: download the data")
-    parser.add_argument(
-        "--save", type=Path, nargs="?", const=RESULTS / "data.md", help="default: %(const)s"
-    )
+    add_save(parser, "data.md")
     return parser.parse_args()
 
 
@@ -229,12 +223,14 @@ def report(
     ]
     rows += [[name, why, "", "", ""] for name, why in absent.items()]
     header = ("pipeline", "images/s, median", "min to max", "us an image", "ours is faster by")
+    title = f"Input pipeline: CIFAR-10, crop, flip, normalise, batch {work.batch_size}"
+    command = (
+        f"python -m benchmarks.data --workers {work.workers} --batch-size "
+        f"{work.batch_size} --rounds {rounds}{' --peers torch' if len(rates) > 2 else ''}"
+    )
     return "\n".join(
         (
-            f"# Input pipeline: CIFAR-10, crop, flip, normalise, batch {work.batch_size}\n",
-            f"    python -m benchmarks.data --workers {work.workers} --batch-size "
-            f"{work.batch_size} --rounds {rounds}{' --peers torch' if len(rates) > 2 else ''}\n",
-            f"{today()}; {machine()}; {versions(PACKAGES)}\n",
+            heading(title, command, PACKAGES),
             f"{rounds} rounds, alternating; DataLoader with {work.workers} workers on "
             f"{usable_cores()} cores; faster: the first row against each.\n",
             table(header, rows),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+
+RESULTS = Path(__file__).parent / "results"
 
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile")
 
@@ -77,3 +81,24 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def heading(title: str, command: str, packages: Iterable[str]) -> str:
+    """How a result begins: what it is, the command that made it, when, where, with what."""
+    return f"# {title}\n\n    {command}\n\n{today()}; {machine()}; {versions(packages)}\n"
+
+
+def add_save(parser: argparse.ArgumentParser, name: str) -> None:
+    """The option `--save [FILE]`, by default under that name among the results."""
+    parser.add_argument(
+        "--save", type=Path, nargs="?", const=RESULTS / name, help="default: %(const)s"
+    )
+
+
+def publish(text: str, save: Path | None) -> None:
+    """Print a result, and save it where asked to."""
+    print(text)
+    if save:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        save.write_text(text, encoding="utf-8")
+        print(f"saved as {save}", file=sys.stderr)

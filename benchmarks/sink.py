@@ -10,13 +10,14 @@ stage, everything that the host does included, and of the dispatches alone.
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import tempfile
 from pathlib import Path
 
+from benchmarks.measure import add_save, heading, publish, table
 from pipeline import load_recipe, run
 
+PACKAGES = ("jax", "jaxlib")
 SINKS = ("off", "1", "10", "100", "1000")
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--root", help="dataset.root")
+    add_save(parser, "sink.md")
     parser.add_argument("overrides", nargs="*", help="of the recipe, as train.batch_size=16")
     args = parser.parse_args()
     overrides = [f"train.steps={args.steps}", "eval.every_passes=null", "monitor.loss_every=0"]
@@ -36,7 +38,8 @@ def main() -> None:
     for _ in range(args.rounds):
         for sink, times in measured.items():
             times.append(_measure(args.recipe, overrides, sink, args.steps))
-    _print_table(" ".join([args.recipe, *args.overrides]), args.steps, measured)
+    what = " ".join([f"--recipe {args.recipe}", f"--steps {args.steps}", *args.overrides])
+    publish(_report(what, measured), args.save)
 
 
 def _measure(recipe: str, overrides: list[str], sink: str, steps: int) -> tuple[float, float]:
@@ -47,18 +50,24 @@ def _measure(recipe: str, overrides: list[str], sink: str, steps: int) -> tuple[
     return 1000 * (times["train_s"] or 0) / steps, times["step_ms"] or 0
 
 
-def _print_table(what: str, steps: int, measured: dict[str, list[tuple[float, float]]]) -> None:
-    rounds = len(measured["off"])
+def _report(what: str, measured: dict[str, list[tuple[float, float]]]) -> str:
     medians = {
         sink: [statistics.median(column) for column in zip(*times, strict=True)]
         for sink, times in measured.items()
     }
-    print(f"\n{what}, {steps} steps, median of {rounds} rounds, {platform.machine()}\n")
-    print("| sink | training stage, ms/step | against off | dispatches alone, ms/step |")
-    print("| --- | --- | --- | --- |")
-    for sink, (stage_ms, dispatch_ms) in medians.items():
-        ratio = medians["off"][0] / stage_ms
-        print(f"| {sink} | {stage_ms:.3f} | {ratio:.2f}x | {dispatch_ms:.3f} |")
+    stage_off_ms, _ = medians["off"]
+    rows = [
+        [sink, f"{stage_ms:.3f}", f"{stage_off_ms / stage_ms:.2f}x", f"{dispatch_ms:.3f}"]
+        for sink, (stage_ms, dispatch_ms) in medians.items()
+    ]
+    header = ("sink", "training stage, ms/step", "against off", "dispatches alone, ms/step")
+    return "\n".join(
+        (
+            heading("Sinks of several sizes", f"python -m benchmarks.sink {what}", PACKAGES),
+            f"Medians of {len(measured['off'])} rounds.\n",
+            table(header, rows),
+        )
+    )
 
 
 if __name__ == "__main__":

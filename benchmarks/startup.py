@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,8 +21,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.measure import add_save, heading, publish, table
 from pipeline.observe.summary import START_UP
 
+PACKAGES = ("jax", "jaxlib")
 FIRST_STEP, WHOLE = "first step", "whole command"
 
 
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="lenet5_digits")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--root", help="dataset.root")
+    add_save(parser, "startup.md")
     parser.add_argument("overrides", nargs="*", help="of the recipe, as train.steps=1")
     args = parser.parse_args()
     overrides = [f"+recipe={args.recipe}", *args.overrides]
@@ -42,7 +44,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             for runs in measured.values():
                 runs.append(_measure(overrides, Path(cache)))
-    _print_table(args.recipe, measured)
+    publish(_report(" ".join([f"--recipe {args.recipe}", *args.overrides]), measured), args.save)
 
 
 def _measure(overrides: Sequence[str], cache: Path) -> dict[str, float]:
@@ -67,15 +69,19 @@ def _environment() -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
-def _print_table(recipe: str, measured: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-    rounds, parts = len(measured["cold"]), list(measured["cold"][0])
-    print(f"\n{recipe}: seconds, medians of {rounds} processes, {os.cpu_count()} cores,", end=" ")
-    print(f"{platform.machine()}, python {platform.python_version()}\n")
-    print(f"| cache | {' | '.join(parts)} |")
-    print(f"| --- |{' --- |' * len(parts)}")
-    for cache, runs in measured.items():
-        medians = [statistics.median(run[part] for run in runs) for part in parts]
-        print(f"| {cache} | {' | '.join(f'{median:.2f}' for median in medians)} |")
+def _report(what: str, measured: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    parts = list(measured["cold"][0])
+    rows = [
+        [cache, *(f"{statistics.median(run[part] for run in runs):.2f}" for part in parts)]
+        for cache, runs in measured.items()
+    ]
+    return "\n".join(
+        (
+            heading("Start-up", f"python -m benchmarks.startup {what}", PACKAGES),
+            f"Seconds, medians of {len(measured['cold'])} processes.\n",
+            table(("cache", *parts), rows),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -31,13 +31,20 @@ from pathlib import Path
 
 from benchmarks.child import names_among
 from benchmarks.contestant import ContestantError, Ready, Round, started
-from benchmarks.measure import alternate, machine, table, today, usable_cores, versions
+from benchmarks.measure import (
+    RESULTS,
+    add_save,
+    alternate,
+    heading,
+    publish,
+    table,
+    usable_cores,
+)
 from benchmarks.peers import PEERS
 from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
 from pipeline.errors import PipelineError
 
 OURS = "ours"
-RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "keras", "mindspore", "numpy")
 QUIET_LOAD = 0.5
 TOLERANCE = {"float32": 0.02, "bf16": 0.05}
@@ -76,13 +83,8 @@ def main() -> int:
         except (PipelineError, ContestantError) as error:
             print(f"benchmarks.train: {error}", file=sys.stderr)
             return error.exit_status if isinstance(error, PipelineError) else 1
-    text = report(comparison, f"python -m benchmarks.train {' '.join(_said(args))}")
-    print(text)
-    if args.save:
-        path = args.save if args.save != RESULTS else RESULTS / _file_name(task)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        print(f"saved as {path}", file=sys.stderr)
+    save = RESULTS / _file_name(task) if args.save == RESULTS else args.save
+    publish(report(comparison, f"python -m benchmarks.train {' '.join(_said(args))}"), save)
     return 0
 
 
@@ -105,9 +107,7 @@ def _arguments() -> argparse.Namespace:
         metavar="KEY=VALUE",
         help="for our recipe; layers and optimizer, also the peers'",
     )
-    parser.add_argument(
-        "--save", type=Path, nargs="?", const=RESULTS, help="default: benchmarks/results/"
-    )
+    add_save(parser, "")
     return parser.parse_args()
 
 
@@ -185,11 +185,10 @@ def report(comparison: Comparison, command: str) -> str:
         "mean of the last round",
         "its steps",
     )
+    title = f"{task.name}, batch {task.batch_size}, {task.precision}, sink {task.sink_size}"
     return "\n".join(
         (
-            f"# {task.name}, batch {task.batch_size}, {task.precision}, sink {task.sink_size}\n",
-            f"    {command}\n",
-            f"{today()}; {machine()}; {versions(PACKAGES)}\n",
+            heading(title, command, PACKAGES),
             f"{sum(ready[OURS].sizes):,} parameters in each; {len(comparison.rounds[OURS])} "
             f"rounds, alternating; load average before: {comparison.load:.1f}.\n",
             table(header, _rows(comparison)),

@@ -23,7 +23,9 @@ def test_rows_are_medians_against_no_sinks(
     monkeypatch.setattr(sys, "argv", ["sink", "--steps=5", "--rounds=3", "train.batch_size=16"])
     sink.main()
     said = capsys.readouterr().out
-    assert "lenet5_digits train.batch_size=16, 5 steps, median of 3 rounds" in said
+    command = "python -m benchmarks.sink --recipe lenet5_digits --steps 5 train.batch_size=16"
+    assert f"\n    {command}\n" in said
+    assert "Medians of 3 rounds." in said
     assert "| off | 16.000 | 1.00x | 1.000 |" in said
     assert "| 1000 | 4.000 | 4.00x | 1.000 |" in said
     assert {size for *_, size in asked} == {*sink.SINKS}
