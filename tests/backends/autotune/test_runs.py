@@ -31,6 +31,7 @@ CONVOLUTIONS = [
     "{name: conv, features: 8, kernel: 3, bias: true}",
     "{name: conv, features: 8, kernel: 3, stride: 2}",
     "{name: conv, features: 8, kernel: 1}",
+    "{name: conv, features: 8, kernel: 3, groups: 2}",
     "{name: conv, features: 6, kernel: 3}",
     "{name: conv, features: 7, kernel: 3}",
     "{name: conv, features: 8, kernel: 3}",
@@ -57,6 +58,7 @@ CHOSEN = {
     "8x8x1 kernel 3x3x8": ("multiply_adds", None, "patches/16"),
     "8x8x8 kernel 3x3x8": ("patches/8", "phases", "positions/32"),
     "4x4x8 kernel 1x1x8": ("pixels", "pixels", "positions"),
+    "4x4x8 kernel 3x3x8": ("convolution", "multiply_adds", "blocks/16"),
     "4x4x8 kernel 3x3x6": ("winograd2", "winograd2", "winograd2/8"),
     "4x4x6 kernel 3x3x7": ("winograd4/8", "winograd4", "winograd4/16"),
     "4x4x7 kernel 3x3x8": ("convolution", "convolution", "convolution/8"),
@@ -160,7 +162,7 @@ def digits(cache: Path) -> Compose:
 
 def test_the_choice_has_every_family_of_every_role(cache: Path) -> None:
     chosen = choice("xla", cache)
-    assert len(chosen) == 17 + 6
+    assert len(chosen) == 20 + 7
     for role in ROLES:
         used = {
             Lowering.parse(way).family
@@ -214,7 +216,7 @@ def test_lowerings_round_otherwise_and_compute_the_same(
         for run_dir in (tmp_path, reference)
     )
     assert len(plain) == 30
-    assert plain[-1, 0] < 0.8 * plain[0, 0]
+    assert plain[-1, 0] < 0.9 * plain[0, 0]
     np.testing.assert_allclose(chosen, plain, rtol=1e-4)
     assert (chosen != plain).any()
     weights, others = outcome.arrays(reference), outcome.arrays(tmp_path)
