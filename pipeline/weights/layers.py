@@ -16,7 +16,9 @@ from pipeline.weights.arrays import Arrays, natural_key
 from pipeline.weights.files import keeps_order
 from pipeline.weights.layouts import to_own_layout
 from pipeline.weights.network import NetworkArrays
-from pipeline.weights.rules import BY_MODEL, CONVENTIONS, IN_ORDER, Framework, LayerRules
+from pipeline.weights.rules import layer_rules
+from pipeline.weights.rules.frameworks import CONVENTIONS, Framework
+from pipeline.weights.rules.syntax import LEFT_OUT, Place, place_by
 
 Shapes = dict[str, tuple[int, ...]]
 """Of a layer of the file, by the name of the array there."""
@@ -37,67 +39,78 @@ class Layers:
         names = (name.partition("/")[2] for name in network.shapes)
         self._network_layers = {name.rpartition("/")[0] for name in names}
         self._leaves = CONVENTIONS[framework].leaves
-        self._rules = _layer_rules(network)
+        self._rules = layer_rules(network.model, framework, blocks=network.has_blocks)
         self._shapes: dict[str, Shapes] = {}
         for name, array in arrays.items():
             layer, leaf = _split(name, self._leaves)
             if leaf:
                 self._shapes.setdefault(layer, {})[leaf] = array.shape
-        self._paths = self._place()
+        self._places = self._place()
 
-    def rename(self, name: str) -> str:
-        """The network's name for an array; its own, with slashes, where no rule knows it."""
+    def place(self, name: str) -> Place | None:
+        """Where an array goes, by the network's name; by its own, with slashes, where no rule knows
+        it. None where a rule leaves it out."""
         layer, leaf = _split(name, self._leaves)
         if leaf:
-            return f"{self._paths[layer]}/{self._own_leaf(leaf, _kind(self._shapes[layer]))}"
-        path = self._by_rules(layer, "")
-        return layer if path is None or "#" in path else path
+            place = self._places[layer]
+            own = self._own_leaf(leaf, place.path, _kind(self._shapes[layer]))
+            found = replace(
+                place,
+                path=f"{place.path}/{own}" if place.path != LEFT_OUT else LEFT_OUT,
+                turned=place.turned and self._leaves[leaf] == "kernel",
+            )
+        else:
+            known = place_by(self._rules, layer, "")
+            found = Place(layer) if known is None or "#" in known.path else known
+        return None if found.path == LEFT_OUT else found
 
-    def _own_leaf(self, leaf: str, kind: str) -> str:
+    def _own_leaf(self, leaf: str, path: str, kind: str) -> str:
         ours = self._leaves[leaf]
-        scale = ours == "kernel" and kind in ("batch_norm", "layer_norm")
-        return "scale" if scale else ours
+        if ours != "kernel":
+            return ours
+        if self._network.resolve(f"{path}/table") is not None:
+            return "table"
+        return "scale" if kind in ("batch_norm", "layer_norm") else ours
 
-    def _by_rules(self, layer: str, kind: str) -> str | None:
-        for pattern, replacement in self._rules:
-            match = re.fullmatch(pattern, layer)
-            if match is not None and (kind or "{kind}" not in replacement):
-                return match.expand(replacement).replace("{kind}", kind)
-        return None
-
-    def _place(self) -> dict[str, str]:
-        """Path by layer. Layers of one path but for a number are counted, in order."""
-        paths: dict[str, str] = {}
+    def _place(self) -> dict[str, Place]:
+        """Place by layer. Layers of one path but for a number are counted, in order."""
+        places: dict[str, Place] = {}
         counted: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():
-            path = self._by_rules(layer, _kind(shapes))
-            if path is None:
-                paths[layer] = layer.replace(".", "/")
-            elif "#" in path:
-                counted.setdefault(path, []).append(layer)
+            place = place_by(self._rules, layer, _kind(shapes))
+            if place is None:
+                places[layer] = Place(layer.replace(".", "/"))
+            elif "#" in place.path:
+                counted.setdefault(place.path, []).append(layer)
             else:
-                paths[layer] = path
+                places[layer] = place
         for path, layers in counted.items():
-            paths.update(self._count(path, layers))
-        return paths
+            paths = self._count(path, layers)
+            places.update({layer: Place(own) for layer, own in paths.items()})
+        return places
 
     def _count(self, path: str, layers: list[str]) -> dict[str, str]:
         ordered = keeps_order(self._file)
         if not ordered:
             layers = sorted(layers, key=natural_key)
-        fits = self._fits(path, layers)
+        numbers = self._numbers(path)
+        fits = self._fits([path.replace("#", str(number)) for number in numbers], layers)
         if not ordered:
             self._require_order(layers, fits)
+        numbers += range(max(numbers, default=-1) + 1, len(numbers) + len(layers) + 1)
         return {
-            layer: path.replace("#", str(place))
+            layer: path.replace("#", str(numbers[place]))
             for layer, place in zip(layers, align(fits), strict=True)
         }
 
-    def _fits(self, path: str, layers: Sequence[str]) -> np.ndarray:
+    def _numbers(self, path: str) -> list[int]:
+        """Those that stand for the `#` in paths of the network's layers."""
+        before, _, behind = map(re.escape, path.partition("#"))
+        found = (re.fullmatch(rf"{before}(\d+){behind}", own) for own in self._network_layers)
+        return sorted(int(match[1]) for match in found if match)
+
+    def _fits(self, ours: Sequence[str], layers: Sequence[str]) -> np.ndarray:
         """(layers, the network's): how many arrays of a layer have the right shape there."""
-        ours: list[str] = []
-        while (own := path.replace("#", str(len(ours)))) in self._network_layers:
-            ours.append(own)
         known: dict[str, list[int]] = {}
         for layer in layers:
             if (alike := self._shapes_as_text(layer)) not in known:
@@ -110,15 +123,12 @@ class Layers:
 
     def _count_fitting(self, shapes: Shapes, path: str) -> int:
         kind = _kind(shapes)
-        names = {leaf: f"{path}/{self._own_leaf(leaf, kind)}" for leaf in shapes}
+        names = {leaf: f"{path}/{self._own_leaf(leaf, path, kind)}" for leaf in shapes}
         targets = {leaf: self._network.resolve(name) for leaf, name in names.items()}
         return sum(self._is_of(shapes[leaf], own) for leaf, own in targets.items() if own)
 
     def _is_of(self, shape: tuple[int, ...], target: str) -> bool:
-        try:
-            own = to_own_layout(np.broadcast_to(np.False_, shape), target, self._unflattened)
-        except ValueError:
-            return False
+        own = to_own_layout(np.broadcast_to(np.False_, shape), target, self._unflattened)
         return own.shape == self._network.shapes[target]
 
     def _require_order(self, layers: Sequence[str], fits: np.ndarray) -> None:
@@ -143,13 +153,6 @@ def _numbers_tell(first: str, second: str) -> bool:
     parts = zip(natural_key(first), natural_key(second), strict=False)
     differing = next(((one, other) for one, other in parts if one != other), ("", ""))
     return isinstance(differing[0], int)
-
-
-def _layer_rules(network: NetworkArrays) -> LayerRules:
-    """The rules for a model: its own, or those of networks without blocks, or none."""
-    if network.model in BY_MODEL:
-        return BY_MODEL[network.model]
-    return () if network.has_blocks else IN_ORDER
 
 
 def _split(name: str, leaves: Collection[str]) -> tuple[str, str]:

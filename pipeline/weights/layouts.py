@@ -2,6 +2,9 @@
 
 Theirs is (out, in, height, width) for convolutions and (out, in) for dense layers; here it is
 (height, width, in, out) and (in, out). They flatten images channel by channel, here pixel by pixel.
+Transposed convolutions are (in, out, height, width) there, and (height, width, in, out) turned by
+half a turn here: they keep the kernel of the convolution of which theirs is the transpose, here it
+is the kernel that slides over the image with zeros between its pixels.
 """
 
 from __future__ import annotations
@@ -11,22 +14,22 @@ import numpy as np
 from pipeline.weights.network import NetworkArrays
 
 _OIHW_TO_HWIO = (2, 3, 1, 0)
+_IOHW_TO_HWIO = (2, 3, 0, 1)
 
 
 def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
     """The array as the network's array `target` would have it; as it is where that is unknown.
 
-    Whether its shape is right is for the caller to see. Raises ValueError where the layouts are
-    known to differ in a way that is not converted.
+    Whether its shape is right is for the caller to see.
     """
     wanted = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")
     if leaf != "kernel":
         return _without_leading_ones(array, wanted)
     if path.rpartition("/")[2].startswith("conv_transpose"):
-        raise ValueError("transposed convolutions have another orientation and are not converted")
-    if array.ndim == 4 and wanted == 2 and array.shape[2:] == (1, 1):
-        array = array[:, :, 0, 0]  # a 1x1 convolution of one pixel is a dense layer
+        return array.transpose(_IOHW_TO_HWIO)[::-1, ::-1] if array.ndim == 4 else array
+    if array.ndim == 4 and wanted == 2:
+        array = array.reshape(len(array), -1)  # a convolution over a whole image is a dense layer
     elif array.ndim == 2 and wanted == 4:
         array = array[:, :, None, None]
     if array.ndim == 4:

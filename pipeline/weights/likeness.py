@@ -24,7 +24,8 @@ def in_likeness(
 ) -> Arrays:
     """`arrays` as `file`, whose entries are `model`, has them: names, order, layout and dtypes.
 
-    What is no weight of a layer, such as counters, stays as it is there. Raises DataError where the
+    What is no weight of a layer, such as counters, stays as it is there; what is added to another
+    array becomes 0. Raises DataError where the
     file is not of this network, or `arrays` lacks what the file has.
     """
     matching = match_weights(file, model, network)
@@ -36,6 +37,9 @@ def in_likeness(
             continue
         if entry.target not in arrays:
             raise DataError(f"{file}: has {shown(entry.source)}, for which there are no weights")
+        if entry.added:
+            result[entry.source][...] = 0
+            continue
         where = entry.array
         if matching.rules is not None:
             where = to_own_layout(where, entry.target, network)

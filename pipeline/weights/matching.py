@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,11 +16,12 @@ from pipeline.weights.arrays import BFLOAT16, Arrays
 from pipeline.weights.layouts import to_own_layout
 from pipeline.weights.naming import Named, framework_of, name_entries
 from pipeline.weights.network import NetworkArrays
-from pipeline.weights.rules import Framework
+from pipeline.weights.rules.frameworks import Framework
 
 Rules = Literal["auto", "none", "torch", "mindspore"]
-Status = Literal["matched", "missing", "extra", "misshapen", "left out"]
+Status = Literal["matched", "missing", "extra", "misshapen", "left out", "added", "tied"]
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
+HARMLESS: tuple[Status, ...] = ("left out", "added", "tied")
 MAX_ROWS = 60
 
 
@@ -67,10 +68,35 @@ class Matching:
         """`62 of 62 arrays matched, 1 left out`."""
         found = Counter(row.status for row in self.rows)
         needed = found["matched"] + found["missing"] + found["misshapen"]
-        rest = [f"{found[status]} {status}" for status in (*PROBLEMS, "left out") if found[status]]
+        others = (*PROBLEMS, *HARMLESS)
+        rest = [f"{found[status]} {status}" for status in others if found[status]]
         whose = self.rules or "own"
         matched = f"{found['matched']} of {needed} arrays matched ({whose} names)"
         return ", ".join([matched, *rest])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The network's arrays that earlier entries are, and which these are."""
+
+    arrays: Arrays
+    origins: Mapping[str, str]
+
+    def add(self, row: Row, array: np.ndarray) -> tuple[Row, np.ndarray | None]:
+        """The sum of an array's rows and of the first one of another."""
+        rows = self.arrays.get(row.target)
+        if rows is None:
+            return replace(row, status="extra", note="nothing to add it to"), None
+        if array.ndim != rows.ndim or array.shape[1:] != rows.shape[1:] or not len(array):
+            return replace(row, status="misshapen", note="has other rows"), None
+        return row, rows + array[:1]
+
+    def compare(self, row: Row, array: np.ndarray) -> Row:
+        """Two entries of the same values are one array that is used twice."""
+        origin = shown(self.origins[row.target])
+        if np.array_equal(array, self.arrays[row.target]):
+            return replace(row, note=f"the same values as {origin}")
+        return replace(row, status="extra", note=f"{origin} is that already")
 
 
 def match_weights(
@@ -98,13 +124,14 @@ def match_weights(
     rows: list[Row] = []
     found: Arrays = {}
     origins: dict[str, str] = {}
-    for entry in name_entries(file, renamed, network, framework):
-        row, array = _match(entry, network, framework, origins)
+    entries = list(name_entries(file, renamed, network, framework))
+    for entry in sorted(entries, key=lambda entry: entry.added):
+        row, array = _match(entry, network, framework, Found(found, origins))
         rows.append(row)
         if array is not None:
             found[row.target] = array
             origins[row.target] = row.source
-    reached = {row.target for row in rows}
+    reached = {row.target for row in rows if row.status in ("matched", "misshapen")}
     missing = [name for name in network.shapes if name not in reached]
     rows += [Row("missing", "", None, name, network.shapes[name]) for name in missing]
     return Matching(file, framework, tuple(rows), found)
@@ -153,10 +180,7 @@ def _rename(
 
 
 def _match(
-    entry: Named,
-    network: NetworkArrays,
-    framework: Framework | None,
-    origins: dict[str, str],
+    entry: Named, network: NetworkArrays, framework: Framework | None, so_far: Found
 ) -> tuple[Row, np.ndarray | None]:
     """What becomes of one entry, and its array where it matches."""
     shape = entry.array.shape
@@ -166,20 +190,20 @@ def _match(
     if needed is None:
         note = "" if entry.target == entry.source else f"would be {shown(entry.target)}"
         return Row("extra", entry.source, shape, "", None, note), None
-    if entry.target in origins:
-        note = f"{shown(origins[entry.target])} is that already"
-        return Row("extra", entry.source, shape, entry.target, needed, note), None
-    try:
-        array = entry.array
-        array = array if framework is None else to_own_layout(array, entry.target, network)
-        if array.dtype.kind != "f" and array.dtype != BFLOAT16:
-            raise ValueError(f"is {array.dtype}, no floating point")
-    except ValueError as error:
-        return Row("misshapen", entry.source, shape, entry.target, needed, str(error)), None
+    described = (entry.source, shape, entry.target, needed)
+    array = entry.array
+    if array.dtype.kind != "f" and array.dtype != BFLOAT16:
+        return Row("misshapen", *described, f"is {array.dtype}, no floating point"), None
+    array = array if framework is None else to_own_layout(array, entry.target, network)
+    array = array.astype(np.float32)
+    if entry.added:
+        return so_far.add(Row("added", *described, "its first row, to every row"), array)
+    if entry.target in so_far.origins:
+        return so_far.compare(Row("tied", *described), array), None
     if array.shape != needed:
         note = f"{_shape(shape)} in the file" if array.shape != shape else ""
         return Row("misshapen", entry.source, array.shape, entry.target, needed, note), None
-    return Row("matched", entry.source, shape, entry.target, needed), array.astype(np.float32)
+    return Row("matched", *described), array
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -11,7 +11,14 @@ import numpy as np
 from pipeline.weights.arrays import Arrays
 from pipeline.weights.layers import Layers
 from pipeline.weights.network import NetworkArrays
-from pipeline.weights.rules import CONVENTIONS, MINDSPORE, TORCH, WRAPPERS, Framework
+from pipeline.weights.rules.frameworks import (
+    CONVENTIONS,
+    MINDSPORE,
+    TORCH,
+    WRAPPERS,
+    Framework,
+)
+from pipeline.weights.rules.syntax import Place
 
 _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")
 
@@ -25,6 +32,9 @@ class Named:
     target: str | None
     """None where a rule leaves the entry out."""
     array: np.ndarray
+    """Its first axis counts what the layer gives, where the framework's others do so."""
+    added: bool = False
+    """Is its first row added to every row of the array that another entry is?"""
 
 
 def framework_of(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
@@ -75,7 +85,7 @@ def name_entries(
         if source in settled:
             yield Named(source, settled[source], array)
         else:
-            yield from _spread(source, layers.rename(unsettled[source]), array, network)
+            yield from _spread(source, layers.place(unsettled[source]), array, network)
 
 
 def _wrapper(names: Sequence[str]) -> str:
@@ -88,11 +98,18 @@ def _wrapper(names: Sequence[str]) -> str:
         prefix += found[0]
 
 
-def _spread(source: str, target: str, array: np.ndarray, network: NetworkArrays) -> Iterator[Named]:
+def _spread(
+    source: str, place: Place | None, array: np.ndarray, network: NetworkArrays
+) -> Iterator[Named]:
     """The entry, or the equal parts of it that several arrays of the network are."""
+    if place is None:
+        yield Named(source, None, array)
+        return
+    target = place.path
+    array = array.T if place.turned else array
     braces = _PARTS.search(target)
     if braces is None:
-        yield Named(source, network.resolve(target) or target, array)
+        yield Named(source, network.resolve(target) or target, array, place.added)
         return
     options = braces[1].split(",")
     if array.ndim == 0 or len(array) % len(options):

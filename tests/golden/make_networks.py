@@ -2,18 +2,17 @@
 
     python tests/golden/make_networks.py [case ...]
 
-Needs mindspore, mindcv, torch, torchvision, transformers and monai. The weights of `network_cases`
-are copied in by its rules; batch norm is in evaluation mode, with running statistics that were
-drawn likewise.
+with mindspore 2.10.0, mindcv 0.3.0, torch 2.13.0 and torchvision 0.28.0 (both CPU), transformers
+5.23.0 and monai 1.6.1. Every array is drawn by its name and shape, as `network_cases` has it; batch
+norm is in evaluation mode.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -25,143 +24,61 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.golden.network_cases import CASES, EVEN, Case, drawn, paths_here, samples
+from tests.golden.network_cases import CASES, EVEN, Case, drawn, samples
 
 FOLDER = Path(__file__).parent / "networks"
-KINDS = {
-    "Conv2d": "conv",
-    "ConvTranspose2d": "conv_transpose",
-    "Dense": "dense",
-    "Linear": "dense",
-    "Conv1D": "turned_dense",
-    "BatchNorm2d": "batch_norm",
-    "LayerNorm": "layer_norm",
-    "Embedding": "embedding",
-}
-LEAVES = {
-    "weight": "kernel",
-    "gamma": "scale",
-    "beta": "bias",
-    "moving_mean": "mean",
-    "moving_variance": "var",
-    "running_mean": "mean",
-    "running_var": "var",
-}
+STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A parameter or statistic of the other definition; `kind` is empty outside of modules."""
+class Computed:
+    """What is kept of another definition."""
 
-    module: str
-    kind: str
-    leaf: str
-    shape: tuple[int, ...]
+    shapes: list[tuple[str, list[int]]]
+    """Its arrays, in its order."""
+    logits: np.ndarray
 
-
-def copied(case: Case, weights: list[Weight]) -> list[np.ndarray]:
-    """The values of the weights, in their layouts."""
-    modules = {weight.module: weight.kind.removeprefix("turned_") for weight in weights}
-    paths = paths_here(modules.items(), case.rules)
-    return [_value(case, weight, paths[weight.module]) for weight in weights]
+    @property
+    def parameters(self) -> int:
+        """How many it has."""
+        named = [shape for name, shape in self.shapes if not name.endswith(STATISTICS)]
+        return sum(map(math.prod, named))
 
 
-def _value(case: Case, weight: Weight, layers: list[str]) -> np.ndarray:
-    if layers == [""]:
-        return np.zeros(weight.shape, np.float32)
-    if not weight.kind:
-        return drawn(layers[0], weight.shape, case.gain)
-    axis = 1 if weight.kind == "turned_dense" and weight.leaf == "kernel" else 0
-    shape = list(weight.shape)
-    shape[axis] //= len(layers)
-    parts = []
-    for layer in layers:
-        path = f"{layer}/{weight.leaf}"
-        kernel = weight.leaf == "kernel"
-        value = _kernel(case, weight.kind, path, shape) if kernel else drawn(path, shape, case.gain)
-        parts.append(value)
-    return np.concatenate(parts, axis)
-
-
-def _kernel(case: Case, kind: str, path: str, shape: list[int]) -> np.ndarray:
-    """Of (height, width, inputs, outputs) or (inputs, outputs) here."""
-    if kind == "turned_dense":
-        return drawn(path, shape, case.gain)
-    if kind == "conv_transpose":
-        inputs, outputs, *window = shape
-        return drawn(path, (*window, inputs, outputs), case.gain)[::-1, ::-1].transpose(2, 3, 0, 1)
-    outputs, inputs, *window = shape
-    if re.search(r"(dense_\d+|query|key|value|out|pooler)/kernel$", path):
-        values = drawn(path, (inputs, outputs), case.gain)
-        if case.flattened and path == "dense_0/kernel":
-            values = values.reshape(*case.flattened, outputs).transpose(2, 0, 1, 3)
-        return values.reshape(inputs, outputs).T.reshape(shape)
-    return drawn(path, (*window, inputs, outputs), case.gain).transpose(3, 2, 0, 1)
-
-
-def _leaf(kind: str, name: str) -> str:
-    if name == "weight" and "norm" in kind:
-        return "scale"
-    if kind == "embedding":
-        return "table"
-    return LEAVES.get(name, name)
-
-
-def _weights(
-    modules: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]
-) -> tuple[list[Weight], list[Any]]:
-    """What has to be filled in, and the tensors to fill it into."""
-    kinds = {name: KINDS.get(type(module).__name__, "") for name, module in modules}
-    weights, tensors = [], []
-    for name, tensor in named:
-        module, _, leaf = name.rpartition(".")
-        kind = kinds.get(module, "")
-        if leaf == "num_batches_tracked":
-            continue
-        leaf = _leaf(kind, "weight" if leaf == "embedding_table" else leaf)
-        weights.append(Weight(module if kind else name, kind, leaf, tuple(tensor.shape)))
-        tensors.append(tensor)
-    return weights, tensors
-
-
-def of_mindspore(case: Case, network: Any) -> tuple[int, np.ndarray]:
-    """How many parameters a mindspore network has, and its logits."""
+def of_mindspore(case: Case, network: Any) -> Computed:
+    """The arrays of a mindspore network, and its logits."""
     import mindspore as ms
 
     # Ops that eager mode has for other devices alone are put together from others in a graph.
     ms.set_context(mode=ms.GRAPH_MODE)
     network.set_train(False)
-    weights, tensors = _weights(network.cells_and_names(), network.parameters_and_names())
-    for tensor, value in zip(tensors, copied(case, weights), strict=True):
-        tensor.set_data(ms.Tensor(np.ascontiguousarray(value)))
+    named = [(_unwrapped(name), tensor) for name, tensor in network.parameters_and_names()]
+    shapes = [(name, list(tensor.shape)) for name, tensor in named]
+    for (_, tensor), value in zip(named, drawn(case, shapes).values(), strict=True):
+        tensor.set_data(ms.Tensor(value))
     images = samples(case)
     if case.peer != "mindspore:wide_deep":
         images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    logits = network(ms.Tensor(images)).asnumpy()
-    return _count(weights), logits
+    return Computed(shapes, network(ms.Tensor(images)).asnumpy())
 
 
-def of_torch(case: Case, network: Any, read: Callable[[Any, Any], Any]) -> tuple[int, np.ndarray]:
-    """How many parameters a torch network has, and its logits."""
+def of_torch(case: Case, network: Any, read: Callable[[Any, Any], Any]) -> Computed:
+    """The arrays of a torch network, and its logits."""
     import torch
 
     network.eval()
     state = network.state_dict(keep_vars=True)
     tied = {id(tensor): name for name, tensor in reversed(state.items())}
-    named = [(name, tensor) for name, tensor in state.items() if tied[id(tensor)] == name]
-    weights, tensors = _weights(network.named_modules(), named)
+    kept = [name for name, tensor in state.items() if tied[id(tensor)] == name]
+    shapes = [(name, list(state[name].shape)) for name in kept if "num_batches_tracked" not in name]
     with torch.no_grad():
-        for tensor, value in zip(tensors, copied(case, weights), strict=True):
-            tensor.copy_(torch.from_numpy(np.ascontiguousarray(value)))
+        for name, value in drawn(case, shapes).items():
+            state[name].copy_(torch.from_numpy(value))
         logits = read(network, torch.from_numpy(samples(case)))
-    return _count(weights), logits.numpy()
+    return Computed(shapes, logits.numpy())
 
 
-def _count(weights: list[Weight]) -> int:
-    return sum(math.prod(weight.shape) for weight in weights if weight.leaf not in ("mean", "var"))
-
-
-def mindcv(case: Case, name: str) -> tuple[int, np.ndarray]:
+def mindcv(case: Case, name: str) -> Computed:
     """A network of mindcv, changed where it differs on purpose from what its name stands for."""
     import mindspore as ms
     from mindcv.models.vit import VisionTransformer
@@ -250,6 +167,11 @@ def _share_evenly(unit: Any) -> None:
     unit.branch_main[5], unit.branch_main[6] = Conv2d(inner, inner, 1), BatchNorm2d(inner)
 
 
+def _unwrapped(name: str) -> str:
+    """The name that an array had before `_shuffle_at_the_end`."""
+    return name.replace(".unshuffled.", ".")
+
+
 def _shuffle_at_the_end(shufflenet: Any) -> None:
     """Shuffle behind the two branches and split in halves before them, as in the paper's fig. 3;
     mindcv splits into even and odd channels, which is the same up to the order of channels."""
@@ -258,10 +180,10 @@ def _shuffle_at_the_end(shufflenet: Any) -> None:
     class Shuffled(nn.Cell):
         def __init__(self, block: Any) -> None:
             super().__init__()
-            self.block = block
+            self.unshuffled = block
 
         def construct(self, x: Any) -> Any:
-            y = self.block(x)
+            y = self.unshuffled(x)
             batch, channels, height, width = y.shape
             y = y.reshape(batch, 2, channels // 2, height, width).swapaxes(1, 2)
             return y.reshape(batch, channels, height, width)
@@ -271,7 +193,7 @@ def _shuffle_at_the_end(shufflenet: Any) -> None:
     shufflenet.features = nn.SequentialCell([Shuffled(block) for block in shufflenet.features])
 
 
-def mindspore(case: Case, name: str) -> tuple[int, np.ndarray]:
+def mindspore(case: Case, name: str) -> Computed:
     """A network of MindSpore's model zoo, written out with its layers and MindSpore's."""
     return of_mindspore(case, {"alexnet": _alexnet, "wide_deep": _wide_deep}[name](case))
 
@@ -333,7 +255,7 @@ def _wide_deep(case: Case) -> Any:
     return WideDeep()
 
 
-def transformers(case: Case, name: str) -> tuple[int, np.ndarray]:
+def transformers(case: Case, name: str) -> Computed:
     """A text model of transformers, with the tanh form of GELU."""
     import transformers as library
 
@@ -365,7 +287,7 @@ def _logits_of_tokens(network: Any, numbers: Any) -> Any:
     return network(numbers.reshape(len(numbers), -1).long()).logits
 
 
-def monai(case: Case, name: str) -> tuple[int, np.ndarray]:
+def monai(case: Case, name: str) -> Computed:
     """MONAI's U-Net; its last transposed convolution has our features where the first two agree."""
     from monai.networks.nets import BasicUNet
 
@@ -386,7 +308,7 @@ def _logits_of_pixels(network: Any, images: Any) -> Any:
     return network(images.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-def torchvision(case: Case, name: str) -> tuple[int, np.ndarray]:
+def torchvision(case: Case, name: str) -> Computed:
     """A network of torchvision."""
     from torchvision import models
 
@@ -409,14 +331,16 @@ def main() -> None:
         if sys.argv[1:] and case.kept not in sys.argv[1:]:
             continue
         library, _, name = case.peer.partition(":")
-        parameters, logits = LIBRARIES[library](case, name)
+        computed = LIBRARIES[library](case, name)
         result = {
             "definition": f"{library} {version(library)}, {name}",
-            "parameters": parameters,
-            "logits": logits.astype(float).round(7).tolist(),
+            "parameters": computed.parameters,
+            "arrays": computed.shapes,
+            "logits": computed.logits.astype(float).round(7).tolist(),
         }
         (FOLDER / f"{case.kept}.json").write_text(json.dumps(result) + "\n")
-        print(case.kept, parameters, logits.shape, np.abs(logits).max(), logits.std())
+        logits = computed.logits
+        print(case.kept, computed.parameters, np.abs(logits).max(), logits.std(), flush=True)
 
 
 if __name__ == "__main__":

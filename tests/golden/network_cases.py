@@ -1,8 +1,9 @@
-"""Networks whose logits are compared with another definition: sizes, weights and names.
+"""Networks whose logits are compared with another definition: sizes, weights and samples.
 
-`make_networks.py` computes the logits with the other definition and keeps them in `networks/`;
-the tests compute them here. Neither reads the other's weights: every parameter is drawn by the path
-that it has here, from raw words of a generator whose stream numpy keeps stable.
+`make_networks.py` computes the logits with the other definition and keeps them in `networks/`, with
+the names and shapes of its arrays; the tests compute them here. Both draw every array by its name
+and shape there, from raw words of a generator whose stream numpy keeps stable; here its way into
+the network is that of any weight file.
 """
 
 from __future__ import annotations
@@ -10,20 +11,17 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-Rule = tuple[str, str]
-"""A pattern for the modules of the other definition, and what they are here.
+Rename = tuple[str, str]
+"""A regular expression for names of the other definition, and what they become."""
 
-The first pattern that matches the start of a module's name counts. What it stands for is the scope
-here, in which layers are numbered by kind in the other's order. With `=` before it, it is a layer,
-or several between braces, whose outputs stand side by side in the other definition: `=a/{b,c}`.
-"""
+_TABLE = re.compile(r"(.*\.)?(wte|wpe|\w*embeddings)\.weight")
+"""Rows that are looked up."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ class Case:
     """Library and name there."""
     image: tuple[int, int, int]
     classes: int = 10
-    rules: tuple[Rule, ...] = (("", ""),)
+    renames: tuple[Rename, ...] = ()
+    """For names of a definition that is no collection's."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the model that differ from conf/model."""
     peer_changes: Mapping[str, Any] = field(default_factory=dict)
@@ -44,11 +43,8 @@ class Case:
     """How many times the deviation of a kernel is 1 / sqrt(fan in)."""
     vocabulary: int | None = None
     """The first channel of samples are whole numbers below this."""
-    flattened: tuple[int, int, int] | None = None
-    """Height, width and channels of what `dense_0` reads; the other definition flattens it in the
-    order of channels, height and width."""
     without: int = 0
-    """How many parameters the other definition has that stand for nothing here."""
+    """How many parameters the other definition has that are one with others here."""
     variant: str = ""
     """What tells it from another case of the same network."""
 
@@ -57,24 +53,33 @@ class Case:
         """The name of the file that has its logits."""
         return f"{self.model}_{self.variant}" if self.variant else self.model
 
+    @property
+    def file(self) -> str:
+        """A name for a file of its weights."""
+        return "w.ckpt" if self.peer.startswith("mind") else "w.pth"
 
-def uniforms(path: str, shape: Sequence[int]) -> np.ndarray:
-    """float32 in [0, 1) of this shape, by the path alone."""
+
+def uniforms(name: str, shape: Sequence[int]) -> np.ndarray:
+    """float32 in [0, 1) of this shape, by the name alone."""
     size = math.prod(shape)
-    words = np.random.PCG64(zlib.crc32(path.encode())).random_raw(size // 2 + 1).view(np.uint32)
+    words = np.random.PCG64(zlib.crc32(name.encode())).random_raw(size // 2 + 1).view(np.uint32)
     return ((words[:size] >> 8).astype(np.float32) * np.float32(2**-24)).reshape(shape)
 
 
-def drawn(path: str, shape: Sequence[int], gain: float) -> np.ndarray:
-    """The parameter or statistic at a path here, in the layout it has here."""
-    uniform, name = uniforms(path, shape), path.rpartition("/")[2]
-    if name == "kernel":
-        return (2 * uniform - 1) * np.float32(gain * math.sqrt(3 / math.prod(shape[:-1])))
-    if name == "scale":
-        return uniform * np.float32(0.4) + np.float32(0.8)
-    if name == "var":
+def drawn(case: Case, shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, np.ndarray]:
+    """The arrays of the other definition, by their names and shapes there."""
+    return {name: _drawn(name, shape, case.gain) for name, shape in shapes}
+
+
+def _drawn(name: str, shape: Sequence[int], gain: float) -> np.ndarray:
+    uniform, leaf = uniforms(name, shape), name.rpartition(".")[2]
+    if leaf in ("running_var", "moving_variance"):
         return uniform + np.float32(0.5)
-    return uniform - np.float32(0.5)
+    if leaf not in ("weight", "gamma") or _TABLE.fullmatch(name):
+        return uniform - np.float32(0.5)
+    if len(shape) == 1:
+        return uniform * np.float32(0.4) + np.float32(0.8)
+    return (2 * uniform - 1) * np.float32(gain * math.sqrt(3 / math.prod(shape[1:])))
 
 
 def samples(case: Case, count: int = 2) -> np.ndarray:
@@ -85,38 +90,9 @@ def samples(case: Case, count: int = 2) -> np.ndarray:
     return values
 
 
-def paths_here(modules: Iterable[tuple[str, str]], rules: Sequence[Rule]) -> dict[str, list[str]]:
-    """The layers here of every module of the other definition, given by name and kind in order."""
-    counts: Counter[str] = Counter()
-    paths = {}
-    for name, kind in modules:
-        matches = ((re.match(pattern, name), template) for pattern, template in rules)
-        scope = next(match.expand(template) for match, template in matches if match)
-        if scope.startswith("="):
-            paths[name] = _braced(scope[1:])
-        else:
-            numbered = f"{scope}/{kind}".lstrip("/")
-            paths[name] = [f"{numbered}_{counts[numbered]}"]
-            counts[numbered] += 1
-    return paths
-
-
-def _braced(path: str) -> list[str]:
-    before, _, rest = path.partition("{")
-    names, _, after = rest.partition("}")
-    return [before + name + after for name in names.split(",")]
-
-
 def _residual(model: str, peer: str, gain: float = 1.0) -> Case:
     """A ResNet of mindcv; a deep one needs a smaller gain, since every block adds to the last."""
-    block = r"layer(\d)\.(\d+)\."
-    rules = (
-        (rf"{block}se_module\.", r"stage\1_block\2/squeeze_excite"),
-        (rf"{block}down_?sample\.", r"stage\1_block\2/shortcut"),
-        (block, r"stage\1_block\2"),
-        ("", ""),
-    )
-    return Case(model, f"mindcv:{peer}", (65, 65, 3), rules=rules, gain=gain)
+    return Case(model, f"mindcv:{peer}", (65, 65, 3), gain=gain)
 
 
 def _vgg(model: str) -> Case:
@@ -127,99 +103,7 @@ def _vgg(model: str) -> Case:
         changes={"hidden": 64},
         peer_changes={"hidden": 64},
         gain=math.sqrt(2),
-        flattened=(1, 1, 512),
     )
-
-
-_INCEPTION = (
-    (r"(inception\d\w)\.b1\.", r"\1/branch_0"),
-    (r"(inception\d\w)\.b2\.", r"\1/branch_1"),
-    (r"(inception\d\w)\.b3\.", r"\1/branch_2"),
-    (r"(inception\d\w)\.b4\.", r"\1/branch_3"),
-    ("", ""),
-)
-_INCEPTION_V3_SCOPES = {
-    "5b": "square0",
-    "5c": "square1",
-    "5d": "square2",
-    "6a": "reduction0",
-    "6b": "factored0",
-    "6c": "factored1",
-    "6d": "factored2",
-    "6e": "factored3",
-    "7a": "reduction1",
-    "7b": "expanded0",
-    "7c": "expanded1",
-}
-
-
-def _inception_v3() -> Iterable[Rule]:
-    for theirs, scope in _INCEPTION_V3_SCOPES.items():
-        module = f"inception{theirs}"
-        last = 2 if scope.startswith("reduction") else 3
-        if scope.startswith("expanded"):
-            for branch in (1, 2):
-                inner = f"{scope}/branch_{branch}/branches_0"
-                yield rf"{module}\.branch{branch}a\.", f"{inner}/branch_0"
-                yield rf"{module}\.branch{branch}b\.", f"{inner}/branch_1"
-        yield rf"{module}\.branch_pool\.", f"{scope}/branch_{last}"
-        yield rf"{module}\.branch(\d)\.", rf"{scope}/branch_\1"
-    yield "", ""
-
-
-def _stages(theirs: str, blocks: Sequence[int], first: int, number: int) -> Iterable[Rule]:
-    """Numbered blocks, from `first` on, by stage, from `number` on."""
-    for stage, count in enumerate(blocks, start=number):
-        for index in range(count):
-            yield theirs.format(first), f"stage{stage}_block{index}"
-            first += 1
-
-
-def _efficientnet() -> Iterable[Rule]:
-    for stage, count in enumerate((1, 2, 2, 3, 3, 4, 1), start=1):
-        for index in range(count):
-            block, scope = rf"features\.{stage + 2}\.{index}\.block\.", f"stage{stage}_block{index}"
-            yield rf"{block}\d\.conv_reduce", f"={scope}/squeeze_excite/dense_0"
-            yield rf"{block}\d\.conv_expand", f"={scope}/squeeze_excite/dense_1"
-            yield block, scope
-    yield "", ""
-
-
-def _shufflenet() -> Iterable[Rule]:
-    blocks = [(stage, index) for stage, count in ((2, 4), (3, 8), (4, 4)) for index in range(count)]
-    for number, (stage, index) in enumerate(blocks):
-        scope = f"stage{stage}_unit{index}"
-        yield rf"features\.{number}\.block\.branch_main\.", f"{scope}/branch_1"
-        yield rf"features\.{number}\.block\.branch_proj\.", f"{scope}/branch_0"
-    yield "", ""
-
-
-def _squeezenet(model: str, fires: Sequence[int]) -> Case:
-    """`fires` are the places of the fire modules among the features."""
-    rules: list[Rule] = []
-    for number, place in enumerate(fires, start=2):
-        rules += [
-            (rf"features\.{place}\.squeeze$", f"fire{number}"),
-            (rf"features\.{place}\.expand1x1$", f"fire{number}/branches_0/branch_0"),
-            (rf"features\.{place}\.expand3x3$", f"fire{number}/branches_0/branch_1"),
-        ]
-    return Case(model, f"mindcv:{model}", (64, 64, 3), rules=(*rules, ("", "")), gain=math.sqrt(2))
-
-
-_DENSE = (
-    (r"features\.denseblock(\d)\.cell_list\.(\d+)\.", r"block\1_layer\2/branch_1"),
-    ("", ""),
-)
-_VIT_BLOCK = r"blocks\.(\d+)\."
-_VIT = (
-    ("cls_token", "=class_token_0/token"),
-    ("pos_embed", "=position_embedding_0/table"),
-    (rf"{_VIT_BLOCK}norm1", r"=block\1/residual_0/layer_norm_0"),
-    (rf"{_VIT_BLOCK}attn\.qkv", r"=block\1/residual_0/self_attention_0/{query,key,value}"),
-    (rf"{_VIT_BLOCK}attn\.proj", r"=block\1/residual_0/self_attention_0/out"),
-    (_VIT_BLOCK, r"block\1/residual_1"),
-    ("", ""),
-)
 
 
 def _vit(model: str, patch: int, size: int, features: int, heads: int) -> Case:
@@ -227,7 +111,6 @@ def _vit(model: str, patch: int, size: int, features: int, heads: int) -> Case:
         model,
         "mindcv:VisionTransformer",
         (size, size, 3),
-        rules=_VIT,
         peer_changes={
             "image_size": size,
             "patch_size": patch,
@@ -237,43 +120,16 @@ def _vit(model: str, patch: int, size: int, features: int, heads: int) -> Case:
     )
 
 
-_BERT_LAYER = r"bert\.encoder\.layer\.(\d+)\."
-_BERT = (
-    (r"bert\.embeddings\.word_embeddings", "=embedding_0"),
-    (r"bert\.embeddings\.position_embeddings", "=position_embedding_0"),
-    (r"bert\.embeddings\.token_type_embeddings", "="),
-    (rf"{_BERT_LAYER}attention\.self\.(\w+)", r"=block\1/residual_0/self_attention_0/\2"),
-    (rf"{_BERT_LAYER}attention\.output\.dense", r"=block\1/residual_0/self_attention_0/out"),
-    (rf"{_BERT_LAYER}(intermediate|output)\.dense", r"block\1/residual_1"),
-    (_BERT_LAYER, r"block\1"),
-    (r"bert\.pooler", "=pooler"),
-    ("", ""),
-)
-_GPT_BLOCK = r"transformer\.h\.(\d+)\."
-_GPT = (
-    (r"transformer\.wte", "=tokens"),
-    (r"transformer\.wpe", "=tokens/position_embedding_0"),
-    (
-        rf"{_GPT_BLOCK}attn\.c_attn",
-        r"=tokens/block\1/residual_0/self_attention_0/{query,key,value}",
-    ),
-    (rf"{_GPT_BLOCK}attn\.c_proj", r"=tokens/block\1/residual_0/self_attention_0/out"),
-    (rf"{_GPT_BLOCK}ln_1", r"=tokens/block\1/residual_0/layer_norm_0"),
-    (_GPT_BLOCK, r"tokens/block\1/residual_1"),
-    ("", "tokens"),
-)
 _TEXT_SIZES = {"features": 32, "hidden": 64, "heads": 4, "blocks": 3}
 
 
-def _unet() -> Iterable[Rule]:
-    inner = ["", *("/".join(f"below{i}/branch_1" for i in range(n + 1)) for n in range(4))]
-    yield r"conv_0\.", ""
-    for depth in range(1, 5):
-        yield rf"down_{depth}\.", inner[depth]
-        yield rf"upcat_{depth}\.upsample\.", inner[depth]
-        yield rf"upcat_{depth}\.", inner[depth - 1]
-    yield "", ""
-
+_GOOGLENET_WITH_NORMS = (
+    (r"(conv\d)\.relu\.0\.(.+)", r"\1.bn.\2"),
+    (r"(inception..\.)b(\d.*)\.relu\.0\.(.+)", r"\1branch\2.bn.\3"),
+    (r"(inception..\.)b(\d.+)", r"\1branch\2"),
+    (r"classifier\.(.+)", r"fc.\1"),
+)
+"""mindcv's definition has no batch norm, so that its names with one are nobody's."""
 
 CASES = (
     Case(
@@ -283,7 +139,6 @@ CASES = (
         changes={"hidden": 64},
         peer_changes={"hidden": 64},
         gain=math.sqrt(2),
-        flattened=(1, 1, 256),
     ),
     *map(_vgg, ("vgg11", "vgg13", "vgg16", "vgg19")),
     *(_residual(f"resnet{n}", f"resnet{n}") for n in (18, 34, 50)),
@@ -291,31 +146,31 @@ CASES = (
     _residual("se_resnet18", "seresnet18"),
     _residual("se_resnet50", "seresnet50"),
     _residual("resnext50_32x4d", "resnext50_32x4d"),
-    Case("googlenet", "mindcv:googlenet", (64, 64, 3), rules=_INCEPTION, gain=math.sqrt(2)),
+    Case(
+        "googlenet",
+        "mindcv:googlenet",
+        (64, 64, 3),
+        renames=_GOOGLENET_WITH_NORMS,
+        gain=math.sqrt(2),
+    ),
     Case(
         "inception_v3",
         "mindcv:inception_v3",
         (107, 107, 3),
-        rules=tuple(_inception_v3()),
         gain=math.sqrt(2),
     ),
-    _squeezenet("squeezenet1_0", (3, 4, 5, 7, 8, 9, 10, 12)),
+    Case("squeezenet1_0", "mindcv:squeezenet1_0", (64, 64, 3), gain=math.sqrt(2)),
     Case("mobilenet_v1", "mindcv:mobilenet_v1_100", (65, 65, 3), gain=math.sqrt(2)),
     Case(
         "mobilenet_v2",
         "mindcv:mobilenet_v2_100",
         (65, 65, 3),
-        rules=(
-            *_stages(r"features\.{}\.layers\.", (1, 2, 3, 4, 3, 3, 1), first=3, number=0),
-            ("", ""),
-        ),
         gain=math.sqrt(2),
     ),
     Case(
         "shufflenet_v2_x1_0",
         "mindcv:shufflenet_v2_x1_0",
         (64, 64, 3),
-        rules=tuple(_shufflenet()),
         changes={"padding": "symmetric_convs"},
         gain=1.2,
     ),
@@ -323,7 +178,6 @@ CASES = (
         "densenet121",
         "mindcv:densenet121",
         (64, 64, 3),
-        rules=_DENSE,
         changes={"padding": "symmetric"},
         gain=math.sqrt(2),
     ),
@@ -331,7 +185,6 @@ CASES = (
         "efficientnet_b0",
         "mindcv:efficientnet_b0",
         (64, 64, 3),
-        rules=tuple(_efficientnet()),
         gain=1.35,
     ),
     _vit("vit_b_16", 16, 48, 768, 12),
@@ -341,7 +194,6 @@ CASES = (
         "bert_base",
         "transformers:Bert",
         (9, 1, 1),
-        rules=_BERT,
         changes={**_TEXT_SIZES, "vocabulary": 300},
         vocabulary=300,
         without=2 * 32,
@@ -351,7 +203,6 @@ CASES = (
         "transformers:GPT2",
         (9, 1, 1),
         classes=300,
-        rules=_GPT,
         changes=_TEXT_SIZES,
         vocabulary=300,
     ),
@@ -360,7 +211,6 @@ CASES = (
         "monai:BasicUNet",
         (32, 48, 3),
         classes=4,
-        rules=tuple(_unet()),
         changes={"widths": [16, 16, 32, 64, 128]},
         gain=math.sqrt(2),
     ),
@@ -369,12 +219,6 @@ CASES = (
         "mindspore:wide_deep",
         (39, 1, 2),
         classes=2,
-        rules=(
-            ("wide_bias", "=wide_bias"),
-            ("wide", "=wide"),
-            ("deep", "=deep"),
-            ("", ""),
-        ),
         changes={"vocabulary": 300, "embedding": 8, "hidden": [32, 16]},
         vocabulary=300,
     ),
@@ -388,16 +232,6 @@ def _even(model: str, padding: str, **changed: Any) -> Case:
     return replace(case, **{"variant": "64", **changed}, image=(64, 64, 3), changes=changes)
 
 
-_INCEPTION_OF_TORCHVISION = (
-    *((rf"(inception\d\w)\.branch{n}\.", rf"\1/branch_{n - 1}") for n in (1, 2, 3, 4)),
-    ("", ""),
-)
-_REGNET = (
-    (r"trunk_output\.block(\d)\.block\d-(\d+)\.proj\.", r"stage\1_block\2/shortcut"),
-    (r"trunk_output\.block(\d)\.block\d-(\d+)\.", r"stage\1_block\2"),
-    ("", ""),
-)
-
 EVEN = (
     *(_even(model, "symmetric_convs") for model in ("resnet18", "resnet50", "se_resnet18")),
     _even("mobilenet_v1", "symmetric"),
@@ -408,14 +242,13 @@ EVEN = (
         "symmetric_convs",
         variant="torchvision",
         peer="torchvision:googlenet",
+        renames=(),
         peer_changes={"aux_logits": False, "init_weights": False},
-        rules=_INCEPTION_OF_TORCHVISION,
     ),
     Case(
         "regnet_x_800mf",
         "torchvision:regnet_x_800mf",
         (64, 64, 3),
-        rules=_REGNET,
         changes={"padding": "symmetric"},
     ),
 )

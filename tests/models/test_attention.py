@@ -33,7 +33,7 @@ from tests.models.build import (
     shapes,
 )
 from tests.models.conftest import GOLDEN
-from tests.models.test_networks_parity import filled
+from tests.models.test_networks_parity import filled, kept
 
 IMAGES = random(2, 3, 2, 4)
 TOKENS = IMAGES.reshape(2, 6, 4)
@@ -192,7 +192,7 @@ def test_parity_of_masked_padding(case: Case) -> None:
     expected = np.array(json.loads((GOLDEN / "attention_masks.json").read_text())[case.model])
     module = conf_model(case.model, **case.changes).build(case.classes, "float32")
     module = module.clone(padding_mask=True)
-    variables = filled(case, shapes(module, (*case.image[:2], 2)))
+    variables = filled(case, kept(case))
     compute = jax.jit(lambda x: module.apply(variables, x, train=False), compiler_options=QUICK)
     logits = np.asarray(compute(masked(samples(case), LENGTHS)))
     assert logits.shape == expected.shape

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
+from pipeline.config.renames import RenameSpec
+from pipeline.data.columns import ColumnSpec
+from pipeline.weights.matching import match_weights
+from pipeline.weights.network import arrays_of_model
 from tests.golden.network_cases import CASES, EVEN, Case, drawn, samples
-from tests.models.build import QUICK, Variables, conf_model, count, shapes
+from tests.models.build import QUICK, Variables, conf_model, count
 from tests.models.conftest import GOLDEN
 
 TOLERANCE = 1e-4
@@ -21,25 +26,25 @@ def kept(case: Case) -> dict[str, Any]:
     return json.loads((GOLDEN / "networks" / f"{case.kept}.json").read_text())
 
 
-def filled(case: Case, variables: Variables) -> Variables:
-    """Every parameter and statistic as the other definition was given it."""
-    leaves = flatten_dict(variables, sep="/")
-    return unflatten_dict(
-        {
-            path: drawn(path.partition("/")[2], leaf.shape, case.gain)
-            for path, leaf in leaves.items()
-        },
-        sep="/",
-    )
+def filled(case: Case, golden: Mapping[str, Any]) -> Variables:
+    """The weights that the other definition was given, as they come out of a file of them."""
+    image = ColumnSpec(case.image, "float32")
+    network = arrays_of_model(conf_model(case.model, **case.changes), case.classes, image)
+    renames = [RenameSpec.model_validate({"match": a, "to": b}) for a, b in case.renames]
+    matching = match_weights(case.file, drawn(case, golden["arrays"]), network, renames)
+    matching.require(partial=False)
+    assert set(matching.arrays) == set(network.shapes)
+    return unflatten_dict(matching.arrays, sep="/")
 
 
 @pytest.mark.parametrize("case", [*CASES, *EVEN], ids=lambda case: case.kept)
 def test_parity_of_logits_and_parameters(case: Case) -> None:
+    golden = kept(case)
     module = conf_model(case.model, **case.changes).build(case.classes, "float32")
-    variables = shapes(module, case.image)
-    expected = np.array(kept(case)["logits"], np.float32)
+    variables = filled(case, golden)
+    expected = np.array(golden["logits"], np.float32)
     compute = jax.jit(lambda v, x: module.apply(v, x, train=False), compiler_options=QUICK)
-    logits = np.asarray(compute(filled(case, variables), samples(case)))
-    assert count(variables) == kept(case)["parameters"] - case.without
+    logits = np.asarray(compute(variables, samples(case)))
+    assert count(variables) == golden["parameters"] - case.without
     assert np.abs(expected[0] - expected[1]).max() > 10 * TOLERANCE
     np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCE)

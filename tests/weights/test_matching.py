@@ -449,3 +449,44 @@ def test_a_flatten_inside_a_block_is_not_guessed_at() -> None:
         match_weights("f", {"0.weight": rand(5, 3072)}, network)
     own = {name: rand(*shape) for name, shape in network.shapes.items()}
     assert list(statuses(match_weights("f", own, network))) == ["matched"]
+
+
+def text_names(bert: bool, features: int = 6, hidden: int = 8) -> Arrays:
+    """A text model of transformers with one block, by hand."""
+    if bert:
+        names = ["word_embeddings", "position_embeddings", "token_type_embeddings"]
+        sizes = [(9, features), (4, features), (2, features)]
+        return {f"bert.embeddings.{n}.weight": rand(*s) for n, s in zip(names, sizes, strict=True)}
+    words = rand(9, features)
+    return {
+        "transformer.wte.weight": words,
+        "transformer.wpe.weight": rand(4, features),
+        "transformer.h.0.mlp.c_fc.weight": rand(features, hidden),
+        "lm_head.weight": words,
+    }
+
+
+TEXT = {"features": 6, "hidden": 8, "heads": 2, "blocks": 1}
+
+
+def test_vectors_of_segments_are_added_to_those_of_positions() -> None:
+    theirs = text_names(bert=True)
+    network = needs("bert_base", (4, 1, 1), vocabulary=9, **TEXT)
+    matching = match_weights("f", theirs, network)
+    assert statuses(matching)["added"] == ["bert.embeddings.token_type_embeddings.weight"]
+    words, places, segments = theirs.values()
+    table = matching.arrays["params/position_embedding_0/table"]
+    np.testing.assert_array_equal(table, places + segments[0])
+    np.testing.assert_array_equal(matching.arrays["params/embedding_0/table"], words)
+
+
+def test_tied_and_turned_weights_of_a_decoder() -> None:
+    theirs = text_names(bert=False)
+    classes = ColumnSpec((4, 1, 1), "float32")
+    network = arrays_of_model(conf_model("gpt2", **TEXT), 9, classes)
+    matching = match_weights("f", theirs, network)
+    assert statuses(matching)["tied"] == ["lm_head.weight"]
+    kernel = matching.arrays["params/tokens/block0/residual_1/dense_0/kernel"]
+    np.testing.assert_array_equal(kernel, theirs["transformer.h.0.mlp.c_fc.weight"])
+    untied = match_weights("f", theirs | {"lm_head.weight": rand(9, 6)}, network)
+    assert statuses(untied)["extra"] == ["lm_head.weight"]

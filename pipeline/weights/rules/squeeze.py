@@ -1,0 +1,13 @@
+"""Names of squeeze and excitation, which lies in the blocks of several networks."""
+
+from __future__ import annotations
+
+from pipeline.weights.rules.syntax import LayerRules
+
+
+def squeeze(before: str, scope: str) -> LayerRules:
+    """Its two linear maps behind `before`, for a block that is `scope` here."""
+    return (
+        (rf"{before}(?:fc1|conv_reduce|fc\.0)", f"{scope}/squeeze_excite/dense_0"),
+        (rf"{before}(?:fc2|conv_expand|fc\.2)", f"{scope}/squeeze_excite/dense_1"),
+    )
