@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -21,6 +22,14 @@ EXAMPLES = re.findall(
     (ROOT / "docs" / "ascend910.md").read_text(),
     re.MULTILINE | re.DOTALL,
 )
+
+GOLDEN = ROOT / "tests" / "golden"
+SCRIPTS = re.findall(
+    r"^\| `(make_\w+\.py)` \| ([^|]+) \| \d+ \| ([^|]+) \|$",
+    (ROOT / "CONTRIBUTING.md").read_text(),
+    re.MULTILINE,
+)
+"""Of golden values: the script, what it needs and the files that it writes."""
 
 
 def test_there_are_two_examples() -> None:
@@ -51,3 +60,18 @@ def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
     recipe, *overrides = shlex.split(command)
     name = recipe.removeprefix("+recipe=")
     assert load_recipe(name, overrides).name == name
+
+
+def test_every_script_of_golden_values_is_in_the_table() -> None:
+    assert [row[0] for row in SCRIPTS] == sorted(path.name for path in GOLDEN.glob("make_*.py"))
+
+
+@pytest.mark.parametrize(("script", "needs", "files"), SCRIPTS, ids=[row[0] for row in SCRIPTS])
+def test_a_script_of_golden_values_says_what_it_ran_with(
+    script: str, needs: str, files: str
+) -> None:
+    said = ast.get_docstring(ast.parse((GOLDEN / script).read_text())) or ""
+    for package in re.findall(r"\w+ [\d.]+", needs):
+        assert package in " ".join(said.split())
+    for name in re.findall("`([^`]+)`", files):
+        assert any(GOLDEN.rglob(name.rstrip("/")))

@@ -1,8 +1,8 @@
 """Compute what MindSpore's batch norm makes of two training steps, and keep it in `networks/`.
 
-    python tests/golden/make_batch_norm.py
+    python tests/golden/make_batch_norm.py        with mindspore 2.10.0
 
-Needs mindspore. The running statistics follow the batch's mean and its unbiased variance.
+The running statistics follow the batch's mean and its unbiased variance.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which samples MindSpore batches together by length, written to buckets/mindspore.json.
 
-    python tests/golden/make_buckets.py           in an environment with mindspore
+    python tests/golden/make_buckets.py           with mindspore 2.10.0
 
 A sample is its own number, from 1, repeated as often as it is long; padding is 0.
 """

@@ -1,6 +1,6 @@
 """What MindSpore's ops make of images and labels where nothing is drawn: map_ops/fixed.npz.
 
-    python tests/golden/make_map_ops_fixed.py          in an environment with mindspore
+    python tests/golden/make_map_ops_fixed.py     with mindspore 2.10.0
 
 The keys are op/input/argument; what goes in stands beside them under input/name.
 """

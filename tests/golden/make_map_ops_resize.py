@@ -1,6 +1,6 @@
 """What MindSpore's Resize makes of images, written to map_ops/resize.npz.
 
-    python tests/golden/make_map_ops_resize.py          in an environment with mindspore
+    python tests/golden/make_map_ops_resize.py    with mindspore 2.10.0 and pillow 13.0.0
 
 The keys are interpolation/image/size; the images stand beside them under image/name.
 """

@@ -1,6 +1,8 @@
 """Writes optimizers.json: twelve steps of optimizers of PyTorch and MindSpore, in float32.
 
-python tests/golden/make_optimizers.py        # where torch and mindspore are installed
+    python tests/golden/make_optimizers.py        with mindspore 2.10.0 and torch 2.13.0 (CPU)
+
+Both start from `START` and follow the gradient sin(3 p) + 0.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which samples MindSpore gives to each shard, written to sharding/mindspore.json.
 
-    python tests/golden/make_sharding.py          in an environment with mindspore
+    python tests/golden/make_sharding.py          with mindspore 2.10.0
 
 Samples tell their own index. NumpySlicesDataset holds it as its value; CIFAR-10's binary files are
 made up, with the index in the first two pixels of each image.

@@ -2,9 +2,9 @@
 
     python -m tests.golden.make_trajectories DATA [NAME ...]
 
-in an environment with mindspore and this project, DATA being the folder that has mnist. MindSpore
-maps the images with its own ops and trains with its own cells, in graph mode; first weights,
-batches and learning rates are those of this project.
+with mindspore 2.10.0 and this project, DATA being the folder that has mnist. MindSpore maps
+the images with its own ops and trains with its own cells, in graph mode; first weights, batches and
+learning rates are those of this project.
 """
 
 from __future__ import annotations

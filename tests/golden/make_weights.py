@@ -1,7 +1,8 @@
-"""Makes tests/golden/weights/: files that MindSpore and PyTorch wrote, and what PyTorch computes.
+"""Makes tests/golden/weights/: files that MindSpore and PyTorch wrote, and what networks compute.
 
-Run with an interpreter that has mindspore and torch:  python tests/golden/make_weights.py
-Written with mindspore 2.10 and torch 2.13 on a CPU.
+    python tests/golden/make_weights.py           with mindspore 2.10.0 and torch 2.13.0 (CPU)
+
+Weights and images of networks are drawn by numpy, as the test draws them too.
 """
 
 from __future__ import annotations
