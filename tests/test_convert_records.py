@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from pipeline import load_recipe
 from pipeline.__main__ import main
@@ -20,6 +19,7 @@ from pipeline.errors import DataError, RecipeError, RunError
 from pipeline.job import run
 from tests import outcome
 from tests.conftest import OPS, STEPS
+from tests.image_folders import save_images
 
 CROP = OPS.replace("[{", "[{name: random_crop, size: [8, 8], padding: [1, 1, 1, 1]}, {", 1)
 SOURCE = [
@@ -68,15 +68,8 @@ def test_training_from_records_is_training_from_their_source(cache: Path, tmp_pa
         outcome.assert_same_run(source, same)
 
 
-def save_images(folder: Path) -> Path:
-    rng = np.random.default_rng(3)
-    for split, count in (("train", 9), ("eval", 2)):
-        for name in ("ant", "owl"):
-            (folder / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 256, (7, 6, 3), np.uint8)
-                Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
-    return folder
+def save_small(folder: Path) -> Path:
+    return save_images(folder, {"train": 9, "eval": 2}, (7, 6, 3), seed=3)
 
 
 def save_arrays(file: Path) -> Path:
@@ -91,10 +84,10 @@ def save_arrays(file: Path) -> Path:
     [
         lambda folder: ["dataset=digits"],
         lambda folder: ["dataset=numpy", f"dataset.root={save_arrays(folder / 'a.npz')}"],
-        lambda folder: ["dataset=image_folder", f"dataset.root={save_images(folder / 'images')}"],
+        lambda folder: ["dataset=image_folder", f"dataset.root={save_small(folder / 'images')}"],
         lambda folder: [
             "dataset=image_folder",
-            f"dataset.root={save_images(folder / 'images')}",
+            f"dataset.root={save_small(folder / 'images')}",
             "dataset.image_size=[4,4]",
         ],
     ],
@@ -158,7 +151,7 @@ def test_arguments_that_are_wrong_are_problems_of_the_recipe(
 
 
 def test_an_image_that_cannot_be_read_is_named_and_nothing_is_left(tmp_path: Path) -> None:
-    images = save_images(tmp_path / "images")
+    images = save_small(tmp_path / "images")
     (images / "train" / "owl" / "3.png").write_bytes(b"no image")
     overrides = ["dataset=image_folder", f"dataset.root={images}", "dataset.image_size=[7,6]"]
     with pytest.raises(DataError, match=r"owl/3\.png: can't be read as an image"):

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
@@ -26,6 +25,7 @@ from pipeline.observe.monitors import Quiet, SinkReport
 from pipeline.observe.summary import Summary
 from tests import outcome
 from tests.conftest import TINY
+from tests.image_folders import save_images
 from tests.observe.disk import files_end_at
 from tests.observe.test_tensorboard import scalars
 
@@ -235,14 +235,7 @@ def test_a_console_that_is_gone_ends_no_run(cache: Path, tmp_path: Path) -> None
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """48 training images and 8 for evaluation, in two classes."""
     root = tmp_path_factory.mktemp("images") / "root"
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 24), ("eval", 4)):
-        for name in ("ant", "owl"):
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 256, (8, 8, 3), np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{number:02}.png")
-    return root
+    return save_images(root, {"train": 24, "eval": 4})
 
 
 @pytest.fixture

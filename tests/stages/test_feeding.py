@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
@@ -17,6 +16,7 @@ from pipeline.data.sources.image_folder import ImageFiles
 from pipeline.errors import DataError
 from pipeline.job import run
 from tests import outcome
+from tests.image_folders import save_images
 
 Compose = Callable[..., Recipe]
 
@@ -26,15 +26,7 @@ STEPS, WINDOW = 18, 4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """48 training images and 8 for evaluation, in two classes."""
-    root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 24), ("eval", 4)):
-        for name in ("ant", "owl"):
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 256, (8, 8, 3), np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{number:02}.png")
-    return root
+    return save_images(tmp_path_factory.mktemp("images"), {"train": 24, "eval": 4})
 
 
 @pytest.fixture
