@@ -1,7 +1,7 @@
 """What sinking buys: one recipe at several sink sizes, in turn, in one process.
 
     python -m benchmarks.sink --recipe mlp_mnist --steps 2000 --root DIR
-    python -m benchmarks.sink model=mlp 'model.hidden=[16]' train.batch_size=16
+    python -m benchmarks.sink model=mlp train.batch_size=16
 
 Prints, per sink size, the median over the rounds of milliseconds a step: of the whole training
 stage, everything that the host does included, and of the dispatches alone.
@@ -10,6 +10,7 @@ stage, everything that the host does included, and of the dispatches alone.
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
 import tempfile
 from pathlib import Path
@@ -38,7 +39,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for sink, times in measured.items():
             times.append(_measure(args.recipe, overrides, sink, args.steps))
-    what = " ".join([f"--recipe {args.recipe}", f"--steps {args.steps}", *args.overrides])
+    what = f"--recipe {args.recipe} --steps {args.steps} {shlex.join(args.overrides)}".rstrip()
     publish(_report(what, measured), args.save)
 
 

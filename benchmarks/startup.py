@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -44,7 +45,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             for runs in measured.values():
                 runs.append(_measure(overrides, Path(cache)))
-    publish(_report(" ".join([f"--recipe {args.recipe}", *args.overrides]), measured), args.save)
+    publish(
+        _report(f"--recipe {args.recipe} {shlex.join(args.overrides)}".rstrip(), measured),
+        args.save,
+    )
 
 
 def _measure(overrides: Sequence[str], cache: Path) -> dict[str, float]:
