@@ -149,6 +149,8 @@ def _serve(pipe: Connection, module: str, task: Task, round_s: float) -> None:
                 answer: Any = Ready(training.sizes, proof, steps, time.perf_counter() - begun)
             else:
                 assert training is not None
+                # Others had caches and memory meanwhile: the first step is slower for everybody.
+                training.run(1)
                 answer = _round(training, steps)
                 # A warm-up that something else disturbed must not decide all rounds.
                 steps = _fitting(answer, round_s, task.sink_size)

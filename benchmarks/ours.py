@@ -20,6 +20,7 @@ from rich.console import Console
 from benchmarks.contestant import Result
 from benchmarks.tasks import Task
 from pipeline import load_recipe
+from pipeline.backends.xla import XlaExecutable
 from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation, Quiet
 from pipeline.observe.observers import open_observers
@@ -52,6 +53,12 @@ class OursTraining:
         leaves = jax.tree.leaves(self._built.state.params)
         self.sizes = tuple(sorted(leaf.size for leaf in leaves))
         _save_weights(task.weights, self._state.params)
+
+    @property
+    def program_text(self) -> str:
+        """The compiled training loop, as XLA writes it."""
+        assert isinstance(self._executable, XlaExecutable)
+        return self._executable.program_text
 
     def run(self, steps: int) -> Result:
         """Train so many steps more, into a run directory of their own."""

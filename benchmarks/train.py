@@ -9,8 +9,9 @@ first losses must agree, so a row that appears in the table is known to train th
 
 What is timed: ours is the whole training stage, with sampling, gathering from uint8, normalising
 and all telemetry of every step written. The peers find normalised float32 batches in memory, and
-write and print nothing. Nobody augments, resizes or evaluates, and compiling is done beforehand;
-LeNet-5 is given MNIST at 32x32, ResNet-50 512 images of CIFAR-10 at 224x224, both resized before.
+write and print nothing. Nobody augments, resizes or evaluates, compiling is done beforehand, and a
+round begins behind a step that is not timed; LeNet-5 is given MNIST at 32x32, ResNet-50 512 images
+of CIFAR-10 at 224x224, both resized before.
 What each peer does in a step stands in its module under `benchmarks/peers`.
 
 The peers come with `pip install '.[bench]'`; where there is no GPU, install the CPU build of torch

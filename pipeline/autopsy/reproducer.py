@@ -35,7 +35,8 @@ from pipeline.models.network import Network
 from pipeline.observe.strict_json import json_text
 from pipeline.run_directory import RECIPE, REPRODUCER
 from pipeline.stages.build import parts_of
-from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
+from pipeline.stages.lower import LOWERINGS, read_choice
+from pipeline.stages.traced_network import list_problems
 from pipeline.training.state import Batch, TrainState
 from pipeline.training.step_parts import StepParts
 from pipeline.weights.files import read_weights, write_weights
@@ -170,10 +171,11 @@ def _lowered(
     if not file.exists() or not isinstance(network, Network):
         return parts
     chosen, size = read_choice(file), batch.sample.shape[0] // parts.accumulate
-    problems = list_problems(parts, state, size, size)
+    laid_out = replace(parts, network=network.clone(layout=chosen.layout))
+    problems = list_problems(laid_out, state, size, size)
     # The cache is the user's own: a recipe from elsewhere does not say where to write.
     cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
-    kept = Tuning("off", "exhaustive", cache, chosen.lowerings, chosen.layout)
+    kept = Tuning("off", "exhaustive", cache, chosen.lowerings)
     try:
         choose_lowerings(problems, device, kept, lambda _: nullcontext())
     except RunError:

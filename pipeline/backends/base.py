@@ -160,7 +160,7 @@ class Backend(Protocol):
         """The device and the versions that decide its numbers, for the summary."""
 
     def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
-        """How each convolution of a network is computed here. Raises RunError for a bad bank."""
+        """How the layers of a network are computed here. Raises RunError for a bad bank."""
 
     def compile(self, work: Work, watch: Watch) -> Executable:
         """Compile a run. Raises RunError when the device can't take it."""

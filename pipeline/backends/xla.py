@@ -132,6 +132,12 @@ class XlaExecutable:
             self.report = CompileReport(tuple(facts for _, facts in made))
         self._buffers = self._on_device(_empty_buffers(work.train.window(0).inputs))
 
+    @property
+    def program_text(self) -> str:
+        """The training loop as XLA compiled it; empty where operations run by themselves."""
+        train: Any = self._train
+        return "" if self._work.eager else train.as_text()
+
     def _sources(self) -> tuple[_Source, _Source, _Source]:
         step, seed = self._work.step, self._on_device(self._work.seed)
         train, evaluated = self._work.train.window(0).inputs, self._work.eval.window(0).inputs

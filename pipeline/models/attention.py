@@ -8,6 +8,7 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models import tokens
+from pipeline.models.dense import dense_product
 from pipeline.models.walk import Site, features_of, forward, require_images, walk
 
 _SCATTERED = nn.initializers.truncated_normal(0.02)
@@ -143,6 +144,7 @@ class _SelfAttention(nn.Module):
             dtype=self.site.dtype,
             kernel_init=init.dense.build(),
             bias_init=init.bias.build(),
+            dot_general=dense_product(self.site.chooser),
             name=name,
         )
 

@@ -25,10 +25,9 @@ from pipeline.models.lowerings.lowering import (
     DEFAULTS,
     Chooser,
     Lowering,
-    Problem,
     Role,
-    problem_of,
 )
+from pipeline.models.lowerings.problems import ConvolutionProblem, convolution_problem
 from pipeline.models.lowerings.window import Pair, Window, make_window
 
 XLA_CONVOLUTION = Lowering("convolution")
@@ -55,7 +54,7 @@ def conv2d(
     window = make_window((height, width), (rows, columns), strides, padding, dilation, groups)
 
     def chosen(role: Role) -> _Choice:
-        problem = problem_of(role, window, images, kernel)
+        problem = convolution_problem(role, window, images, kernel)
         return _Choice(problem, chooser.choose(problem))
 
     plan = _Plan(chosen("forward"), chosen("images_gradient"), chosen("kernel_gradient"))
@@ -64,7 +63,7 @@ def conv2d(
 
 @dataclass(frozen=True)
 class _Choice:
-    problem: Problem
+    problem: ConvolutionProblem
     how: Lowering
 
     def __call__(self, first: Array, second: Array) -> Array:

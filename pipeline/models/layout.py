@@ -15,6 +15,7 @@ from jax import Array
 
 from pipeline.models import layers
 from pipeline.models.lowerings.lowering import Problem
+from pipeline.models.lowerings.problems import ConvolutionProblem
 from pipeline.models.spec import LayerSpec
 
 Layout = Literal["nhwc", "chwn"]
@@ -77,16 +78,23 @@ def _knows_batch_last(layer: LayerSpec) -> bool:
 def best_layout(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> Layout:
     """The layout that a network of these layers is fastest in, as far as a rule can say.
 
-    `problems` are the convolutions of a training step. CHWN is for float32 on the CPU, where all
+    `problems` are those of a training step in NHWC. CHWN is for float32 on the CPU, where all
     layers know it, there is a convolution, and the patches of each are small.
     """
-    if platform != "cpu" or not problems or first_without_batch_last(stack) is not None:
+    slid = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
+    if not has_choice(stack, slid, platform):
         return "nhwc"
-    small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in problems)
-    return "chwn" if small and {problem.dtype for problem in problems} == {"float32"} else "nhwc"
+    small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in slid)
+    return "chwn" if small and {problem.dtype for problem in slid} == {"float32"} else "nhwc"
 
 
-def _patches_bytes(problem: Problem) -> int:
+def has_choice(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> bool:
+    """Whether there is more than one layout: on the CPU, where all layers know both, for images."""
+    slides = any(isinstance(problem, ConvolutionProblem) for problem in problems)
+    return platform == "cpu" and slides and first_without_batch_last(stack) is None
+
+
+def _patches_bytes(problem: ConvolutionProblem) -> int:
     """The size of the matrix that a convolution in CHWN makes of its images, in float32."""
     window = problem.window
     return 4 * prod(window.kernel) * problem.channels * prod(window.positions) * problem.batch

@@ -29,7 +29,7 @@ from pipeline.models.layout import (
 from pipeline.models.lowerings.lowering import DEFAULTS, Chooser
 from pipeline.models.lowerings.window import Pair
 from pipeline.models.padding import pads_around, reach
-from pipeline.models.pooling import max_pool
+from pipeline.models.pooling import pool_max
 from pipeline.models.precision import TypeRule
 from pipeline.models.spec import InitSpec, LayerSpec
 from pipeline.models.tokens import Lookup
@@ -59,7 +59,7 @@ class Network(nn.Module):
     dtype: str
     """What activations are computed in."""
     chooser: Chooser = DEFAULTS
-    """How convolutions are computed."""
+    """How convolutions, dense layers and max pooling are computed."""
     layout: Layout = "nhwc"
     """What order of axes images are computed in; it changes neither parameters nor results, beyond
     the last digits. A convolution in CHWN is computed in one way, and the chooser is not asked."""
@@ -177,7 +177,7 @@ def _dense(layer: layers.Dense, x: Array, site: Site) -> Array:
         dtype=site.dtype,
         kernel_init=(layer.kernel_init or site.initializers.dense).build(),
         bias_init=(layer.bias_init or site.initializers.bias).build(),
-        dot_general=dense_product,
+        dot_general=dense_product(site.chooser),
         name=site.name,
     )(x)
 
@@ -225,7 +225,7 @@ def _activation(layer: layers.Activation, x: Array, site: Site) -> Array:
 def _max_pool(layer: layers.MaxPool, x: Array, site: Site) -> Array:
     window, strides, pads = _pooling(layer, x, site)
     with jax.named_scope(site.name):
-        return max_pool(x, window, strides, pads)
+        return pool_max(x, window, strides, pads, site.chooser)
 
 
 @forward.register

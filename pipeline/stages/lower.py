@@ -1,4 +1,4 @@
-"""Lower: settle how every convolution of the network is computed on this device.
+"""Lower: settle how the layers of the network are computed on this device.
 
 Settled once a run: the choice is part of what makes a run repeat itself bit for bit, so it is kept
 in the run directory and a resumed run takes it from there.
@@ -6,18 +6,16 @@ in the run directory and a resumed run takes it from there.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import jax
-import jax.numpy as jnp
-from flax import linen as nn
-
+from pipeline.backends.autotune.layouts import find_layout
 from pipeline.backends.autotune.tuner import Chosen, Tuning
 from pipeline.backends.base import Backend
 from pipeline.bounded_file import read_json
@@ -25,14 +23,14 @@ from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.knowledge_bank import write_result
-from pipeline.models.layout import Layout, best_layout
-from pipeline.models.lowerings.lowering import ROLES, Listing, Lowering, Lowerings, Problem
+from pipeline.models.layout import Layout, best_layout, has_choice
+from pipeline.models.lowerings.lowering import DEFAULT, Lowering, Lowerings, Problem
 from pipeline.models.network import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.run_directory import LOWERINGS
 from pipeline.stages.build import Built
 from pipeline.stages.data import Dataset
-from pipeline.training.step import StepParts, image_shape
+from pipeline.stages.traced_network import layout_key, list_problems, time_gradients_us
 from pipeline.whole_file import write_whole
 
 
@@ -44,7 +42,7 @@ def lower(
     run_dir: Path | None,
     reporter: Reporter,
 ) -> Built:
-    """The same step, its convolutions computed as chosen for the device.
+    """The same step, its layers computed as chosen for the device.
 
     A directory that has a choice already keeps it; one that has none gets it, and the result of
     tuning. Operations that run by themselves stay as they are. Raises RunError for a choice or a
@@ -73,83 +71,101 @@ def _choose(
     run_dir: Path | None,
     reporter: Reporter,
 ) -> Chosen:
-    problems = list_problems(
-        built.parts,
-        built.state,
-        recipe.train.batch_size // recipe.train.accumulate_steps,
-        dataset.eval_order.batch_size,
-    )
-    network, platform = built.parts.network, backend.device.platform
-    assert isinstance(network, Network)
     folder = cache_root(recipe.cache) / "autotune"
-    layout = best_layout(network.layers, problems, platform) if kept is None else kept.layout
-    tuning = Tuning(
-        recipe.autotune,
-        recipe.autotune_search,
-        folder,
-        kept.lowerings if kept is not None else None,
-        layout,
-    )
-
-    @contextmanager
-    def watch(name: str) -> Iterator[None]:
-        with reporter.clock(f"tuning {name}"):
-            yield
-
-    chosen = backend.choose_lowerings(problems, tuning, watch)
-    if chosen.layout != "nhwc" and kept is None:
-        nothing = "; nothing to tune" if recipe.autotune in ("tune", "repeat") else ""
-        reporter.stage("lower", f"images as CHWN: vectors of samples, for few channels{nothing}")
-    if chosen.found or chosen.by_rule:
-        reporter.stage("lower", _line(chosen))
-    if chosen.tuned and run_dir is not None:
-        path = write_result(chosen.to_result(), run_dir, datetime.now())
-        reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.bank}; {path.name}")
+    lowerings = kept.lowerings if kept is not None else None
+    tuning = Tuning(recipe.autotune, recipe.autotune_search, folder, lowerings)
+    asked = _Asked(recipe, dataset, built, backend, tuning, reporter)
+    if kept is not None:
+        return asked.chosen_in(kept.layout)
+    chosen = _in_best_layout(asked)
+    _tell(chosen, tuning, run_dir, reporter)
     return chosen
 
 
-def list_problems(
-    parts: StepParts, state: Any, train_batch: int, eval_batch: int
-) -> tuple[Problem, ...]:
-    """Every computation of a convolution in a step or an evaluation, by tracing the network.
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """A run whose lowerings are asked for."""
 
-    Gradients are needed of training alone, and none of the images that the network is given.
-    """
-    trained, evaluated = (
-        _traced(parts, state, train_batch, True),
-        _traced(parts, state, eval_batch, False),
-    )
-    height, width, channels = image_shape(parts.image)
-    problems = [p for p in trained if not _reads_input(p, (height, width), channels)]
-    return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
+    recipe: Recipe
+    dataset: Dataset
+    built: Built
+    backend: Backend
+    tuning: Tuning
+    reporter: Reporter
+
+    @property
+    def network(self) -> Network:
+        network = self.built.parts.network
+        assert isinstance(network, Network)
+        return network
+
+    @property
+    def batch(self) -> int:
+        """Samples that are computed at a time."""
+        return self.recipe.train.batch_size // self.recipe.train.accumulate_steps
+
+    @contextmanager
+    def watch(self, name: str) -> Iterator[None]:
+        """Shows a clock while something is tuned."""
+        with self.reporter.clock(f"tuning {name}"):
+            yield
+
+    def problems_in(self, layout: Layout) -> tuple[Problem, ...]:
+        """What the network poses with images in a layout."""
+        parts = replace(self.built.parts, network=self.network.clone(layout=layout))
+        eval_batch = self.dataset.eval_order.batch_size
+        return list_problems(parts, self.built.state, self.batch, eval_batch)
+
+    @functools.cache  # noqa: B019 - lives as long as the choosing does
+    def chosen_in(self, layout: Layout) -> Chosen:
+        """The best lowerings with images in a layout."""
+        problems = self.problems_in(layout)
+        chosen = self.backend.choose_lowerings(problems, self.tuning, self.watch)
+        return replace(chosen, layout=layout)
+
+    def time_us(self, layout: Layout) -> float:
+        """Of the gradients, computed as is best in a layout."""
+        network = self.network.clone(chooser=self.chosen_in(layout).lowerings, layout=layout)
+        with self.watch(f"the whole network in {layout.upper()}"):
+            parts, state = self.built.parts, self.built.state
+            return time_gradients_us(network, parts, state, self.batch, self.backend.device)
 
 
-def _traced(parts: StepParts, state: Any, batch: int, train: bool) -> tuple[Problem, ...]:
-    listing = Listing()
-    network: nn.Module = parts.network.clone(chooser=listing)
-    images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
-
-    def call(state: Any, images: Any) -> Any:
-        weights = {"params": state.params, "batch_stats": state.batch_stats}
-        key = jax.random.key(0)
-        return network.apply(
-            weights, images, train=train, mutable=["batch_stats"], rngs={"dropout": key}
-        )
-
-    jax.eval_shape(call, state, images)
-    return tuple(listing.problems)
+def _in_best_layout(asked: _Asked) -> Chosen:
+    """What was chosen in the layout that a bank or the clock says, else in that of the rule."""
+    layers, device = asked.network.layers, asked.backend.device
+    problems = asked.problems_in("nhwc")
+    if asked.tuning.mode == "off" or not has_choice(layers, problems, device.platform):
+        return asked.chosen_in("nhwc")
+    key = layout_key(asked.network, asked.built.parts, asked.batch, device)
+    found = find_layout(key, asked.tuning.mode, asked.tuning.folder, asked.time_us)
+    ruled = best_layout(layers, problems, device.platform)
+    chosen = asked.chosen_in(found.best if found is not None else ruled)
+    return replace(chosen, layout_found=found)
 
 
-def _reads_input(problem: Problem, sizes: tuple[int, int], channels: int) -> bool:
-    """Whether this is the gradient of the network's own input, which nobody asks for."""
-    at_input = problem.window.sizes == sizes and problem.channels == channels
-    return problem.role == ROLES[1] and at_input
+def _tell(chosen: Chosen, tuning: Tuning, run_dir: Path | None, reporter: Reporter) -> None:
+    """Tell what was chosen, and leave the result of tuning in the run directory."""
+    if chosen.layout != "nhwc":
+        reporter.stage("lower", f"images as CHWN: vectors of samples{_why(chosen)}")
+    if any(how != DEFAULT for _, how in chosen.lowerings.chosen):
+        reporter.stage("lower", _line(chosen))
+    if chosen.tuned and run_dir is not None:
+        path = write_result(chosen.to_result(), run_dir, datetime.now())
+        reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.folder}; {path.name}")
+
+
+def _why(chosen: Chosen) -> str:
+    if chosen.layout_found is None:
+        return ", for few channels"
+    nhwc_ms, chwn_ms = (chosen.layout_found.times_us[each] / 1000 for each in ("nhwc", "chwn"))
+    return f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
 
 
 def write_choice(path: Path, chosen: Chosen) -> None:
     """As JSON: the layout of images, and each problem, as text, with what computes it."""
-    convolutions = {problem: str(how) for problem, how in chosen.lowerings.chosen}
-    document = {"layout": chosen.layout, "convolutions": convolutions}
+    computations = {problem: str(how) for problem, how in chosen.lowerings.chosen}
+    document = {"layout": chosen.layout, "computations": computations}
     write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
@@ -159,9 +175,9 @@ def read_choice(path: Path) -> Chosen:
         document = read_json(path)
         layouts: tuple[Layout, ...] = get_args(Layout)
         layout = layouts[layouts.index(document["layout"])]
-        convolutions = document["convolutions"].items()
+        computations = document["computations"].items()
         return Chosen(
-            Lowerings(tuple((p, Lowering.parse(how)) for p, how in convolutions)), layout=layout
+            Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations)), layout=layout
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
@@ -173,9 +189,10 @@ def read_choice(path: Path) -> Chosen:
 def _line(chosen: Chosen) -> str:
     ways = [how for _, how in chosen.lowerings.chosen]
     onednn = sum(way.engine == "onednn" for way in ways)
-    banked = len(chosen.found) - chosen.tuned
-    parts = [f"{len(ways)} computations of convolutions: {banked} from the bank"]
-    parts += [f"{chosen.tuned} tuned"] if chosen.tuned else []
+    banked = sum(found.status == "bank_hit" for found in chosen.found)
+    parts = [f"{len(ways)} computations: {banked} from the bank"]
+    tuned = len(chosen.found) - banked
+    parts += [f"{tuned} tuned"] if tuned else []
     parts += [f"{chosen.by_rule} by rule"] if chosen.by_rule else []
     line = ", ".join(parts) + f"; {onednn} by oneDNN"
     before_ms = sum(found.before_us for found in chosen.found) / 1000

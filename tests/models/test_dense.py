@@ -29,7 +29,7 @@ def gradients(
 
 
 def assert_derived(inputs: np.ndarray, kernel: np.ndarray) -> None:
-    ours = gradients(dense_product, inputs, kernel)
+    ours = gradients(dense_product(), inputs, kernel)
     derived = gradients(lax.dot_general, inputs, kernel)
     for our, theirs in zip(ours, derived, strict=True):
         np.testing.assert_allclose(our, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
@@ -53,7 +53,7 @@ def test_gradients_on_other_platforms_are_those_that_jax_derives(
     inputs, kernel = random(6, 17), random(17, 10, seed=1)
     expected = gradients(lax.dot_general, inputs, kernel)
     monkeypatch.setattr(dense.lax, "platform_dependent", elsewhere)
-    for ours, derived in zip(gradients(dense_product, inputs, kernel), expected, strict=True):
+    for ours, derived in zip(gradients(dense_product(), inputs, kernel), expected, strict=True):
         np.testing.assert_array_equal(ours, derived)
 
 
@@ -62,7 +62,7 @@ def test_few_features_are_the_rows_of_a_product_that_is_turned_in_a_call(
     features: int, turned: int
 ) -> None:
     def gradient(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jax.grad(lambda kernel: jnp.sin(dense_product(inputs, kernel, DIMENSIONS)).sum())(
+        return jax.grad(lambda kernel: jnp.sin(dense_product()(inputs, kernel, DIMENSIONS)).sum())(
             kernel
         )
 

@@ -23,12 +23,14 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.job import run
 from pipeline.models.lowerings.lowering import Lowering, Lowerings, Problem
+from pipeline.models.lowerings.problems import ConvolutionProblem
 from pipeline.models.lowerings.window import make_window
 from pipeline.models.network import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import Dataset, load_data
-from pipeline.stages.lower import list_problems, lower, read_choice, write_choice
+from pipeline.stages.lower import lower, read_choice, write_choice
+from pipeline.stages.traced_network import list_problems
 from pipeline.training.state import Batch
 from tests import outcome
 
@@ -44,7 +46,8 @@ NETWORK = [
     "dataset.eval.ops=[]",
     "dataset.eval.batch_size=20",
 ]
-"""Three convolutions of 8x8 images with one channel, batches of 16; evaluation of 20."""
+"""Three convolutions of 8x8 images with one channel and a dense layer, batches of 16; evaluation
+of 20."""
 
 THREES = "stride 1x1 pads 1+1,1+1 dilation 1x1 groups 1"
 STRIDED = "stride 2x2 pads 0+0,0+0 dilation 1x1 groups 1"
@@ -57,11 +60,15 @@ TRAINED = [
     f"conv2d forward 16x8x8x4 kernel 1x1x8 {STRIDED}",
     f"conv2d images_gradient 16x8x8x4 kernel 1x1x8 {STRIDED}",
     f"conv2d kernel_gradient 16x8x8x4 kernel 1x1x8 {STRIDED}",
+    "dense forward 16x8 kernel 8x10",
+    "dense images_gradient 16x8 kernel 8x10",
+    "dense kernel_gradient 16x8 kernel 8x10",
 ]
 EVALUATED = [
     f"conv2d forward 20x8x8x1 kernel 3x3x4 {THREES}",
     f"conv2d forward 20x8x8x4 kernel 3x3x4 {THREES}",
     f"conv2d forward 20x8x8x4 kernel 1x1x8 {STRIDED}",
+    "dense forward 20x8 kernel 8x10",
 ]
 
 
@@ -112,7 +119,7 @@ def problems(recipe: Recipe) -> list[str]:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("O0", "float32"), ("bf16", "bfloat16")])
-def test_every_computation_of_a_convolution_is_listed(
+def test_every_computation_of_a_convolution_and_of_a_dense_layer_is_listed(
     precision: str, dtype: str, tiny: Compose
 ) -> None:
     """But for the gradient of the network's own input; evaluation needs no gradient at all."""
@@ -138,17 +145,57 @@ def test_gradients_of_smaller_images_with_as_many_channels_are_listed(tiny: Comp
     convolution = "{name: conv, features: 1, kernel: 1, stride: 2, padding: valid}"
     layers = f"[{convolution},{convolution},flatten,{{name: dense, features: '$classes'}}]"
     found = problems(tiny(*NETWORK, f"model.layers={layers}"))
-    gradients = [text for text in found if "images_gradient" in text]
+    gradients = [text for text in found if text.startswith("conv2d images_gradient")]
     assert gradients == [f"conv2d images_gradient 16x4x4x1 kernel 1x1x1 {STRIDED} float32"]
 
 
-@pytest.mark.parametrize("model", ["mlp", "bert_base"])
-def test_a_network_without_convolutions_poses_no_problems(
-    model: str, tiny: Compose, tmp_path: Path
+@pytest.mark.parametrize("layout", ["nhwc", "chwn"])
+def test_max_pooling_is_listed_as_its_layout_has_it(layout: str, tiny: Compose) -> None:
+    """And convolutions in NHWC alone: with the batch last each is computed in one way."""
+    layers = (
+        "[{name: conv, features: 4, kernel: 3},{name: max_pool, kernel: 2},"
+        "flatten,{name: dense, features: '$classes'}]"
+    )
+    _, built, _ = prepare(tiny(*NETWORK, f"model.layers={layers}"))
+    network = built.parts.network.clone(layout=layout)
+    parts = replace(built.parts, network=network)
+    found = [str(problem) for problem in list_problems(parts, built.state, 16, 20)]
+    shapes = {"nhwc": ("16x8x8x4", "20x8x8x4"), "chwn": ("4x8x8x16", "4x8x8x20")}[layout]
+    window = "window 2x2 stride 2x2 pads 0+0,0+0 float32"
+    assert [text for text in found if text.startswith("max_pool")] == [
+        f"max_pool forward {shapes[0]} {window}",
+        f"max_pool images_gradient {shapes[0]} {window}",
+        f"max_pool forward {shapes[1]} {window}",
+    ]
+    slides = [text for text in found if text.startswith("conv2d")]
+    assert len(slides) == (3 if layout == "nhwc" else 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (
+            "mlp",
+            [
+                "dense forward 16x64 kernel 64x4",
+                "dense kernel_gradient 16x64 kernel 64x4",
+                "dense forward 16x4 kernel 4x10",
+                "dense images_gradient 16x4 kernel 4x10",
+                "dense kernel_gradient 16x4 kernel 4x10",
+            ],
+        ),
+        ("bert_base", None),
+    ],
+)
+def test_a_network_without_convolutions_poses_products_alone(
+    model: str, expected: list[str] | None, tiny: Compose, tmp_path: Path
 ) -> None:
     small = {"mlp": ["model.hidden=[4]"], "bert_base": ["model.blocks=1", "model.features=12"]}
-    recipe = tiny(f"model={model}", *small[model], "dataset.train.ops=[]", "dataset.eval.ops=[]")
-    assert problems(recipe) == []
+    overrides = ["dataset.train.ops=[]", "dataset.eval.ops=[]", "dataset.eval.batch_size=16"]
+    recipe = tiny(f"model={model}", *small[model], *overrides)
+    found = problems(recipe)
+    assert all(text.startswith("dense ") for text in found)
+    assert expected is None or found == [f"{text} float32" for text in expected]
     _, told = lowered(recipe, Choosing(chosen=Chosen()), tmp_path)
     assert told == ""
     assert read_choice(tmp_path / "lowerings.json") == Chosen()
@@ -161,9 +208,9 @@ def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
     built, told = lowered(tiny(*NETWORK), backend, tmp_path)
     expected = {f"{text} float32": "patches/xla" for text in [*TRAINED, *EVALUATED]}
     kept = json.loads((tmp_path / "lowerings.json").read_text())
-    assert kept == {"layout": "nhwc", "convolutions": expected}
+    assert kept == {"layout": "nhwc", "computations": expected}
     assert {text: str(way) for text, way in chooser(built).chosen} == expected
-    assert told.startswith("lower      11 computations of convolutions: 0 from the bank, 3 by rule")
+    assert told.startswith("lower      15 computations: 0 from the bank, 3 by rule")
     assert [file.name for file in tmp_path.iterdir()] == ["lowerings.json"]
 
 
@@ -219,7 +266,7 @@ def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) ->
     other = Choosing("convolution/xla")
     again, told = lowered(tiny(*NETWORK), other, tmp_path)
     ((_, tuning),) = other.asked
-    assert (tuning.kept, tuning.layout) == (chooser(first), "nhwc")
+    assert tuning.kept == chooser(first)
     assert chooser(again) == chooser(first)
     assert told == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
 
@@ -236,7 +283,9 @@ def test_without_a_run_directory_nothing_is_written(
 def tuned() -> Chosen:
     """One computation found in the bank and one tuned, of a network that has two."""
     window = make_window((8, 8), (3, 3), (1, 1), "SAME", (1, 1), 1)
-    one, other = (Problem("forward", window, batch, 4, 4, "float32") for batch in (16, 20))
+    one, other = (
+        ConvolutionProblem("forward", window, batch, 4, 4, "float32") for batch in (16, 20)
+    )
     way = Lowering("patches")
     found = (
         Found(one, 3000.0, Timed(way, 1000.0), Timed(way, 1000.0), "bank_hit"),
@@ -253,8 +302,7 @@ def test_what_was_tuned_leaves_its_result_in_the_run_directory(
     assert json.loads(file.read_text()) == json.loads(json.dumps(tuned().to_result()))
     first, second = told.splitlines()
     assert first == (
-        "lower      2 computations of convolutions: 1 from the bank, 1 tuned; 0 by oneDNN; "
-        "5.0 -> 2.5 ms"
+        "lower      2 computations: 1 from the bank, 1 tuned; 0 by oneDNN; 5.0 -> 2.5 ms"
     )
     assert second.startswith("lower      1 tuned, kept in ")
     assert second.endswith(f"; {file.name}")
@@ -299,10 +347,10 @@ def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
         b"{",
         b"[]",
         b"{}",
-        b'{"layout": "nhcw", "convolutions": {}}',
-        b'{"layout": "nhwc", "convolutions": 7}',
-        b'{"layout": "nhwc", "convolutions": {"a": null}}',
-        b'{"layout": "nhwc", "convolutions": {"a": "patches"}}',
+        b'{"layout": "nhcw", "computations": {}}',
+        b'{"layout": "nhwc", "computations": 7}',
+        b'{"layout": "nhwc", "computations": {"a": null}}',
+        b'{"layout": "nhwc", "computations": {"a": "patches"}}',
         b"\xff",
     ],
 )

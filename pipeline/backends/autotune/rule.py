@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.models.lowerings.candidates import can_compute, candidates
 from pipeline.models.lowerings.lowering import DEFAULT, Engine, Lowering, Problem, Role
+from pipeline.models.lowerings.problems import ConvolutionProblem
 
 LARGE_FLOPS = 50_000_000
 """From here on a convolution is worth a library call of its own."""
@@ -40,7 +41,9 @@ POINTWISE: Mapping[Role, str] = {
 
 
 def is_worth_a_call(problem: Problem) -> bool:
-    """Whether a problem is large, and has channels enough, for oneDNN."""
+    """Whether a problem is a convolution, large, and has channels enough, for oneDNN."""
+    if not isinstance(problem, ConvolutionProblem):
+        return False
     height, width = problem.window.kernel
     if problem.window.groups > 1:
         return problem.features >= MIN_FEATURES and problem.flops >= LARGE_GROUPED_FLOPS
@@ -54,6 +57,8 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     For what is large and has channels enough, Winograd's tiles or oneDNN's convolution, and one
     product of matrices for the gradients of kernels of one pixel; else the default.
     """
+    if not isinstance(problem, ConvolutionProblem):
+        return DEFAULT
     called = "onednn" in engines and is_worth_a_call(problem)
     if problem.window.groups > 1:
         return _by_groups(problem) if called else _by_xla(problem)
@@ -71,7 +76,7 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     return DEFAULT
 
 
-def _by_groups(problem: Problem) -> Lowering:
+def _by_groups(problem: ConvolutionProblem) -> Lowering:
     """oneDNN's convolution. The kernel's gradient has the images of a chunk as channels of each
     group: one at a time is a depthwise convolution again where this was one."""
     if problem.role != "kernel_gradient":
@@ -80,7 +85,7 @@ def _by_groups(problem: Problem) -> Lowering:
     return Lowering("convolution", "onednn", images)
 
 
-def _by_xla(problem: Problem) -> Lowering:
+def _by_xla(problem: ConvolutionProblem) -> Lowering:
     """Where each channel is convolved alone, sums of shifted images."""
     gradient = problem.role == "kernel_gradient"
     way = Lowering("blocks", images=1) if gradient else Lowering("multiply_adds")
@@ -88,11 +93,11 @@ def _by_xla(problem: Problem) -> Lowering:
     return way if fits else DEFAULT
 
 
-def _is_tiled_well(way: Lowering, problem: Problem) -> bool:
+def _is_tiled_well(way: Lowering, problem: ConvolutionProblem) -> bool:
     return way.family != "winograd4" or min(problem.window.positions) >= MIN_TILED
 
 
-def _chunk(problem: Problem) -> int:
+def _chunk(problem: ConvolutionProblem) -> int:
     """Images whose cotangent has about the size that the cache likes."""
     height, width = problem.window.positions
     image_bytes = height * width * problem.features * problem.itemsize

@@ -11,6 +11,9 @@ import numpy as np
 from pipeline.knowledge_bank import Round
 from pipeline.models.lowerings.lowering import Lowering
 
+Mode = Literal["off", "bank", "tune", "repeat"]
+"""Defaults only; what a bank has, else the rule; also tune what no bank has; tune everything."""
+
 Strategy = Literal["exhaustive", "ga"]
 POPULATION, GENERATIONS, ELITE = 6, 3, 2
 HOPELESS = 2.0

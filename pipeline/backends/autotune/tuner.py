@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 
+from pipeline.backends.autotune.layouts import TimedLayout
 from pipeline.backends.autotune.machine import describe_device, find_engines
 from pipeline.backends.autotune.rule import is_worth_a_call, usual_lowering
-from pipeline.backends.autotune.search import Strategy, search
+from pipeline.backends.autotune.search import Mode, Strategy, search
 from pipeline.backends.autotune.timing import Stopwatch
 from pipeline.errors import RunError
 from pipeline.knowledge_bank import (
@@ -39,11 +40,8 @@ BUILT_IN = Path(__file__).parent / "built_in.json"
 """What was found for the shapes of the shipped recipes, on the devices that its keys name."""
 
 WORTH_SHARE, WORTH_US = 0.1, 1000.0
-"""oneDNN is called where it saves this share of a network's convolutions, and so much a step: a
+"""oneDNN is called where it saves this share of what is chosen for, and so much a step: a
 program that calls it is compiled anew in every process."""
-
-Mode = Literal["off", "bank", "tune", "repeat"]
-"""Defaults only; what a bank has, else the rule; also tune what no bank has; tune everything."""
 
 Watch = Callable[[str], AbstractContextManager[object]]
 
@@ -57,8 +55,6 @@ class Tuning:
     folder: Path
     kept: Lowerings | None = None
     """What an earlier part of the run was computed with, and the rest has to be."""
-    layout: Layout = "nhwc"
-    """What suits the network best; with `kept`, what it was."""
 
     @property
     def bank(self) -> Path:
@@ -88,7 +84,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Chosen:
-    """How every convolution of a network is computed, and how that came about."""
+    """How the layers of a network are computed, and how that came about."""
 
     lowerings: Lowerings = DEFAULTS
     found: tuple[Found, ...] = ()
@@ -96,6 +92,8 @@ class Chosen:
     """How many problems no bank knew and nobody tuned."""
     layout: Layout = "nhwc"
     """Of the images between the layers."""
+    layout_found: TimedLayout | None = None
+    """What is known of the layouts, where it is not chosen by rule."""
 
     @property
     def calls_onednn(self) -> bool:
@@ -105,15 +103,26 @@ class Chosen:
     @property
     def tuned(self) -> int:
         """How many problems were timed just now."""
-        return sum(found.status != "bank_hit" for found in self.found)
+        statuses = [found.status for found in self.found]
+        statuses += [found.status for found in self._layouts]
+        return sum(status != "bank_hit" for status in statuses)
+
+    @property
+    def _layouts(self) -> tuple[TimedLayout, ...]:
+        return () if self.layout_found is None else (self.layout_found,)
 
     def to_result(self) -> Mapping[str, Any]:
-        """The result file of A-03: times in microseconds, the bank's part as booleans."""
+        """The result file of A-03: times in microseconds, the bank's part as booleans.
+
+        The totals are of the operators; the layout of the whole network stands beside them.
+        """
         totals = {
             "before_tune": sum(found.before_us for found in self.found),
             "after_tune": sum(found.after.us for found in self.found),
         }
-        return {"result_data": totals, "operators": [_operator(found) for found in self.found]}
+        operators = [_operator(found) for found in self.found]
+        operators += [found.to_operator() for found in self._layouts]
+        return {"result_data": totals, "operators": operators}
 
 
 def choose_lowerings(
@@ -125,12 +134,9 @@ def choose_lowerings(
     """
     asked = tuple(problems)
     if tuning.kept is not None:
-        return _as_before(tuning.kept, tuning.layout, asked, device, tuning.folder)
+        return _as_before(tuning.kept, asked, device, tuning.folder)
     if tuning.mode == "off" or device.platform != "cpu":
         return Chosen()
-    if tuning.layout == "chwn":
-        # It has one lowering for everything.
-        return Chosen(layout="chwn")
     known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}
     here = describe_device(device)
     keys = {problem: f"{problem} on {here}" for problem in asked}
@@ -160,7 +166,6 @@ def _engines(
 
 def _as_before(
     kept: Lowerings,
-    layout: Layout,
     problems: tuple[Problem, ...],
     device: jax.Device,
     folder: Path,
@@ -174,7 +179,7 @@ def _as_before(
         able = device.platform == "cpu" and can_compute(problem, how, here)
         if how != DEFAULT and not able:
             raise RunError(f"{how} can't compute {problem} here, as this run did before")
-    return Chosen(kept, layout=layout)
+    return Chosen(kept)
 
 
 def _look(
@@ -254,7 +259,7 @@ def _checked(entry: Entry) -> Entry:
 def _operator(found: Found) -> Mapping[str, Any]:
     names: tuple[Status, ...] = get_args(Status)
     return {
-        "op": ["conv2d", found.problem.role],
+        "op": [found.problem.kind, found.problem.role],
         "key": str(found.problem),
         "result_data": {"before_tune": found.before_us, "after_tune": found.after.us},
         "status_data": {name: found.status == name for name in names},

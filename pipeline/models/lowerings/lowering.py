@@ -1,4 +1,4 @@
-"""What a convolution is asked to compute, and the name of a way to compute it."""
+"""Names of ways to compute what a layer is asked for, and who picks one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol, get_args
 
-from jax import Array
-
-from pipeline.models.lowerings.window import Window
-
 Role = Literal["forward", "images_gradient", "kernel_gradient"]
+"""The result, the gradient of what is read, the gradient of the weights. What a dense layer reads
+counts as images of one pixel."""
 ROLES: tuple[Role, ...] = get_args(Role)
 Engine = Literal["xla", "onednn"]
 """Whose matrix products and convolutions: what XLA picks itself, or oneDNN's."""
@@ -52,61 +50,36 @@ WIDENED: Mapping[str, str] = {"float16": "float32"}
 any case, only the result is rounded."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One of the three computations of a convolution, by the shapes that decide its speed."""
-
-    role: Role
-    window: Window
-    batch: int
-    channels: int
-    features: int
-    dtype: str
+class Problem(Protocol):
+    """A computation that can be lowered in several ways: hashable, and told whole by its text."""
 
     @property
-    def operand_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the two arrays that the role reads, in the order of its functions."""
-        w = self.window
-        images = (self.batch, *w.sizes, self.channels)
-        kernel = (*w.kernel, self.channels // w.groups, self.features)
-        cotangent = (self.batch, *w.positions, self.features)
-        pairs = {
-            "forward": (images, kernel),
-            "images_gradient": (kernel, cotangent),
-            "kernel_gradient": (images, cotangent),
-        }
-        return pairs[self.role]
+    def kind(self) -> str:
+        """What the text begins with."""
 
     @property
-    def flops(self) -> int:
-        """Multiplications and additions; the same in all three roles."""
-        w = self.window
-        pixels = self.batch * w.positions[0] * w.positions[1]
-        return 2 * pixels * w.kernel[0] * w.kernel[1] * self.channels // w.groups * self.features
+    def role(self) -> Role:
+        """What is asked for: the result, or a gradient."""
 
     @property
-    def is_depthwise(self) -> bool:
-        """Whether each channel is convolved alone."""
-        return 1 < self.window.groups == self.channels == self.features
+    def dtype(self) -> str:
+        """Of the operands and of the result."""
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of a value as it is multiplied: what is `WIDENED` has four."""
-        return 2 if self.dtype == "bfloat16" else 4
+    def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the arrays that the role reads, in the order of its functions."""
 
-    def __str__(self) -> str:
-        w = self.window
-        pads = ",".join(f"{before}+{after}" for before, after in w.pads)
-        return (
-            f"conv2d {self.role} {self.batch}x{w.sizes[0]}x{w.sizes[1]}x{self.channels} "
-            f"kernel {w.kernel[0]}x{w.kernel[1]}x{self.features} "
-            f"stride {w.strides[0]}x{w.strides[1]} pads {pads} "
-            f"dilation {w.dilation[0]}x{w.dilation[1]} groups {w.groups} {self.dtype}"
-        )
+    @property
+    def batch(self) -> int:
+        """What may be taken a few at a time."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of what is read of each of them, as it is computed."""
 
 
 class Chooser(Protocol):
-    """Says how each convolution of a network is computed; hashable, as flax modules are."""
+    """Says how the layers of a network are computed; hashable, as flax modules are."""
 
     def choose(self, problem: Problem) -> Lowering:
         """The lowering for a problem."""
@@ -142,9 +115,3 @@ class Listing:
         """The default; the problem is on the list now."""
         self.problems[problem] = None
         return DEFAULT
-
-
-def problem_of(role: Role, window: Window, images: Array, kernel: Array) -> Problem:
-    """The problem that a role poses for a convolution of these operands."""
-    batch, channels, features = images.shape[0], images.shape[3], kernel.shape[3]
-    return Problem(role, window, batch, channels, features, str(images.dtype))

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import jax
 
 from pipeline.models.lowerings.lowering import ROLES, Engine, Lowering, Problem, Role
+from pipeline.models.lowerings.problems import ConvolutionProblem
 from pipeline.models.lowerings.window import make_window
 
 XLA: frozenset[Engine] = frozenset(("xla",))
@@ -30,10 +31,10 @@ def convolution(
     batch: int = 4,
     dtype: str = "float32",
     groups: int = 1,
-) -> Problem:
+) -> ConvolutionProblem:
     """One with as many features as channels."""
     window = make_window((size, size), (kernel,) * 2, (stride,) * 2, "SAME", (1, 1), groups)
-    return Problem(role, window, batch, channels, channels, dtype)
+    return ConvolutionProblem(role, window, batch, channels, channels, dtype)
 
 
 THREE = tuple(convolution(role) for role in ROLES)

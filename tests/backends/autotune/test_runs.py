@@ -18,14 +18,14 @@ from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.job import run
 from pipeline.models.lowerings.candidates import FAMILIES
-from pipeline.models.lowerings.lowering import ROLES, Engine, Lowering
+from pipeline.models.lowerings.lowering import ROLES, Engine, Lowering, Problem
+from pipeline.models.lowerings.problems import ConvolutionProblem
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.stages.lower import list_problems
+from pipeline.stages.traced_network import list_problems
 from tests import outcome
 from tests.models.lowerings.engines import require
-from tests.models.lowerings.problems import parse_problem
 
 CONVOLUTIONS = [
     "{name: conv, features: 8, kernel: 3, bias: true}",
@@ -38,13 +38,14 @@ CONVOLUTIONS = [
 ]
 DIGITS = [
     "model=layers",
-    f"model.layers=[{',relu,'.join(CONVOLUTIONS)},flatten,{{name: dense, features: '$classes'}}]",
+    f"model.layers=[{',relu,'.join(CONVOLUTIONS)},{{name: max_pool, kernel: 2}},flatten,"
+    "{name: dense, features: 32},relu,{name: dense, features: '$classes'}]",
     "dataset.train.ops=[{name: rescale, factor: 0.0625, shift: 0.0}]",
     "dataset.eval.ops=[{name: rescale, factor: 0.0625, shift: 0.0}]",
     "dataset.eval.batch_size=40",
     "schedule=constant",
     "train.batch_size=64",
-    "train.optimizer.lr=0.03",
+    "train.optimizer.lr=0.1",
     "train.steps=30",
     "eval.every_steps=10",
     "eval.every_passes=null",
@@ -62,6 +63,8 @@ CHOSEN = {
     "4x4x8 kernel 3x3x6": ("winograd2", "winograd2", "winograd2/8"),
     "4x4x6 kernel 3x3x7": ("winograd4/8", "winograd4", "winograd4/16"),
     "4x4x7 kernel 3x3x8": ("convolution", "convolution", "convolution/8"),
+    "max_pool": ("reduced", "axes/16", None),
+    "dense": ("turned", "turned", "turned"),
 }
 """Families, and images at a time, by role; nobody asks for the gradient of the input."""
 
@@ -85,24 +88,34 @@ def choice(engine: Engine, cache: Path) -> dict[str, str]:
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     batch, eval_batch = recipe.train.batch_size, dataset.eval_order.batch_size
-    chosen = {}
-    for problem in list_problems(built.parts, built.state, batch, eval_batch):
+    problems = list_problems(built.parts, built.state, batch, eval_batch)
+    return {str(problem): _way(problem, engine, batch) for problem in problems}
+
+
+def _way(problem: Problem, engine: Engine, batch: int) -> str:
+    if isinstance(problem, ConvolutionProblem):
         (height, width), (rows, columns) = problem.window.sizes, problem.window.kernel
         reads, kernel = f"{height}x{width}x{problem.channels}", f"{rows}x{columns}"
         by_role = CHOSEN[f"{reads} kernel {kernel}x{problem.features}"]
-        family, *images = str(by_role[ROLES.index(problem.role)]).split("/")
-        is_left_out = family.startswith("winograd") and problem.batch != batch
-        if is_left_out or engine not in FAMILIES[problem.role][family].engines:
-            family, images = "convolution", []
-        chosen[str(problem)] = "/".join([family, engine, *images])
-    return chosen
+        plain = "convolution"
+    else:
+        by_role = CHOSEN[problem.kind]
+        plain = "axes" if problem.kind == "max_pool" else "product"
+    family, *images = str(by_role[ROLES.index(problem.role)]).split("/")
+    engines = FAMILIES[problem.kind][problem.role][family].engines
+    if family.startswith("winograd") and problem.batch != batch:
+        family, images = plain, []
+    if engine not in engines:
+        family, images = (family, images) if problem.kind == "max_pool" else (plain, [])
+    engine = engine if engine in FAMILIES[problem.kind][problem.role][family].engines else "xla"
+    return "/".join([family, engine, *images])
 
 
 def prepared(run_dir: Path, engine: Engine, cache: Path) -> Path:
     """A run directory as one is that was given this choice at its first start."""
     run_dir.mkdir(exist_ok=True)
     (run_dir / "lowerings.json").write_text(
-        json.dumps({"layout": "nhwc", "convolutions": choice(engine, cache)})
+        json.dumps({"layout": "nhwc", "computations": choice(engine, cache)})
     )
     return run_dir
 
@@ -162,14 +175,14 @@ def digits(cache: Path) -> Compose:
 
 def test_the_choice_has_every_family_of_every_role(cache: Path) -> None:
     chosen = choice("xla", cache)
-    assert len(chosen) == 20 + 7
+    assert len(chosen) == (20 + 2 + 6) + (7 + 1 + 2)
     for role in ROLES:
         used = {
             Lowering.parse(way).family
             for problem, way in chosen.items()
-            if parse_problem(problem).role == role
+            if problem.startswith(f"conv2d {role} ")
         }
-        assert used == set(FAMILIES[role])
+        assert used == set(FAMILIES["conv2d"][role])
 
 
 SINKS = {
@@ -210,7 +223,7 @@ def test_lowerings_round_otherwise_and_compute_the_same(
 ) -> None:
     run(digits("autotune=off", "train.sink_size=20"), tmp_path)
     kept = json.loads((tmp_path / "lowerings.json").read_text())
-    assert kept == {"layout": "nhwc", "convolutions": {}}
+    assert kept == {"layout": "nhwc", "computations": {}}
     plain, chosen = (
         np.array([[line["loss"], line["grad_norm"]] for line in outcome.metrics(run_dir)])
         for run_dir in (tmp_path, reference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from pipeline.backends.autotune import timing
-from pipeline.backends.autotune.timing import ROUND_S, ROUNDS, Stopwatch
+from pipeline.backends.autotune.timing import ROUND_S, ROUNDS, SHORTEST_S, Stopwatch
 from pipeline.models.lowerings.candidates import candidates, compute
-from pipeline.models.lowerings.lowering import ROLES, Lowering, Problem, Role
+from pipeline.models.lowerings.lowering import ROLES, Role
+from pipeline.models.lowerings.problems import ConvolutionProblem
 from tests.backends.autotune.made_up import PLAIN, convolution
 from tests.models.lowerings.engines import engines_here, keep_no_programs
 
@@ -28,13 +30,15 @@ def no_programs_kept() -> Iterator[None]:
         yield
 
 
-def small(role: Role, dtype: str = "float32") -> Problem:
+def small(role: Role, dtype: str = "float32") -> ConvolutionProblem:
     asked = convolution(role, channels=4, size=6, stride=2)
-    return Problem(role, asked.window, asked.batch, asked.channels, asked.features, dtype)
+    return ConvolutionProblem(
+        role, asked.window, asked.batch, asked.channels, asked.features, dtype
+    )
 
 
-def operands(problem: Problem) -> list[jax.Array]:
-    return [timing._made_up(shape, problem.dtype) for shape in problem.operand_shapes]
+def operands(problem: ConvolutionProblem) -> list[jax.Array]:
+    return [timing.make_up(shape, problem.dtype) for shape in problem.operand_shapes]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,8 @@ def test_the_loop_computes_what_is_timed(role: Role, dtype: str) -> None:
     all_expected = compiled(once, *made)(*made)
     for way, expected in zip(ways, all_expected, strict=True):
         count = np.int32(3)
-        result = compiled(timing._repeatedly(problem, way), *made, count)(*made, count)
+        run = timing.repeatedly(partial(compute, problem, way))
+        result = compiled(run, *made, count)(*made, count)
         assert (result.shape, result.dtype) == (expected.shape, dtype)
         largest = np.abs(np.asarray(expected, np.float32)).max()
         error = np.abs(np.asarray(result, np.float32) - np.asarray(expected, np.float32)).max()
@@ -63,16 +68,15 @@ def compiled(function: Any, *args: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_repetition_needs_the_one_before(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_repetition_needs_the_one_before(dtype: str) -> None:
     """Else one would be enough: with results as large as to be felt, it shows."""
 
-    def double(problem: Problem, how: Lowering, first: jax.Array, _: jax.Array) -> jax.Array:
+    def double(first: jax.Array, _: jax.Array) -> jax.Array:
         return first * jnp.asarray(1e30, first.dtype)
 
-    monkeypatch.setattr(timing, "compute", double)
     problem = small("forward", dtype)
     made = operands(problem)
-    run = timing._repeatedly(problem, PLAIN)
+    run = timing.repeatedly(double)
     corners = [float(run(*made, np.int32(count))[0, 0, 0, 0]) for count in range(1, 5)]
     np.testing.assert_allclose(np.divide(corners[1:], corners[:-1]), 2, rtol=0.02)
 
@@ -108,20 +112,25 @@ class Told(Stopwatch):
 
 def test_what_takes_too_long_is_timed_once() -> None:
     """After a first call, which may be slow for other reasons."""
-    stopwatch = Told(9.0, 3e-3)
+    stopwatch = Told(9.0, 1e-3, 4e-3)
     assert stopwatch(PLAIN, 2999.0) == pytest.approx(3000.0)
-    assert stopwatch.counts == [1, 1]
+    assert stopwatch.counts == [1, 0, 1]
 
 
-def test_the_least_of_some_rounds_is_taken() -> None:
+def test_the_least_of_some_rounds_is_taken_without_what_is_around_the_loop() -> None:
     once_s = ROUND_S / 10
-    rounds_s = [0.05, 0.03, 0.02, 0.04]
-    stopwatch = Told(9.0, once_s, *rounds_s)
-    assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * min(rounds_s) / 10)
-    assert stopwatch.counts == [1, 1, *[10] * ROUNDS]
+    arounds_s, rounds_s = [0.002, 0.004, 0.001, 0.003], [0.05, 0.03, 0.021, 0.04]
+    stopwatch = Told(9.0, 0.003, once_s, *arounds_s, *rounds_s)
+    assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * 0.02 / 10)
+    assert stopwatch.counts == [1, 0, 1, *[0] * ROUNDS, *[10] * ROUNDS]
 
 
 def test_what_takes_longer_than_a_round_is_repeated_once_a_round() -> None:
-    stopwatch = Told(9.0, 10 * ROUND_S, *[0.3] * ROUNDS)
+    stopwatch = Told(9.0, 0.0, 10 * ROUND_S, *[0.0] * ROUNDS, *[0.3] * ROUNDS)
     assert stopwatch(PLAIN, float("inf")) == pytest.approx(0.3e6)
-    assert stopwatch.counts == [1, 1, *[1] * ROUNDS]
+    assert stopwatch.counts == [1, 0, 1, *[0] * ROUNDS, *[1] * ROUNDS]
+
+
+def test_a_time_of_nothing_is_noise() -> None:
+    stopwatch = Told(9.0, 0.3, 0.3, *[0.3] * ROUNDS, *[0.3] * ROUNDS)
+    assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * SHORTEST_S)

@@ -1,4 +1,4 @@
-"""Problems to ask for, drawn and read back from their text."""
+"""Convolutions to ask for, drawn and read back from their text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 from hypothesis import strategies as st
 
-from pipeline.models.lowerings.lowering import ROLES, Problem
+from pipeline.models.lowerings.lowering import ROLES
+from pipeline.models.lowerings.problems import ConvolutionProblem
 from pipeline.models.lowerings.window import Axis, Window
 
 NAMES = ("role", "dtype")
@@ -20,7 +21,7 @@ _TEXT = re.compile(
 )
 
 
-def parse_problem(text: str) -> Problem:
+def parse_problem(text: str) -> ConvolutionProblem:
     """The problem whose text this is. Raises ValueError where there is none."""
     match = _TEXT.fullmatch(text)
     if match is None or match["role"] not in ROLES:
@@ -30,13 +31,15 @@ def parse_problem(text: str) -> Problem:
     columns = Axis(n["width"], n["columns"], n["across"], n["wide"], (n["left"], n["right"]))
     role = ROLES[ROLES.index(match["role"])]
     window = Window(rows, columns, n["groups"])
-    return Problem(role, window, n["batch"], n["channels"], n["features"], match["dtype"])
+    return ConvolutionProblem(
+        role, window, n["batch"], n["channels"], n["features"], match["dtype"]
+    )
 
 
 SMALL = st.integers(1, 12)
 AXES = st.builds(Axis, SMALL, SMALL, SMALL, SMALL, st.tuples(*[st.integers(-3, 12)] * 2))
 PROBLEMS = st.builds(
-    Problem,
+    ConvolutionProblem,
     st.sampled_from(ROLES),
     st.builds(Window, AXES, AXES, SMALL),
     SMALL,

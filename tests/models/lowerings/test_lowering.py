@@ -18,10 +18,9 @@ from pipeline.models.lowerings.lowering import (
     Listing,
     Lowering,
     Lowerings,
-    Problem,
     Role,
-    problem_of,
 )
+from pipeline.models.lowerings.problems import ConvolutionProblem, convolution_problem
 from pipeline.models.lowerings.window import Window, make_window
 from tests.models.lowerings.engines import engines_here, require
 from tests.models.lowerings.problems import PROBLEMS, parse_problem
@@ -39,12 +38,12 @@ def window(padding: str = "VALID", groups: int = 1) -> Window:
     return make_window(SIZES, (3, 2), (2, 1), padding, (1, 2), groups)
 
 
-def problem(role: Role = "forward", padding: str = "VALID", groups: int = 1) -> Problem:
-    return Problem(role, window(padding, groups), BATCH, CHANNELS, FEATURES, "float32")
+def problem(role: Role = "forward", padding: str = "VALID", groups: int = 1) -> ConvolutionProblem:
+    return ConvolutionProblem(role, window(padding, groups), BATCH, CHANNELS, FEATURES, "float32")
 
 
 @given(PROBLEMS)
-def test_the_text_of_a_problem_says_all_of_it(asked: Problem) -> None:
+def test_the_text_of_a_problem_says_all_of_it(asked: ConvolutionProblem) -> None:
     """So that no two of them share a key."""
     assert parse_problem(str(asked)) == asked
 
@@ -133,7 +132,7 @@ def test_a_listing_takes_every_problem_down_once_in_the_order_of_the_network() -
     jax.eval_shape(network, images, kernel)
     heights = {"SAME": (9, 7), "VALID": (9, 7), "SAME again": (7, 6)}
     expected = [
-        Problem(
+        ConvolutionProblem(
             role,
             make_window(sizes, (3, 2), (1, 1), padding.split()[0], (1, 1), 1),
             BATCH,
@@ -157,13 +156,13 @@ def test_listings_are_told_apart_by_who_they_are() -> None:
 def test_a_problem_is_read_off_the_operands(dtype: str) -> None:
     shapes = problem(groups=2).operand_shapes
     images, kernel = (jnp.zeros(shape, dtype) for shape in shapes)
-    made = problem_of("forward", window(groups=2), images, kernel)
-    assert made == Problem("forward", window(groups=2), BATCH, CHANNELS, FEATURES, dtype)
+    made = convolution_problem("forward", window(groups=2), images, kernel)
+    assert made == ConvolutionProblem("forward", window(groups=2), BATCH, CHANNELS, FEATURES, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lowerings_of_onednn_are_tested_here(dtype: str) -> None:
     """Skipped where `engines_here` leaves them out of every other test."""
     require("onednn", dtype)
-    asked = Problem("forward", window(), BATCH, CHANNELS, FEATURES, dtype)
+    asked = ConvolutionProblem("forward", window(), BATCH, CHANNELS, FEATURES, dtype)
     assert Lowering("convolution", "onednn") in candidates(asked, engines_here(dtype))

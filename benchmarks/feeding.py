@@ -1,0 +1,135 @@
+"""Does training wait for streamed data? The wait a step as a share of the step, as runs report it.
+
+    python -m benchmarks.feeding
+    python -m benchmarks.feeding --root DIR lenet5_mnist "mlp_mnist train.batch_size=16"
+
+A contestant is a recipe, with overrides behind it in the same word. Its data are streamed however
+few they are: a window of up to 1,024 batches is read while the one before it is trained on. The
+figures are those of `feed` and `time` in summary.json: the median step, what preparing a batch took
+the threads that read, and how long training waited for a window, spread over the steps before it.
+The first window, which nobody can prepare, is left out. Prints a Markdown table of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.measure import add_save, alternate, heading, publish, table
+from pipeline import load_recipe, run
+from pipeline.errors import PipelineError
+from pipeline.observe.summary import Summary
+
+PACKAGES = ("jax", "jaxlib", "grain", "numpy")
+CONTESTANTS = (
+    "lenet5_digits model=mlp model.hidden=[16] train.steps=8192",
+    "lenet5_digits train.batch_size=8",
+    "lenet5_digits",
+    "lenet5_digits train.batch_size=64 train.steps=2048",
+)
+"""From a fifth of a millisecond of compute a step to a few."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """How one run was fed, and what its steps took."""
+
+    step_ms: float
+    prepare_ms: float
+    """A batch, all threads that read together."""
+    wait_ms: float
+    """A step, on the training thread."""
+    ready: float
+    """The mean share of a window that was there when it was asked for."""
+
+    @property
+    def wait_share(self) -> float:
+        """The wait as a share of the step."""
+        return self.wait_ms / self.step_ms
+
+
+def main() -> int:
+    """Measure and print a Markdown table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("contestants", nargs="*", default=CONTESTANTS)
+    parser.add_argument("--steps", type=int, default=3072, help="of a run that names no other")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--root", help="dataset.root")
+    add_save(parser, "feeding.md")
+    args = parser.parse_args()
+    common = [f"train.steps={args.steps}", "train.sink_size=1000", "monitor.loss_every=0"]
+    common += ["stages=[data,build,compile,train]"]
+    common += ["eval.every_passes=null", "checkpoint.every_passes=null"]
+    common += [f"dataset.root={args.root}"] if args.root else []
+    turns = {name: partial(measure, name, common) for name in args.contestants}
+    try:
+        measured = alternate(turns, args.rounds)
+    except PipelineError as error:
+        print(f"benchmarks.feeding: {error}", file=sys.stderr)
+        return 1
+    named = [] if args.contestants is CONTESTANTS else args.contestants
+    what = shlex.join(["--steps", str(args.steps), "--rounds", str(args.rounds), *named])
+    publish(report(what, measured), args.save)
+    return 0
+
+
+def measure(contestant: str, common: Sequence[str]) -> Fed:
+    """Train once. Raises PipelineError where that can't be done."""
+    recipe, *own = contestant.split()
+    with tempfile.TemporaryDirectory() as folder:
+        summary = run(load_recipe(recipe, [*common, *own, "train.feed=stream"]), Path(folder))
+    return fed_as(contestant, summary)
+
+
+def fed_as(contestant: str, summary: Summary) -> Fed:
+    """What a run says of its feed. Ends the process where it was too short to say anything."""
+    feed, step_ms = summary.feed, summary.time["step_ms"]
+    if feed["wait_ms_per_step"] is None or step_ms is None:
+        raise SystemExit(
+            f"benchmarks.feeding: {contestant}: {summary.steps} steps fit into one window; "
+            "more are needed, as by train.steps=3072"
+        )
+    prepare_ms = sum(feed["prepare_ms_per_step"].values())
+    return Fed(step_ms, prepare_ms, feed["wait_ms_per_step"], feed["queue_depth"])
+
+
+def report(what: str, measured: Mapping[str, Sequence[Fed]]) -> str:
+    """Markdown: the table, the machine and the versions."""
+    rows = []
+    for name, runs in measured.items():
+        shares = [fed.wait_share for fed in runs]
+        row = (
+            name,
+            f"{statistics.median(fed.step_ms for fed in runs):.3f}",
+            f"{statistics.median(fed.prepare_ms for fed in runs):.4f}",
+            f"{statistics.median(1000 * fed.wait_ms for fed in runs):.2f}",
+            f"{statistics.median(shares):.3%}",
+            f"{min(shares):.3%} to {max(shares):.3%}",
+            f"{statistics.median(fed.ready for fed in runs):.0%}",
+        )
+        rows.append(row)
+    header = (
+        *("recipe", "step, ms", "preparing a batch, ms", "wait a step, us"),
+        *("share of the step", "min to max", "ready when asked for"),
+    )
+    count = len(next(iter(measured.values())))
+    return "\n".join(
+        (
+            heading("Streamed batches", f"python -m benchmarks.feeding {what}", PACKAGES),
+            f"Medians of {count} rounds, alternating.\n",
+            table(header, rows),
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Where the time of our training step goes: milliseconds a step by kind of operation.
+
+    python -m benchmarks.profile --task resnet50 --precision bf16 --root DIR
+
+The step is that of `benchmarks.train`, traced by JAX's profiler behind a sink that warms it up.
+Every operation that XLA runs is counted among one kind. Some run at the same time, so the kinds add
+up to more than the step. Bytes are those of operands and results, each read or written once; what a
+cache keeps from one operation to the next makes a rate exceed that of the memory, which is measured
+beside it by copying an array.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import gzip
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from benchmarks.hlo import Program, parse_program
+from benchmarks.measure import RESULTS, add_save, heading, publish, table, usable_cores
+from benchmarks.ours import OursTraining
+from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
+from pipeline.allocator import restart_with_kept_memory
+
+PACKAGES = ("jax", "jaxlib", "numpy")
+COPIED_BYTES = 1 << 28
+COPIES = 5
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Of some steps: seconds of all, and by operation how long it ran and how often."""
+
+    steps: int
+    seconds: float
+    busy_us: Mapping[str, float]
+    calls: Mapping[str, int]
+
+
+def main() -> None:
+    """Profile and print a Markdown table."""
+    restart_with_kept_memory()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", choices=TASKS, required=True)
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--root", type=Path, help="dataset.root; default: download the data")
+    add_save(parser, "")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        task = make_task(
+            args.task,
+            Path(folder),
+            root=args.root,
+            batch_size=None,
+            precision=args.precision,
+            sink_size=args.steps,
+            threads=usable_cores(),
+        )
+        training = OursTraining(task)
+        program = parse_program(training.program_text)
+        profile = take_profile(training, args.steps, Path(folder) / "trace")
+    save = (
+        RESULTS / f"profile_{args.task}_{args.precision}.md" if args.save == RESULTS else args.save
+    )
+    publish(_report(task, profile, program, copied_gb_s()), save)
+
+
+def take_profile(training: OursTraining, steps: int, folder: Path) -> Profile:
+    """Trace a sink behind one that warms up."""
+    training.run(steps)
+    with jax.profiler.trace(str(folder)):
+        seconds = training.run(steps).part_s or 0.0
+    (file,) = glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True)
+    with gzip.open(file) as stream:
+        events = json.load(stream)["traceEvents"]
+    busy_us, calls = Counter[str](), Counter[str]()
+    for event in events:
+        if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
+            busy_us[event["name"]] += event["dur"]
+            calls[event["name"]] += 1
+    return Profile(steps, seconds, busy_us, calls)
+
+
+def copied_gb_s() -> float:
+    """Gigabytes a second, read and written, of copying an array by one core; the best of some."""
+    source, target = np.ones(COPIED_BYTES, np.uint8), np.empty(COPIED_BYTES, np.uint8)
+    times_s = []
+    for _ in range(COPIES):
+        begun = time.perf_counter()
+        np.copyto(target, source)
+        times_s.append(time.perf_counter() - begun)
+    return 2 * COPIED_BYTES / min(times_s) / 1e9
+
+
+def _report(task: Task, profile: Profile, program: Program, memory_gb_s: float) -> str:
+    busy_ms, moved_gb, operations = Counter[str](), Counter[str](), Counter[str]()
+    for name, us in profile.busy_us.items():
+        kind = program.kind_of(name)
+        if kind is None:
+            continue
+        busy_ms[kind] += us / 1000 / profile.steps
+        moved_gb[kind] += program.bytes_of(name) * profile.calls[name] / 1e9 / profile.steps
+        operations[kind] += profile.calls[name] / profile.steps
+    rows = [
+        [
+            kind,
+            f"{ms:,.2f}",
+            f"{ms / busy_ms.total():.0%}",
+            f"{operations[kind]:,.0f}",
+            f"{moved_gb[kind]:.3f}",
+            f"{moved_gb[kind] / ms * 1000:,.0f}",
+        ]
+        for kind, ms in busy_ms.most_common()
+    ]
+    header = ["operations", "ms a step", "share", "how many", "GB", "GB/s"]
+    said = f"--task {task.name}"
+    said += f" --precision {task.precision}" if task.precision != "float32" else ""
+    title = f"{task.name}, batch {task.batch_size}, {task.precision}: where a step goes"
+    return (
+        heading(title, f"python -m benchmarks.profile {said} --steps {profile.steps}", PACKAGES)
+        + f"\nA step took {1000 * profile.seconds / profile.steps:,.2f} ms while it was traced. "
+        f"One core copies {memory_gb_s:.0f} GB/s.\n\n" + table(header, rows)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What the telemetry of a sink costs: every step's record, from the device's rows to the files.
+
+    python -m benchmarks.telemetry --steps 10000
+
+The observers of a run are told of one sink of so many steps, as training tells them. The training
+thread is done once it has handed the rows over, the writer's thread once the files have them all:
+metrics.jsonl, TensorBoard, the lines of run.log. Meanwhile nothing is trained. Every round has a
+run directory of its own; opening its files and importing libraries are no part of it. Prints a
+Markdown table of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.measure import add_save, alternate, heading, publish, table
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.observe.log_lines import METRICS, last_step
+from pipeline.observe.observers import open_observers
+from pipeline.observe.reporter import WARNING, Reporter
+from pipeline.sink.schedule import Course
+from pipeline.sink.telemetry import COLUMNS, Telemetry
+from pipeline.stages.sink_clock import SinkClock
+
+PACKAGES = ("numpy", "tensorboardX")
+TENSORBOARD = {"metrics.jsonl and TensorBoard": "true", "metrics.jsonl alone": "false"}
+"""What is written, and the `monitor.tensorboard` that has it so."""
+STEPS_PER_PASS, SINK_S = 100, 1.0
+"""They decide no more than numbers in lines."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of the telemetry of one sink."""
+
+    training_thread_us: float
+    writer_thread_ms: float
+    written_bytes: int
+
+
+def main() -> None:
+    """Measure and print a Markdown table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=10_000, help="of the sink")
+    parser.add_argument("--rounds", type=int, default=15)
+    add_save(parser, "telemetry.md")
+    args = parser.parse_args()
+    turns = {
+        name: partial(measure, _recipe(args.steps, tensorboard), device_rows(args.steps))
+        for name, tensorboard in TENSORBOARD.items()
+    }
+    publish(report(args.steps, alternate(turns, args.rounds)), args.save)
+
+
+def _recipe(steps: int, tensorboard: str) -> Recipe:
+    sink = f"train.steps={steps}", f"train.sink_size={steps}"
+    return load_recipe("lenet5_digits", [*sink, f"monitor.tensorboard={tensorboard}"])
+
+
+def device_rows(steps: int) -> np.ndarray:
+    """Rows as a sink brings them back, float32 (steps, 5).
+
+    Losses, rates and norms have all their digits; the loss scale is 1, and no update was skipped.
+    """
+    rows = np.ones((steps, len(COLUMNS)), np.float32)
+    rows[:, :3] = np.random.default_rng(0).random((steps, 3), np.float32)
+    rows[:, -1] = 0
+    return rows
+
+
+def measure(recipe: Recipe, rows: np.ndarray) -> Cost:
+    """Tell a run's observers of the one sink that brought `rows`, in a directory of their own.
+
+    Ends the process where what was told is not all written.
+    """
+    steps = len(rows)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            Reporter(folder, Console(file=io.StringIO())) as reporter,
+            open_observers(
+                recipe, folder, Course(steps, STEPS_PER_PASS, steps), 0, reporter
+            ) as observers,
+        ):
+            monitor, clock = observers.monitor, SinkClock()
+            monitor.flush()
+            begun = time.perf_counter()
+            telemetry = Telemetry.from_rows(0, rows)
+            monitor.on_steps(telemetry, SINK_S)
+            clock.add(telemetry, SINK_S)
+            monitor.on_sink(clock.report(steps))
+            told = time.perf_counter()
+            monitor.flush()
+            written = time.perf_counter()
+        return Cost(1e6 * (told - begun), 1e3 * (written - told), _written_bytes(folder, steps))
+
+
+def _written_bytes(folder: Path, steps: int) -> int:
+    """The size of the steps' files, which must have been written to the last step."""
+    log = (folder / "run.log").read_text(encoding="utf-8")
+    if WARNING in log or last_step(folder / METRICS) != steps:
+        raise SystemExit(f"benchmarks.telemetry: not all of {steps} steps was written\n{log}")
+    files = [folder / METRICS, *(folder / "tensorboard").glob("*")]
+    return sum(file.stat().st_size for file in files)
+
+
+def report(steps: int, costs: Mapping[str, Sequence[Cost]]) -> str:
+    """Markdown: the table, the machine and the versions."""
+    rows = []
+    for name, rounds in costs.items():
+        writing_ms = [cost.writer_thread_ms for cost in rounds]
+        row = (
+            name,
+            f"{statistics.median(writing_ms):.1f}",
+            f"{min(writing_ms):.1f} to {max(writing_ms):.1f}",
+            f"{statistics.median(cost.training_thread_us for cost in rounds):.0f}",
+            f"{statistics.median(cost.written_bytes for cost in rounds) / 1e6:.2f}",
+        )
+        rows.append(row)
+    header = ("written", "writer's thread, ms", "min to max", "training thread, us", "files, MB")
+    count = len(next(iter(costs.values())))
+    command = f"python -m benchmarks.telemetry --steps {steps} --rounds {count}"
+    return "\n".join(
+        (
+            heading(f"Telemetry of a sink of {steps:,} steps", command, PACKAGES),
+            f"Medians of {count} rounds, alternating.\n",
+            table(header, rows),
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The table of `benchmarks.profile`: operations by kind, over the steps that were traced."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.hlo import Instruction, Program
+from benchmarks.profile import Profile, _report, copied_gb_s
+
+PROGRAM = Program(
+    {
+        "scaled": Instruction("fusion", frozenset({"multiply"}), 3_000_000),
+        "shifted": Instruction("fusion", frozenset({"add"}), 1_000_000),
+        "loop": Instruction("while", frozenset({"while"}), 0),
+        "ffi_call.1": Instruction("custom-call", frozenset({"custom-call"}), 2_000_000),
+    }
+)
+
+
+def test_kinds_are_told_by_their_time_a_step_without_what_contains_others() -> None:
+    profile = Profile(
+        steps=2,
+        seconds=0.02,
+        busy_us={
+            "scaled": 3000.0,
+            "shifted": 1000.0,
+            "loop": 18_000.0,
+            "ffi_call.1__onednn$matmul": 12_000.0,
+        },
+        calls={"scaled": 2, "shifted": 2, "loop": 2, "ffi_call.1__onednn$matmul": 2},
+    )
+    task: Any = SimpleNamespace(name="mlp", batch_size=64, precision="bf16")
+    lines = _report(task, profile, PROGRAM, 25.4).splitlines()
+    assert lines[0] == "# mlp, batch 64, bf16: where a step goes"
+    assert lines[2] == "    python -m benchmarks.profile --task mlp --precision bf16 --steps 2"
+    said = "A step took 10.00 ms while it was traced. One core copies 25 GB/s."
+    assert said in lines
+    assert lines[-2:] == [
+        "| matrix products, by oneDNN | 6.00 | 75% | 1 | 0.002 | 0 |",
+        "| element by element | 2.00 | 25% | 2 | 0.004 | 2 |",
+    ]
+
+
+def test_the_memory_is_measured() -> None:
+    assert 0.1 < copied_gb_s() < 10_000
