@@ -22,15 +22,17 @@ from pipeline.backends.xla import XlaBackend, find_device
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.job import run
+from pipeline.models.layout import Layout
 from pipeline.models.lowerings.lowering import Lowering, Lowerings, Problem
 from pipeline.models.lowerings.problems import ConvolutionProblem
 from pipeline.models.lowerings.window import make_window
 from pipeline.models.network import Network
 from pipeline.observe.reporter import Reporter
+from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import Dataset, load_data
 from pipeline.stages.lower import lower, read_choice, write_choice
-from pipeline.stages.traced_network import list_problems
+from pipeline.stages.traced_network import layout_key, list_problems, time_gradients_us
 from pipeline.training.state import Batch
 from tests import outcome
 
@@ -258,6 +260,65 @@ def test_the_recipe_says_how_it_is_tuned_and_the_cache_where_it_is_kept(
     ((_, tuning),) = backend.asked
     assert tuning == Tuning("repeat", "ga", tmp_path / "autotune")
     assert tuning.bank == tmp_path / "autotune" / "lowerings.json"
+
+
+STACK = (
+    "model.layers=[{name: conv, features: 4, kernel: 3},batch_norm,relu,{name: max_pool, "
+    "kernel: 2},flatten,{name: dense, features: '$classes'}]"
+)
+"""Layers that are computed in both layouts; few channels, for which the rule takes CHWN."""
+
+
+@pytest.mark.parametrize(("nhwc_us", "layout"), [(3000.0, "chwn"), (1000.0, "nhwc")])
+def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
+    nhwc_us: float, layout: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_us, timed = {"nhwc": nhwc_us, "chwn": 2000.0}, []
+
+    def time_gradients_us(network: Network, *_: object) -> float:
+        timed.append(network.layout)
+        return times_us[network.layout]
+
+    monkeypatch.setattr(lower_stage, "time_gradients_us", time_gradients_us)
+    changes = [*NETWORK, STACK, f"cache.root={tmp_path}"]
+    run_dirs = [tmp_path / name for name in ("ruled", "tuned", "banked")]
+    modes = ("bank", "tune", "bank")
+    laid_out, tellings = [], []
+    for run_dir, mode in zip(run_dirs, modes, strict=True):
+        run_dir.mkdir()
+        recipe = tiny(*changes, f"autotune={mode}")
+        built, told = lowered(recipe, Choosing(chosen=Chosen()), run_dir)
+        assert isinstance(built.parts.network, Network)
+        laid_out.append(built.parts.network.layout)
+        tellings.append(told.splitlines()[:1])
+    assert laid_out == ["chwn", layout, layout]
+    assert sorted(timed) == ["chwn", "nhwc"]
+    assert tellings[0] == ["lower      images as CHWN: vectors of samples, for few channels"]
+    if layout == "chwn":
+        line = "lower      images as CHWN: vectors of samples; gradients 3.00 -> 2.00 ms"
+        assert tellings[1] == tellings[2] == [line]
+    (file,) = run_dirs[1].glob("tune_result*")
+    (operator,) = json.loads(file.read_text())["operators"]
+    assert (operator["layout"], operator["op"]) == (layout, ["network", "layout"])
+    assert list(run_dirs[2].glob("tune_result*")) == []
+
+
+def test_without_a_bank_or_tuning_the_layout_stays(tiny: Compose, tmp_path: Path) -> None:
+    built, _ = lowered(tiny(*NETWORK, STACK, "autotune=off"), Choosing(chosen=Chosen()), None)
+    assert isinstance(built.parts.network, Network)
+    assert built.parts.network.layout == "nhwc"
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "chwn"])
+def test_gradients_of_a_network_are_timed_and_it_has_a_name(layout: Layout, tiny: Compose) -> None:
+    _, built, _ = prepare(tiny(*NETWORK, STACK))
+    assert isinstance(built.parts.network, Network)
+    network, device = built.parts.network.clone(layout=layout), find_device("cpu", 0)
+    assert 0 < time_gradients_us(network, built.parts, built.state, 4, device) < 10e6
+    keys = [layout_key(network, built.parts, batch, device) for batch in (4, 4, 8)]
+    assert keys[0] == keys[1] != keys[2]
+    assert keys[0] == layout_key(built.parts.network, built.parts, 4, device)
+    assert re.fullmatch(r"network [0-9a-f]{16} 4x8x8x1 float32 on cpu .*", keys[0])
 
 
 def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) -> None:

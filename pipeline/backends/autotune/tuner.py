@@ -140,7 +140,8 @@ def choose_lowerings(
     known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}
     here = describe_device(device)
     keys = {problem: f"{problem} on {here}" for problem in asked}
-    needed = tuning.mode != "bank" or any(keys[p] in known or is_worth_a_call(p) for p in asked)
+    calls = (_calls_onednn(known.get(keys[p])) or is_worth_a_call(p) for p in asked)
+    needed = tuning.mode != "bank" or any(calls)
     engines = _engines(asked, device, tuning.folder) if needed else {}
     found, ruled = [], []
     for problem, key in keys.items():
@@ -210,6 +211,11 @@ def _look(
     if banked is not None and banked.after.us <= tuned.after.us:
         return replace(banked, status="bank_reserved", rounds=tuned.rounds)
     return tuned
+
+
+def _calls_onednn(entry: Entry | None) -> bool:
+    """Whether it takes a probe, a process and most of a second, to know what an entry is worth."""
+    return entry is not None and Lowering.parse(entry["after"]["lowering"]).engine == "onednn"
 
 
 def _banked(problem: Problem, entry: Entry | None, engines: frozenset[Engine]) -> Found | None:

@@ -476,6 +476,8 @@ def test_engines_are_not_asked_for_where_nothing_could_use_them(
     """The probe takes a process and most of a second."""
     monkeypatch.setattr(tuner, "find_engines", None)
     assert taken(bench.choose("bank")) == ["default/xla"] * len(THREE)
+    write(bench.built_in, THREE[0], "patches/xla", 1.0, "patches/xla", 2.0)
+    assert taken(bench.choose("bank")) == ["patches/xla"] + ["default/xla"] * (len(THREE) - 1)
 
 
 def test_what_a_run_began_with_is_kept_whatever_the_bank_says(bench: Bench) -> None:
