@@ -23,14 +23,14 @@ SHORT = ["train.steps=6", "train.passes=null", "eval.every_passes=null"]
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call of the pooling in Python, whether its values were there to be looked at."""
-    pool, seen = network.max_pool, []
+    pool, seen = network.pool_max, []
 
     def watched(x: Any, *args: Any) -> Any:
         value = getattr(x, "primal", x)
         seen.append(not isinstance(value, jax.core.Tracer))
         return pool(x, *args)
 
-    monkeypatch.setattr(network, "max_pool", watched)
+    monkeypatch.setattr(network, "pool_max", watched)
     return seen
 
 
