@@ -2,7 +2,7 @@
 
     python -m benchmarks.profile --task resnet50 --precision bf16 --root DIR
 
-The step is that of `benchmarks.train`, traced by JAX's profiler behind a sink that warms it up.
+The step is that of `benchmarks.train`, traced by JAX's profiler behind some that warm up.
 Every operation that XLA runs is counted among one kind. Some run at the same time, so the kinds add
 up to more than the step. Bytes are those of operands and results, each read or written once; what a
 cache keeps from one operation to the next makes a rate exceed that of the memory, which is measured
@@ -32,6 +32,8 @@ from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
 from pipeline.allocator import restart_with_kept_memory
 
 PACKAGES = ("jax", "jaxlib", "numpy")
+WARM_UPS = 4
+"""Dispatches until the process has the memory that it needs: the first two take twice as long."""
 COPIED_BYTES = 1 << 28
 COPIES = 5
 
@@ -78,9 +80,12 @@ def main() -> None:
 
 
 def take_profile(training: OursTraining, steps: int, folder: Path) -> Profile:
-    """Trace a sink behind one that warms up."""
-    training.run(steps)
-    with jax.profiler.trace(str(folder)):
+    """Trace a sink behind steps that warm up."""
+    for _ in range(WARM_UPS):
+        training.run(1)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with jax.profiler.trace(str(folder), profiler_options=options):
         seconds = training.run(steps).part_s or 0.0
     (file,) = glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True)
     with gzip.open(file) as stream:
