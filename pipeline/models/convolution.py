@@ -12,23 +12,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.models.lowerings import forward, images_gradient, kernel_gradient
-from pipeline.models.lowerings.candidates import compute
-from pipeline.models.lowerings.lowering import (
-    DEFAULT,
-    DEFAULTS,
-    Chooser,
-    Lowering,
-    Role,
-)
+from pipeline.models.lowerings.lowering import DEFAULTS, ROLES, Chooser, Lowering, Role
+from pipeline.models.lowerings.plan import Choice, Plan
 from pipeline.models.lowerings.problems import ConvolutionProblem, convolution_problem
-from pipeline.models.lowerings.window import Pair, Window, make_window
+from pipeline.models.lowerings.window import Pair, make_window
 
 XLA_CONVOLUTION = Lowering("convolution")
 
@@ -53,39 +46,19 @@ def conv2d(
     (_, height, width, _), (rows, columns, _, _) = images.shape, kernel.shape
     window = make_window((height, width), (rows, columns), strides, padding, dilation, groups)
 
-    def chosen(role: Role) -> _Choice:
+    def chosen(role: Role) -> Choice[ConvolutionProblem]:
         problem = convolution_problem(role, window, images, kernel)
-        return _Choice(problem, chooser.choose(problem))
+        return Choice(problem, chooser.choose(problem))
 
-    plan = _Plan(chosen("forward"), chosen("images_gradient"), chosen("kernel_gradient"))
-    return _conv2d(plan, images, kernel)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    problem: ConvolutionProblem
-    how: Lowering
-
-    def __call__(self, first: Array, second: Array) -> Array:
-        return compute(self.problem, self.how, first, second)
+    return _conv2d(Plan(*map(chosen, ROLES)), images, kernel)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How a convolution and its gradients are computed."""
-
-    forward: _Choice
-    images_gradient: _Choice
-    kernel_gradient: _Choice
-
-    @property
-    def window(self) -> Window:
-        return self.forward.problem.window
+_Plan = Plan[ConvolutionProblem]
 
 
 def _slide(plan: _Plan, images: Array, kernel: Array) -> Array:
-    if plan.forward.how == DEFAULT:
-        return forward.by_convolution(plan.window, XLA_CONVOLUTION, images, kernel)
+    if plan.forward.is_default:
+        return forward.by_convolution(plan.forward.problem.window, XLA_CONVOLUTION, images, kernel)
     return plan.forward(images, kernel)
 
 
@@ -97,7 +70,7 @@ def _forward(plan: _Plan, images: Array, kernel: Array) -> tuple[Array, tuple[Ar
 
 
 def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    if plan.images_gradient.how == plan.kernel_gradient.how == DEFAULT:
+    if plan.images_gradient.is_default and plan.kernel_gradient.is_default:
         return lax.platform_dependent(
             *operands,
             cotangent,
@@ -127,15 +100,21 @@ def _derived_gradients(
 
 
 def _images_gradient(plan: _Plan, kernel: Array, cotangent: Array) -> Array:
-    if plan.images_gradient.how != DEFAULT:
+    if not plan.images_gradient.is_default:
         return plan.images_gradient(kernel, cotangent)
-    return images_gradient.by_convolution(plan.window, XLA_CONVOLUTION, kernel, cotangent)
+    return images_gradient.by_convolution(
+        plan.forward.problem.window, XLA_CONVOLUTION, kernel, cotangent
+    )
 
 
 def _kernel_gradient(plan: _Plan, images: Array, cotangent: Array) -> Array:
-    if plan.kernel_gradient.how != DEFAULT:
+    if not plan.kernel_gradient.is_default:
         return plan.kernel_gradient(images, cotangent)
-    if plan.window.is_pointwise:
+    if plan.forward.problem.window.is_pointwise:
         # One matrix product, some 3 times as fast as the convolution that it equals.
-        return kernel_gradient.by_positions(plan.window, XLA_CONVOLUTION, images, cotangent)
-    return kernel_gradient.by_convolution(plan.window, XLA_CONVOLUTION, images, cotangent)
+        return kernel_gradient.by_positions(
+            plan.forward.problem.window, XLA_CONVOLUTION, images, cotangent
+        )
+    return kernel_gradient.by_convolution(
+        plan.forward.problem.window, XLA_CONVOLUTION, images, cotangent
+    )

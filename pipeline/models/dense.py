@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -12,14 +11,8 @@ import jax
 from jax import Array, lax
 
 from pipeline.models.lowerings.candidates import compute
-from pipeline.models.lowerings.lowering import (
-    DEFAULT,
-    DEFAULTS,
-    ROLES,
-    Chooser,
-    Lowering,
-    Role,
-)
+from pipeline.models.lowerings.lowering import DEFAULTS, ROLES, Chooser, Lowering, Role
+from pipeline.models.lowerings.plan import Choice, Plan
 from pipeline.models.lowerings.problems import DenseProblem
 
 FEW_FEATURES = 100
@@ -51,42 +44,21 @@ def _is_turned(inputs: Array, kernel: Array) -> bool:
     return inputs.ndim == 2 and kernel.shape[1] <= FEW_FEATURES
 
 
-@dataclass(frozen=True)
-class _Choice:
-    problem: DenseProblem
-    how: Lowering
-
-    def __call__(self, first: Array, second: Array) -> Array:
-        return compute(self.problem, self.how, first, second)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How the product and its gradients are computed."""
-
-    forward: _Choice
-    images_gradient: _Choice
-    kernel_gradient: _Choice
-
-    @property
-    def is_default(self) -> bool:
-        """Whether nothing was chosen."""
-        choices = (self.forward, self.images_gradient, self.kernel_gradient)
-        return all(choice.how == DEFAULT for choice in choices)
+_Plan = Plan[DenseProblem]
 
 
 def _planned(chooser: Chooser, inputs: Array, kernel: Array) -> _Plan:
     rows, (channels, features) = prod(inputs.shape[:-1]), kernel.shape
 
-    def chosen(role: Role) -> _Choice:
+    def chosen(role: Role) -> Choice[DenseProblem]:
         problem = DenseProblem(role, rows, channels, features, str(inputs.dtype))
-        return _Choice(problem, chooser.choose(problem))
+        return Choice(problem, chooser.choose(problem))
 
-    return _Plan(*map(chosen, ROLES))
+    return Plan(*map(chosen, ROLES))
 
 
 def _multiply(plan: _Plan, inputs: Array, kernel: Array) -> Array:
-    if plan.forward.how != DEFAULT:
+    if not plan.forward.is_default:
         return plan.forward(inputs, kernel)
     return _dot(inputs, kernel)
 
@@ -104,11 +76,11 @@ def _forward(plan: _Plan, inputs: Array, kernel: Array) -> tuple[Array, tuple[Ar
 
 def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     inputs, kernel = operands
-    if plan.images_gradient.how == DEFAULT:
+    if plan.images_gradient.is_default:
         (by_inputs,) = jax.linear_transpose(lambda x: _dot(x, kernel), inputs)(cotangent)
     else:
         by_inputs = plan.images_gradient(kernel, cotangent)
-    if plan.kernel_gradient.how != DEFAULT:
+    if not plan.kernel_gradient.is_default:
         return by_inputs, plan.kernel_gradient(inputs, cotangent)
     derived = functools.partial(_derived_gradient, kernel.shape)
     if kernel.shape[1] > FEW_FEATURES:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import jax
 from jax import Array
 
 from pipeline.models.lowerings import pooling
-from pipeline.models.lowerings.candidates import compute
-from pipeline.models.lowerings.lowering import DEFAULT, DEFAULTS, Chooser, Lowering, Role
+from pipeline.models.lowerings.lowering import DEFAULTS, Chooser, Lowering, Role
+from pipeline.models.lowerings.plan import Choice
 from pipeline.models.lowerings.problems import PoolingProblem
 from pipeline.models.lowerings.window import Pair
 
@@ -29,14 +28,19 @@ def pool_max(
     is differentiable in reverse mode only.
     """
 
-    def chosen(role: Role) -> _Choice:
+    def chosen(role: Role) -> Choice[PoolingProblem]:
         problem = PoolingProblem(role, images.shape, window, strides, pads, str(images.dtype))
-        return _Choice(problem, chooser.choose(problem))
+        return Choice(problem, chooser.choose(problem))
 
     forward, gradient = chosen("forward"), chosen("images_gradient")
-    if forward.how == gradient.how == DEFAULT:
+    if forward.is_default and gradient.is_default:
         return max_pool(images, window, strides, pads)
-    return _pool((forward, gradient), images)
+    return _pool((_or_axes(forward), _or_axes(gradient)), images)
+
+
+def _or_axes(choice: Choice[PoolingProblem]) -> Choice[PoolingProblem]:
+    """The default's formula where only the other of the two was chosen."""
+    return Choice(choice.problem, Lowering("axes")) if choice.is_default else choice
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
@@ -51,17 +55,7 @@ def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]
     return pooling.by_axes(images, window, strides, pads)
 
 
-@dataclass(frozen=True)
-class _Choice:
-    problem: PoolingProblem
-    how: Lowering
-
-    def __call__(self, *operands: Array) -> Array:
-        how = Lowering("axes") if self.how == DEFAULT else self.how
-        return compute(self.problem, how, *operands)
-
-
-_Plan = tuple[_Choice, _Choice]
+_Plan = tuple[Choice[PoolingProblem], Choice[PoolingProblem]]
 """Of the maxima and of their gradient."""
 
 
