@@ -14,6 +14,7 @@ import pytest
 from pipeline import load_recipe
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUNS = re.findall(
     r"^    python -m pipeline( \+recipe=[^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE
 )
@@ -60,6 +61,27 @@ def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
     recipe, *overrides = shlex.split(command)
     name = recipe.removeprefix("+recipe=")
     assert load_recipe(name, overrides).name == name
+
+
+ELSEWHERE = {
+    "JOB/overrides.yaml", "amortisation.html", "autopsy.json", "explain.json", "lowerings.json",
+    "manifest.json", "mine/sweep.csv", "model.json", "price.json", "provenance.json", "recipe.yaml",
+    "records.json", "summary.json", "sweep.csv", "sweep.yaml", "timeline.html", "trace.json",
+    "tune_result_pid..._....json",
+    "tests/utils/resource/run_1/normal_run/profiler/timeline_display_1.json",
+}  # fmt: skip
+"""Files that documents name and that runs write, or another project has."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_file_that_a_document_names_is_there(document: Path) -> None:
+    named = re.findall(r"`([\w./-]+\.(?:py|yaml|md|json|csv|html))`", document.read_text())
+    assert [name for name in sorted(set(named) - ELSEWHERE) if not _is_there(name)] == []
+
+
+def _is_there(name: str) -> bool:
+    """Paths start anywhere; tables name the files of a folder that their heading names."""
+    return (ROOT / name).exists() or any(ROOT.glob(f"[!.]*/**/{name}"))
 
 
 def test_every_script_of_golden_values_is_in_the_table() -> None:

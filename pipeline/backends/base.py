@@ -104,6 +104,8 @@ class Proposal:
     `step(state, batch) -> (state, loss)` is one update on a batch as the map ops leave it,
     `batch(size)` the shapes of one of any size. `sink_steps` is the length of a sink, also where
     `sink` is off. Where the recipe leaves it open, `choose_sink` chooses by the price of each.
+    `total_steps(devices)` is the length of the run where each device has its share of the data;
+    None where a share does not fill a batch.
     """
 
     name: str
@@ -113,7 +115,7 @@ class Proposal:
     batch_size: int
     sink: bool
     sink_steps: int
-    total_steps: int
+    total_steps: Callable[[int], int | None]
     eager: bool = False
     choose_sink: Callable[[SinkPrice], Choice] | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Backend, Estimate, Proposal
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import Recipe, TrainSpec
+from pipeline.data.order import Batching
 from pipeline.observe.reporter import Reporter
+from pipeline.sink.schedule import total_steps
 from pipeline.stages.build import Built
 from pipeline.stages.data import Dataset
 from pipeline.stages.sinking import chooses_sink, modelled_chooser
@@ -60,7 +63,25 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> Proposal:
         batch_size=train.batch_size,
         sink=train.sink,
         sink_steps=size if isinstance(size, int) and size > 0 else course.steps_per_pass,
-        total_steps=course.total,
+        total_steps=partial(steps_on, recipe.train, dataset.train_order),
         eager=train.mode == "eager",
         choose_sink=modelled_chooser(recipe, course) if chooses_sink(recipe) else None,
     )
+
+
+def steps_on(train: TrainSpec, order: Batching, devices: int) -> int | None:
+    """Return the length of a run in steps where `devices` devices share the data (X-02).
+
+    `train.batch_size` is the batch of one device, as in MindSpore's scripts, so a pass over the
+    data is as many times shorter; a length in steps stays. None where a pass has no batch.
+    """
+    if devices == 1:
+        return total_steps(train, order.steps_per_pass)
+    shards = order.num_shards * devices
+    try:
+        share = Batching(
+            order.samples, order.batch_size, order.drop_remainder, order.repeat, shards
+        )
+    except ValueError:
+        return train.steps
+    return total_steps(train, share.steps_per_pass)

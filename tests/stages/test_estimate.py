@@ -10,14 +10,16 @@ from typing import Any
 import jax
 import pytest
 
+from pipeline import load_recipe
 from pipeline.backends.base import Proposal
+from pipeline.config.checks import batching
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.job import run
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.stages.estimate import estimate_run, propose
+from pipeline.stages.estimate import estimate_run, propose, steps_on
 from tests import outcome
 
 Compose = Callable[..., Recipe]
@@ -36,7 +38,7 @@ def test_a_proposal_is_the_run_in_shapes(tiny: Compose) -> None:
     images, labels = made.batch(8)
     assert (images.shape, str(images.dtype)) == ((8, 32, 32, 1), "float32")
     assert (labels.shape, str(labels.dtype)) == ((8,), "int32")
-    assert (made.batch_size, made.sink, made.sink_steps, made.total_steps) == (16, True, 20, 45)
+    assert (made.batch_size, made.sink, made.sink_steps, made.total_steps(1)) == (16, True, 20, 45)
     state, loss = jax.eval_shape(made.step, made.state, made.batch(8))
     assert loss.shape == ()
     assert jax.tree.structure(state) == jax.tree.structure(made.state)
@@ -97,6 +99,24 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
     told = capsys.readouterr().out
     assert "MODELLED, not measured: 8 x Ascend 910A, batch 16, O2, loop_sink of 200 steps" in told
     assert "modelled   price.json, trace.json, timeline.html in " in told
+
+
+@pytest.mark.parametrize(
+    ("length", "devices", "steps"),
+    [
+        ("train.passes=90", 1, 90 * 1562),
+        ("train.passes=90", 8, 90 * 195),
+        ("train.steps=45", 8, 45),
+        ("train.passes=90", 1024, 90),
+        ("train.passes=90", 2048, None),
+    ],
+)
+def test_a_run_is_as_many_times_shorter_as_devices_share_the_data(
+    length: str, devices: int, steps: int | None
+) -> None:
+    """Of CIFAR-10, 8 devices with batches of 32 have 195 steps a pass, as the documents say."""
+    recipe = load_recipe("resnet50_cifar10", [length])
+    assert steps_on(recipe.train, batching(recipe, 50_000), devices) == steps
 
 
 def test_what_has_no_room_fails_before_anything_runs(tiny: Compose, tmp_path: Path) -> None:

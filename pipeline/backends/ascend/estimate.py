@@ -102,19 +102,23 @@ class AscendEstimate:
         """Of all devices together."""
         return self.report.samples_per_s
 
+    @property
+    def _total_steps(self) -> int | None:
+        return self._proposal.total_steps(self.report.question.devices)
+
     def __str__(self) -> str:
         useful = [change for change in self.changes if change.gain > 0][:SHOWN_CHANGES]
-        return printout(self.report, useful, self._proposal.total_steps)
+        return printout(self.report, useful, self._total_steps)
 
     def summary(self) -> Mapping[str, Any]:
         """What summary.json holds of it."""
-        report, question = self.report, self.report.question
+        report, question, steps = self.report, self.report.question, self._total_steps
         return {
             "device": self.device,
             "step_ms": report.step_ms,
             "interval_ms": list(report.interval_ms),
             "samples_per_s": report.samples_per_s,
-            "run_s": report.step_ms * self._proposal.total_steps / 1e3,
+            "run_s": None if steps is None else report.step_ms * steps / 1e3,
             "mode": question.mode,
             "sink_size": question.sink_size,
             "devices": question.devices,

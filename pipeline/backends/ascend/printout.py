@@ -78,7 +78,9 @@ def _head(report: Report, steps: int | None) -> Iterator[str]:
         f"{report.samples_per_s:,.0f} {_unit(report)}"
     )
     if steps is not None:
-        yield f"  whole run  {steps:,} steps in {_duration(report.step_ms * steps / 1e3)}"
+        count = report.question.devices
+        shared = f", the data shared by {count:,} devices" if count > 1 else ""
+        yield f"  whole run  {steps:,} steps in {_duration(report.step_ms * steps / 1e3)}{shared}"
     yield f"  limit      {report.bound}: {LIMITS[report.bound]}"
     dearest = _dearest_types(report)
     if dearest:
