@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from pipeline.backends.base import Mechanism
 from pipeline.errors import printable
+from pipeline.problems import show
 
 MOST = 2**31 - 1
 """Steps are counted in 32 bits."""
@@ -60,10 +61,12 @@ class HostState(Kept):
 
 
 def parse_host_state(data: Any) -> HostState:
-    """Return what the JSON of a checkpoint says of the host. Raises ValueError in one line."""
+    """Return what the JSON of a checkpoint says of the host. Raises ValueError naming a key."""
     try:
         return HostState.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{key or 'it'}: {first['msg']}") from error
+        if first["type"] == "missing":
+            raise ValueError(f"{key} is missing") from error
+        raise ValueError(f"{key or 'all'} = {show(first['input'])}") from error

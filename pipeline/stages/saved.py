@@ -174,7 +174,7 @@ def _read_host(file: Path) -> HostState:
     try:
         return parse_host_state(read_json(file))
     except ValueError as error:
-        raise DamagedError(f"{file}: is no state that a run has saved: {error}") from error
+        raise DamagedError(f"{file}: is not what a run saves: {error}") from error
 
 
 def _require_step(saved: Saved) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError
 from pipeline.job import run
 from pipeline.stages.checkpoint import Checkpoints
-from pipeline.stages.manifest import DamagedError
+from pipeline.stages.manifest import DamagedError, write_manifest
 from pipeline.stages.saved import read_checkpoint, read_saved, restore_state
 from tests import outcome
 from tests.stages.test_checkpoint import EVAL_ONLY, kept, state_of
@@ -120,6 +123,106 @@ def test_a_link_is_refused(copy: Path) -> None:
     file.symlink_to(copy / "elsewhere")
     with pytest.raises(DamagedError, match="host/metadata: is a link"):
         read_checkpoint(copy / "checkpoints" / "3")
+
+
+def test_a_file_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    (folder / "state" / "more").write_text("mine")
+    with pytest.raises(DamagedError, match=r"3/state/more: is not listed in manifest.json"):
+        read_checkpoint(folder)
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(copy: Path) -> None:
+    os.mkfifo(copy / "checkpoints" / "3" / "state" / "pipe")
+    with pytest.raises(DamagedError, match="3/state/pipe: is no regular file"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def seal(folder: Path, **files: Any) -> None:
+    """Make a manifest that agrees with what is there, as a stranger can; with these entries."""
+    write_manifest(folder, {"seed": 1})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] |= files
+    kept = {name: entry for name, entry in manifest["files"].items() if entry is not None}
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "files": kept}))
+
+
+@pytest.mark.parametrize("name", ["state/_METADATA", "host/metadata", "recipe/metadata"])
+def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    seal(folder, **{name: None})
+    with pytest.raises(DamagedError, match=f"3/manifest.json: does not list {name}"):
+        read_checkpoint(folder)
+    (folder / "manifest.json").write_text('{"recipe": "", "files": {}}')
+    with pytest.raises(DamagedError, match=r"3/manifest.json: does not list state/_METADATA"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("entry", [5, {"bytes": 5}, {"bytes": "5", "sha256": ""}, {}])
+def test_entries_of_a_manifest_are_sizes_and_digests(entry: Any, copy: Path) -> None:
+    seal(copy / "checkpoints" / "3", **{"host/metadata": entry})
+    with pytest.raises(DamagedError, match=r"3/manifest.json: is no manifest of a checkpoint"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def test_host_state_that_no_run_saves_is_damage(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    (folder / "host" / "metadata").write_text('{"early_stop": null}')
+    seal(folder)
+    with pytest.raises(DamagedError) as caught:
+        read_checkpoint(folder)
+    assert str(caught.value) == (
+        f"{folder}/host/metadata: is not what a run saves: early_stop = null"
+    )
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    state, _ = restore_state(copy, like, {"seed": 1}, lambda text: None) or (None, None)
+    assert state is not None
+    assert int(state.step) == 2
+
+
+def test_a_recipe_that_is_no_object_is_damage(copy: Path) -> None:
+    (copy / "checkpoints" / "3" / "recipe" / "metadata").write_text("[]")
+    seal(copy / "checkpoints" / "3")
+    with pytest.raises(DamagedError, match="recipe/metadata: must be a JSON object"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def test_a_checkpoint_under_the_number_of_another_step_is_damaged(copy: Path) -> None:
+    root = copy / "checkpoints"
+    (root / "3").rename(root / "8")
+    with pytest.raises(DamagedError, match="8/state: was made at step 3"):
+        read_checkpoint(root / "8")
+
+
+def test_a_checkpoint_without_its_arrays_is_damaged(copy: Path) -> None:
+    for step in "123":
+        shutil.rmtree(copy / "checkpoints" / step / "state")
+    with pytest.raises(DamagedError, match=r"none of its checkpoints can be read: .*is missing"):
+        read_saved(copy)
+
+
+def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Path) -> None:
+    """Whether before the newest or behind: a run may save these steps, and removes none of them."""
+    root = copy / "checkpoints"
+    (root / "2019").mkdir()
+    (root / "2019" / "holiday.jpg").touch()
+    (root / "0").symlink_to(copy)
+    assert read_saved(copy).step == 3
+    warned: list[str] = []
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
+    assert warned == [
+        f"{root / '0'}: is no checkpoint; set aside as foreign-0-1",
+        f"{root / '2019'}: is no checkpoint; set aside as foreign-2019-1",
+    ]
+    assert (root / "foreign-2019-1" / "holiday.jpg").exists()
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+
+
+def test_a_name_in_other_digits_is_no_step(copy: Path) -> None:
+    (copy / "checkpoints" / "²").mkdir()
+    with pytest.raises(DataError, match="²: holds no checkpoint"):
+        read_saved(copy / "checkpoints" / "²")
 
 
 def test_a_run_resumes_from_the_one_before_and_saves_the_step_anew(copy: Path) -> None:
