@@ -28,7 +28,7 @@ class Retention:
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
         """Return those of the checkpoints of these steps, ascending, that need not be kept."""
         due = [step for step in steps if is_due(step, self.held)]
-        kept = {*steps[-self.keep :], *due[-self.keep :]}
+        kept: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
         if self.best is not None:
             kept.add(_best(root, steps, self.best))
         return [step for step in steps if step not in kept]

@@ -202,7 +202,7 @@ def test_a_checkpoint_without_its_arrays_is_damaged(copy: Path) -> None:
 
 
 def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Path) -> None:
-    """Whether before the newest or behind: a run may save these steps, and removes none of them."""
+    """Before the newest or after it: a run may save these steps, and removes none of them."""
     root = copy / "checkpoints"
     (root / "2019").mkdir()
     (root / "2019" / "holiday.jpg").touch()
