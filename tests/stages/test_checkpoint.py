@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from pipeline.backends.xla import XlaExecutable
@@ -18,7 +22,7 @@ from pipeline.config.recipe import CheckpointSpec, Recipe
 from pipeline.errors import DataError, RunError
 from pipeline.job import run
 from pipeline.stages.checkpoint import Checkpoints
-from pipeline.stages.saved import restore_state, restore_weights
+from pipeline.stages.saved import read_checkpoint, restore_state, restore_weights
 from pipeline.training.state import TrainState
 from tests import outcome
 from tests.conftest import ROOT, compose_tiny
@@ -122,7 +126,6 @@ def test_the_best_is_kept_besides_the_newest(
     with Checkpoints(tmp_path, kept(1, metric)) as checkpoints:
         for step, value in values.items():
             checkpoints.save(step, state_of(step), {}, {metric: value})
-        assert checkpoints.latest == 5
     wanted = next(step for step in values if values[step] == best(values.values()))
     assert outcome.checkpoints(tmp_path) == [wanted, 5]
 
@@ -177,8 +180,9 @@ def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(7, state, host, None)
     restored, restored_host = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
-    assert restored_host == host
     assert restored is not None
+    assert restored_host is not None
+    assert restored_host.early_stop.model_dump() == host["early_stop"]
     assert int(restored.step) == 7
     assert restored.step.dtype == np.int32
     assert restored.loss_scale == 8.0
@@ -403,3 +407,134 @@ def test_a_place_where_no_checkpoints_can_be_made_is_named(tmp_path: Path) -> No
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(RunError, match=r"checkpoints: can't make it: .*"):
         Checkpoints(tmp_path, kept(5, None))
+
+
+def test_a_folder_that_can_t_be_made_ends_the_save_and_all_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them it is: a process can't end before its threads."""
+    before, mkdir = set(threading.enumerate()), os.mkdir
+    for fails_at in range(2, 7):
+        (tmp_path / str(fails_at) / "checkpoints").mkdir(parents=True)
+        calls = itertools.count(1)
+
+        def refuse(
+            path: Any, *more: Any, at: int = fails_at, calls: Any = calls, **named: Any
+        ) -> None:
+            if "/checkpoints" in str(path) and next(calls) == at:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            mkdir(path, *more, **named)
+
+        with monkeypatch.context() as full:
+            full.setattr(os, "mkdir", refuse)
+            checkpoints = Checkpoints(tmp_path / str(fails_at), kept(5, "loss"))
+            checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
+            with pytest.raises(RunError, match=r"can't save step 1: .*No space left on device"):
+                checkpoints.__exit__(None, None, None)
+        assert list((tmp_path / str(fails_at) / "checkpoints").iterdir()) == []
+    left = [t for t in threading.enumerate() if t not in before and not t.daemon]
+    for thread in left:
+        thread.join(10)
+    assert [thread for thread in left if thread.is_alive()] == []
+
+
+def test_a_run_that_lost_the_arrays_of_its_checkpoints_is_not_done_over(
+    unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """What is there is what orbax would have taken for saved."""
+    run_dir = broken(unbroken, tmp_path / "run", 40)
+    for step in outcome.checkpoints(run_dir):
+        shutil.rmtree(run_dir / "checkpoints" / str(step) / "state")
+    with pytest.raises(DataError, match=r"none of its checkpoints can be read: .*; to start over,"):
+        run(tiny(*COURSE, f"train.resume={run_dir}"))
+    shutil.rmtree(run_dir / "checkpoints")
+    run(tiny(*COURSE, f"train.resume={run_dir}", "checkpoint.keep=99"))
+    outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
+
+
+def test_a_new_run_does_not_go_where_checkpoints_of_another_are(
+    unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    shutil.copytree(unbroken / "checkpoints", tmp_path / "checkpoints")
+    with pytest.raises(RunError, match=r"checkpoints: holds 5, 10, 15, 20, 25, ... already"):
+        run(tiny(*COURSE, "seed=5"), tmp_path)
+    assert outcome.checkpoints(tmp_path) == outcome.checkpoints(unbroken)
+
+
+def test_folders_that_are_no_checkpoints_cost_a_run_none(
+    unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    run_dir = broken(unbroken, tmp_path / "run", 10)
+    (run_dir / "checkpoints" / "2019" / "photos").mkdir(parents=True)
+    (run_dir / "checkpoints" / "45").write_text("a file")
+    run(tiny(*COURSE, f"train.resume={run_dir}", "checkpoint.keep=99"))
+    assert outcome.checkpoints(run_dir) == outcome.checkpoints(unbroken)
+    outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
+    assert (run_dir / "checkpoints" / "foreign-2019-1" / "photos").is_dir()
+
+
+def test_what_was_saved_last_is_looked_for_at_the_end(tmp_path: Path) -> None:
+    message = r"checkpoints/2/host/metadata: is missing; step 2 was saved and is not there"
+    checkpoints = Checkpoints(tmp_path, kept(5, None))
+    for step in (1, 2):
+        checkpoints.save(step, state_of(step), {}, None)
+    checkpoints.finish()
+    (tmp_path / "checkpoints" / "2" / "host" / "metadata").unlink()
+    with pytest.raises(RunError, match=message) as caught:
+        checkpoints.__exit__(None, None, None)
+    assert caught.value.exit_status == 1
+
+
+def test_what_ended_a_run_is_not_hidden_by_a_checkpoint_that_is_gone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, kept(5, None))
+    checkpoints.save(1, state_of(1), {}, None)
+    checkpoints.finish()
+    shutil.rmtree(tmp_path / "checkpoints")
+    checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+
+def test_a_folder_of_checkpoints_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, None)
+        checkpoints.finish()
+        shutil.rmtree(tmp_path / "checkpoints")
+        checkpoints.save(2, state_of(2), {}, None)
+    assert outcome.checkpoints(tmp_path) == [2]
+
+
+def test_the_metrics_of_a_step_may_come_later(tmp_path: Path) -> None:
+    """Its evaluation had been given up: the checkpoint stays sound, and is the best now."""
+    with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
+        checkpoints.save(2, state_of(2), {}, None)
+    with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
+        checkpoints.save(2, state_of(2), {}, {"loss": 0.25})
+        checkpoints.save(3, state_of(3), {}, {"loss": 0.75})
+    assert outcome.checkpoints(tmp_path) == [2, 3]
+    assert read_checkpoint(tmp_path / "checkpoints" / "2").step == 2
+
+
+@pytest.mark.parametrize("value", ['"x"', "null", "1" + "0" * 400, "NaN", "[]"])
+def test_metrics_that_are_no_numbers_make_no_checkpoint_the_best(
+    value: str, tmp_path: Path
+) -> None:
+    with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
+        checkpoints.save(2, state_of(2), {}, {"loss": 0.25})
+        checkpoints.finish()
+        file = tmp_path / "checkpoints" / "2" / "metrics" / "metrics"
+        file.write_text(f'{{"loss": {value}}}')
+        checkpoints.save(3, state_of(3), {}, {"loss": 0.75})
+    assert outcome.checkpoints(tmp_path) == [3]
+
+
+def test_any_orbax_reads_what_is_saved(tmp_path: Path) -> None:
+    """Its own manager takes a run's folder for its own."""
+    with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state_of(step), {"early_stop": {"waited": 1}}, None)
+    parts = ocp.args.Composite(state=ocp.args.StandardRestore(), host=ocp.args.JsonRestore())
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        assert manager.all_steps() == [1, 2]
+        read = manager.restore(2, args=parts)
+    assert (int(read.state["step"]), read.host) == (2, {"early_stop": {"waited": 1}})

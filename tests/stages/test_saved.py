@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError
 from pipeline.job import run
 from pipeline.stages.checkpoint import Checkpoints
-from pipeline.stages.manifest import DamagedError
+from pipeline.stages.manifest import DamagedError, write_manifest
 from pipeline.stages.saved import read_checkpoint, read_saved, restore_state
 from tests import outcome
 from tests.stages.test_checkpoint import EVAL_ONLY, kept, state_of
@@ -26,7 +29,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Checkpoints(run_dir, kept(3, "loss"), {"seed": 1}) as checkpoints:
         for step in (1, 2, 3):
             state = state_of(step, kernel=noise(step), bias=np.zeros(3, np.float32))
-            checkpoints.save(step, state, {"round": step}, {"loss": 1.0 / step})
+            host = {"early_stop": {"waited": step}}
+            checkpoints.save(step, state, host, {"loss": 1.0 / step})
     return run_dir
 
 
@@ -40,9 +44,9 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Those of a checkpoint that count: all but what orbax writes last, for itself."""
+    """All of a checkpoint."""
     found = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    return sorted(set(found) - {"_CHECKPOINT_METADATA", "commit_success.txt"})
+    return sorted(found)
 
 
 def damages(content: bytes) -> Iterator[bytes | None]:
@@ -77,10 +81,10 @@ def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
     assert read_checkpoint(folder).step == 3
 
 
-def test_what_orbax_writes_last_is_not_needed(copy: Path) -> None:
+def test_what_older_versions_had_orbax_write_last_does_not_count(copy: Path) -> None:
     folder = copy / "checkpoints" / "3"
     (folder / "_CHECKPOINT_METADATA").write_text("{")
-    (folder / "commit_success.txt").unlink()
+    (folder / "commit_success.txt").touch()
     assert read_checkpoint(folder).step == 3
     with Checkpoints(copy, kept(3, "loss")) as checkpoints:
         checkpoints.save(4, state_of(4), {}, {"loss": 2.0})
@@ -91,8 +95,12 @@ def test_what_orbax_writes_last_is_not_needed(copy: Path) -> None:
     ("name", "content", "message"),
     [
         ("host/metadata", None, r"checkpoints/3/host/metadata: is missing"),
-        ("host/metadata", b"{}", r"checkpoints/3/host/metadata: has 2 bytes, not 12"),
-        ("host/metadata", b'{"round": 4}', "host/metadata: is not what was written, by its SHA"),
+        ("host/metadata", b"{}", r"checkpoints/3/host/metadata: has 2 bytes, not 29"),
+        (
+            "host/metadata",
+            b'{"early_stop": {"waited": 4}}',
+            "host/metadata: is not what was written, by its SHA",
+        ),
         ("manifest.json", None, r"checkpoints/3/manifest.json: can't be read: No such file"),
         ("manifest.json", b"{", r"checkpoints/3/manifest.json: is no JSON: Expecting property"),
         ("manifest.json", b"[1]", r"checkpoints/3/manifest.json: is no manifest of a checkpoint"),
@@ -117,23 +125,124 @@ def test_a_link_is_refused(copy: Path) -> None:
         read_checkpoint(copy / "checkpoints" / "3")
 
 
+def test_a_file_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    (folder / "state" / "more").write_text("mine")
+    with pytest.raises(DamagedError, match=r"3/state/more: is not listed in manifest.json"):
+        read_checkpoint(folder)
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(copy: Path) -> None:
+    os.mkfifo(copy / "checkpoints" / "3" / "state" / "pipe")
+    with pytest.raises(DamagedError, match="3/state/pipe: is no regular file"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def seal(folder: Path, **files: Any) -> None:
+    """Make a manifest that agrees with what is there, as a stranger can; with these entries."""
+    write_manifest(folder, {"seed": 1})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] |= files
+    kept = {name: entry for name, entry in manifest["files"].items() if entry is not None}
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "files": kept}))
+
+
+@pytest.mark.parametrize("name", ["state/_METADATA", "host/metadata", "recipe/metadata"])
+def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    seal(folder, **{name: None})
+    with pytest.raises(DamagedError, match=f"3/manifest.json: does not list {name}"):
+        read_checkpoint(folder)
+    (folder / "manifest.json").write_text('{"recipe": "", "files": {}}')
+    with pytest.raises(DamagedError, match=r"3/manifest.json: does not list state/_METADATA"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("entry", [5, {"bytes": 5}, {"bytes": "5", "sha256": ""}, {}])
+def test_entries_of_a_manifest_are_sizes_and_digests(entry: Any, copy: Path) -> None:
+    seal(copy / "checkpoints" / "3", **{"host/metadata": entry})
+    with pytest.raises(DamagedError, match=r"3/manifest.json: is no manifest of a checkpoint"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def test_host_state_that_no_run_saves_is_damage(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    (folder / "host" / "metadata").write_text('{"early_stop": null}')
+    seal(folder)
+    with pytest.raises(DamagedError) as caught:
+        read_checkpoint(folder)
+    assert str(caught.value) == (
+        f"{folder}/host/metadata: is not what a run saves: early_stop = null"
+    )
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    state, _ = restore_state(copy, like, {"seed": 1}, lambda text: None) or (None, None)
+    assert state is not None
+    assert int(state.step) == 2
+
+
+def test_a_recipe_that_is_no_object_is_damage(copy: Path) -> None:
+    (copy / "checkpoints" / "3" / "recipe" / "metadata").write_text("[]")
+    seal(copy / "checkpoints" / "3")
+    with pytest.raises(DamagedError, match="recipe/metadata: must be a JSON object"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def test_a_checkpoint_under_the_number_of_another_step_is_damaged(copy: Path) -> None:
+    root = copy / "checkpoints"
+    (root / "3").rename(root / "8")
+    with pytest.raises(DamagedError, match="8/state: was made at step 3"):
+        read_checkpoint(root / "8")
+
+
+def test_a_checkpoint_without_its_arrays_is_damaged(copy: Path) -> None:
+    for step in "123":
+        shutil.rmtree(copy / "checkpoints" / step / "state")
+    with pytest.raises(DamagedError, match=r"none of its checkpoints can be read: .*is missing"):
+        read_saved(copy)
+
+
+def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Path) -> None:
+    """Before the newest or after it: a run may save these steps, and removes none of them."""
+    root = copy / "checkpoints"
+    (root / "2019").mkdir()
+    (root / "2019" / "holiday.jpg").touch()
+    (root / "0").symlink_to(copy)
+    assert read_saved(copy).step == 3
+    warned: list[str] = []
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
+    assert warned == [
+        f"{root / '0'}: is no checkpoint; set aside as foreign-0-1",
+        f"{root / '2019'}: is no checkpoint; set aside as foreign-2019-1",
+    ]
+    assert (root / "foreign-2019-1" / "holiday.jpg").exists()
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+
+
+def test_a_name_in_other_digits_is_no_step(copy: Path) -> None:
+    (copy / "checkpoints" / "²").mkdir()
+    with pytest.raises(DataError, match="²: holds no checkpoint"):
+        read_saved(copy / "checkpoints" / "²")
+
+
 def test_a_run_resumes_from_the_one_before_and_saves_the_step_anew(copy: Path) -> None:
     write(copy / "checkpoints" / "3" / "host" / "metadata", b"{}")
     warned: list[str] = []
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
     state, host = restore_state(copy, like, {"seed": 1}, warned.append) or (None, None)
     assert state is not None
-    assert (int(state.step), host) == (2, {"round": 2})
+    assert host is not None
+    assert (int(state.step), host.early_stop.waited) == (2, 2)
     root = copy / "checkpoints"
     assert warned == [
-        f"{root / '3' / 'host' / 'metadata'}: has 2 bytes, not 12; taking the checkpoint of step 2",
+        f"{root / '3' / 'host' / 'metadata'}: has 2 bytes, not 29; taking the checkpoint of step 2",
         f"{root / '3'}: set aside as damaged-3-1",
     ]
     assert outcome.checkpoints(copy) == [1, 2]
     with Checkpoints(copy, kept(3, "loss")) as checkpoints:
-        checkpoints.save(3, state_of(3), {"round": 3}, None)
+        checkpoints.save(3, state_of(3), {"early_stop": {"waited": 7}}, None)
     assert outcome.checkpoints(copy) == [1, 2, 3]
-    assert read_checkpoint(root / "3").host == {"round": 3}
+    assert read_checkpoint(root / "3").host.early_stop.waited == 7
 
 
 def test_weights_are_restored_from_the_one_before_and_nothing_is_renamed(copy: Path) -> None:
@@ -151,7 +260,10 @@ def test_where_none_can_be_read_all_are_named(copy: Path) -> None:
         restore_state(copy, state_of(0), {"seed": 1}, print)
     root = copy / "checkpoints"
     listed = "; ".join(f"{root / step / 'host' / 'metadata'}: is missing" for step in "321")
-    assert str(caught.value) == f"{root}: none of its checkpoints can be read: {listed}"
+    assert str(caught.value) == (
+        f"{root}: none of its checkpoints can be read: {listed}; to start over, move that folder "
+        "elsewhere"
+    )
     assert outcome.checkpoints(copy) == [1, 2, 3]
 
 

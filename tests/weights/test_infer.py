@@ -270,3 +270,15 @@ def test_the_commands_end_in_one_message(
     said = command([name, "nowhere", "x.png"])
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr == "error: nowhere: is no run directory; it holds no recipe.yaml\n"
+
+
+def test_weights_of_another_recipe_than_the_directorys_are_not_passed_off_as_its_own(
+    trained: Path, tmp_path: Path
+) -> None:
+    """A new run in the directory of an earlier one, say, of which the checkpoints were left."""
+    shutil.copytree(trained, tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("\nseed: 1\n", "\nseed: 5\n"))
+    with pytest.raises(DataError, match=r"of another recipe than .*recipe.yaml: seed = 5: was 1$"):
+        export([str(tmp_path / "run"), str(tmp_path / "exported")])
+    assert not (tmp_path / "exported").exists()
