@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import run_directory
 from pipeline.backends.base import Backend
 from pipeline.config.recipe import Recipe
+from pipeline.observe.continuity import require_same_origin
 from pipeline.observe.endings import (
     refused_by_path,
     short_of_memory,
@@ -33,6 +34,7 @@ from pipeline.stages.data import Dataset, load_data, sample_images
 from pipeline.stages.estimate import estimate_run
 from pipeline.stages.history import History
 from pipeline.stages.lower import lower
+from pipeline.stages.saved import FOLDER, saved_steps
 from pipeline.stages.sinking import Sinkable, settle
 from pipeline.starting_point import read_restored, starting_point
 from pipeline.training.state import TrainState
@@ -117,8 +119,11 @@ def _load(job: Job, backend: Backend) -> Dataset:
     with timed(job.summary, "data_s"):
         dataset = load_data(job.recipe, job.reporter)
     job.summary.data = _about(dataset)
-    splits = {"train": dataset.train, "eval": dataset.eval}
+    # As read: what of it is evaluated may change.
+    splits = {"train": dataset.train, "eval": dataset.whole_eval}
     about = describe_process(job.recipe.seed, job.summary.versions, backend.device, splits)
+    if job.resuming and saved_steps(job.run_dir / FOLDER):
+        require_same_origin(job.run_dir, about, job.recipe.train.resume_changed, job.reporter.warn)
     add_provenance(job.run_dir, about)
     return dataset
 
