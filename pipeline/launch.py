@@ -34,10 +34,12 @@ from pipeline.errors import RecipeError, RunError, exit_status_of, first_line
 from pipeline.shipped import CONF
 from pipeline.sweep.command import command_of, find_sweep, read_command
 from pipeline.sweep.directory import find_failures, find_jobs
-from pipeline.sweep.jobs import Job
+from pipeline.sweep.jobs import Job, OnChanged
 from pipeline.sweep.table import conclude
 
-RESUME, SWEEP_DIR = "train.resume", "hydra.sweep.dir"
+RESUME, RESUME_CHANGED, SWEEP_DIR = "train.resume", "train.resume_changed", "hydra.sweep.dir"
+OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
+"""What is said of going on, and no part of what a sweep is asked for."""
 MULTIRUN = ("-m", "--multirun")
 HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
 
@@ -85,8 +87,10 @@ def _single(flags: Sequence[str], typed: Sequence[str], begun: float | None) -> 
 def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
     """Do what is left to do of a sweep, in the directory that is named, found or made for it."""
     overrides = with_recipe(typed)
-    typed = [override for override in typed if key_of(override) != RESUME]
-    asked = [override for override in overrides if key_of(override) not in (RESUME, SWEEP_DIR)]
+    on_changed = _on_changed(overrides)
+    typed = [override for override in typed if key_of(override) not in OF_ONE_COMMAND]
+    besides = (*OF_ONE_COMMAND, SWEEP_DIR)
+    asked = [override for override in overrides if key_of(override) not in besides]
     known = _known_directory(flags, typed, overrides)
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
@@ -94,7 +98,8 @@ def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
     placed = [*asked, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
     try:
-        _hydra(flags, typed, placed, Job(swept_keys(asked), find_failures(sweep_dir)))
+        job = Job(swept_keys(asked), find_failures(sweep_dir), on_changed)
+        _hydra(flags, typed, placed, job)
     except RecipeError:
         if known is None and not find_jobs(sweep_dir):
             shutil.rmtree(sweep_dir)
@@ -106,6 +111,20 @@ def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
     if known is None:
         _tell_of_an_equal_one(sweep_dir)
     return status
+
+
+def _on_changed(overrides: Sequence[str]) -> OnChanged:
+    """What is to become of jobs whose data are not what they were.
+
+    Raises RecipeError for a value that there is not: no job would check it.
+    """
+    match value_of(overrides, RESUME_CHANGED):
+        case None | "refuse":
+            return "refuse"
+        case "allow":
+            return "allow"
+        case other:
+            raise RecipeError([f"{RESUME_CHANGED} = {other}: must be 'refuse' or 'allow'"])
 
 
 def _tell_of_an_equal_one(sweep_dir: Path) -> None:
@@ -146,7 +165,7 @@ def _known_directory(
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {given}: must be one directory; quote what has commas"])
     single = [flag for flag in flags if flag not in MULTIRUN]
-    asked = [override for override in overrides if key_of(override) != RESUME]
+    asked = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
     fixed = [override for override in asked if key_of(override) not in swept]
     composed = _compose(single, typed, fixed)
     assert composed is not None, "Hydra composes where it is not asked for something else"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -31,15 +31,21 @@ from pipeline.sweep.table import write_table
 from pipeline.sweep.threads import limit_threads
 from pipeline.whole_file import write_whole
 
+OnChanged = Literal["refuse", "allow"]
+
 
 class Job:
     """What Hydra calls for every job of a sweep; a class, so that launchers can pickle it.
 
-    `swept` are the keys that the command line varies, `failures` the jobs that had failed before.
+    `swept` are the keys that the command line varies, `failures` the jobs that had failed before,
+    `on_changed` what becomes of jobs to go on with whose data are not what they were.
     """
 
-    def __init__(self, swept: Sequence[str], failures: Mapping[str, int]) -> None:
+    def __init__(
+        self, swept: Sequence[str], failures: Mapping[str, int], on_changed: OnChanged = "refuse"
+    ) -> None:
         self.swept, self.failures = tuple(swept), dict(failures)
+        self.on_changed: OnChanged = on_changed
 
     def __call__(self, config: DictConfig) -> None:
         """Run the job in the directory that Hydra made for it, or go on with it.
@@ -77,7 +83,8 @@ class Job:
         resumed = ", going on" if (job_dir / RECIPE).exists() else ""
         print(f"\njob {job_dir.name:<6} {shown}{resumed}", flush=True)
         debug = bool(config.get("debug"))
-        tried = partial(_run_checked, config, overrides, job_dir, changed, signals)
+        on_changed = self.on_changed
+        tried = partial(_run_checked, config, overrides, job_dir, changed, signals, on_changed)
         report_errors(tried, debug=debug)
 
 
@@ -87,6 +94,7 @@ def _run_checked(
     job_dir: Path,
     changed: Mapping[str, Any],
     signals: Signals,
+    on_changed: OnChanged,
 ) -> int:
     """Run a job. What fails before there is a run to write a summary has it written here."""
     try:
@@ -94,7 +102,8 @@ def _run_checked(
 
         recipe = check(config, overrides)
         resume = str(job_dir) if (job_dir / RECIPE).exists() else None
-        train = recipe.train.model_copy(update={"resume": resume})
+        changing = {"resume": resume, "resume_changed": on_changed}
+        train = recipe.train.model_copy(update=changing)
         recipe = recipe.model_copy(update={"train": train})
         return run(recipe, job_dir, changed, judge=_judge(), signals=signals).exit_status
     except (Exception, KeyboardInterrupt) as error:
