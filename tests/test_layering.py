@@ -20,6 +20,7 @@ LAYERS = (
         "knowledge_bank",
         "locked_folder",
         "npy",
+        "ownership",
         "plain_yaml",
         "problems",
         "registry",
