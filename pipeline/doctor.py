@@ -24,7 +24,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.download import DownloadError
 from pipeline.data.feed import split_bytes
 from pipeline.data.fingerprint import fingerprint
-from pipeline.errors import PipelineError, UsageError
+from pipeline.errors import PipelineError, UsageError, printable
 from pipeline.observe.limits import read_limits
 from pipeline.observe.summary import versions
 from pipeline.run_directory import OUTPUTS
@@ -57,7 +57,7 @@ class Finding:
 
     def __str__(self) -> str:
         said = f"{self.level:<5} {self.what:<12} {self.text}"
-        return f"{said}; {self.advice}" if self.advice else said
+        return printable(f"{said}; {self.advice}" if self.advice else said)
 
 
 Check = Callable[[Recipe], Iterator[Finding]]

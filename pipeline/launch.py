@@ -30,7 +30,7 @@ from pipeline.config.compose import (
     value_of,
     with_recipe,
 )
-from pipeline.errors import RecipeError, RunError, exit_status_of, first_line
+from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
 from pipeline.shipped import CONF
 from pipeline.sweep.command import command_of, find_sweep, read_command
 from pipeline.sweep.directory import find_failures, find_jobs
@@ -132,7 +132,8 @@ def _tell_of_an_equal_one(sweep_dir: Path) -> None:
     command = read_command(sweep_dir)
     earlier = command and find_sweep(command, besides=sweep_dir)
     if earlier:
-        print(f"{earlier} is a sweep of the same command; {RESUME}=auto goes on with the newest")
+        name = printable(str(earlier))
+        print(f"{name} is a sweep of the same command; {RESUME}=auto goes on with the newest")
 
 
 def _require_sections(typed: Sequence[str]) -> None:

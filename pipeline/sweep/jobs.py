@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline.config.compose import check
-from pipeline.errors import exit_status_of, report_errors, status_after
+from pipeline.errors import exit_status_of, printable, report_errors, status_after
 from pipeline.observe.monitors import Judge
 from pipeline.observe.strict_json import json_text
 from pipeline.run_directory import RECIPE, SUMMARY, read_status
@@ -59,10 +59,11 @@ class Job:
         job_dir = sweep_dir / str(HydraConfig.get().sweep.subdir)
         with claimed(job_dir) as free:
             if not free:
-                print(f"job {job_dir.name:<6} another process is at it", flush=True)
+                print(f"{_of_job(job_dir)} another process is at it", flush=True)
                 return
             if is_settled(job_dir, self.failures):
-                print(f"job {job_dir.name:<6} {read_status(job_dir)} already", flush=True)
+                status = printable(str(read_status(job_dir)))
+                print(f"{_of_job(job_dir)} {status} already", flush=True)
                 return
             self._run_claimed(config, job_dir, signals)
         if signals.stop is not None or read_status(job_dir) == "stopped":
@@ -79,13 +80,17 @@ class Job:
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
         limit_threads(hydra_config.launcher)
-        shown = ", ".join(f"{key}={value}" for key, value in changed.items())
+        varied = printable(", ".join(f"{key}={value}" for key, value in changed.items()))
         resumed = ", going on" if (job_dir / RECIPE).exists() else ""
-        print(f"\njob {job_dir.name:<6} {shown}{resumed}", flush=True)
+        print(f"\n{_of_job(job_dir)} {varied}{resumed}", flush=True)
         debug = bool(config.get("debug"))
         on_changed = self.on_changed
         tried = partial(_run_checked, config, overrides, job_dir, changed, signals, on_changed)
         report_errors(tried, debug=debug)
+
+
+def _of_job(job_dir: Path) -> str:
+    return f"job {printable(job_dir.name):<6}"
 
 
 def _run_checked(
