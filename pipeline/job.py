@@ -27,6 +27,7 @@ from pipeline.observe.provenance import add_provenance
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.summary import Summary, start_up, versions
 from pipeline.prepared import Job, Prepared
+from pipeline.resume_command import HowToResume, resume_overrides
 from pipeline.signals import Signals, heard
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_run
@@ -51,6 +52,7 @@ def run(
     begun: float | None = None,
     judge: Judge | None = None,
     signals: Signals | None = None,
+    how_to_resume: HowToResume = resume_overrides,
 ) -> Summary:
     """Carry out the stages that a recipe names, and say what became of it.
 
@@ -58,7 +60,8 @@ def run(
     `changed` are the keys that set this run apart from others of a sweep. `begun` is when the
     command began, by `time.perf_counter`; now unless it is given. A `judge` may end training at a
     boundary. `signals` are for whoever must know of one that came when there was nothing left for
-    this run to stop. Raises PipelineError when the run can't be done; summary.json says so too.
+    this run to stop. A run that ends early says `how_to_resume`. Raises PipelineError when the run
+    can't be done; summary.json says so too.
     """
     called = time.perf_counter()
     begun = called if begun is None else begun
@@ -68,7 +71,7 @@ def run(
     with heard(signals), _opened(recipe, run_dir, resuming) as (reporter, summary):
         summary.time["start_s"] = called - begun
         job = Job(recipe, run_dir, resuming, reporter, summary, changed, begun, signals, judge)
-        with stoppable(summary):
+        with _resumable(job, how_to_resume), stoppable(summary):
             _run_stages(job)
         if summary.time.get("first_step_s") is not None:
             reporter.stage("time", start_up(summary.time))
@@ -97,6 +100,29 @@ def _opened(recipe: Recipe, run_dir: Path, resuming: bool) -> Iterator[tuple[Rep
         if recipe.train.resume == "auto" and not resuming:
             reporter.stage("resume", "no unfinished run of this recipe; starting a new one")
         yield reporter, summary
+
+
+@contextmanager
+def _resumable(job: Job, how_to_resume: HowToResume) -> Iterator[None]:
+    """Around the stages: where they leave a run that can be gone on with, say how."""
+
+    def say() -> None:
+        said = how_to_resume(job.recipe, job.run_dir)
+        if said is not None and {"train", "checkpoint"} <= set(job.recipe.stages):
+            job.reporter.stage("resume", said)
+
+    def has_saved() -> bool:
+        # Not where training has not been reached: what was wrong then is wrong again.
+        return job.summary.steps > 0 and bool(saved_steps(job.run_dir / FOLDER))
+
+    try:
+        yield
+    except BaseException:
+        if has_saved():
+            say()
+        raise
+    if job.summary.status == "stopped" or (job.summary.status == "failed" and has_saved()):
+        say()
 
 
 def _run_stages(job: Job) -> None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -31,13 +32,20 @@ from pipeline.config.compose import (
     with_recipe,
 )
 from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
+from pipeline.observe.reporter import MARGIN
+from pipeline.resume_command import (
+    RESUME,
+    SWEEP_DIR,
+    resume_run_command,
+    resume_sweep_command,
+)
 from pipeline.shipped import CONF
 from pipeline.sweep.command import command_of, find_sweep, read_command
 from pipeline.sweep.directory import find_failures, find_jobs
 from pipeline.sweep.jobs import Job, OnChanged
 from pipeline.sweep.table import conclude
 
-RESUME, RESUME_CHANGED, SWEEP_DIR = "train.resume", "train.resume_changed", "hydra.sweep.dir"
+RESUME_CHANGED = "train.resume_changed"
 OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
 """What is said of going on, and no part of what a sweep is asked for."""
 MULTIRUN = ("-m", "--multirun")
@@ -59,8 +67,8 @@ def launch(args: Sequence[str], begun: float | None = None) -> int:
     if parsed.cfg == "job" and not parsed.package:
         return _show(parsed.overrides)
     if parsed.multirun:
-        return _sweep(flags, parsed.overrides)
-    return _single(flags, parsed.overrides, begun)
+        return _sweep(args, flags, parsed.overrides)
+    return _single(args, flags, parsed.overrides, begun)
 
 
 def _show(overrides: Sequence[str]) -> int:
@@ -70,7 +78,9 @@ def _show(overrides: Sequence[str]) -> int:
     return 0
 
 
-def _single(flags: Sequence[str], typed: Sequence[str], begun: float | None) -> int:
+def _single(
+    args: Sequence[str], flags: Sequence[str], typed: Sequence[str], begun: float | None
+) -> int:
     """Run once the recipe that Hydra composes, outside its hands: it prints what it catches."""
     composed = _compose(flags, typed, with_recipe(typed))
     if composed is None:
@@ -81,10 +91,12 @@ def _single(flags: Sequence[str], typed: Sequence[str], begun: float | None) -> 
         asked = hydra_config.run.dir
     from pipeline.job import run
 
-    return run(recipe, None if asked == "." else Path(asked), begun=begun).exit_status
+    run_dir = None if asked == "." else Path(asked)
+    how_to_resume = partial(resume_run_command, args)
+    return run(recipe, run_dir, begun=begun, how_to_resume=how_to_resume).exit_status
 
 
-def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
+def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> int:
     """Do what is left to do of a sweep, in the directory that is named, found or made for it."""
     overrides = with_recipe(typed)
     on_changed = _on_changed(overrides)
@@ -108,6 +120,8 @@ def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
         print("the sweep was stopped", file=sys.stderr)
         stopped = exit_status_of(interruption)
     status = max(stopped, conclude(sweep_dir))
+    if stopped or status == RunError.exit_status:
+        print(printable(f"{'resume':<{MARGIN}} {resume_sweep_command(args, sweep_dir)}"))
     if known is None:
         _tell_of_an_equal_one(sweep_dir)
     return status

@@ -31,7 +31,7 @@ LAYERS = (
     {"data", "models", "training", "sink"},
     {"backends"},
     {"config"},
-    {"cache", "run_directory", "observe"},
+    {"cache", "resume_command", "run_directory", "observe"},
     {"stages"},
     {"weights"},
     {

@@ -110,7 +110,11 @@ def _run_checked(
         changing = {"resume": resume, "resume_changed": on_changed}
         train = recipe.train.model_copy(update=changing)
         recipe = recipe.model_copy(update={"train": train})
-        return run(recipe, job_dir, changed, judge=_judge(), signals=signals).exit_status
+        judge = _judge()
+        # The command of the sweep goes on with all of its jobs, and the sweep says it.
+        return run(
+            recipe, job_dir, changed, judge=judge, signals=signals, how_to_resume=lambda *_: None
+        ).exit_status
     except (Exception, KeyboardInterrupt) as error:
         if not (job_dir / SUMMARY).exists():
             failure = {
