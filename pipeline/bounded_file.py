@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 16 * 2**20
 """Of a file of descriptions, such as JSON; what holds arrays has bounds of its own."""
+MAX_DEPTH = 64
+"""Of JSON: lists and sections in one another."""
+TOO_DEEP = "is nested too deeply"
 
 
 def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
@@ -32,7 +36,31 @@ def read_text(path: Path, at_most_bytes: int = MAX_BYTES) -> str:
 
 def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
     """What a JSON file holds. Raises OSError, and ValueError for whatever is wrong with it."""
+    text = read_text(path, at_most_bytes)
     try:
-        return json.loads(read_text(path, at_most_bytes))
+        document = json.loads(text)
     except RecursionError:
-        raise ValueError("is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
+    if _is_deeper(document, MAX_DEPTH):
+        raise ValueError(TOO_DEEP)
+    return document
+
+
+def _is_deeper(document: Any, levels: int) -> bool:
+    """Whether lists and sections stand in one another in more than so many levels.
+
+    What reads them calls itself for each, and Python ends that before its parser gives up.
+    """
+    level = [document]
+    for _ in range(levels + 1):
+        items = (inner for outer in level for inner in _items(outer))
+        level = [inner for inner in items if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
-from pipeline.cache import cache_root
+from pipeline.cache import PROGRAMS, cache_root, find_exposure
 from pipeline.config.compose import diagnose
 from pipeline.config.recipe import Recipe
 from pipeline.data.download import DownloadError
 from pipeline.data.feed import split_bytes
 from pipeline.data.fingerprint import fingerprint
-from pipeline.errors import PipelineError, UsageError
+from pipeline.errors import PipelineError, UsageError, printable
 from pipeline.observe.limits import read_limits
 from pipeline.observe.summary import versions
 from pipeline.run_directory import OUTPUTS
@@ -57,7 +57,7 @@ class Finding:
 
     def __str__(self) -> str:
         said = f"{self.level:<5} {self.what:<12} {self.text}"
-        return f"{said}; {self.advice}" if self.advice else said
+        return printable(f"{said}; {self.advice}" if self.advice else said)
 
 
 Check = Callable[[Recipe], Iterator[Finding]]
@@ -126,9 +126,12 @@ def cache(recipe: Recipe) -> Iterator[Finding]:
     held_bytes = sum(
         _file_bytes(Path(folder, name)) for folder, _, names in os.walk(root) for name in names
     )
-    advice = f"delete {root / 'xla'}" if held_bytes > CACHE_BYTES else ""
+    advice = f"delete {root / PROGRAMS}" if held_bytes > CACHE_BYTES else ""
     text = f"{root}: writable, holds {held_bytes / GB:.2f} GB"
     yield Finding("warn" if advice else "ok", "cache", text, advice)
+    if exposure := find_exposure(root):
+        text = f"{exposure}, so compiled programs are neither read nor kept"
+        yield Finding("warn", "cache", text, exposure.advice)
     yield from space
 
 

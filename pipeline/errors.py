@@ -15,7 +15,7 @@ class PipelineError(Exception):
     exit_status = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__("\n".join(map(printable, message.split("\n"))))
+        super().__init__(printable_lines(message))
 
 
 class RunError(PipelineError):
@@ -81,6 +81,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+def printable_lines(text: str) -> str:
+    """The same of a text whose lines are meant."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
 def report_errors(action: Callable[[], int], *, debug: bool) -> int:
     """Run an action; an error becomes one message on stderr and an exit status."""
     try:
@@ -102,4 +107,4 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
 def _message(error: Exception) -> str:
     if isinstance(error, PipelineError):
         return str(error)
-    return f"{type(error).__name__}: {error} (debug=true shows the traceback)"
+    return printable_lines(f"{type(error).__name__}: {error}") + " (debug=true shows the traceback)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, printable
 from pipeline.weights.export import export_run, holds_other_files
 from pipeline.weights.run import read_trained_run
 
@@ -25,7 +25,6 @@ def export(args: Sequence[str]) -> int:
     if holds_other_files(folder):
         raise DataError(f"{folder}: holds something else than an export; name another folder")
     export_run(run, folder)
-    print(
-        f"{folder}: {run.recipe.model.name} of step {run.step}, {len(run.samples.classes)} classes"
-    )
+    what = f"{run.recipe.model.name} of step {run.step}, {len(run.samples.classes)} classes"
+    print(printable(f"{folder}: {what}"))
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, printable
 from pipeline.problems import shown
 from pipeline.weights.export import is_export, read_export
 from pipeline.weights.images import read_images
@@ -104,5 +104,5 @@ def _line(asked: Asked, name: str, probabilities: np.ndarray, classes: Sequence[
     ]
     if asked.as_json:
         return json.dumps({"file": name, **found[0], "top": found})
-    told = ", ".join(f"{entry['class']} {entry['probability']:.4f}" for entry in found)
-    return f"{name}: {told}"
+    told = ", ".join(f"{shown(entry['class'])} {entry['probability']:.4f}" for entry in found)
+    return f"{printable(name)}: {told}"

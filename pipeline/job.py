@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import run_directory
 from pipeline.backends.base import Backend
 from pipeline.config.recipe import Recipe
+from pipeline.observe.continuity import require_same_origin
 from pipeline.observe.endings import (
     refused_by_path,
     short_of_memory,
@@ -26,6 +27,7 @@ from pipeline.observe.provenance import add_provenance
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.summary import Summary, start_up, versions
 from pipeline.prepared import Job, Prepared
+from pipeline.resume_command import HowToResume, resume_overrides
 from pipeline.signals import Signals, heard
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_run
@@ -34,6 +36,7 @@ from pipeline.stages.estimate import estimate_run
 from pipeline.stages.history import History
 from pipeline.stages.host_state import HostState
 from pipeline.stages.lower import lower
+from pipeline.stages.saved import FOLDER, saved_steps
 from pipeline.stages.sinking import Sinkable, settle
 from pipeline.starting_point import read_restored, starting_point
 from pipeline.training.state import TrainState
@@ -50,6 +53,7 @@ def run(
     begun: float | None = None,
     judge: Judge | None = None,
     signals: Signals | None = None,
+    how_to_resume: HowToResume = resume_overrides,
 ) -> Summary:
     """Carry out the stages that a recipe names, and say what became of it.
 
@@ -57,7 +61,8 @@ def run(
     `changed` are the keys that set this run apart from others of a sweep. `begun` is when the
     command began, by `time.perf_counter`; now unless it is given. A `judge` may end training at a
     boundary. `signals` are for whoever must know of one that came when there was nothing left for
-    this run to stop. Raises PipelineError when the run can't be done; summary.json says so too.
+    this run to stop. A run that ends early says `how_to_resume`. Raises PipelineError when the run
+    can't be done; summary.json says so too.
     """
     called = time.perf_counter()
     begun = called if begun is None else begun
@@ -67,7 +72,7 @@ def run(
     with heard(signals), _opened(recipe, run_dir, resuming) as (reporter, summary):
         summary.time["start_s"] = called - begun
         job = Job(recipe, run_dir, resuming, reporter, summary, changed, begun, signals, judge)
-        with stoppable(summary):
+        with _resumable(job, how_to_resume), stoppable(summary):
             _run_stages(job)
         if summary.time.get("first_step_s") is not None:
             reporter.stage("time", start_up(summary.time))
@@ -98,6 +103,29 @@ def _opened(recipe: Recipe, run_dir: Path, resuming: bool) -> Iterator[tuple[Rep
         yield reporter, summary
 
 
+@contextmanager
+def _resumable(job: Job, how_to_resume: HowToResume) -> Iterator[None]:
+    """Around the stages: where they leave a run that can be gone on with, say how."""
+
+    def say() -> None:
+        said = how_to_resume(job.recipe, job.run_dir)
+        if said is not None and {"train", "checkpoint"} <= set(job.recipe.stages):
+            job.reporter.stage("resume", said)
+
+    def has_saved() -> bool:
+        # Not where training has not been reached: what was wrong then is wrong again.
+        return job.summary.steps > 0 and bool(saved_steps(job.run_dir / FOLDER))
+
+    try:
+        yield
+    except BaseException:
+        if has_saved():
+            say()
+        raise
+    if job.summary.status == "stopped" or (job.summary.status == "failed" and has_saved()):
+        say()
+
+
 def _run_stages(job: Job) -> None:
     """The stages as plain calls. `stages` may end early, or leave out training."""
     recipe, reporter, summary = job.recipe, job.reporter, job.summary
@@ -118,8 +146,11 @@ def _load(job: Job, backend: Backend) -> Dataset:
     with timed(job.summary, "data_s"):
         dataset = load_data(job.recipe, job.reporter)
     job.summary.data = _about(dataset)
-    splits = {"train": dataset.train, "eval": dataset.eval}
+    # As read: what of it is evaluated may change.
+    splits = {"train": dataset.train, "eval": dataset.whole_eval}
     about = describe_process(job.recipe.seed, job.summary.versions, backend.device, splits)
+    if job.resuming and saved_steps(job.run_dir / FOLDER):
+        require_same_origin(job.run_dir, about, job.recipe.train.resume_changed, job.reporter.warn)
     add_provenance(job.run_dir, about)
     return dataset
 

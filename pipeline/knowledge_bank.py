@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pipeline.bounded_file import read_json
 from pipeline.errors import RunError
 from pipeline.locked_folder import locked
+from pipeline.ownership import make_private
 from pipeline.whole_file import write_whole
 
 BANK_VERSION = 1
@@ -80,7 +81,7 @@ def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
     """
     document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         write_whole(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
         raise _unwritable(path, error) from error

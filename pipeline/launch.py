@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -30,14 +31,23 @@ from pipeline.config.compose import (
     value_of,
     with_recipe,
 )
-from pipeline.errors import RecipeError, RunError, exit_status_of, first_line
+from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
+from pipeline.observe.reporter import MARGIN
+from pipeline.resume_command import (
+    RESUME,
+    SWEEP_DIR,
+    resume_run_command,
+    resume_sweep_command,
+)
 from pipeline.shipped import CONF
 from pipeline.sweep.command import command_of, find_sweep, read_command
 from pipeline.sweep.directory import find_failures, find_jobs
-from pipeline.sweep.jobs import Job
+from pipeline.sweep.jobs import Job, OnChanged
 from pipeline.sweep.table import conclude
 
-RESUME, SWEEP_DIR = "train.resume", "hydra.sweep.dir"
+RESUME_CHANGED = "train.resume_changed"
+OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
+"""What is said of going on, and no part of what a sweep is asked for."""
 MULTIRUN = ("-m", "--multirun")
 HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
 
@@ -57,8 +67,8 @@ def launch(args: Sequence[str], begun: float | None = None) -> int:
     if parsed.cfg == "job" and not parsed.package:
         return _show(parsed.overrides)
     if parsed.multirun:
-        return _sweep(flags, parsed.overrides)
-    return _single(flags, parsed.overrides, begun)
+        return _sweep(args, flags, parsed.overrides)
+    return _single(args, flags, parsed.overrides, begun)
 
 
 def _show(overrides: Sequence[str]) -> int:
@@ -68,7 +78,9 @@ def _show(overrides: Sequence[str]) -> int:
     return 0
 
 
-def _single(flags: Sequence[str], typed: Sequence[str], begun: float | None) -> int:
+def _single(
+    args: Sequence[str], flags: Sequence[str], typed: Sequence[str], begun: float | None
+) -> int:
     """Run once the recipe that Hydra composes, outside its hands: it prints what it catches."""
     composed = _compose(flags, typed, with_recipe(typed))
     if composed is None:
@@ -79,14 +91,18 @@ def _single(flags: Sequence[str], typed: Sequence[str], begun: float | None) -> 
         asked = hydra_config.run.dir
     from pipeline.job import run
 
-    return run(recipe, None if asked == "." else Path(asked), begun=begun).exit_status
+    run_dir = None if asked == "." else Path(asked)
+    how_to_resume = partial(resume_run_command, args)
+    return run(recipe, run_dir, begun=begun, how_to_resume=how_to_resume).exit_status
 
 
-def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
+def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> int:
     """Do what is left to do of a sweep, in the directory that is named, found or made for it."""
     overrides = with_recipe(typed)
-    typed = [override for override in typed if key_of(override) != RESUME]
-    asked = [override for override in overrides if key_of(override) not in (RESUME, SWEEP_DIR)]
+    on_changed = _on_changed(overrides)
+    typed = [override for override in typed if key_of(override) not in OF_ONE_COMMAND]
+    besides = (*OF_ONE_COMMAND, SWEEP_DIR)
+    asked = [override for override in overrides if key_of(override) not in besides]
     known = _known_directory(flags, typed, overrides)
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
@@ -94,7 +110,8 @@ def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
     placed = [*asked, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
     try:
-        _hydra(flags, typed, placed, Job(swept_keys(asked), find_failures(sweep_dir)))
+        job = Job(swept_keys(asked), find_failures(sweep_dir), on_changed)
+        _hydra(flags, typed, placed, job)
     except RecipeError:
         if known is None and not find_jobs(sweep_dir):
             shutil.rmtree(sweep_dir)
@@ -103,9 +120,25 @@ def _sweep(flags: Sequence[str], typed: Sequence[str]) -> int:
         print("the sweep was stopped", file=sys.stderr)
         stopped = exit_status_of(interruption)
     status = max(stopped, conclude(sweep_dir))
+    if stopped or status == RunError.exit_status:
+        print(printable(f"{'resume':<{MARGIN}} {resume_sweep_command(args, sweep_dir)}"))
     if known is None:
         _tell_of_an_equal_one(sweep_dir)
     return status
+
+
+def _on_changed(overrides: Sequence[str]) -> OnChanged:
+    """What is to become of jobs whose data are not what they were.
+
+    Raises RecipeError for a value that there is not: no job would check it.
+    """
+    match value_of(overrides, RESUME_CHANGED):
+        case None | "refuse":
+            return "refuse"
+        case "allow":
+            return "allow"
+        case other:
+            raise RecipeError([f"{RESUME_CHANGED} = {other}: must be 'refuse' or 'allow'"])
 
 
 def _tell_of_an_equal_one(sweep_dir: Path) -> None:
@@ -113,7 +146,8 @@ def _tell_of_an_equal_one(sweep_dir: Path) -> None:
     command = read_command(sweep_dir)
     earlier = command and find_sweep(command, besides=sweep_dir)
     if earlier:
-        print(f"{earlier} is a sweep of the same command; {RESUME}=auto goes on with the newest")
+        name = printable(str(earlier))
+        print(f"{name} is a sweep of the same command; {RESUME}=auto goes on with the newest")
 
 
 def _require_sections(typed: Sequence[str]) -> None:
@@ -146,7 +180,7 @@ def _known_directory(
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {given}: must be one directory; quote what has commas"])
     single = [flag for flag in flags if flag not in MULTIRUN]
-    asked = [override for override in overrides if key_of(override) != RESUME]
+    asked = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
     fixed = [override for override in asked if key_of(override) not in swept]
     composed = _compose(single, typed, fixed)
     assert composed is not None, "Hydra composes where it is not asked for something else"

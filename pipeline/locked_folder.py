@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pipeline.ownership import make_private
+
 LOCK = ".lock"
 """What is locked: network file systems lock no folders, and files only that are open to write."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder`, made where missing, against all other holders; waits for its turn.
+    """Hold `folder` against all other holders; waits for its turn.
 
-    Raises OSError when it can't be made or written.
+    It is made for this user alone where it is missing. Raises OSError when it can't be made or
+    written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     with (folder / LOCK).open("wb") as lock:
         # Some network file systems have no locks; checksums and atomic renames have to do there.
         with suppress(OSError):

@@ -33,6 +33,7 @@ from pipeline.observe.run_record import (
 from pipeline.observe.side_by_side import SideBySide
 from pipeline.run_directory import LOWERINGS, RECIPE
 from pipeline.shipped import PACKAGE
+from pipeline.signals import find_stops
 
 USAGE = "reproduce takes RUN_DIR and KEY=VALUE"
 RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
@@ -129,7 +130,9 @@ def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int 
 @contextmanager
 def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Meanwhile, whoever stops this process stops that one, which then saves what it has."""
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    # Ctrl-C comes to both, and so does the end of a terminal; `kill` comes to this one alone.
+    numbers = [number for number in find_stops() if number != signal.SIGINT]
+    before = {number: signal.signal(number, lambda *_: process.terminate()) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
@@ -140,7 +143,8 @@ def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.terminate()
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def judge(kept: RunRecord, repeated: RunRecord) -> int:

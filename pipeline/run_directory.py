@@ -45,6 +45,7 @@ FREE_TO_CHANGE = (
     ("train", "dispatch_seconds"),
     ("train", "feed"),
     ("train", "resume"),
+    ("train", "resume_changed"),
     ("dataset", "root"),
     ("dataset", "mirrors"),
     ("stages",),

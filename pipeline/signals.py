@@ -1,9 +1,10 @@
-"""Signals: SIGTERM and SIGINT stop a run, SIGUSR1 has it save and go on.
+"""Signals: SIGTERM, SIGINT and SIGHUP stop a run, SIGUSR1 has it save and go on.
 
 While steps are trained, a signal to stop is only noted: training answers it behind the dispatch
 that is under way, of steps, which are saved, or of an evaluation, which is given up. Anywhere else
-nothing would be lost, and it interrupts. A second one interrupts everywhere. What comes later finds
-a run that is ending, and is left alone.
+nothing would be lost, and it interrupts. A second one interrupts everywhere, unless it is SIGHUP:
+where a terminal is closed the shell sends one and the system another, and nobody is insisting. What
+comes later finds a run that is ending, and is left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-STOP = (signal.SIGINT, signal.SIGTERM)
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP comes when the terminal is closed, or the connection to it is lost."""
 SAVE = signal.SIGUSR1
 
 
@@ -37,6 +39,8 @@ class Signals:
         """Handle a signal. Raises Interrupted unless it can wait, or the run is ending already."""
         if number == SAVE:
             self.saves += 1
+            return
+        if number == signal.SIGHUP and self.stop is not None:
             return
         said = f"{signal.Signals(number).name} received"
         first, self.stop = self.stop is None, self.stop or said
@@ -67,7 +71,7 @@ def heard(signals: Signals) -> Iterator[None]:
     Python delivers none."""
     previous = {}
     with suppress(ValueError):
-        for number in (*STOP, SAVE):
+        for number in (*find_stops(), SAVE):
             previous[number] = signal.signal(number, signals.note)
     try:
         yield
@@ -76,13 +80,20 @@ def heard(signals: Signals) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def find_stops() -> tuple[signal.Signals, ...]:
+    """The signals that stop this process: not SIGHUP where it is ignored, as `nohup` has it."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return tuple(number for number in STOP if number != signal.SIGHUP or not ignored)
+
+
 def interrupt_command() -> None:
-    """Until a run listens: SIGTERM ends this process as Ctrl-C does, SIGUSR1 has nothing to save.
+    """Until a run listens: what stops one ends this process as Ctrl-C does, and SIGUSR1 has
+    nothing to save.
 
     Without it SIGUSR1 would end a process that is still importing, or has just written its summary.
     """
     with suppress(ValueError):
-        for number in STOP:
+        for number in find_stops():
             signal.signal(number, _interrupt)
         signal.signal(SAVE, signal.SIG_IGN)
 

@@ -54,6 +54,15 @@ def test_debug_puts_the_traceback_before_the_message(capsys: pytest.CaptureFixtu
     assert lines[-1] == "error: the disk is full"
 
 
+def test_an_error_of_a_library_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise ValueError("\x1b[2Jcat\rdog\nmouse")
+
+    report_errors(fail, debug=False)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ValueError: \\x1b[2Jcat\\rdog\nmouse (debug=true")
+
+
 def test_a_recipe_error_counts_and_carries_its_problems() -> None:
     error = RecipeError(["a = 1: wrong", "b = 2: wrong"])
     assert error.problems == ("a = 1: wrong", "b = 2: wrong")

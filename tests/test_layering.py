@@ -20,6 +20,7 @@ LAYERS = (
         "knowledge_bank",
         "locked_folder",
         "npy",
+        "ownership",
         "plain_yaml",
         "problems",
         "registry",
@@ -30,7 +31,7 @@ LAYERS = (
     {"data", "models", "training", "sink"},
     {"backends"},
     {"config"},
-    {"cache", "run_directory", "observe"},
+    {"cache", "resume_command", "run_directory", "observe"},
     {"stages"},
     {"weights"},
     {

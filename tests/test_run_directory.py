@@ -218,6 +218,7 @@ FREE = {
     "train.dispatch_seconds": "train.dispatch_seconds=3.0",
     "train.feed": "train.feed=stream",
     "train.resume": None,
+    "train.resume_changed": "train.resume_changed=allow",
     "dataset.root": "dataset.root=elsewhere",
     "dataset.mirrors": "dataset.mirrors=['https://elsewhere/']",
     "stages": "stages=[data,build,compile,train,checkpoint]",

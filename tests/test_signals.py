@@ -24,7 +24,7 @@ from tests import outcome
 from tests.conftest import TINY
 
 Compose = Callable[..., Recipe]
-STOP = [signal.SIGINT, signal.SIGTERM]
+STOP = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.fixture
@@ -52,6 +52,34 @@ def test_held_it_is_noted_and_the_second_interrupts(
             signal.raise_signal(signal.SIGINT)
         assert str(caught.value) == f"{number.name} received, then SIGINT received"
         signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("first", STOP, ids=lambda number: number.name)
+def test_a_closed_terminal_is_no_second_signal(first: signal.Signals, signals: Signals) -> None:
+    """Shell and system send a SIGHUP each, systemd one behind its SIGTERM; all is to be saved."""
+    with signals.held():
+        signal.raise_signal(first)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert signals.stop == f"{first.name} received"
+        with pytest.raises(Interrupted, match=f"^{first.name} received, then SIGTERM received$"):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.parametrize("listens", ["a run", "a command"])
+def test_what_nohup_ignores_stays_ignored(listens: str) -> None:
+    listen = {"a run": "heard(Signals()).__enter__()", "a command": "interrupt_command()"}[listens]
+    script = (
+        "import signal; from pipeline.signals import Signals, heard, interrupt_command;"
+        f"{listen}; signal.raise_signal(signal.SIGHUP); print('alive');"
+        "signal.raise_signal(signal.SIGTERM)"
+    )
+    said = subprocess.run(
+        ["nohup", sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True
+    )
+    assert said.stdout == b"alive\n"
+    assert said.returncode != 0
 
 
 def test_what_comes_while_a_run_ends_is_left_alone(signals: Signals) -> None:
@@ -91,10 +119,14 @@ def test_what_comes_while_a_module_is_imported_is_noted(
     assert signals.stop == "SIGTERM received"
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("where", ["in an import", "outside"])
-def test_before_there_is_a_run_a_signal_ends_the_command(where: str, tmp_path: Path) -> None:
-    (tmp_path / "imported_here.py").write_text(IMPORTED)
-    call = "import imported_here" if where == "in an import" else IMPORTED
+def test_before_there_is_a_run_a_signal_ends_the_command(
+    name: str, where: str, tmp_path: Path
+) -> None:
+    sending = IMPORTED.replace("SIGTERM", name)
+    (tmp_path / "imported_here.py").write_text(sending)
+    call = "import imported_here" if where == "in an import" else sending
     script = (
         "from pipeline.errors import report_errors; from pipeline.signals import interrupt_command;"
         f"interrupt_command(); exit(report_errors(lambda: exec('{call}'), debug=False))"

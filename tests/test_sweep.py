@@ -381,6 +381,24 @@ def test_auto_goes_on_with_the_newest_sweep_of_the_same_command(
     assert len(sweeps(tmp_path)) == 2
 
 
+def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
+    pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What allows it is said of going on alone, and makes no other sweep."""
+    asked = ["-m", STEPS, "seed=1", "train.resume=auto"]
+    assert pipeline(*asked) == 0
+    (job,) = (sweep / "0" for sweep in sweeps(tmp_path))
+    for name, was, now in (("summary", '"done"', '"stopped"'), ("provenance", "uint8", "int8")):
+        file = job / f"{name}.json"
+        file.write_text(file.read_text().replace(was, now))
+    assert pipeline(*asked) == 2
+    assert "the data are not those that the run was trained on" in capsys.readouterr().err
+    assert pipeline(*asked, "train.resume_changed=yes") == 2
+    assert "train.resume_changed = yes: must be 'refuse' or" in capsys.readouterr().err
+    assert pipeline(*asked, "train.resume_changed=allow") == 0
+    assert len(sweeps(tmp_path)) == 1
+
+
 def test_a_sweep_that_is_begun_anew_tells_of_the_one_there_is(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

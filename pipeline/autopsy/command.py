@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.autopsy.examine import examine
 from pipeline.autopsy.reproducer import read_reproducer
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, printable_lines
 
 USAGE = "autopsy takes RUN_DIR or its reproducer"
 
@@ -21,9 +21,9 @@ def autopsy(args: Sequence[str]) -> int:
         raise UsageError(args, USAGE)
     kept = read_reproducer(Path(args[0]))
     again = examine(kept.parts, kept.state, kept.batch, kept.device)
-    print(again)
+    print(printable_lines(str(again)))
     if str(again) == kept.found:
         print("this is what the run has found")
         return 0
-    print(f"the run has found:\n{kept.found}")
+    print(printable_lines(f"the run has found:\n{kept.found}"))
     return 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.files import description, find_groups, find_recipes
+from pipeline.errors import printable
 
 HEAD = """\
 Train what a YAML recipe describes.
@@ -49,4 +50,5 @@ def guide() -> str:
 
 def _lines(files: Mapping[str, Path]) -> list[str]:
     width = max(map(len, files), default=0)
-    return [f"  {name:<{width}}  {description(file)}" for name, file in files.items()]
+    lines = (f"  {name:<{width}}  {description(file)}" for name, file in files.items())
+    return [printable(line) for line in lines]

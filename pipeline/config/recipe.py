@@ -74,6 +74,8 @@ class TrainSpec(Spec):
     ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
+    resume_changed: Literal["refuse", "allow"]
+    """What becomes of a run to resume whose data are not what it was trained on so far."""
     loss: Annotated[LossSpec, PartOf("loss")]
     optimizer: Annotated[OptimizerSpec, PartOf("optimizer")]
     schedule: Annotated[ScheduleSpec, PartOf("schedule")]

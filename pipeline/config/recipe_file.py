@@ -24,9 +24,11 @@ FOR_THE_USER: Mapping[tuple[str, ...], Any] = {
     ("cache", "root"): None,
     ("device", "tune_bank"): None,
     ("train", "resume"): None,
+    ("train", "resume_changed"): "refuse",
     ("dataset", "follow_links"): False,
 }
-"""What decides where a run writes, or lets data lead elsewhere, with the value that does not."""
+"""What decides where a run writes, or lets data lead elsewhere or change, with the value that does
+not."""
 RESUME_ANY = "auto"
 """The one value of `train.resume` that names no directory."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import ssl
@@ -29,6 +28,7 @@ from urllib.request import (
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from pipeline.data.checksums import checksum
 from pipeline.errors import DataError
 from pipeline.locked_folder import locked
 
@@ -103,6 +103,22 @@ def fetch(
     return path
 
 
+def require_published(path: Path, file: RemoteFile) -> None:
+    """Hold a file that lies in the cache against what was published.
+
+    Raises DataError where it is another: it was damaged, or exchanged, since it was downloaded.
+    """
+    try:
+        md5 = checksum(path, "md5")
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from error
+    if md5 != file.md5:
+        raise DataError(
+            f"{path}: is not the file that was published: md5 {md5} instead of {file.md5}; remove "
+            "it to have it downloaded again, or name your own data with dataset.root"
+        )
+
+
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Hold `directory`, made where missing, against all other holders; waits for its turn.
@@ -147,8 +163,7 @@ def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     """Make `part` the whole file from one mirror, or raise what is wrong with that mirror."""
     resumed = part.exists()
     _append(part, file, url, stall_s)
-    with part.open("rb") as content:
-        md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    md5 = checksum(part, "md5")
     if md5 == file.md5:
         return
     part.unlink()

@@ -15,6 +15,7 @@ from pipeline.data.order import Batches, Order
 from pipeline.data.starvation import Effort, SlowSample
 from pipeline.data.window import Window, put_inputs
 from pipeline.errors import DataError, PipelineError
+from pipeline.problems import shown
 
 PARTS = 16
 """A window is read in so many parts: enough to share among threads, few enough to cost nothing."""
@@ -147,11 +148,11 @@ def _decode_into(
         except PipelineError:
             raise
         except Exception as error:
-            where = f"column {name}, sample {sample} ({column.sample_name(sample)})"
+            where = f"column {name}, sample {sample} ({shown(column.sample_name(sample))})"
             raise DataError(f"{where}: {type(error).__name__}: {error}") from error
         read_s = clock() - begun
         if slowest is None or read_s > slowest.read_s:
-            slowest = SlowSample(name, sample, column.sample_name(sample), read_s)
+            slowest = SlowSample(name, sample, shown(column.sample_name(sample)), read_s)
     return slowest
 
 

@@ -20,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from pipeline.errors import printable_lines
+
 MARGIN = 10
 """Characters that the name of a stage has."""
 WARNING = f"{'warning':<{MARGIN}}"
@@ -42,7 +44,8 @@ class Reporter:
         self._logs, self._prints = run_dir is not None, True
 
     def say(self, text: str) -> None:
-        """One line (or more) for the user."""
+        """One line (or more) for the user; what would steer a terminal is written out."""
+        text = printable_lines(text)
         with self._one_at_a_time:
             self._print(text)
             self._note(text)

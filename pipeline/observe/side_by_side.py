@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.differences import Difference
+from pipeline.errors import printable
 from pipeline.observe.comparison import Comparison
 from pipeline.observe.run_record import RunRecord, compare_origins
 from pipeline.problems import show, shown
@@ -28,11 +29,12 @@ class SideBySide:
         self._runs = one, other
         self._console = Console(highlight=False, markup=False)
         for letter, record in zip("AB", self._runs, strict=True):
-            self._console.print(f"{letter}  {describe_run(record)}", soft_wrap=True)
+            said = printable(f"{letter}  {describe_run(record)}")
+            self._console.print(said, soft_wrap=True)
 
     def show_text(self, section: str, text: str) -> None:
         """A section of one line."""
-        self._console.print(f"{section:<{MARGIN}} {text}", soft_wrap=True)
+        self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
 
     def show_differences(self, section: str, found: Sequence[Difference] | None) -> None:
         """A table of differences; a line where there are none, or it can't be told (None)."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from pipeline.backends.base import Backend, Executable, Program, Work
 from pipeline.backends.program_cache import keep_programs
-from pipeline.cache import cache_root
+from pipeline.cache import program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed import Feed, make_feed
 from pipeline.observe.reporter import Reporter
@@ -19,8 +19,7 @@ def compile_run(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""
-    folder = cache_root(recipe.cache) / "xla" if recipe.cache.compiled else None
-    keep_programs(folder, reporter.warn)
+    keep_programs(program_folder(recipe.cache, reporter.warn), reporter.warn)
     train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
     work = Work(
         step=built.step,

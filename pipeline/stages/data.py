@@ -49,6 +49,8 @@ class Dataset:
     eval_ops: tuple[MapOp, ...]
     given: ColumnSpec
     """What an image is before its map ops, padded to what holds all buckets."""
+    whole_eval: Split
+    """The evaluation split as read, of which `eval` may be a part."""
 
     @property
     def label_positions(self) -> tuple[int, ...]:
@@ -89,6 +91,7 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
         train_ops=train_ops,
         eval_ops=eval_ops,
         given=_as_given(raw.eval.specs(), buckets),
+        whole_eval=raw.eval,
     )
     reporter.stage("data", _line(recipe, raw, dataset))
     if buckets:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.config.defaults import normalised
 from pipeline.differences import differences
-from pipeline.errors import DataError, RecipeError
+from pipeline.errors import DataError, RecipeError, printable_lines
 from pipeline.problems import show
 from pipeline.run_directory import decides
 from pipeline.stages.checkpoint_folder import (
@@ -45,7 +45,7 @@ Warn = Callable[[str], None]
 
 def tell_user(text: str) -> None:
     """Warn on stderr, where there is no run whose log would say it."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(printable_lines(f"warning: {text}"), file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline.config.compose import check
-from pipeline.errors import exit_status_of, report_errors, status_after
+from pipeline.errors import exit_status_of, printable, report_errors, status_after
 from pipeline.observe.monitors import Judge
 from pipeline.observe.strict_json import json_text
 from pipeline.run_directory import RECIPE, SUMMARY, read_status
@@ -31,15 +31,21 @@ from pipeline.sweep.table import write_table
 from pipeline.sweep.threads import limit_threads
 from pipeline.whole_file import write_whole
 
+OnChanged = Literal["refuse", "allow"]
+
 
 class Job:
     """What Hydra calls for every job of a sweep; a class, so that launchers can pickle it.
 
-    `swept` are the keys that the command line varies, `failures` the jobs that had failed before.
+    `swept` are the keys that the command line varies, `failures` the jobs that had failed before,
+    `on_changed` what becomes of jobs to go on with whose data are not what they were.
     """
 
-    def __init__(self, swept: Sequence[str], failures: Mapping[str, int]) -> None:
+    def __init__(
+        self, swept: Sequence[str], failures: Mapping[str, int], on_changed: OnChanged = "refuse"
+    ) -> None:
         self.swept, self.failures = tuple(swept), dict(failures)
+        self.on_changed: OnChanged = on_changed
 
     def __call__(self, config: DictConfig) -> None:
         """Run the job in the directory that Hydra made for it, or go on with it.
@@ -53,10 +59,11 @@ class Job:
         job_dir = sweep_dir / str(HydraConfig.get().sweep.subdir)
         with claimed(job_dir) as free:
             if not free:
-                print(f"job {job_dir.name:<6} another process is at it", flush=True)
+                print(f"{_of_job(job_dir)} another process is at it", flush=True)
                 return
             if is_settled(job_dir, self.failures):
-                print(f"job {job_dir.name:<6} {read_status(job_dir)} already", flush=True)
+                status = printable(str(read_status(job_dir)))
+                print(f"{_of_job(job_dir)} {status} already", flush=True)
                 return
             self._run_claimed(config, job_dir, signals)
         if signals.stop is not None or read_status(job_dir) == "stopped":
@@ -73,12 +80,17 @@ class Job:
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
         limit_threads(hydra_config.launcher)
-        shown = ", ".join(f"{key}={value}" for key, value in changed.items())
+        varied = printable(", ".join(f"{key}={value}" for key, value in changed.items()))
         resumed = ", going on" if (job_dir / RECIPE).exists() else ""
-        print(f"\njob {job_dir.name:<6} {shown}{resumed}", flush=True)
+        print(f"\n{_of_job(job_dir)} {varied}{resumed}", flush=True)
         debug = bool(config.get("debug"))
-        tried = partial(_run_checked, config, overrides, job_dir, changed, signals)
+        on_changed = self.on_changed
+        tried = partial(_run_checked, config, overrides, job_dir, changed, signals, on_changed)
         report_errors(tried, debug=debug)
+
+
+def _of_job(job_dir: Path) -> str:
+    return f"job {printable(job_dir.name):<6}"
 
 
 def _run_checked(
@@ -87,6 +99,7 @@ def _run_checked(
     job_dir: Path,
     changed: Mapping[str, Any],
     signals: Signals,
+    on_changed: OnChanged,
 ) -> int:
     """Run a job. What fails before there is a run to write a summary has it written here."""
     try:
@@ -94,9 +107,14 @@ def _run_checked(
 
         recipe = check(config, overrides)
         resume = str(job_dir) if (job_dir / RECIPE).exists() else None
-        train = recipe.train.model_copy(update={"resume": resume})
+        changing = {"resume": resume, "resume_changed": on_changed}
+        train = recipe.train.model_copy(update=changing)
         recipe = recipe.model_copy(update={"train": train})
-        return run(recipe, job_dir, changed, judge=_judge(), signals=signals).exit_status
+        judge = _judge()
+        # The command of the sweep goes on with all of its jobs, and the sweep says it.
+        return run(
+            recipe, job_dir, changed, judge=judge, signals=signals, how_to_resume=lambda *_: None
+        ).exit_status
     except (Exception, KeyboardInterrupt) as error:
         if not (job_dir / SUMMARY).exists():
             failure = {

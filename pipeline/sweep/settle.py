@@ -10,7 +10,7 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
-from pipeline.errors import RunError
+from pipeline.errors import RunError, printable, printable_lines
 from pipeline.sweep.directory import is_held, is_settled
 from pipeline.sweep.plan import PlannedJob
 
@@ -50,7 +50,7 @@ def _unsettled(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[
 
 
 def _names(jobs: Sequence[PlannedJob]) -> str:
-    return ", ".join(job.folder.name for job in jobs)
+    return printable(", ".join(job.folder.name for job in jobs))
 
 
 def _try(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
@@ -62,7 +62,7 @@ def _try(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
                 job.return_value  # noqa: B018
     except Exception as error:
         reason = f"with {type(error).__name__}: {error}".splitlines()[0]
-        print(f"warning: a launch ended {reason}", file=sys.stderr)
+        print(printable_lines(f"warning: a launch ended {reason}"), file=sys.stderr)
         return reason
     return "without a word"
 

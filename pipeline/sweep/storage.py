@@ -25,7 +25,7 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from pipeline.errors import RunError, first_line
+from pipeline.errors import RunError, first_line, printable_lines
 from pipeline.sweep.directory import lock
 
 JOURNAL, BEATS = "study.log", ".beats"
@@ -151,7 +151,8 @@ def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
             try:
                 beat()
             except Exception as error:  # a server that is away for a while
-                print(f"warning: a heart-beat could not be recorded: {error}", flush=True)
+                told = f"warning: a heart-beat could not be recorded: {error}"
+                print(printable_lines(told), flush=True)
 
     beat()
     thread = threading.Thread(target=keep_beating, name="heart-beats", daemon=True)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.backends.ascend.amortisation import write_amortisation
-from pipeline.errors import RunError
+from pipeline.errors import RunError, printable
 from pipeline.sweep.directory import find_jobs, read_overrides, read_state
 from pipeline.sweep.job_summary import JobSummary, read_summary
 from pipeline.whole_file import write_whole
@@ -65,7 +65,7 @@ def conclude(sweep_dir: Path) -> int:
     _write(rows, sweep_dir / TABLE)
     _show(rows, sweep_dir / TABLE)
     for picture in write_pictures(sweep_dir, rows):
-        print(f"what longer sinks buy, modelled: {picture}")
+        print(printable(f"what longer sinks buy, modelled: {picture}"))
     return max(row.summary.exits_with for row in rows)
 
 
@@ -128,7 +128,7 @@ def _show(jobs: Sequence[Row], file: Path) -> None:
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
     heads = [_head(name) for name in columns]
-    table = Table(*heads, title=str(file), box=SIMPLE_HEAD, padding=0)
+    table = Table(*heads, title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     # Else what stands in brackets would be rich's markup.
@@ -144,7 +144,7 @@ def _shown(row: Row) -> dict[str, Any]:
 def _head(column: str) -> str:
     """A column's name in words, which a narrow terminal sets one below another."""
     name = column.removeprefix("metrics.").replace("samples_per_s", "samples/s")
-    return re.sub("[._]", " ", name)
+    return printable(re.sub("[._]", " ", name))
 
 
 def _cell(value: Any) -> str:
@@ -152,5 +152,5 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= value < 1e9 else f"{value:.4g}"
-    text = " ".join(str(value).split())
+    text = printable(" ".join(str(value).split()))
     return text if len(text) <= 80 else f"{text[:77]}..."

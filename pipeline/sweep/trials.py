@@ -22,7 +22,7 @@ from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import Trial, TrialState
 
 from pipeline.config.compose import key_of
-from pipeline.errors import RunError
+from pipeline.errors import RunError, printable
 from pipeline.sweep.command import Command, command_of
 from pipeline.sweep.directory import alone
 from pipeline.sweep.job_summary import read_summary
@@ -189,4 +189,5 @@ def _tell_best(search: Search) -> None:
         best = search.study.best_trial
         values = ", ".join(to_overrides(best.params))
         name = f"job {number_of_first_try(best)}"
-        print(f"\nbest: {name}, {search.settings.metric} {best.value:.6g}: {values}", flush=True)
+        metric = search.settings.metric
+        print(f"\nbest: {name}, {metric} {best.value:.6g}: {printable(values)}", flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.config.compose import diagnose, key_of, value_of
 from pipeline.config.recipe import Recipe
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, printable
 from pipeline.run_directory import run_of
 from pipeline.weights.arrays import Arrays, total_bytes
 from pipeline.weights.files import is_weight_file, require_written, write_weights
@@ -47,7 +47,7 @@ def convert_weights(args: Sequence[str]) -> int:
     if recipe is not None:
         arrays = _as_network_has_them(arrays, source, recipe, like)
     write_weights(target, arrays)
-    print(f"{target}: {len(arrays):,} arrays, {total_bytes(arrays) / 1e6:,.1f} MB")
+    print(f"{printable(str(target))}: {len(arrays):,} arrays, {total_bytes(arrays) / 1e6:,.1f} MB")
     return 0
 
 
@@ -57,7 +57,7 @@ def _as_network_has_them(arrays: Arrays, source: Path, recipe: Recipe, like: str
     matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     print(table(matching.rows, limit=None))
-    print(f"{source}: {matching.counts()}")
+    print(f"{printable(str(source))}: {matching.counts()}")
     if like is None:
         return matching.arrays
     return in_likeness(like, read_source(Path(like))[0], matching.arrays, network)

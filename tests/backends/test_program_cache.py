@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -84,9 +87,87 @@ def test_a_damaged_program_is_told_removed_and_compiled_anew(
     assert compile_anew() == "cache_hits"
     file.write_bytes(damage(file.read_bytes()))
     assert compile_anew() == "cache_misses"
-    assert told == [f"{file}: was damaged and is removed; compiling anew"]
+    assert told == [f"{file}: was damaged and is removed; compiling again"]
     assert compile_anew() == "cache_hits"
     assert len(told) == 1
+
+
+def compile_other() -> None:
+    program = jax.jit(lambda x: jnp.cos(x) - 2).lower(np.ones(3, np.float32)).compile()
+    assert np.asarray(program(np.zeros(3, np.float32))).tolist() == [-1, -1, -1]
+
+
+def test_a_program_is_run_for_its_own_key_alone(told: list[str], tmp_path: Path) -> None:
+    """Under the name of another program it would be whole, and run in its place."""
+    file = kept(tmp_path)
+    compile_other()
+    (other,) = (each for each in tmp_path.iterdir() if each != file)
+    for put in (lambda: file.write_bytes(other.read_bytes()), lambda: os.link(other, file)):
+        file.unlink()
+        put()
+        assert compile_anew() == "cache_misses"
+        assert told.pop() == f"{file}: was damaged and is removed; compiling again"
+        assert compile_anew() == "cache_hits"
+    compile_other()
+    assert told == []
+
+
+def test_a_program_from_before_keys_were_bound_is_replaced(told: list[str], tmp_path: Path) -> None:
+    file = kept(tmp_path)
+    program = file.read_bytes()[32:]
+    file.write_bytes(hashlib.sha256(program).digest() + program)
+    assert compile_anew() == "cache_misses"
+    assert compile_anew() == "cache_hits"
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (lambda file, program: file.symlink_to(program), "was a link"),
+        (lambda file, program: os.mkfifo(file), "was no file"),
+        (
+            lambda file, program: file.touch(0o666) or file.chmod(0o666),
+            "could be written by everybody",
+        ),
+    ],
+    ids=["link", "pipe", "mode 666"],
+)
+def test_what_this_program_has_not_written_is_neither_waited_for_nor_run(
+    put: Callable[[Path, Path], None], why: str, told: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "elsewhere"
+    file = kept(tmp_path)
+    folder.mkdir()
+    program = file.rename(folder / file.name)
+    put(file, program)
+    assert compile_anew() == "cache_misses"
+    assert told == [f"{file}: {why} and is removed; compiling again"]
+    assert compile_anew() == "cache_hits"
+    assert program.exists()
+
+
+def test_a_program_of_another_user_is_not_run(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = kept(tmp_path)
+    if os.geteuid() == 0:
+        os.chown(file, 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    assert compile_anew() == "cache_misses"
+    assert "belonged to user " in told[0]
+
+
+def test_programs_are_this_users_alone_whatever_the_umask(told: list[str], tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        file = kept(tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert compile_anew() == "cache_hits"
+    assert told == []
 
 
 def test_a_program_that_was_being_written_is_not_taken_for_one(

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from pipeline.data.download import RemoteFile
 from pipeline.data.sources.cifar import (
     Cifar10,
     Cifar100,
@@ -120,13 +124,66 @@ def test_root_may_be_an_archive_or_its_folder(tmp_path: Path, suffix: str) -> No
     assert_reads_small(tmp_path, tmp_path / "cache")
 
 
-def test_archive_in_the_cache_is_read_without_a_download(tmp_path: Path) -> None:
+@pytest.fixture
+def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The archive in the cache in `tmp_path`, as if it had been published and downloaded."""
     (tmp_path / "small").mkdir()
-    write_archive(tmp_path / "small" / "cifar-10-binary.tar.gz", small_files())
+    archive = write_archive(tmp_path / "small" / "cifar-10-binary.tar.gz", small_files())
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    monkeypatch.setattr(SmallCifar, "archive", RemoteFile(archive.name, md5))
+    return archive
 
-    data = SmallCifar(**section()).read(tmp_path)
 
-    assert (len(data.train), len(data.eval)) == (5, 2)
+def labels_in(cache: Path) -> list[int]:
+    return SmallCifar(**section()).read(cache).eval.columns["label"][:].tolist()
+
+
+def test_archive_in_the_cache_is_read_without_a_download(downloaded: Path, tmp_path: Path) -> None:
+    assert labels_in(tmp_path) == [3, 8]
+
+
+def test_downloaded_archive_that_was_exchanged_is_named(downloaded: Path, tmp_path: Path) -> None:
+    write_archive(downloaded, small_files(seed=50))
+    with pytest.raises(DataError, match=rf"^{downloaded}: is not the file that was published: md5"):
+        labels_in(tmp_path)
+    found = SmallCifar(**section(root=downloaded)).read(tmp_path)
+    assert len(found.train) == 5, "named by the user it is the user's"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["downloaded", "of the user"])
+def test_unpacked_files_that_were_changed_in_place_are_unpacked_again(
+    own: bool, downloaded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Size and time may be as they were."""
+    recipe = SmallCifar(**section(root=downloaded if own else None))
+    (file,) = (recipe.read(tmp_path), *tmp_path.glob("small/*/test_batch.bin"))[1:]
+    before, right = file.stat(), file.read_bytes()
+    file.write_bytes(right[:3073] + bytes([9]) + right[3074:])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert recipe.read(tmp_path).eval.columns["label"][:].tolist() == [3, 8]
+    assert file.read_bytes() == right
+    assert f"{file.parent}: was changed since; unpacking {downloaded} again" in caplog.text
+
+
+@pytest.mark.parametrize("left", ["nothing", "a list", "a folder in the place of a file"])
+def test_half_of_what_was_unpacked_is_none(left: str, downloaded: Path, tmp_path: Path) -> None:
+    labels_in(tmp_path)
+    (folder,) = tmp_path.glob("small/cifar-10-batches-bin-*")
+    for name in {"nothing": [*LABELS, "SHA256SUMS"], "a list": LABELS}.get(left, []):
+        (folder / name).unlink()
+    if left.startswith("a folder"):
+        (folder / "test_batch.bin").unlink()
+        (folder / "test_batch.bin").mkdir()
+        with pytest.raises(DataError, match=r"can't be unpacked into .*test_batch.bin"):
+            labels_in(tmp_path)
+    else:
+        assert labels_in(tmp_path) == [3, 8]
+
+
+def test_what_is_unpacked_can_be_checked_by_the_systems_tool(tmp_path: Path) -> None:
+    folder = unpack(write_archive(tmp_path / "a.tar", small_files()), SMALL, tmp_path / "cache")
+    said = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True)
+    assert (said.returncode, said.stdout.count(b": OK\n")) == (0, 3)
 
 
 def test_archive_is_unpacked_once(tmp_path: Path) -> None:
@@ -162,7 +219,7 @@ def test_paths_in_an_archive_are_not_used(tmp_path: Path, prefix: str) -> None:
     folder = unpack(archive, SMALL, tmp_path / "cache")
 
     written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
-    inside = {f"cache/{folder.name}/{name}" for name in LABELS}
+    inside = {f"cache/{folder.name}/{name}" for name in (*LABELS, "SHA256SUMS")}
     assert written == {"a.tar.gz", "cache", "cache/.lock", f"cache/{folder.name}", *inside}
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import struct
 import threading
 from functools import partial
@@ -129,6 +130,22 @@ def test_failed_download_names_the_files_and_the_twin(tmp_path: Path) -> None:
         assert file.name in message
     assert f"into {tmp_path / 'fashion_mnist'}" in message
     assert "dataset.like=fashion_mnist" in message
+
+
+@needs_real_files
+def test_a_downloaded_file_that_was_changed_in_place_is_named(tmp_path: Path) -> None:
+    """A whole file of the right shape, which would be trained on; the user's own may be any."""
+    folder = tmp_path / "mnist"
+    shutil.copytree(REAL, folder)
+    folder.chmod(0o700)
+    assert len(Mnist(**section()).read(tmp_path).train) == 60_000
+    path = folder / "t10k-labels-idx1-ubyte.gz"
+    content = gzip.decompress(path.read_bytes())
+    path.chmod(0o600)
+    path.write_bytes(gzip.compress(content[:-1] + bytes([1])))
+    with pytest.raises(DataError, match=rf"^{path}: is not the file that was published: md5 .*"):
+        Mnist(**section()).read(tmp_path)
+    assert len(Mnist(**section(root=folder)).read(tmp_path).eval) == 10_000
 
 
 def test_class_names_are_as_many_as_classes() -> None:

@@ -32,6 +32,16 @@ def test_lines_go_out_as_they_are_without_a_terminal(
     ]
 
 
+def test_what_would_steer_a_terminal_is_written_out(tmp_path: Path) -> None:
+    """Names out of files get into lines; the lines of one text are meant."""
+    console, shown = screen()
+    with Reporter(tmp_path, console) as reporter:
+        reporter.say("a \x1b[31mcat\r\nä line of its own")
+    for text in (shown.getvalue(), (tmp_path / "run.log").read_text()):
+        assert "a \\x1b[31mcat\\r\nä line of its own\n" in text
+        assert "\x1b" not in text
+
+
 def test_lines_go_to_the_log_with_the_time(tmp_path: Path) -> None:
     with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
         reporter.say("one")

@@ -164,6 +164,26 @@ def test_the_answer_is_one_line(
     assert {first[0], second[0]} <= {str(label) for label in range(10)}
 
 
+STEERING = "\x1b[2Jcat\nb.png: dog 1.0000"
+
+
+def test_names_in_files_steer_no_terminal_and_forge_no_line(
+    exported: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
+) -> None:
+    folder = shutil.copytree(exported, tmp_path / "exported")
+    about = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**about, "classes": [STEERING] * 10}))
+    file = tmp_path / "a\x1b[31m\nb.npy"
+    np.save(file, samples[0][0])
+    capsys.readouterr()
+    infer([str(folder), str(file)])
+    said = capsys.readouterr().out
+    assert said.removesuffix("\n").isprintable()
+    assert said.startswith(f"{tmp_path}/a\\x1b[31m\\nb.npy: \\x1b[2Jcat\\nb.png: dog 1.0000 ")
+    (answer,) = infer_json(capsys, folder, file)
+    assert (answer["class"], answer["file"]) == (STEERING, str(file))
+
+
 def refused(source: Path, *files: Path | str) -> str:
     with pytest.raises(PipelineError) as error:
         infer([str(source), *map(str, files)])

@@ -12,7 +12,9 @@ from pathlib import Path
 import jax
 import jaxlib
 
+from pipeline.bounded_file import read_json
 from pipeline.models.lowerings.lowering import WIDENED, Engine
+from pipeline.ownership import make_private
 from pipeline.whole_file import write_whole
 
 PROBE_TIMEOUT_S = 120
@@ -69,7 +71,7 @@ def _passes_probe(dtype: str, folder: Path) -> bool:
 def _read(folder: Path) -> dict[str, bool]:
     """What was probed before; a file that can't be read costs only another probe."""
     try:
-        known = json.loads((folder / "engines.json").read_text())
+        known = read_json(folder / "engines.json")
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
@@ -77,7 +79,7 @@ def _read(folder: Path) -> dict[str, bool]:
 
 def _write(folder: Path, known: dict[str, bool]) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         write_whole(folder / "engines.json", json.dumps(known, indent=1) + "\n")
     except OSError:
         # Where nothing can be kept, the next run asks again.

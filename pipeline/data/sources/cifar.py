@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import logging
 import lzma
@@ -17,10 +16,12 @@ from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 
+from pipeline.data.checksums import SUMS, checksum, is_as_written, list_sums
 from pipeline.data.columns import Facts, RawData, Split
-from pipeline.data.download import RemoteFile, exclusive, fetch_all
+from pipeline.data.download import RemoteFile, exclusive, fetch_all, require_published
 from pipeline.data.spec import DatasetSpec
 from pipeline.errors import DataError
+from pipeline.ownership import make_private
 from pipeline.registry import part
 
 _SIDE = 32
@@ -96,12 +97,17 @@ class CifarDataset(DatasetSpec):
             found = downloads / self.archive.name
         if found is None:
             raise DataError(_what_is_missing(self.root or downloads, self.release))
-        folder = unpack(found, self.release, downloads) if found.is_file() else found
+        folder = self._unpacked(found, downloads) if found.is_file() else found
         return RawData(
             train=read_split(folder, self.release.train, self.release),
             eval=read_split(folder, self.release.eval, self.release),
             classes=self.class_names,
         )
+
+    def _unpacked(self, archive: Path, downloads: Path) -> Path:
+        """The folder of an archive's files: the user's, or the one that was downloaded."""
+        downloaded = self.root is None and archive.name == self.archive.name
+        return unpack(archive, self.release, downloads, self.archive if downloaded else None)
 
 
 @part("dataset")
@@ -149,12 +155,29 @@ def find_release(root: Path, release: Release) -> Path | None:
     return next((archive for archive in archives if archive.is_file()), None)
 
 
-def unpack(archive: Path, release: Release, cache: Path) -> Path:
+def unpack(
+    archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
+) -> Path:
     """The folder below `cache` with the archive's .bin files, unpacked unless it was before.
 
-    The folder is named after the archive's content, so a changed archive is unpacked anew. Raises
-    DataError that names the archive.
+    The folder is named after the archive's content, so a changed archive is unpacked again. One
+    that was `published` is known by its checksum there, and only read where it has to be unpacked.
+    So are files that were changed since they were unpacked. Raises DataError that names the
+    archive.
     """
+    digest = published.md5 if published is not None else _sha256(archive, release)
+    folder = cache / f"{release.folder}-{digest[:16]}"
+    with exclusive(cache):
+        if not is_as_written(folder, release.file_bytes):
+            if published is not None:
+                require_published(archive, published)
+            if (folder / SUMS).exists():
+                log.warning("%s: was changed since; unpacking %s again", folder, archive)
+            _unpack(archive, release.file_bytes, folder)
+    return folder
+
+
+def _sha256(archive: Path, release: Release) -> str:
     at_most_bytes = sum(release.file_bytes.values()) + _OTHER_BYTES
     try:
         size_bytes = archive.stat().st_size
@@ -163,25 +186,22 @@ def unpack(archive: Path, release: Release, cache: Path) -> Path:
                 f"{archive}: has {size_bytes:,} bytes; it can't be {release.stem}, which has "
                 f"{at_most_bytes:,} at most"
             )
-        with archive.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        return checksum(archive)
     except OSError as error:
         raise DataError(f"{archive}: can't be read: {error.strerror}") from error
-    folder = cache / f"{release.folder}-{digest[:16]}"
-    with exclusive(cache):
-        if not folder.is_dir():
-            log.info("unpacking %s to %s", archive, folder)
-            _unpack(archive, release.file_bytes, folder)
-    return folder
 
 
 def _unpack(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
     scratch = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        scratch.mkdir()
+        make_private(scratch)
         _copy_members(archive, file_bytes, scratch)
-        scratch.rename(folder)
+        (scratch / SUMS).write_text(list_sums(scratch, file_bytes))
+        make_private(folder)
+        # One by one: another process may be reading what is there. The list comes last.
+        for name in (*file_bytes, SUMS):
+            (scratch / name).replace(folder / name)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error, ValueError) as error:
         raise DataError(f"{archive}: can't be unpacked into {folder}: {error}") from error
     finally:

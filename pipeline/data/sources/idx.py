@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from pipeline.data.columns import Facts, RawData, Split
-from pipeline.data.download import RemoteFile, fetch_all
+from pipeline.data.download import RemoteFile, fetch_all, require_published
 from pipeline.data.spec import DatasetSpec
 from pipeline.errors import DataError
 from pipeline.registry import part
@@ -37,6 +37,7 @@ class IdxDataset(DatasetSpec):
         missing = [file for file in self.files if not find_idx(folder, file.name).is_file()]
         if self.root is None:
             fetch_all(self.name, missing, self.mirrors, folder)
+            self._require_published(folder)
         elif missing:
             names = ", ".join(file.name for file in missing)
             raise DataError(
@@ -49,6 +50,13 @@ class IdxDataset(DatasetSpec):
             eval=read_split(folder, "t10k", sizes.eval_size),
             classes=self.class_names,
         )
+
+    def _require_published(self, folder: Path) -> None:
+        """Check what was downloaded; of files that are not packed no checksum was published."""
+        for file in self.files:
+            path = find_idx(folder, file.name)
+            if path.name == file.name:
+                require_published(path, file)
 
 
 @part("dataset")
