@@ -10,9 +10,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, printable
 
 
 def open_real(path: str | Path, flags: int) -> int:
@@ -58,13 +59,19 @@ def require_real(folder: Path, files: Iterable[str], unshared: Iterable[str]) ->
         if status is None:
             continue
         if stat.S_ISDIR(status.st_mode):
-            raise DataError(f"{path}: is a directory, and must be a file; remove it")
+            raise _refused(path, "is a directory, and must be a file; remove it")
         _require_regular(path, status)
         if name in unshared and status.st_nlink > 1:
-            raise DataError(
-                f"{path}: is a hard link: its file has {status.st_nlink} names, and would be "
-                "changed under all of them; put a copy in its place"
-            )
+            reason = f"its file has {status.st_nlink} names, and would be changed under all"
+            raise _refused(path, f"is a hard link: {reason}; put a copy in its place")
+
+
+def require_real_folder(folder: Path) -> None:
+    """Raise DataError where a link or a file has the name of a folder."""
+    status = _status_of(folder)
+    if status is not None and not stat.S_ISDIR(status.st_mode):
+        _require_regular(folder, status)
+        raise _refused(folder, "is a file, and must be a directory; remove it")
 
 
 def require_real_trees(folder: Path, names: Iterable[str]) -> None:
@@ -75,16 +82,9 @@ def require_real_trees(folder: Path, names: Iterable[str]) -> None:
     left = [folder / name for name in names]
     while left:
         path = left.pop()
-        status = _status_of(path)
-        if status is None:
-            continue
-        if not stat.S_ISDIR(status.st_mode):
-            _require_regular(path, status)
-            if path.parent == folder:
-                raise DataError(f"{path}: is a file, and must be a directory; remove it")
-            continue
-        with os.scandir(path) as entries:
-            # Whatever is a regular file is left aside here: there may be thousands.
+        require_real_folder(path)
+        with suppress(FileNotFoundError), os.scandir(path) as entries:
+            # There may be thousands of files.
             left += [Path(e.path) for e in entries if not e.is_file(follow_symlinks=False)]
 
 
@@ -98,9 +98,13 @@ def _status_of(path: Path) -> os.stat_result | None:
 def _require_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode):
         target = os.readlink(path)
-        raise DataError(
-            f"{path}: is a link to {target}; nothing outside a run's directory is written, so put "
-            "in its place what it stands for, or remove it"
-        )
+        rule = "nothing outside a run's directory is written"
+        advice = "put in its place what it stands for, or remove it"
+        raise _refused(path, f"is a link to {target}; {rule}, so {advice}")
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path}: is no regular file; remove it")
+        raise _refused(path, "is no regular file; remove it")
+
+
+def _refused(path: Path, reason: str) -> DataError:
+    """Names may hold what would end the line."""
+    return DataError(printable(f"{path}: {reason}"))

@@ -47,6 +47,8 @@ PRICES = ("price.json", "trace.json", "timeline.html")
 FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY)
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS)
 """What is there of a run that has not begun: a sweep's notes, and the lowerings to compute with."""
+DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
+"""How what was half written is called, before it ends in `.part`."""
 OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
 """What Hydra writes of a run before it begins, in a folder that `hydra.output_subdir` names."""
 SHOWN_ENTRIES = 3
@@ -143,8 +145,7 @@ def require_unused(run_dir: Path) -> None:
 
 
 def _prepares_a_run(path: Path) -> bool:
-    draft = path.name.startswith(f"{RECIPE}.") and path.name.endswith(".part")
-    if draft or path.name in BEFORE_A_RUN:
+    if path.name in BEFORE_A_RUN or (path.name.endswith(".part") and path.name.startswith(DRAFTS)):
         return True
     if path.is_symlink() or not path.is_dir():
         return False

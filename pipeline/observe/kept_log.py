@@ -141,14 +141,13 @@ class KeptLog:
         What comes beyond is cut, but for lines in order up to `step`: an evaluation of the end is
         written once the last checkpoint is.
         """
-        digest, left = hashlib.sha256(), mark.size_bytes - len(mark.tail)
         self._file.seek(0)
-        while left and (chunk := self._file.read(min(left, CHUNK_BYTES))):
-            digest.update(chunk)
-            left -= len(chunk)
+        digest = digest_of(self._file, mark.size_bytes - len(mark.tail))
+        if digest is None:
+            return False
         whole = digest.copy()
         whole.update(self._file.read(len(mark.tail)))
-        if left or whole.hexdigest() != mark.sha256:
+        if whole.hexdigest() != mark.sha256:
             return False
         self._digest, self._tail, self._tail_bytes = digest, deque([mark.tail]), len(mark.tail)
         self._size_bytes, self._lines, self.flaws = mark.size_bytes, mark.lines, mark.flaws
@@ -196,18 +195,13 @@ class KeptLog:
     def _go_on(self, size_bytes: int, lines: int) -> None:
         """Take what is in the file as written: so many bytes, so many lines."""
         self._size_bytes, self._lines = size_bytes, lines
-        self._digest, self._tail_bytes = hashlib.sha256(), 0
-        self._tail: deque[bytes] = deque()
-        left = size_bytes
         self._file.seek(0)
-        while left > TAIL_BYTES:
-            chunk = self._file.read(min(left - TAIL_BYTES, CHUNK_BYTES))
-            self._digest.update(chunk)
-            left -= len(chunk)
-        text = self._file.read(left)
-        begin = text.find(b"\n") + 1 if size_bytes > left else 0
+        before = max(0, size_bytes - TAIL_BYTES)
+        self._digest = digest_of(self._file, before) or hashlib.sha256()
+        text = self._file.read(size_bytes - before)
+        begin = text.find(b"\n") + 1 if before else 0
         self._digest.update(text[:begin])
-        self._tail.append(text[begin:])
+        self._tail = deque([text[begin:]])
         self._tail_bytes = len(text) - begin
 
     def _add(self, text: bytes) -> None:
@@ -229,6 +223,15 @@ class KeptLog:
 
 def _open(path: Path) -> BinaryIO:
     return cast(BinaryIO, open(path, "a+b", opener=open_unshared))
+
+
+def digest_of(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
+    """Return the SHA-256, to be gone on with, of the next bytes of a file; None where it ends."""
+    digest, left = hashlib.sha256(), size_bytes
+    while left and (chunk := file.read(min(left, CHUNK_BYTES))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return None if left else digest
 
 
 def _last_line(text: bytes, end: int) -> int:

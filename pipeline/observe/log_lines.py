@@ -57,7 +57,7 @@ def _is_number(value: Any) -> bool:
 
 def parse_line(text: bytes, where: str) -> LogLine:
     try:
-        fields = json.loads(text)
+        fields = json.loads(text.decode("utf-8-sig"))
         step = fields["step"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _no_step(where) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.errors import DataError
-from pipeline.observe.kept_log import KeptLog, Mark
+from pipeline.observe.kept_log import CHUNK_BYTES, KeptLog, Mark, digest_of
 from pipeline.observe.log_flaws import WHOLE, Flaws, Ranges, ranges_of, steps_text, with_gap
 from pipeline.observe.log_lines import LONGEST_BYTES, LogLine, parse_line
 
@@ -101,6 +101,22 @@ class _Draft:
         self.last, self.lines = line.step, self.lines + 1
         self.size_bytes += len(line.text)
 
+    def add_start(self, source: BinaryIO, mark: Mark, last: int) -> None:
+        """Take the lines before the tail of a mark, which end at step `last`, where all are there.
+
+        They need not be looked at one by one then. `source` is at its start else.
+        """
+        size_bytes = mark.size_bytes - len(mark.tail)
+        digest = digest_of(source, size_bytes)
+        is_start = digest is not None and _with(digest, mark.tail) == mark.sha256
+        source.seek(0)
+        if is_start:
+            left = size_bytes
+            while left:
+                left -= self.file.write(source.read(min(left, CHUNK_BYTES)))
+            self.size_bytes, self.digest, self.last = size_bytes, digest, last
+            self.lines = mark.lines - mark.tail.count(b"\n")
+
 
 def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark, Found]:
     """Put a log together again; the mark of what it is then, and what was found."""
@@ -110,9 +126,10 @@ def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark,
     intact, further = set(), []
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
-    with part.open("xb") as file:
+    with path.open("rb") as source, part.open("xb") as file:
         draft = _Draft(file, every_step)
-        for line in _whole_lines(path):
+        draft.add_start(source, mark, begin - 1)
+        for line in _whole_lines(source):
             if draft.last < line.step < begin:
                 draft.add(line)
             elif wanted.get(line.step) == line.text:
@@ -140,22 +157,27 @@ def _flaws(draft: _Draft, mark: Mark) -> Flaws:
     return Flaws((), mark.flaws.missing_lines + lost, verified=False)
 
 
-def _whole_lines(path: Path) -> Iterator[LogLine]:
+def _whole_lines(file: BinaryIO) -> Iterator[LogLine]:
     """The lines of a log among whatever else a file may hold by now.
 
     Of a file whose blocks were not written, nulls are left; an editor may have put CR LF.
     """
-    with path.open("rb") as file:
-        for text in iter(partial(file.readline, LONGEST_BYTES), b""):
-            text = text.lstrip(b"\0")
-            if text.endswith(b"\r\n"):
-                text = text[:-2] + b"\n"
-            if not text.endswith(b"\n"):
-                continue
-            try:
-                yield parse_line(text, "")
-            except DataError:
-                continue
+    for text in iter(partial(file.readline, LONGEST_BYTES), b""):
+        text = text.lstrip(b"\0")
+        if text.endswith(b"\r\n"):
+            text = text[:-2] + b"\n"
+        if not text.endswith(b"\n"):
+            continue
+        try:
+            yield parse_line(text, "")
+        except DataError:
+            continue
+
+
+def _with(digest: Any, tail: bytes) -> str:
+    whole = digest.copy()
+    whole.update(tail)
+    return str(whole.hexdigest())
 
 
 def _set_aside(path: Path) -> str | None:

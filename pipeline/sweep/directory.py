@@ -29,6 +29,8 @@ from pipeline.run_directory import (
 )
 from pipeline.whole_file import write_whole
 
+JOURNAL, JOURNAL_LOCK, BEATS = "study.log", "study.log.lock", ".beats"
+"""What is there of a study: Optuna's journal, its lock, and a file for each trial's heart."""
 Kept = TypeVar("Kept", bound=BaseModel)
 
 

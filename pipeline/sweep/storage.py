@@ -25,8 +25,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from pipeline.errors import RunError, first_line
 from pipeline.locked_folder import Lock
+from pipeline.sweep.directory import BEATS, JOURNAL, JOURNAL_LOCK
 
-JOURNAL, BEATS = "study.log", ".beats"
 MAX_JOURNAL_BYTES = 2**30
 """Some million reports of trials; every process of a study reads it all."""
 GRACE_BEATS = 3
@@ -55,7 +55,7 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
     def __init__(self, folder: Path, interval_s: int, callback: StaleCallback) -> None:
         self._beats, self._interval_s, self._callback = folder / BEATS, interval_s, callback
         self._beats.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{JOURNAL}.lock")
+        lock = FileLock(folder / JOURNAL_LOCK)
         super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
 
     def record_heartbeat(self, trial_id: int) -> None:
