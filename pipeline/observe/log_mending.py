@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -163,7 +164,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[LogLine]:
     Of a file whose blocks were not written, nulls are left; an editor may have put CR LF.
     """
     for text in iter(partial(file.readline, LONGEST_BYTES), b""):
-        text = text.lstrip(b"\0")
+        text = text.lstrip(b"\0").removeprefix(BOM_UTF8)
         if text.endswith(b"\r\n"):
             text = text[:-2] + b"\n"
         if not text.endswith(b"\n"):
