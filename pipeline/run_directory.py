@@ -174,6 +174,7 @@ def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
     Raises RunError where one is in there, or, for a `new` run, has been, and DataError where what
     lies there would have files elsewhere written.
     """
+    require_real(run_dir, (LOCK,), ())
     with owned_folder(run_dir) as lock:
         if lock is None:
             raise RunError(f"{run_dir}: another process is writing this run")
