@@ -58,8 +58,9 @@ def read_mark(tree: Any, step: int) -> Mark | None:
     if not isinstance(tree, Mapping):
         return None
     size_bytes, lines, sha256, tail = map(tree.get, ("size_bytes", "lines", "sha256", "tail"))
-    numbers = type(size_bytes) is int and type(lines) is int
-    if not numbers or not isinstance(sha256, str) or not isinstance(tail, str):
+    if type(size_bytes) is not int or type(lines) is not int:
+        return None
+    if not isinstance(sha256, str) or not isinstance(tail, str):
         return None
     try:
         mark = Mark(size_bytes, lines, sha256, tail.encode(), read_flaws(tree.get("flaws")))
@@ -83,7 +84,10 @@ class KeptLog:
         self.path, self.flaws = path, WHOLE
         self._every_step = every_step
         self._file = _open(path)
-        self._go_on(0, 0)
+        self._size_bytes, self._lines = 0, 0
+        self._digest, self._tail_bytes = hashlib.sha256(), 0
+        """Of what comes before the tail: whole lines, the last `TAIL_BYTES` of them at least."""
+        self._tail: deque[bytes] = deque()
 
     def append(self, text: bytes) -> None:
         """Add whole lines."""
