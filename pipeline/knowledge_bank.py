@@ -96,5 +96,5 @@ def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path
     stamp = f"{now:%Y%m%d_%H%M%S}{now.microsecond // 1000:03}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"tune_result_pid{os.getpid()}_{stamp}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_whole(path, json.dumps(result, indent=1) + "\n")
     return path

@@ -8,7 +8,6 @@ what else may have made the difference.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import run_directory
+from pipeline.bounded_file import read_bytes
 from pipeline.config.compose import check_tree, key_of, quoted, value_of
 from pipeline.differences import Difference
 from pipeline.errors import DataError, RecipeError, RunError, UsageError
@@ -34,6 +34,7 @@ from pipeline.observe.side_by_side import SideBySide
 from pipeline.run_directory import LOWERINGS, RECIPE
 from pipeline.shipped import PACKAGE
 from pipeline.signals import find_stops
+from pipeline.whole_file import write_whole
 
 USAGE = "reproduce takes RUN_DIR and KEY=VALUE"
 RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
@@ -95,9 +96,11 @@ def _take_lowerings(source: Path, target: Path) -> None:
     """How convolutions were computed is part of what makes a run repeat itself."""
     if (source / LOWERINGS).is_file() and not (source / LOWERINGS).is_symlink():
         try:
-            shutil.copy(source / LOWERINGS, target / LOWERINGS)
+            write_whole(target / LOWERINGS, read_bytes(source / LOWERINGS))
         except OSError as error:
             raise RunError(f"{error.filename}: {error.strerror}") from error
+        except ValueError as error:
+            raise DataError(f"{source / LOWERINGS}: {error}") from error
 
 
 def _remove_unused(run_dir: Path, *, named: bool) -> None:

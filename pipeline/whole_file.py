@@ -18,7 +18,9 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     # Machines that share a file system may have processes of one number.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
-        with open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
+        # Made here and now: in a folder of somebody else a link of that name may lie in wait.
+        draft.unlink(missing_ok=True)
+        with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(draft, path)
     except OSError as error:

@@ -23,6 +23,7 @@ LAYERS = (
         "ownership",
         "plain_yaml",
         "problems",
+        "real_files",
         "registry",
         "shipped",
         "signals",

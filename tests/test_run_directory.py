@@ -13,10 +13,18 @@ from threading import Barrier
 import pytest
 import yaml
 
+from pipeline.backends.ascend.estimate import PICTURE, PRICE, TRACE
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
+from pipeline.errors import DataError, RecipeError, RunError
+from pipeline.observe.log_lines import EVALS, METRICS
+from pipeline.observe.provenance import PROVENANCE
 from pipeline.run_directory import (
+    APPENDED,
+    FOLDERS,
     FREE_TO_CHANGE,
+    PRICES,
+    REPLACED,
+    SUMMARY,
     create,
     make,
     make_unique,
@@ -25,6 +33,7 @@ from pipeline.run_directory import (
     to_resume,
     write_recipe,
 )
+from pipeline.stages.saved import FOLDER as CHECKPOINTS
 from tests.conftest import ROOT
 
 Compose = Callable[..., Recipe]
@@ -102,10 +111,10 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path: Path) -> None:
         make(tmp_path / "outputs" / "run")
 
 
-def test_a_directory_that_the_user_names_is_made_or_taken_as_it_is(tmp_path: Path) -> None:
-    assert make(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
-    (tmp_path / "deep" / "run" / "notes.txt").write_text("mine")
-    assert make(tmp_path / "deep" / "run").is_dir()
+def test_a_directory_that_the_user_names_is_made_or_taken_empty(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert make(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
+        assert (tmp_path / "deep" / "run").is_dir()
 
 
 def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
@@ -309,11 +318,11 @@ def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("pipeline.run_directory.fcntl.flock", refuse)
+    monkeypatch.setattr("pipeline.locked_folder.fcntl.flock", refuse)
     ended = leave(tmp_path / "day" / "ended", tiny(), "stopped", age_s=10)
     alive = leave(tmp_path / "day" / "alive", tiny(), None)
-    with owned(alive) as locked:
-        assert locked is False
+    with owned(alive) as lock:
+        assert not lock.is_certain
     assert to_resume(tiny("train.resume=auto"), tmp_path) == ended
 
 
@@ -322,7 +331,7 @@ def test_runs_of_others_that_may_not_be_written_are_passed_over(
 ) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
     others = leave(tmp_path / "day" / "others", tiny())
-    (others / "run.log").mkdir()
+    (others / ".lock").mkdir()
     assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
@@ -331,3 +340,96 @@ def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
     for path in (run_dir, run_dir / "checkpoints", run_dir / "checkpoints" / "40"):
         assert run_of(path) == run_dir
     assert run_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["notes.txt"], "no run, and is not empty: notes.txt"),
+        (["a", "b", "c", "d", "e"], "no run, and is not empty: a, b, c and 2 more"),
+        (["metrics.jsonl"], "what is left of a run without its recipe.yaml: metrics.jsonl"),
+        (["checkpoints/"], "what is left of a run without its recipe.yaml: checkpoints"),
+        (["8.orbax-checkpoint-tmp/"], "no run, and is not empty: 8.orbax-checkpoint-tmp"),
+        ([".lock", "run.log", "x"], "what is left of a run without its recipe.yaml: run.log, x"),
+        (["2019/", "2020/"], "no run, and is not empty: 2019, 2020"),
+        (["x\ny"], r"no run, and is not empty: x\\ny"),
+    ],
+)
+def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
+    names: list[str], told: str, tmp_path: Path
+) -> None:
+    for name in names:
+        path = tmp_path / name
+        path.mkdir() if name.endswith("/") else path.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError) as caught:
+        make(tmp_path)
+    advice = "name a directory that is empty or not there yet"
+    assert str(caught.value) == f"{tmp_path}: holds {told}; {advice}".replace(r"\\n", r"\n")
+    assert caught.value.exit_status == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_prepares_a_run_may_be_in_its_directory(tmp_path: Path) -> None:
+    """The notes of a sweep and of Hydra, lowerings to be used again, what a killed run has left."""
+    own = [".lock", ".claim", "overrides.yaml", "lowerings.json", "recipe.yaml.host.7.part"]
+    for name in own:
+        (tmp_path / name).touch()
+    (tmp_path / ".hydra").mkdir()
+    for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+        (tmp_path / ".hydra" / name).touch()
+    assert make(tmp_path) == tmp_path
+    (tmp_path / ".hydra" / "notes").touch()
+    with pytest.raises(DataError, match=r"is not empty: \.hydra;"):
+        make(tmp_path)
+
+
+FILES = (*APPENDED, *REPLACED, *PRICES, ".lock", ".claim")
+DEEP = ("checkpoints/40/host", "tensorboard/x", "reproducer/step.json", "earlier_autopsy/x")
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS, *DEEP])
+def test_a_link_where_a_run_writes_is_refused_before_anything_is_written(
+    name: str, tiny: Compose, tmp_path: Path
+) -> None:
+    """Run directories are strangers' files too."""
+    run_dir = leave(tmp_path / "run", tiny())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir() if name in FOLDERS else elsewhere.write_text("mine")
+    path = run_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(elsewhere)
+    before = sorted(run_dir.rglob("*"))
+    told = re.escape(f"{path}: is a link to {elsewhere}; ")
+    with pytest.raises(DataError, match=told), owned(run_dir):
+        pass
+    assert {path.name for path in {*run_dir.rglob("*")} - set(before)} <= {".lock"}
+    assert elsewhere.is_dir() or elsewhere.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", APPENDED)
+def test_a_log_that_is_a_hard_link_is_refused(name: str, tiny: Compose, tmp_path: Path) -> None:
+    """`cp -al run backup`: what is appended to the run would be in the backup."""
+    run_dir = leave(tmp_path / "run", tiny())
+    (tmp_path / "backup").touch()
+    (run_dir / name).hardlink_to(tmp_path / "backup")
+    with pytest.raises(DataError, match=f"{name}: is a hard link: its file has 2 names"):
+        owned(run_dir).__enter__()
+
+
+def test_links_that_no_run_touches_are_the_users(tiny: Compose, tmp_path: Path) -> None:
+    """And so is one that leads to the run."""
+    run_dir = leave(tmp_path / "run", tiny())
+    (run_dir / "notes").symlink_to("/etc")
+    (tmp_path / "latest").symlink_to(run_dir)
+    with owned(tmp_path / "latest"):
+        pass
+
+
+def test_every_name_that_a_run_writes_is_looked_at() -> None:
+    """They are made in modules that this one may not import."""
+    assert {METRICS, EVALS} < {*APPENDED}
+    assert {PROVENANCE, SUMMARY} < {*REPLACED}
+    assert {CHECKPOINTS} < {*FOLDERS}
+    assert {PRICE, TRACE, PICTURE} == {*PRICES}

@@ -334,6 +334,29 @@ def test_a_failed_job_is_tried_once_more_by_every_command(pipeline: Main, tmp_pa
     assert [row["status"] for row in read_table(tmp_path / "mine")] == ["done", "failed"]
 
 
+@pytest.mark.parametrize("name", [".lock", "study.log", ".beats", "1"])
+def test_a_sweep_writes_through_no_link(
+    name: str, pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep's directory may be somebody else's, as that of a run may be."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "mine" / name).symlink_to(tmp_path / "outside")
+    assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine") == 2
+    assert f"mine/{name}: is a link to {tmp_path / 'outside'}; " in capsys.readouterr().err
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_folder_of_another_kind_is_made_no_job(
+    pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine" / "1").mkdir(parents=True)
+    (tmp_path / "mine" / "1" / "notes").touch()
+    assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine") == 2
+    assert "mine/1: holds no run, and is not empty: notes; name" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "mine").glob("*/*")] == ["notes"]
+
+
 def test_jobs_may_be_named_after_what_sets_them_apart(pipeline: Main, tmp_path: Path) -> None:
     named = "hydra.sweep.subdir='seed ${seed}'"
     assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine", named) == 0

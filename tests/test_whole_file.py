@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,14 @@ def test_a_folder_that_is_gone_is_told_by_the_name_of_the_file(tmp_path: Path) -
     with pytest.raises(FileNotFoundError) as caught:
         write_whole(tmp_path / "gone" / "file", "text")
     assert caught.value.filename == str(tmp_path / "gone" / "file")
+
+
+def test_a_link_that_lies_in_wait_as_the_draft_is_not_written_through(tmp_path: Path) -> None:
+    """In a folder of somebody else, who can guess its name."""
+    (tmp_path / "elsewhere").write_text("mine")
+    draft = tmp_path / f"file.{socket.gethostname()}.{os.getpid()}.part"
+    draft.symlink_to(tmp_path / "elsewhere")
+    write_whole(tmp_path / "file", "text")
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert not (tmp_path / "file").is_symlink()
+    assert (tmp_path / "file").read_text() == "text"

@@ -17,9 +17,14 @@ from omegaconf import DictConfig, open_dict, read_write
 from pipeline.config.compose import check, quoted
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
-from pipeline.run_directory import RECIPE, changed_keys
+from pipeline.locked_folder import LOCK
+from pipeline.real_files import require_real, require_real_folder, require_real_trees
+from pipeline.run_directory import RECIPE, changed_keys, require_unused
 from pipeline.sweep.command import Command, read_command, write_command
 from pipeline.sweep.directory import (
+    BEATS,
+    JOURNAL,
+    JOURNAL_LOCK,
     alone,
     find_jobs,
     read_overrides,
@@ -98,17 +103,25 @@ def enter(
     the same that is asked for.
 
     Raises RunError where the directory holds another sweep, RecipeError where two jobs would have
-    the same directory or one that lies elsewhere, DataError where what is there can't be read.
+    the same directory or one that lies elsewhere, DataError where what is there can't be read, is a
+    link or has nothing to do with a sweep.
     """
     _check_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)
+    require_real(sweep_dir, (LOCK, JOURNAL, JOURNAL_LOCK), (JOURNAL,))
+    require_real_trees(sweep_dir, (BEATS,))
     with alone(sweep_dir):
         _refuse_another(sweep_dir, jobs, command, grows=grows)
-        write_command(sweep_dir, command)
+        new = [job for job in jobs if read_overrides(job.folder) is None]
         for job in jobs:
+            require_real_folder(job.folder)
+        for job in new:
+            if job.folder.exists():
+                require_unused(job.folder)
+        write_command(sweep_dir, command)
+        for job in new:
             job.folder.mkdir(exist_ok=True)
-            if read_overrides(job.folder) is None:
-                write_overrides(job.folder, job.changed)
+            write_overrides(job.folder, job.changed)
 
 
 def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:

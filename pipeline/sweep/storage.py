@@ -8,7 +8,6 @@ in the same folder, so only the file server's clock counts.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import threading
@@ -16,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
@@ -26,9 +24,9 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from pipeline.errors import RunError, first_line, printable_lines
-from pipeline.sweep.directory import lock
+from pipeline.locked_folder import Lock
+from pipeline.sweep.directory import BEATS, JOURNAL, JOURNAL_LOCK
 
-JOURNAL, BEATS = "study.log", ".beats"
 MAX_JOURNAL_BYTES = 2**30
 """Some million reports of trials; every process of a study reads it all."""
 GRACE_BEATS = 3
@@ -40,20 +38,15 @@ class FileLock(BaseJournalFileLock):
     """A lock that the kernel frees when its process dies; Optuna's own stay for 30 s."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[str] | None = None
+        self._lock = Lock(path)
 
     def acquire(self) -> bool:
         """Wait for the lock."""
-        file = self._path.open("a")
-        lock(file.fileno(), fcntl.LOCK_EX)
-        self._file = file
-        return True
+        return self._lock.acquire(wait=True)
 
     def release(self) -> None:
         """Let others have it."""
-        assert self._file is not None
-        self._file.close()
+        self._lock.release()
 
 
 class BeatingJournal(JournalStorage, BaseHeartbeat):
@@ -62,7 +55,7 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
     def __init__(self, folder: Path, interval_s: int, callback: StaleCallback) -> None:
         self._beats, self._interval_s, self._callback = folder / BEATS, interval_s, callback
         self._beats.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{JOURNAL}.lock")
+        lock = FileLock(folder / JOURNAL_LOCK)
         super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
 
     def record_heartbeat(self, trial_id: int) -> None:

@@ -183,6 +183,21 @@ def test_an_interrupt_reaches_the_thread_that_trains() -> None:
     monitor.close()
 
 
+def test_an_answer_is_given_in_turn_by_the_thread() -> None:
+    diary = Diary()
+    monitor = OffThread([diary])
+    monitor.on_sink(REPORT)
+    assert monitor.ask(lambda word: (word, *diary.entries), "after") == ("after", "sink 2")
+    assert monitor.ask(threading.current_thread).name == "monitors"
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        monitor.ask(fail)
+    monitor.close()
+
+
 def test_files_of_a_run_are_whole_after_close(tmp_path: Path) -> None:
     from pipeline.observe.metrics_log import MetricsLog
     from pipeline.sink.schedule import Course
