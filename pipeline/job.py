@@ -185,7 +185,8 @@ def _use(job: Job, made: Prepared, restored: Restored | None) -> None:
     made = _settle(job, made, host) if "train" in recipe.stages else made
     history = History(int(state.step))
     course, reporter = made.built.course, job.reporter
-    about = recipe, job.run_dir, course, history.step, reporter, made.estimate, host, job.lock
+    logs = host.logs if job.resuming else None
+    about = recipe, job.run_dir, course, history.step, reporter, made.estimate, logs, job.lock
     with open_observers(*about) as observers:
         job.summary.logs = observers.log_flaws()
         if "train" in recipe.stages:

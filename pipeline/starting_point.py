@@ -13,7 +13,6 @@ from pipeline.errors import RecipeError, RunError
 from pipeline.host_memory import require_room
 from pipeline.prepared import Job, Prepared
 from pipeline.stages.build import Built
-from pipeline.stages.checkpoint_folder import refuse_earlier
 from pipeline.stages.data import Dataset
 from pipeline.stages.host_state import HostState
 from pipeline.stages.saved import restore_state
@@ -48,10 +47,8 @@ def starting_point(
 
     The state is on the device; beside it stands what a checkpoint kept of the host. Raises
     RecipeError when the run to resume is longer already, and RunError where weights and optimizer
-    have no room, or a new run finds checkpoints in its directory.
+    have no room.
     """
-    if not job.resuming:
-        refuse_earlier(job.run_dir)
     _require_room(job, made)
     state: TrainState = made.executable.init()
     host = HostState()

@@ -24,21 +24,19 @@ KEPT = "logs"
 class MetricsLog(Quiet):
     """Appends to both files. What a killed run wrote after boundary `first` is cut off.
 
-    `host` is what the checkpoint at `first` has kept of the host, empty where the run begins there:
-    lines that it knows and the files lack are written again, and `found` says so.
+    `kept` are the marks that the checkpoint at `first` has kept of both files, None where the run
+    begins there: lines that they know and the files lack are written again, and `found` says so.
 
     Raises DataError where a file that is there can't be read, RunError where it can't be written,
     or is removed or changed by others while it is being written.
     """
 
     def __init__(
-        self, run_dir: Path, course: Course, first: int, host: Mapping[str, Any] | None = None
+        self, run_dir: Path, course: Course, first: int, kept: Mapping[str, Any] | None = None
     ) -> None:
         self._course, self._first = course, first
         self._waiting: list[Telemetry] = []
-        kept = (host or {}).get(KEPT)
-        marks = kept if isinstance(kept, Mapping) else {}
-        own = bool(host)
+        marks, own = kept or {}, kept is not None
 
         def opened(name: str) -> tuple[KeptLog, Found]:
             path, mark = run_dir / name, read_mark(marks.get(name), first)

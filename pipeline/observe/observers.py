@@ -76,17 +76,18 @@ def open_observers(
     first: int,
     reporter: Reporter,
     estimate: Estimate | None = None,
-    host: Mapping[str, Any] | None = None,
+    kept_logs: Mapping[str, Any] | None = None,
     lock: Lock | None = None,
 ) -> Observers:
     """Open what watches a run that goes on from boundary `first`.
 
-    `host` is what the checkpoint there has kept, `lock` what keeps others out of the directory. An
+    `kept_logs` are the marks of the logs in the checkpoint there, None where the run begins there;
+    `lock` is what keeps others out of the directory. An
     `estimate` is shown beside what is measured, under names of its own. A log of steps that can't
     be written ends the run; TensorBoard and the progress bar it can do without.
     """
     batch_size = recipe.train.batch_size
-    log = MetricsLog(run_dir, course, first, host)
+    log = MetricsLog(run_dir, course, first, kept_logs)
     for found in log.found:
         reporter.warn(str(found))
     monitors: list[Monitor] = [

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from pipeline.errors import RunError
-
 FOLDER = "checkpoints"
 STATE, HOST, RECIPE, METRICS = "state", "host", "recipe", "metrics"
 """Folders that a checkpoint is made of; the last where the best is kept."""
@@ -44,18 +42,6 @@ def saved_steps(root: Path) -> list[int]:
 def strangers(root: Path) -> list[Path]:
     """Return what is named as a checkpoint and is none: a file, a link, somebody's folder."""
     return sorted(path for _, path in _numbered(root) if not _is_checkpoint(path))
-
-
-def refuse_earlier(run_dir: Path) -> None:
-    """Raise RunError where a new run would find checkpoints, or what is in their way."""
-    root = run_dir / FOLDER
-    steps = sorted(step for step, _ in _numbered(root))
-    if steps:
-        shown = ", ".join([*map(str, steps[:5]), *(["..."] if steps[5:] else [])])
-        raise RunError(
-            f"{root}: holds {shown} already, which this run has not saved; name another directory, "
-            "or move that folder elsewhere"
-        )
 
 
 def set_aside(path: Path, why: str) -> Path:

@@ -6,6 +6,7 @@ gets no further than here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -58,6 +59,8 @@ class HostState(Kept):
     rollbacks: tuple[tuple[Count, Count], ...] = ()
     """Bad steps, and where the run has gone back to at each."""
     sink: KeptSink | None = None
+    logs: Mapping[str, Any] = {}
+    """Marks of metrics.jsonl and evals.jsonl; whoever reads the logs checks them."""
 
 
 def parse_host_state(data: Any) -> HostState:

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RunError
 from pipeline.stages.checkpoint_folder import (
-    refuse_earlier,
     remove_checkpoint,
     remove_drafts,
     saved_steps,
@@ -61,16 +59,6 @@ def test_what_is_named_as_one_and_is_none_is_a_stranger(root: Path) -> None:
 
 def test_there_may_be_no_folder_at_all(tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "checkpoints") == strangers(tmp_path / "checkpoints") == []
-
-
-def test_a_new_run_finds_nothing_in_its_way(root: Path, tmp_path: Path) -> None:
-    refuse_earlier(tmp_path / "another")
-    with pytest.raises(RunError) as caught:
-        refuse_earlier(tmp_path)
-    assert str(caught.value) == (
-        f"{root}: holds 5, 6, 8, 9, 40, ... already, which this run has not saved; name another "
-        "directory, or move that folder elsewhere"
-    )
 
 
 def test_what_is_set_aside_takes_nobodys_place(root: Path) -> None:
