@@ -113,7 +113,7 @@ def test_the_line_that_is_said_goes_on_when_it_is_copied(
     words = resume_line(capsys)
     assert words[:3] == PYTHON
     assert main(words[3:]) == 0
-    run_dir = next(tmp_path.glob("outputs/*/*/0")) if sweep else tmp_path / "my run"
+    (run_dir,) = tmp_path.glob("outputs/*/*/0") if sweep else [tmp_path / "my run"]
     log = (run_dir / "run.log").read_text()
     assert f"from step {30 if end is terminate else 20}" in log
     assert len(list(tmp_path.glob("outputs/*/*"))) == sweep

@@ -167,10 +167,11 @@ def test_an_autopsy_that_fails_does_not_hide_the_step(
 def test_a_run_that_is_taken_up_has_no_autopsy_of_the_life_before(
     ended: Path, tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The step turns out well this time; what was found is kept, and can be computed again."""
+    """Its data mended, the step turns out well; what was found is kept, and computed again."""
     run_dir = tmp_path / "run"
     shutil.copytree(ended, run_dir)
-    assert run(tiny("train.steps=30", f"train.resume={run_dir}")).status == "done"
+    mended = ["train.resume_changed=allow", f"train.resume={run_dir}"]
+    assert run(tiny("train.steps=30", *mended)).status == "done"
     assert not (run_dir / "autopsy.json").exists()
     assert not (run_dir / "reproducer").exists()
     earlier = run_dir / "earlier_autopsy"
