@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Backend, SinkPrice
-from pipeline.config.compose import diagnose, key_of, value_of
+from pipeline.config.compose import diagnose
+from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed import Feed
 from pipeline.errors import RunError, UsageError

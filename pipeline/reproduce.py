@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import run_directory
-from pipeline.config.compose import check_tree, key_of, quoted, value_of
+from pipeline.config.compose import check_tree
+from pipeline.config.overrides import key_of, quoted, value_of
 from pipeline.differences import Difference
 from pipeline.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.observe.comparison import Comparison, compare_steps

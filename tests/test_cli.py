@@ -140,7 +140,7 @@ BAD = {
     "recipe file that is not there": (["+recipe=no.yaml"], "recipe = no.yaml: there is no such"),
     "wrong value": (["train.batch_size=0"], "train.batch_size = 0: must be greater than 0"),
     "no key": (["=3"], "=3"),
-    "no equals sign": (["seed"], "seed: Error parsing override 'seed'"),
+    "no equals sign": (["seed"], "seed: must be KEY=VALUE"),
     "open bracket": (["stages=[data"], "no viable alternative at input '[data'"),
     "name for a section of Hydra's": (
         ["hydra.sweeper=optuna"],

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from pipeline.bounded_file import read_json
-from pipeline.errors import DataError
+from pipeline.errors import DataError, listed
 from pipeline.problems import describe
 from pipeline.registry import Seq, Spec
 
@@ -148,7 +148,7 @@ def read_description(folder: Path) -> RecordsSpec:
     try:
         return RecordsSpec.model_validate(tree)
     except ValidationError as error:
-        raise DataError(f"{file}: {'; '.join(describe(error, tree))}") from error
+        raise DataError(f"{file}: {'; '.join(listed(describe(error, tree)))}") from error
 
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:

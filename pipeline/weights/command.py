@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.compose import diagnose, key_of, value_of
+from pipeline.config.compose import diagnose
+from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.errors import UsageError
 from pipeline.run_directory import run_of
