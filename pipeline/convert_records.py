@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.cache import cache_root
+from pipeline.config.chosen import untrained
 from pipeline.config.compose import diagnose
 from pipeline.data.record_format import RecordsSpec
 from pipeline.data.record_writer import check_free, write_records
@@ -38,7 +39,7 @@ def convert_records(args: Sequence[str]) -> int:
     out = given.out.expanduser()
     if "=" in given.out.name:
         parser.error(f"OUT must come first, a folder to write; found {given.out}")
-    recipe = diagnose(given.overrides)
+    recipe = diagnose(untrained(given.overrides))
     check_free(out, given.overwrite)
     reporter = Reporter()
     dataset = recipe.dataset

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from packaging.requirements import Requirement
 
 from pipeline.cache import cache_root
+from pipeline.config.chosen import untrained
 from pipeline.config.compose import diagnose
 from pipeline.config.recipe import Recipe
 from pipeline.data.download import DownloadError
@@ -72,7 +73,7 @@ def doctor(args: Sequence[str]) -> int:
     flags = [arg for arg in args if arg.startswith("-")]
     if flags:
         raise UsageError(flags[:1], "doctor takes KEY=VALUE of one recipe, no flags")
-    recipe, levels = diagnose(args), []
+    recipe, levels = diagnose(untrained(args)), []
     for check in (software, device, cache, data, outputs, limits, extras):
         for finding in _findings(check, recipe):
             print(finding, flush=True)

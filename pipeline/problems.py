@@ -19,6 +19,8 @@ Location = tuple[int | str, ...]
 MAX_NAME_LENGTH = 255
 """Of a name that may be a misspelt one, in characters."""
 
+_NOTHING: Mapping[Location, str] = {}
+_OF_KEYS = ("missing", "extra_forbidden")
 _EXPECTED = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -37,16 +39,20 @@ _EXPECTED = {
 }
 
 
-def describe(error: ValidationError, tree: Mapping[str, Any]) -> list[str]:
+def describe(
+    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[Location, str] = _NOTHING
+) -> list[str]:
     """Every problem that pydantic found in `tree`, one line each.
 
+    `unfit` has one line for a section whose keys are those of another part, instead of one a key.
     Those that a message has room for show the value and guess what was meant; others, of which a
     file can have thousands, say where they are and what kind they are of.
     """
     every = error.errors(include_url=False)
     found = [(details, *locate(details["loc"], tree)) for details in every]
+    found = [one for one in found if not (one[0]["type"] in _OF_KEYS and one[1][:-1] in unfit)]
     unknown = {where for details, where, _ in found if details["type"] == "extra_forbidden"}
-    lines = []
+    lines = list(unfit.values())
     for details, where, tags in found[:MAX_PROBLEMS]:
         lines.append(_describe_one(details, where, _Beside(tree, tags, unknown)))
     for details, where, _ in found[MAX_PROBLEMS:]:

@@ -147,10 +147,14 @@ BAD = {
         "hydra.sweeper = optuna: is a section; an option of it is chosen by hydra/sweeper=optuna",
     ),
     "null for a group": (["model=null"], "must be a string"),
-    "text for a section": (["train.optimizer=adam"], "train.optimizer.lr: missing"),
+    "text for a section": (
+        ["train.optimizer=adam"],
+        "train.optimizer = adam: the section lacks lr, weight_decay, decay_rules, b1, b2, eps; "
+        "choose it whole: optimizer=adam (in",
+    ),
     "no stages": (["stages=[]"], "stages = []: "),
     "data that is not there": (
-        ["dataset=mnist", "dataset.root=nowhere", "dataset.name=mnist"],
+        ["dataset=mnist", "dataset.root=nowhere", "dataset.name=mnist", STEPS],
         "nowhere lacks train-images-idx3-ubyte.gz",
     ),
     "run that is not there": (["train.resume=nowhere"], "train.resume = nowhere: no run"),

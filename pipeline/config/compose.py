@@ -14,10 +14,11 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipeline.config.checks import conflicts
-from pipeline.config.chosen import DEFAULT_RECIPE, with_recipe
+from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, with_recipe
 from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
+from pipeline.config.unfit_parts import unfit_parts
 from pipeline.errors import RecipeError, first_line
 from pipeline.problems import describe, no_such, show
 from pipeline.shipped import CONF
@@ -28,7 +29,6 @@ UNCOMPOSABLE = (
 )
 """What Hydra raises on overrides that it can't make a recipe of, and does not expect itself."""
 
-LENGTHS = ("train.epochs", "train.passes", "train.steps")
 MAX_ROUNDS = 10
 """Times that composing is tried again without what was wrong, to find what else is."""
 
@@ -63,7 +63,7 @@ def check_tree(tree: dict[str, Any], *, length_replaced: bool = False) -> Recipe
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(describe(error, tree)) from error
+        raise RecipeError(describe(error, tree, unfit_parts(tree))) from error
     problems = conflicts(recipe, length_replaced=length_replaced)
     if problems:
         raise RecipeError(problems)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.config.chosen import untrained
 from pipeline.config.compose import diagnose
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
@@ -70,7 +71,7 @@ def _recipe(overrides: Sequence[str], source: Path) -> Recipe | None:
     run_dir = None if is_weight_file(source) else run_of(source)
     if value_of(written, "recipe") is None and run_dir is not None:
         return read_run_recipe(run_dir, written)
-    return diagnose(written) if written else None
+    return diagnose(untrained(written)) if written else None
 
 
 def _in_full(override: str) -> str:

@@ -22,7 +22,7 @@ from pipeline.sweep.command import Command, Sweeper
 
 def composed(*overrides: str) -> Recipe:
     """What Hydra makes of a command line at the first attempt."""
-    known = with_recipe(overrides)
+    known = with_recipe(["+recipe=lenet5_digits", *overrides])
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), job_name="test", version_base="1.3"):
         return check(compose("config", known), known)
