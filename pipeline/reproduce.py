@@ -34,8 +34,21 @@ from pipeline.observe.run_record import (
 from pipeline.observe.side_by_side import SideBySide
 from pipeline.run_directory import LOWERINGS, RECIPE
 from pipeline.shipped import PACKAGE
+from pipeline.usage import asks_for_help, show_usage
 
 USAGE = "reproduce takes RUN_DIR and KEY=VALUE"
+HELP = """usage: python -m pipeline reproduce RUN_DIR [KEY=VALUE ...] [hydra.run.dir=DIR]
+
+Run the recipe of a run again, here and now, and compare the losses step by step, bit for bit.
+
+  RUN_DIR             the run to repeat
+  KEY=VALUE           keys to change, such as cache.root=DIR
+  hydra.run.dir=DIR   where the new run writes
+
+Exit status: 0 all is the same, 1 something differs or the new run failed, 2 a run can't be read.
+
+example: python -m pipeline reproduce outputs/2026-11-21/14-46-29_lenet5_digits
+"""
 RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
 LOOKS_S = 0.2
 """How often it is looked how far the new run has come."""
@@ -56,6 +69,8 @@ def reproduce(args: Sequence[str]) -> int:
     A run that ended early is repeated as far as it went. Raises UsageError for other arguments,
     RecipeError and DataError where the run can't be read, RunError where it can't be run again.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     asked = _parse(args)
     kept = read_record(asked.source)
     name = check_tree(dict(kept.recipe)).name

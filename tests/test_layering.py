@@ -25,6 +25,7 @@ LAYERS = (
         "registry",
         "shipped",
         "signals",
+        "usage",
         "whole_file",
     },
     {"data", "models", "training", "sink"},

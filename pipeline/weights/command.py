@@ -11,6 +11,7 @@ from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.errors import UsageError
 from pipeline.run_directory import run_of
+from pipeline.usage import asks_for_help, show_usage
 from pipeline.weights.arrays import Arrays, total_bytes
 from pipeline.weights.files import is_weight_file, require_written, write_weights
 from pipeline.weights.likeness import in_likeness
@@ -26,6 +27,21 @@ USAGE = (
     "convert weights takes SOURCE TARGET, +recipe=NAME, like=FILE and KEY=VALUE, as in: "
     "convert weights resnet.pth weights.safetensors +recipe=resnet18_cifar10 rules=torch"
 )
+HELP = """usage: python -m pipeline convert weights SOURCE TARGET [+recipe=NAME] [KEY=VALUE ...]
+
+Read weights, give them the names and layout of a recipe's network, and write them. Without a recipe
+they are written as they are.
+
+  SOURCE         .safetensors, .ckpt, .pt, .pth or .npz, or a run directory, whose recipe counts
+  TARGET         .safetensors, .ckpt or .npz
+  +recipe=NAME   the recipe whose network they are for
+  rules=NAME     whose names SOURCE has: auto, none, torch or mindspore
+  partial=true   take what matches
+  like=FILE      write them under the names of FILE
+  KEY=VALUE      other keys of the recipe
+
+example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10
+"""
 
 
 def convert_weights(args: Sequence[str]) -> int:
@@ -35,6 +51,8 @@ def convert_weights(args: Sequence[str]) -> int:
     the entries are written as they are. `like=FILE` writes them as that file has its own. Raises
     UsageError, RecipeError and DataError; nothing is written then.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     words = [arg for arg in args if "=" not in arg]
     if len(words) != 2 or any(word.startswith("-") for word in words):
         raise UsageError(words, USAGE)
