@@ -14,8 +14,8 @@ from pipeline.errors import RecipeError
 REFUSED = {
     "freezes nothing": (
         ["train.freeze=[convolution]"],
-        "train.freeze: pattern 'convolution' matches none of the 8 parameters in conv_0 (2), "
-        "conv_1 (2), dense_0 (2), dense_1 (2), such as conv_0/",
+        "train.freeze: pattern 'convolution' matches none of the 8 parameters in conv_0, "
+        "conv_1, dense_0 (2), dense_1 (2), dense_2 (2), such as conv_0/kernel",
     ),
     "freezes all": (
         ["train.freeze=['*']"],

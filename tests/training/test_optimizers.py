@@ -195,9 +195,7 @@ def test_pattern_that_matches_nothing_is_refused_at_init(spec):
 
 def test_refusal_shows_the_scopes():
     decay = add_weight_decay(0.1, [DecayRule(pattern="x", weight_decay=0.0)])
-    with pytest.raises(
-        ValueError, match="none of the 6 parameters in a, b, c, d, e, f, such as a$"
-    ):
+    with pytest.raises(ValueError, match=r"parameters in a, b, c, d, e, f, such as a$"):
         decay.init({name: jnp.zeros(1) for name in "abcdef"})
 
 
