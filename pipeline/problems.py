@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import MAX_PROBLEMS, printable
-from pipeline.registry import all_parts, kind_of
+from pipeline.registry import MAX_FLOAT, MAX_INT, all_parts, kind_of
 
 Location = tuple[int | str, ...]
 
@@ -20,6 +20,7 @@ MAX_NAME_LENGTH = 255
 """Of a name that may be a misspelt one, in characters."""
 
 _NOTHING: Mapping[Location, str] = {}
+_LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 _OF_KEYS = ("missing", "extra_forbidden")
 _EXPECTED = {
     "int_type": "a whole number",
@@ -136,10 +137,23 @@ def _describe_one(details: ErrorDetails, where: Location, beside: _Beside) -> st
             return f"{key} = {show(value)}: must have at most {context['max_length']} characters"
         case "too_short":
             return f"{key} = {show(value)}: must have at least {context['min_length']}"
+        case "less_than_equal" if context["le"] in _LARGEST:
+            return f"{key} = {show(value)}: must be at most {_LARGEST[context['le']]}"
+        case "greater_than_equal" if -context["ge"] in _LARGEST:
+            return f"{key} = {show(value)}: must be at least -{_LARGEST[-context['ge']]}"
+        case "expected" if _beyond(value):
+            return f"{key} = {show(value)}: {details['msg']}, and at most {_LARGEST[MAX_INT]}"
         case kind:
             expected = _EXPECTED.get(kind)
             message = f"must be {expected}" if expected else _sentence(details["msg"])
             return f"{key} = {show(value)}: {message}"
+
+
+def _beyond(value: Any) -> bool:
+    """Is a value of the right type, or a list of such, and too large?"""
+    if isinstance(value, list | tuple):
+        return any(map(_beyond, value))
+    return isinstance(value, int | float) and value > MAX_INT
 
 
 def _kind_of_problem(details: ErrorDetails) -> str:

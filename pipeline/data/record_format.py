@@ -37,7 +37,7 @@ class RecordFile(Spec):
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*\.array_record$")]
     samples: PositiveInt
-    size_bytes: PositiveInt
+    size_bytes: Annotated[int, Field(gt=0, lt=2**63)]
     first_crc32: Annotated[int, Field(ge=0, lt=2**32)]
     """Of the values in the first record."""
 
