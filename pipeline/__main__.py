@@ -17,6 +17,7 @@ from pipeline.allocator import restart_with_kept_memory
 from pipeline.errors import report_errors
 from pipeline.shipped import PACKAGE
 from pipeline.signals import interrupt_command
+from pipeline.usage import asks_for_help
 
 COLLECT_SELDOM = (100_000, 20, 100)
 COMMANDS = (
@@ -42,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(args: list[str], begun: float) -> Callable[[], int]:
-    if "--help" in args or "-h" in args:
-        return _show_guide
     if args and args[0] in COMMANDS:
         return partial(_call, args[0], args[1:])
+    if asks_for_help(args):
+        return _show_guide
     return partial(_launch, args, begun)
 
 

@@ -6,6 +6,16 @@ from collections.abc import Callable, Sequence
 
 from pipeline.errors import UsageError
 from pipeline.problems import no_such
+from pipeline.usage import asks_for_help, show_usage
+
+HELP = """usage: python -m pipeline convert weights SOURCE TARGET [+recipe=NAME] [KEY=VALUE ...]
+       python -m pipeline convert records OUT [--overwrite] dataset=NAME [KEY=VALUE ...]
+
+Convert weights from one format and one set of names into another, or a dataset into ArrayRecord
+files. `convert weights --help` and `convert records --help` say more.
+
+example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10
+"""
 
 
 def convert(args: Sequence[str]) -> int:
@@ -14,6 +24,8 @@ def convert(args: Sequence[str]) -> int:
     Raises UsageError for anything else than weights or records.
     """
     kinds: dict[str, Callable[[Sequence[str]], int]] = {"weights": _weights, "records": _records}
+    if asks_for_help(args[:1]):
+        return show_usage(HELP)
     if not args:
         raise UsageError(["convert"], f"must be followed by one of {', '.join(kinds)}")
     if args[0] not in kinds:

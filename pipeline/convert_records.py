@@ -8,13 +8,26 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.cache import cache_root
+from pipeline.config.chosen import untrained
 from pipeline.config.compose import diagnose
 from pipeline.data.record_format import RecordsSpec
 from pipeline.data.record_writer import check_free, write_records
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
+from pipeline.usage import asks_for_help, show_usage
 
 USAGE = "python -m pipeline convert records OUT [--overwrite] dataset=NAME dataset.root=ROOT ..."
+HELP = """usage: python -m pipeline convert records OUT [--overwrite] dataset=NAME [KEY=VALUE ...]
+
+Write a dataset as ArrayRecord files, which dataset=records reads with random access.
+
+  OUT            the folder to write
+  --overwrite    replace the records that are there
+  dataset=NAME   the dataset, by name or as the file of one's own
+  KEY=VALUE      keys of a recipe, such as dataset.root=DIR
+
+example: python -m pipeline convert records cifar dataset=cifar10 dataset.root=DIR
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,6 +43,8 @@ def convert_records(args: Sequence[str]) -> int:
     The arguments after OUT are those of a run. Raises RecipeError for what can't be understood,
     DataError for what can't be read and RunError for what can't be written.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     parser = _Parser(prog="pipeline convert records", usage=USAGE, add_help=False)
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("--overwrite", action="store_true")
@@ -38,7 +53,7 @@ def convert_records(args: Sequence[str]) -> int:
     out = given.out.expanduser()
     if "=" in given.out.name:
         parser.error(f"OUT must come first, a folder to write; found {given.out}")
-    recipe = diagnose(given.overrides)
+    recipe = diagnose(untrained(given.overrides))
     check_free(out, given.overwrite)
     reporter = Reporter()
     dataset = recipe.dataset

@@ -10,8 +10,20 @@ from pipeline.observe.comparison import compare_steps
 from pipeline.observe.log_lines import METRICS
 from pipeline.observe.run_record import compare_outcomes, read_record
 from pipeline.observe.side_by_side import SideBySide
+from pipeline.usage import asks_for_help, show_usage
 
 USAGE = "diff takes RUN_A RUN_B"
+HELP = """usage: python -m pipeline diff RUN_A RUN_B
+
+Show what sets two runs apart: recipe, code, versions, data and machine; then their metrics, and the
+first step at which their losses differ.
+
+  RUN_A, RUN_B   run directories
+
+Exit status: 0, also where nothing differs; 2 where a run can't be read.
+
+example: python -m pipeline diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again
+"""
 
 
 def diff(args: Sequence[str]) -> int:
@@ -19,6 +31,8 @@ def diff(args: Sequence[str]) -> int:
 
     Raises UsageError for other arguments, DataError where a run can't be read.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     if len(args) != 2 or any(arg.startswith("-") for arg in args):
         raise UsageError(args, USAGE)
     one, other = (read_record(Path(arg)) for arg in args)

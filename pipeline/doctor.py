@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from packaging.requirements import Requirement
 
 from pipeline.cache import PROGRAMS, cache_root, find_exposure
+from pipeline.config.chosen import untrained
 from pipeline.config.compose import diagnose
 from pipeline.config.recipe import Recipe
 from pipeline.data.download import DownloadError
@@ -29,6 +30,7 @@ from pipeline.observe.limits import read_limits
 from pipeline.observe.summary import versions
 from pipeline.run_directory import OUTPUTS
 from pipeline.shipped import PACKAGE
+from pipeline.usage import asks_for_help, show_usage
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -62,6 +64,19 @@ class Finding:
 
 Check = Callable[[Recipe], Iterator[Finding]]
 
+HELP = """usage: python -m pipeline doctor [+recipe=NAME] [KEY=VALUE ...]
+
+See before a run whether device, cache, data, disk and limits are as it needs them. Nothing is
+downloaded.
+
+  +recipe=NAME   the recipe, lenet5_digits unless it is given
+  KEY=VALUE      keys and parts of the recipe, as for a run
+
+Exit status: 0 all is well or worth a look, 1 a check has failed, 2 the recipe is wrong.
+
+example: python -m pipeline doctor +recipe=lenet5_mnist dataset.root=DIR
+"""
+
 
 def doctor(args: Sequence[str]) -> int:
     """Print what every check finds; the exit status is 1 where one has failed, else 0.
@@ -69,10 +84,12 @@ def doctor(args: Sequence[str]) -> int:
     Takes overrides as a run does. Nothing is downloaded. Raises UsageError for a flag, RecipeError
     for a recipe that is wrong.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     flags = [arg for arg in args if arg.startswith("-")]
     if flags:
         raise UsageError(flags[:1], "doctor takes KEY=VALUE of one recipe, no flags")
-    recipe, levels = diagnose(args), []
+    recipe, levels = diagnose(untrained(args)), []
     for check in (software, device, cache, data, outputs, limits, extras):
         for finding in _findings(check, recipe):
             print(finding, flush=True)

@@ -8,6 +8,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+MAX_PROBLEMS = 50
+"""Problems that a message lists; whoever made more has one cause for most of them."""
+MAX_PROBLEM_LENGTH = 2_000
+
 
 class PipelineError(Exception):
     """A run that could not be done; the message says what is wrong, the value and what is right."""
@@ -28,10 +32,10 @@ class RecipeError(PipelineError):
     exit_status = 2
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(map(_in_one_line, problems))
         count = len(self.problems)
-        head = "the recipe has a problem:" if count == 1 else f"the recipe has {count} problems:"
-        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+        head = "the recipe has a problem:" if count == 1 else f"the recipe has {count:,} problems:"
+        super().__init__("\n".join([head, *(f"  {line}" for line in listed(self.problems))]))
 
 
 class UsageError(PipelineError):
@@ -76,6 +80,12 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
+def listed(problems: Sequence[str]) -> list[str]:
+    """The problems that a message has room for, and how many more there are."""
+    more = len(problems) - MAX_PROBLEMS
+    return [*problems[:MAX_PROBLEMS], *([f"... and {more:,} more"] if more > 0 else [])]
+
+
 def printable(text: str) -> str:
     """A text in which what would steer a terminal is written out: names in files may have it."""
     return text if text.isprintable() else repr(text)[1:-1]
@@ -84,6 +94,12 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same of a text whose lines are meant."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def _in_one_line(problem: str) -> str:
+    """A problem as a line of a message: names in it may have newlines, and be of any length."""
+    line = printable(problem)
+    return line if len(line) <= MAX_PROBLEM_LENGTH else f"{line[: MAX_PROBLEM_LENGTH - 3]}..."
 
 
 def report_errors(action: Callable[[], int], *, debug: bool) -> int:

@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Backend, SinkPrice
-from pipeline.config.compose import diagnose, key_of, value_of
+from pipeline.config.compose import diagnose
+from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed import Feed
 from pipeline.errors import RunError, UsageError
@@ -51,6 +52,7 @@ from pipeline.stages.sinking import (
     unmeasurable,
 )
 from pipeline.stages.trial import Trials, Way
+from pipeline.usage import asks_for_help, show_usage
 from pipeline.whole_file import write_whole
 
 FILE = "explain.json"
@@ -63,6 +65,18 @@ BUSY = 0.5
 """Above this load a processor nothing can be timed well."""
 SHOWN_EVENTS = 4
 
+HELP = """usage: python -m pipeline explain [+recipe=NAME] [KEY=VALUE ...] [hydra.run.dir=DIR]
+
+Measure what a dispatch costs here, say which sink size is chosen and why, where events cut sinks,
+and train a few steps to see whether it holds. The weights are thrown away.
+
+  +recipe=NAME        the recipe, lenet5_digits unless it is given
+  KEY=VALUE           keys and parts of the recipe, as for a run
+  hydra.run.dir=DIR   also write explain.json there
+
+example: python -m pipeline explain +recipe=lenet5_digits train.batch_size=64
+"""
+
 
 def explain(args: Sequence[str]) -> int:
     """Print what there is to know of the sinks of a recipe; the exit status is 0.
@@ -70,6 +84,8 @@ def explain(args: Sequence[str]) -> int:
     Raises UsageError for a flag, RecipeError for a recipe that is wrong, RunError where its steps
     can't be run.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     flags = [arg for arg in args if arg.startswith("-")]
     if flags:
         raise UsageError(flags[:1], "explain takes KEY=VALUE of one recipe, no flags")

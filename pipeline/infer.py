@@ -12,12 +12,25 @@ import numpy as np
 
 from pipeline.errors import DataError, UsageError, printable
 from pipeline.problems import shown
+from pipeline.usage import asks_for_help, show_usage
 from pipeline.weights.export import is_export, read_export
 from pipeline.weights.images import read_images
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.run import Samples, read_trained_run
 
 USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json and --top=N"
+HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER IMAGE ... [--json] [--top=N]
+
+Print the class and its probability that a trained network gives to each image.
+
+  RUN_DIR   a run that has saved a checkpoint, or one of its checkpoints
+  FOLDER    what `export` wrote
+  IMAGE     images as the network was trained on, or .npy arrays of them
+  --json    a JSON object a line
+  --top=N   the N most probable classes, 1 unless it is given
+
+example: python -m pipeline infer digits_network seven.png --top=3
+"""
 JSON, TOP = "--json", "--top="
 MAX_DIGITS = 9
 """Of the number behind --top: Python reads none of thousands."""
@@ -43,6 +56,8 @@ def infer(args: Sequence[str]) -> int:
 
     Raises UsageError for other arguments, RecipeError and DataError for what can't be read.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     asked = _parse(args)
     logits, samples = _network(asked.source)
     for file in asked.files:

@@ -20,25 +20,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import run_directory
-from pipeline.config.compose import (
-    UNCOMPOSABLE,
-    check,
-    diagnose,
-    expand_sweeps,
-    key_of,
-    quoted,
-    swept_keys,
-    value_of,
-    with_recipe,
-)
+from pipeline.config.chosen import with_recipe
+from pipeline.config.compose import UNCOMPOSABLE, check, diagnose
+from pipeline.config.overrides import expand_sweeps, key_of, quoted, swept_keys, value_of
 from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
 from pipeline.observe.reporter import MARGIN
-from pipeline.resume_command import (
-    RESUME,
-    SWEEP_DIR,
-    resume_run_command,
-    resume_sweep_command,
-)
+from pipeline.resume_command import RESUME, SWEEP_DIR, resume_run_command, resume_sweep_command
 from pipeline.shipped import CONF
 from pipeline.sweep.command import command_of, find_sweep, read_command
 from pipeline.sweep.directory import find_failures, find_jobs

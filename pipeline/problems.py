@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.errors import printable
-from pipeline.registry import all_parts, kind_of
+from pipeline.errors import MAX_PROBLEMS, printable
+from pipeline.registry import MAX_FLOAT, MAX_INT, all_parts, kind_of
 
 Location = tuple[int | str, ...]
 
+MAX_NAME_LENGTH = 255
+"""Of a name that may be a misspelt one, in characters."""
+
+_NOTHING: Mapping[Location, str] = {}
+_LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
+_OF_KEYS = ("missing", "extra_forbidden")
 _EXPECTED = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -33,21 +40,39 @@ _EXPECTED = {
 }
 
 
-def describe(error: ValidationError, tree: Mapping[str, Any]) -> list[str]:
-    """Every problem that pydantic found in `tree`, one line each."""
-    return [_describe_one(details, tree) for details in error.errors(include_url=False)]
+def describe(
+    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[Location, str] = _NOTHING
+) -> list[str]:
+    """Every problem that pydantic found in `tree`, one line each.
+
+    `unfit` has one line for a section whose keys are those of another part, instead of one a key.
+    Those that a message has room for show the value and guess what was meant; others, of which a
+    file can have thousands, say where they are and what kind they are of.
+    """
+    every = error.errors(include_url=False)
+    found = [(details, *locate(details["loc"], tree)) for details in every]
+    found = [one for one in found if not (one[0]["type"] in _OF_KEYS and one[1][:-1] in unfit)]
+    unknown = {where for details, where, _ in found if details["type"] == "extra_forbidden"}
+    lines = list(unfit.values())
+    for details, where, tags in found[:MAX_PROBLEMS]:
+        lines.append(_describe_one(details, where, _Beside(tree, tags, unknown)))
+    for details, where, _ in found[MAX_PROBLEMS:]:
+        lines.append(f"{shown(dotted(where))}: {_kind_of_problem(details)}")
+    return lines
 
 
 def no_such(noun: str, name: str, known: Iterable[str]) -> str:
     """`there is no such model; did you mean lenet5? There is layers, lenet5, mlp, resnet`."""
     names = sorted(known)
     guess = nearest(name, names)
-    question = f"; did you mean {guess}?" if guess else "."
-    return f"there is no such {noun}{question} There is {', '.join(names)}"
+    question = f"; did you mean {shown(guess)}?" if guess else "."
+    return f"there is no such {noun}{question} There is {', '.join(map(shown, names))}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is spelled most like `name`; None where none is."""
+    if len(name) > MAX_NAME_LENGTH:
+        return None
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
 
 
@@ -81,20 +106,19 @@ def _is_plain_text(text: str) -> bool:
         return False
 
 
-def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
-    where, tags = locate(details["loc"], tree)
-    key, value, context = dotted(where), details["input"], details.get("ctx", {})
+def _describe_one(details: ErrorDetails, where: Location, beside: _Beside) -> str:
+    key, value, context = shown(dotted(where)), details["input"], details.get("ctx", {})
     match details["type"]:
         case "extra_forbidden":
-            guess = nearest(str(where[-1]), _keys_beside(where, tags, tree))
-            question = f"; did you mean {dotted((*where[:-1], guess))}?" if guess else ""
+            guess = nearest(str(where[-1]), beside.keys(where))
+            question = f"; did you mean {shown(dotted((*where[:-1], guess)))}?" if guess else ""
             return f"{key} = {show(value)}: there is no such key{question}"
         case "missing":
             return f"{key}: missing; it needs a value"
         case "union_tag_invalid":
             names = [name.strip("' ") for name in context["expected_tags"].split(",")]
             tag, kind = str(context["tag"]), kind_of(names) or "part"
-            return f"{key}.name = {tag}: {no_such(kind, tag, names)}"
+            return f"{key}.name = {show(tag)}: {no_such(kind, tag, names)}"
         case "union_tag_not_found":
             return f"{key} = {show(value)}: must be a section with a `name`"
         case "part_without_name":
@@ -113,10 +137,30 @@ def _describe_one(details: ErrorDetails, tree: Mapping[str, Any]) -> str:
             return f"{key} = {show(value)}: must have at most {context['max_length']} characters"
         case "too_short":
             return f"{key} = {show(value)}: must have at least {context['min_length']}"
+        case "less_than_equal" if context["le"] in _LARGEST:
+            return f"{key} = {show(value)}: must be at most {_LARGEST[context['le']]}"
+        case "greater_than_equal" if -context["ge"] in _LARGEST:
+            return f"{key} = {show(value)}: must be at least -{_LARGEST[-context['ge']]}"
+        case "expected" if _beyond(value):
+            return f"{key} = {show(value)}: {details['msg']}, and at most {_LARGEST[MAX_INT]}"
         case kind:
             expected = _EXPECTED.get(kind)
             message = f"must be {expected}" if expected else _sentence(details["msg"])
             return f"{key} = {show(value)}: {message}"
+
+
+def _beyond(value: Any) -> bool:
+    """Is a value of the right type, or a list of such, and too large?"""
+    if isinstance(value, list | tuple):
+        return any(map(_beyond, value))
+    return isinstance(value, int | float) and value > MAX_INT
+
+
+def _kind_of_problem(details: ErrorDetails) -> str:
+    kind = details["type"]
+    said = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
+    expected = f"must be {_EXPECTED[kind]}" if kind in _EXPECTED else None
+    return said or expected or _sentence(details["msg"])
 
 
 def _sentence(message: str) -> str:
@@ -150,13 +194,23 @@ def locate(loc: Location, tree: Mapping[str, Any]) -> tuple[Location, tuple[str,
     return tuple(where), tuple(tags)
 
 
-def _keys_beside(where: Location, tags: Sequence[str], tree: Mapping[str, Any]) -> set[str]:
-    """The keys that would be right where an unknown one stands."""
-    node: Any = tree
-    for step in where[:-1]:
-        known_step = step in node if isinstance(node, Mapping) else isinstance(node, list)
-        node = node[step] if known_step else None
-    known = set(node) - {where[-1]} if isinstance(node, Mapping) else set()
-    if tags:
-        known |= {field for cls in all_parts(tags[-1]) for field in cls.model_fields}
-    return {str(key) for key in known}
+class _Beside(NamedTuple):
+    """What there is beside a key that is wrong."""
+
+    tree: Mapping[str, Any]
+    tags: Sequence[str]
+    """Names of the parts on the way to it."""
+    unknown: AbstractSet[Location]
+    """Keys that are wrong as well, and so none to propose."""
+
+    def keys(self, where: Location) -> set[str]:
+        """The keys that would be right where an unknown one stands."""
+        node: Any = self.tree
+        for step in where[:-1]:
+            known_step = step in node if isinstance(node, Mapping) else isinstance(node, list)
+            node = node[step] if known_step else None
+        own = node if isinstance(node, Mapping) else {}
+        known = {str(key) for key in own if (*where[:-1], key) not in self.unknown}
+        if self.tags:
+            known |= {field for cls in all_parts(self.tags[-1]) for field in cls.model_fields}
+        return known

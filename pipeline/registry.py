@@ -16,7 +16,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -57,6 +57,21 @@ FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
 """A path written as text; `~` is the home folder."""
 
 
+MAX_INT = 2**31 - 1
+MAX_FLOAT = 3.4028234663852886e38
+BOUNDS: Mapping[str, float] = {"int": MAX_INT, "float": MAX_FLOAT}
+"""The largest numbers that programs compute with, in int32 and float32."""
+
+_INNER = frozenset(
+    {
+        *("schema", "items_schema", "keys_schema", "values_schema", "definitions", "steps"),
+        *("lax_schema", "strict_schema", "json_schema", "python_schema"),
+    }
+)
+_BY_NAME = frozenset(("fields", "choices"))
+"""Where pydantic keeps the schemas that one is made of."""
+
+
 class Expected:
     """Says in one sentence what a field of several types takes, instead of once for each type."""
 
@@ -73,11 +88,43 @@ class Expected:
 
 
 class Spec(BaseModel):
-    """A frozen piece of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32."""
+    """A frozen piece of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32.
+
+    Numbers of which a field does not say how large they may be are such as programs compute with:
+    int32 and float32.
+    """
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return cast(CoreSchema, within_bounds(handler(source)))
+
+
+def within_bounds(schema: Any) -> Any:
+    """A copy of a pydantic schema in which all numbers have bounds."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(within_bounds(item) for item in schema)
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") in BOUNDS:
+        most = BOUNDS[schema["type"]]
+        above = {} if schema.keys() & {"le", "lt"} else {"le": most}
+        below = {} if schema.keys() & {"ge", "gt"} else {"ge": -most}
+        return {**schema, **above, **below}
+    bounded = {key: within_bounds(schema[key]) for key in schema.keys() & _INNER}
+    for key in schema.keys() & _BY_NAME:
+        bounded[key] = _each_within_bounds(schema[key])
+    return {**schema, **bounded}
+
+
+def _each_within_bounds(schemas: Any) -> Any:
+    """Schemas by name, or the choices of a union, which have none."""
+    if not isinstance(schemas, dict):
+        return within_bounds(schemas)
+    return {name: within_bounds(schema) for name, schema in schemas.items()}
 
 
 S = TypeVar("S", bound=Spec)

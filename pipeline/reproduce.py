@@ -19,7 +19,8 @@ from pathlib import Path
 
 from pipeline import run_directory
 from pipeline.bounded_file import read_bytes
-from pipeline.config.compose import check_tree, key_of, quoted, value_of
+from pipeline.config.compose import check_tree
+from pipeline.config.overrides import key_of, quoted, value_of
 from pipeline.differences import Difference
 from pipeline.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.observe.comparison import Comparison, compare_steps
@@ -34,9 +35,22 @@ from pipeline.observe.side_by_side import SideBySide
 from pipeline.run_directory import LOWERINGS, RECIPE
 from pipeline.shipped import PACKAGE
 from pipeline.signals import find_stops
+from pipeline.usage import asks_for_help, show_usage
 from pipeline.whole_file import write_whole
 
 USAGE = "reproduce takes RUN_DIR and KEY=VALUE"
+HELP = """usage: python -m pipeline reproduce RUN_DIR [KEY=VALUE ...] [hydra.run.dir=DIR]
+
+Run the recipe of a run again, here and now, and compare the losses step by step, bit for bit.
+
+  RUN_DIR             the run to repeat
+  KEY=VALUE           keys to change, such as cache.root=DIR
+  hydra.run.dir=DIR   where the new run writes
+
+Exit status: 0 all is the same, 1 something differs or the new run failed, 2 a run can't be read.
+
+example: python -m pipeline reproduce outputs/2026-11-21/14-46-29_lenet5_digits
+"""
 RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
 LOOKS_S = 0.2
 """How often it is looked how far the new run has come."""
@@ -57,6 +71,8 @@ def reproduce(args: Sequence[str]) -> int:
     A run that ended early is repeated as far as it went. Raises UsageError for other arguments,
     RecipeError and DataError where the run can't be read, RunError where it can't be run again.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     asked = _parse(args)
     kept = read_record(asked.source)
     name = check_tree(dict(kept.recipe)).name

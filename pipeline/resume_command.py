@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.config.compose import key_of, quoted
+from pipeline.config.overrides import key_of, quoted
 from pipeline.config.recipe import Recipe
 
 RESUME, RESTORE = "train.resume", "checkpoint.restore"

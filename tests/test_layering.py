@@ -27,6 +27,7 @@ LAYERS = (
         "registry",
         "shipped",
         "signals",
+        "usage",
         "whole_file",
     },
     {"data", "models", "training", "sink"},

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipeline import load_recipe
-from pipeline.config.compose import DEFAULT_RECIPE
+from pipeline.config.chosen import DEFAULT_RECIPE
 from pipeline.config.files import description
 from pipeline.job import run
 from pipeline.shipped import RECIPES

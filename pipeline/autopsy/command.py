@@ -8,8 +8,21 @@ from pathlib import Path
 from pipeline.autopsy.examine import examine
 from pipeline.autopsy.reproducer import read_reproducer
 from pipeline.errors import UsageError, printable_lines
+from pipeline.usage import asks_for_help, show_usage
 
 USAGE = "autopsy takes RUN_DIR or its reproducer"
+HELP = """usage: python -m pipeline autopsy RUN_DIR
+
+Compute the bad step that ended a run once more and say where the loss or a gradient ceased to be
+finite: layer, tensor, ranges of its operands, samples of the batch.
+
+  RUN_DIR  a run that ended at a loss that is not finite, or the reproducer that it has kept
+
+Exit status: 0 found again what the run had found, 1 found something else, 2 there is nothing to
+look into.
+
+example: python -m pipeline autopsy outputs/2026-11-21/14-46-29_lenet5_digits
+"""
 
 
 def autopsy(args: Sequence[str]) -> int:
@@ -17,6 +30,8 @@ def autopsy(args: Sequence[str]) -> int:
 
     Raises UsageError for other arguments, and what `read_reproducer` raises.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     if len(args) != 1 or args[0].startswith("-"):
         raise UsageError(args, USAGE)
     kept = read_reproducer(Path(args[0]))

@@ -44,7 +44,8 @@ def one_length(recipe: Recipe) -> Iterator[str]:
     lengths = {"epochs": train.epochs, "passes": train.passes, "steps": train.steps}
     given = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
     if len(given) != 1:
-        found = f"given are {', '.join(given)}" if given else "none is given"
+        missing = "none is given; add one, as in train.passes=10, or name a recipe: +recipe=NAME"
+        found = f"given are {', '.join(given)}" if given else missing
         yield f"train: give exactly one of epochs, passes, steps; {found}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cache
+from functools import cache, reduce
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -45,6 +45,18 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     return filled
 
 
+def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
+    """A copy of a part of one's own, with the defaults of the shipped ones of its name.
+
+    Where these differ, as the shapes of ResNets do, a key that is lacking stays so. A part that
+    starts from another by `defaults` has what it needs from there.
+    """
+    if any(base != "_self_" for base in part.get("defaults", ())):
+        return dict(part)
+    options = _options(group, str(part.get("name")))
+    return _upon(reduce(_common, options), part) if options else dict(part)
+
+
 def normalised(tree: Mapping[str, Any]) -> Tree:
     """The recipe of a run as one of today would be kept; as it is, where it is none any more."""
     filled = fill_missing(tree)
@@ -52,6 +64,22 @@ def normalised(tree: Mapping[str, Any]) -> Tree:
         return Recipe.model_validate(filled).model_dump(mode="json")
     except ValidationError:
         return filled
+
+
+def _common(one: Tree, other: Tree) -> Tree:
+    """What two trees agree on."""
+    return {key: value for key, value in one.items() if other.get(key, _NOTHING) == value}
+
+
+def _upon(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
+    """A tree upon another; of a section that is another part, with another name, nothing stays."""
+    tree = deepcopy({**base, **own})
+    for key, section in own.items():
+        below = base.get(key)
+        nested = isinstance(section, Mapping) and isinstance(below, Mapping)
+        if nested and section.get("name", below.get("name")) == below.get("name"):
+            tree[key] = _upon(below, section)
+    return tree
 
 
 def _lacking(tree: Tree) -> list[tuple[int | str, ...]]:

@@ -28,6 +28,7 @@ Train what a YAML recipe describes.
   python -m pipeline doctor +recipe=NAME KEY=VALUE ...  are device, cache, data, disk, limits ok?
   python -m pipeline autopsy RUN_DIR                    the bad step that ended a run, looked into
   python -m pipeline schema                             JSON schema of recipes, for editors
+  python -m pipeline COMMAND --help                     what one of these takes, with an example
   python -m pipeline --hydra-help                       flags of Hydra's own
 
 Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong.

@@ -9,7 +9,6 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
 )
 
@@ -31,6 +30,8 @@ AutotuneMode = Annotated[
     # What YAML makes of an unquoted `off`.
     BeforeValidator(lambda mode: "off" if mode is False else mode),
 ]
+Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
+"""No more than a year."""
 
 
 class TrainSpec(Spec):
@@ -48,7 +49,7 @@ class TrainSpec(Spec):
     mechanism: Literal["auto", "loop", "soft"]
     """How a sink runs: one XLA loop, or asynchronous dispatches of single steps. auto: a loop, or
     whichever is measured to be faster where `sink_size` is auto too."""
-    dispatch_seconds: PositiveFloat
+    dispatch_seconds: Seconds
     """A sink is dispatched in chunks of about this long, so that a signal is answered in time."""
     feed: Literal["auto", "resident", "stream"]
     mode: Literal["graph", "eager"]
@@ -87,7 +88,7 @@ class CheckpointSpec(Spec):
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
-    every_seconds: PositiveFloat | None
+    every_seconds: Seconds | None
     keep: PositiveInt
     """How many of the newest to keep, besides the best."""
     best: str | None

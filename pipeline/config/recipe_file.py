@@ -8,7 +8,7 @@ user may say all of that on the command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,11 @@ not."""
 RESUME_ANY = "auto"
 """The one value of `train.resume` that names no directory."""
 
+YAML = (".yaml", ".yml")
+
 _OPTION = re.compile(r"\w[\w.+-]{0,99}")
+_PART_FILE = re.compile(r"(?:\./)?(?:\w[\w.+-]{0,99}/){0,9}\w[\w.+-]{0,99}\.ya?ml")
+"""Beside the recipe or below it, and nowhere else."""
 _CHOICE = re.compile(r"(?:override )?/(\w+)")
 
 
@@ -46,6 +50,29 @@ def read_part_file(file: Path, group: str) -> Tree:
     """A part of a recipe as its file has it. Raises RecipeError as for a recipe."""
     tree = _read(file, group)
     return _checked(file, tree, [*_part_defaults(tree, group), *user_keys(tree, SECTIONS[group])])
+
+
+def with_part_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
+    """A recipe that chooses parts by names where it did so by files: `override /model: ./net.yaml`.
+
+    `name_of` gives the name for a group and the path as it is written.
+    """
+    if not isinstance(tree.get("defaults"), list):
+        return tree
+    return {**tree, "defaults": [_with_name(item, name_of) for item in tree["defaults"]]}
+
+
+def find_part_file(recipe: Path, path: str) -> Path:
+    """The file of a part that a recipe file names, relative to its own folder.
+
+    Raises RecipeError for what leads out of there, as a link can: a stranger's recipe, shown in an
+    error or kept in a run directory, must not bring along what else lies on the disk.
+    """
+    folder = recipe.parent.resolve()
+    found = (folder / path).resolve()
+    if not found.is_relative_to(folder):
+        raise RecipeError([f"{recipe}: defaults: {path}: leads out of the folder of the recipe"])
+    return found
 
 
 def kept_to_its_own(tree: Tree) -> Tree:
@@ -105,6 +132,22 @@ def _items(tree: Tree) -> Iterator[Any]:
     yield from defaults if isinstance(defaults, list) else [defaults]
 
 
+def _with_name(item: Any, name_of: Callable[[str, str], str]) -> Any:
+    if not isinstance(item, dict):
+        return item
+    ((key, option),) = item.items()
+    choice = _CHOICE.fullmatch(key)
+    if choice is None or not isinstance(option, str) or not option.endswith(YAML):
+        return item
+    return {key: name_of(choice[1], option)}
+
+
+def _names_option(option: Any) -> bool:
+    if not isinstance(option, str):
+        return option is None
+    return bool((_PART_FILE if option.endswith(YAML) else _OPTION).fullmatch(option))
+
+
 def _recipe_defaults(tree: Tree) -> Iterator[str]:
     """A problem for every item that is no recipe's name, no choice of a part and not _self_."""
     for item in _items(tree):
@@ -113,12 +156,12 @@ def _recipe_defaults(tree: Tree) -> Iterator[str]:
         if isinstance(item, dict) and len(item) == 1:
             (key, option), *_ = item.items()
             choice = _CHOICE.fullmatch(key)
-            named = option is None or (isinstance(option, str) and _OPTION.fullmatch(option))
-            if choice is not None and choice[1] in SECTIONS and named:
+            if choice is not None and choice[1] in SECTIONS and _names_option(option):
                 continue
         yield (
             f"defaults: {show(item)}: must be _self_, the name of a recipe, or "
-            f"`override /GROUP: NAME` with GROUP one of {', '.join(SECTIONS)}"
+            f"`override /GROUP: NAME` with GROUP one of {', '.join(SECTIONS)}, and NAME an option "
+            "or a file beside the recipe or below it, as in ./mine.yaml"
         )
 
 

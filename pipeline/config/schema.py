@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 from pipeline.registry import parts
+from pipeline.usage import asks_for_help, show_usage
 
 DEFAULTS = {
     "type": "array",
@@ -16,9 +17,18 @@ DEFAULTS = {
     "items": {"anyOf": [{"type": "object"}, {"type": "string"}]},
 }
 
+HELP = """usage: python -m pipeline schema
+
+Print the JSON schema of recipes, from which editors complete and check them.
+
+example: python -m pipeline schema > recipe.schema.json
+"""
+
 
 def schema(args: Sequence[str]) -> int:
     """Print the schema; the exit status is 0. Raises RecipeError where it is asked for more."""
+    if asks_for_help(args):
+        return show_usage(HELP)
     if args:
         raise RecipeError([f"{' '.join(args)}: schema takes no arguments"])
     print(json.dumps(recipe_schema(), indent=2))

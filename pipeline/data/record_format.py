@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from pipeline.bounded_file import read_json
-from pipeline.errors import DataError
+from pipeline.errors import DataError, listed
 from pipeline.problems import describe
 from pipeline.registry import Seq, Spec
 
@@ -37,7 +37,7 @@ class RecordFile(Spec):
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*\.array_record$")]
     samples: PositiveInt
-    size_bytes: PositiveInt
+    size_bytes: Annotated[int, Field(gt=0, lt=2**63)]
     first_crc32: Annotated[int, Field(ge=0, lt=2**32)]
     """Of the values in the first record."""
 
@@ -148,7 +148,7 @@ def read_description(folder: Path) -> RecordsSpec:
     try:
         return RecordsSpec.model_validate(tree)
     except ValidationError as error:
-        raise DataError(f"{file}: {'; '.join(describe(error, tree))}") from error
+        raise DataError(f"{file}: {'; '.join(listed(describe(error, tree)))}") from error
 
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from pipeline.problems import nearest, shown
+
 Path = tuple[str, ...]
 """The scopes of a layer from the outside in and, of a parameter, its own name at the end."""
+
+MAX_SCOPES = 40
 
 
 def covers(pattern: str, path: Path) -> bool:
@@ -18,11 +23,30 @@ def covers(pattern: str, path: Path) -> bool:
 def require_covered(
     patterns: Sequence[str], paths: Sequence[Path], noun: str, key: str = ""
 ) -> None:
-    """Raise ValueError, which begins with `key`, for a pattern that covers none of the paths."""
-    names = ["/".join(path) for path in paths]
+    """Raise ValueError, which begins with `key`, for a pattern that covers none of the paths.
+
+    The message has the outermost scopes, of which there are few, and how much is in each.
+    """
     for pattern in patterns:
-        if not any(covers(pattern, path) for path in paths):
-            shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-            raise ValueError(
-                f"{key}pattern {pattern!r} matches none of the {len(names)} {noun}: {shown}"
-            )
+        if any(covers(pattern, path) for path in paths):
+            continue
+        counts = outermost(paths)
+        scopes = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
+        if len(scopes) > MAX_SCOPES:
+            scopes[MAX_SCOPES:] = ["..."]
+        guess = nearest(pattern, counts)
+        raise ValueError(
+            f"{key}pattern {shown(repr(pattern))} matches none of the {len(paths)} {noun} in "
+            f"{', '.join(scopes)}, such as {'/'.join(paths[0])}"
+            f"{f'; did you mean {guess}?' if guess else ''}"
+        )
+
+
+def outermost(paths: Sequence[Path]) -> dict[str, int]:
+    """The outermost scopes that tell paths apart, and how many of the paths each is around."""
+    deepest = max(map(len, paths))
+    for depth in range(1, deepest + 1):
+        counts = Counter("/".join(path[:depth]) for path in paths)
+        if len(counts) > 1:
+            break
+    return dict(counts)

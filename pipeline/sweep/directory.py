@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, RootModel, ValidationError
 
-from pipeline.config.compose import value_of
-from pipeline.errors import SUCCEEDED, DataError
+from pipeline.config.overrides import value_of
+from pipeline.errors import SUCCEEDED, DataError, listed
 from pipeline.locked_folder import LOCK, locked_file
 from pipeline.plain_yaml import parse_yaml, read_yaml, yaml_text
 from pipeline.problems import describe
@@ -129,7 +129,7 @@ def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise DataError(f"{file}: {'; '.join(describe(error, tree))}") from error
+        raise DataError(f"{file}: {'; '.join(listed(describe(error, tree)))}") from error
 
 
 def find_jobs(sweep_dir: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.config.compose import swept_keys
+from pipeline.config.overrides import swept_keys
 from pipeline.sweep.command import command_of
 from pipeline.sweep.jobs import Job
 from pipeline.sweep.plan import PlannedJob, enter, plan_job

@@ -14,7 +14,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict, read_write
 
-from pipeline.config.compose import check, quoted
+from pipeline.config.compose import check
+from pipeline.config.overrides import quoted
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.locked_folder import LOCK

@@ -14,8 +14,8 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from pipeline.config.compose import key_of
 from pipeline.config.optional_keys import settable
+from pipeline.config.overrides import key_of
 from pipeline.errors import RecipeError
 
 

@@ -21,7 +21,7 @@ from optuna.storages import fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import Trial, TrialState
 
-from pipeline.config.compose import key_of
+from pipeline.config.overrides import key_of
 from pipeline.errors import RunError, printable
 from pipeline.sweep.command import Command, command_of
 from pipeline.sweep.directory import alone

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.compose import diagnose, key_of, value_of
+from pipeline.config.chosen import untrained
+from pipeline.config.compose import diagnose
+from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.errors import UsageError, printable
 from pipeline.run_directory import run_of
+from pipeline.usage import asks_for_help, show_usage
 from pipeline.weights.arrays import Arrays, total_bytes
 from pipeline.weights.files import is_weight_file, require_written, write_weights
 from pipeline.weights.likeness import in_likeness
@@ -24,6 +27,21 @@ USAGE = (
     "convert weights takes SOURCE TARGET, +recipe=NAME, like=FILE and KEY=VALUE, as in: "
     "convert weights resnet.pth weights.safetensors +recipe=resnet18_cifar10 rules=torch"
 )
+HELP = """usage: python -m pipeline convert weights SOURCE TARGET [+recipe=NAME] [KEY=VALUE ...]
+
+Read weights, give them the names and layout of a recipe's network, and write them. Without a recipe
+they are written as they are.
+
+  SOURCE         .safetensors, .ckpt, .pt, .pth or .npz, or a run directory, whose recipe counts
+  TARGET         .safetensors, .ckpt or .npz
+  +recipe=NAME   the recipe whose network they are for
+  rules=NAME     whose names SOURCE has: auto, none, torch or mindspore
+  partial=true   take what matches
+  like=FILE      write them under the names of FILE
+  KEY=VALUE      other keys of the recipe
+
+example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10
+"""
 
 
 def convert_weights(args: Sequence[str]) -> int:
@@ -33,6 +51,8 @@ def convert_weights(args: Sequence[str]) -> int:
     the entries are written as they are. `like=FILE` writes them as that file has its own. Raises
     UsageError, RecipeError and DataError; nothing is written then.
     """
+    if asks_for_help(args):
+        return show_usage(HELP)
     words = [arg for arg in args if "=" not in arg]
     if len(words) != 2 or any(word.startswith("-") for word in words):
         raise UsageError(words, USAGE)
@@ -69,7 +89,7 @@ def _recipe(overrides: Sequence[str], source: Path) -> Recipe | None:
     run_dir = None if is_weight_file(source) else run_of(source)
     if value_of(written, "recipe") is None and run_dir is not None:
         return read_run_recipe(run_dir, written)
-    return diagnose(written) if written else None
+    return diagnose(untrained(written)) if written else None
 
 
 def _in_full(override: str) -> str:

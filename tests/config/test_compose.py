@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import load_recipe
-from pipeline.config.compose import quoted, with_recipe
+from pipeline.config.chosen import with_recipe
+from pipeline.config.overrides import quoted
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.errors import RecipeError
 

@@ -8,9 +8,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from pipeline.config.compose import check, swept_keys, with_recipe
+from pipeline.config.chosen import with_recipe
+from pipeline.config.compose import check
 from pipeline.config.files import SECTIONS, find_groups
 from pipeline.config.optional_keys import settable
+from pipeline.config.overrides import swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.plain_yaml import parse_yaml
 from pipeline.registry import parts
@@ -20,7 +22,7 @@ from pipeline.sweep.command import Command, Sweeper
 
 def composed(*overrides: str) -> Recipe:
     """What Hydra makes of a command line at the first attempt."""
-    known = with_recipe(overrides)
+    known = with_recipe(["+recipe=lenet5_digits", *overrides])
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), job_name="test", version_base="1.3"):
         return check(compose("config", known), known)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
 from pipeline import load_recipe
 from pipeline.config.checks import CHECKS
-from pipeline.config.compose import with_recipe
+from pipeline.config.chosen import with_recipe
 from pipeline.errors import RecipeError
 
 
@@ -242,3 +245,91 @@ def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None
 
 def test_the_plus_before_recipe_may_be_left_out() -> None:
     assert with_recipe(["recipe=mlp_mnist"]) == ["+recipe=mlp_mnist"]
+
+
+MANY = 3_000
+
+
+def _keys(indent: int) -> str:
+    return "".join(f"{' ' * indent}k{n}: 1\n" for n in range(MANY))
+
+
+@pytest.mark.parametrize(
+    ("text", "opening"),
+    [
+        (_keys(0), "k0 = 1: there is no such key"),
+        (f"train:\n  optimizer:\n{_keys(4)}", "train.optimizer.k0 = 1: there is no such key"),
+        (
+            f"dataset: {{train: {{ops: [{', '.join(['resise'] * MANY)}]}}}}\n",
+            "dataset.train.ops.0.name = resise: there is no such op; did you mean resize?",
+        ),
+        (
+            f"train: {{freeze: [{', '.join(['1'] * MANY)}]}}\n",
+            "train.freeze.0 = 1: must be a text",
+        ),
+    ],
+    ids=["top", "deep", "parts", "values"],
+)
+def test_thousands_of_problems_take_no_longer_than_a_few(
+    text: str, opening: str, tmp_path: Path
+) -> None:
+    """Guessing what each of them may have been among all the others took a minute."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    begun_s = time.process_time()
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(file))
+    assert time.process_time() - begun_s < 10
+    assert len(caught.value.problems) == MANY
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the recipe has 3,000 problems:"
+    assert lines[1].startswith(f"  {opening}")
+    assert (len(lines), lines[-1]) == (52, "  ... and 2,950 more")
+
+
+def test_an_unknown_key_is_no_proposal_for_another() -> None:
+    first, second = problems("+train.abcdef1=1", "+train.abcdef2=1")
+    assert first == "train.abcdef1 = 1: there is no such key"
+    assert second == "train.abcdef2 = 1: there is no such key"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"train.k{n}=1" for n in range(300)], "train.k0 = 1: there is no such key"),
+        ([f"~train.k{n}" for n in range(300)], "~train.k0: there is no such key"),
+        ([f"stages=[data{n}" for n in range(300)], "stages=[data0: no viable alternative"),
+        (["seed=1"] * 1_001, "1,002 overrides; must be at most 1,000; write them into a recipe"),
+        (["k" * 1_000_000 + "=1"], "kkk...: 1,000,002 characters; write it into a recipe file"),
+        (["+" + "a." * 200 + "a=1"], "a.a...: a key of 402 bytes; there is none of more than 255"),
+    ],
+    ids=["unknown", "deleted", "unparsable", "too many", "long", "deep"],
+)
+def test_the_command_line_is_bounded_too(overrides: list[str], message: str) -> None:
+    """Each problem was looked for by composing all the others."""
+    begun_s = time.process_time()
+    found = problems(*overrides)
+    assert time.process_time() - begun_s < 10
+    assert len(found) == (len(overrides) if len(overrides) == 300 else 1)
+    assert (
+        message.replace("kkk...", "k" * 57 + "...").replace("a.a...", "a." * 28 + "a...")
+        in (found[0])
+    )
+
+
+def test_mistakes_of_every_kind_are_found_in_one_go() -> None:
+    found = problems(
+        "train.k=1", "+seed=1", "~zzz", "seed", "stages=[data", "model=no", "loss=cros"
+    )
+    assert len(found) == 7
+
+
+def test_a_problem_is_one_line_whatever_is_in_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text('"a\\n  error: b\\e[31m": 1\n' + "x" * 900 + ": 1\n" + "lo\u0455s: 1\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(file))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert lines[1] == r"  a\n  error: b\x1b[31m = 1: there is no such key"
+    assert max(map(len, lines)) < 200

@@ -234,6 +234,38 @@ def test_defaults_start_from_what_is_shipped(defaults: str, folder: Path) -> Non
     assert not (folder / "pwned").exists()
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("../secret.yaml", "and NAME an option or a file beside the recipe or below it"),
+        ("/etc/secret.yaml", "a file beside the recipe or below it, as in ./mine.yaml"),
+        ("a/../../secret.yaml", "a file beside the recipe or below it"),
+        ("~/secret.yaml", "a file beside the recipe or below it"),
+        ("'${oc.env:HOME}.yaml'", "a file beside the recipe or below it"),
+        ("link.yaml", "mine.yaml: defaults: link.yaml: leads out of the folder of the recipe"),
+        ("folder/secret.yaml", "defaults: folder/secret.yaml: leads out of the folder of the rec"),
+        ("none.yaml", "none.yaml: there is no such file"),
+        ("evil.yaml", "evil.yaml: hydra: not for recipes; give it on the command line"),
+        ("bank.yaml", "bank.yaml: device.tune_bank = /etc/passwd: not for a file to say"),
+    ],
+)
+def test_a_recipe_takes_parts_from_its_own_folder_alone(
+    path: str, message: str, folder: Path
+) -> None:
+    """A link or a path out of it would bring other files of the disk into messages and runs."""
+    work = folder / "work"
+    work.mkdir()
+    os.chdir(work)
+    (folder / "secret.yaml").write_text("password: mellon\n")
+    (work / "link.yaml").symlink_to(folder / "secret.yaml")
+    (work / "folder").symlink_to(folder)
+    (work / "evil.yaml").write_text("name: cpu\nhydra: {run: {dir: x}}\n")
+    (work / "bank.yaml").write_text("name: cpu\ntune_bank: /etc/passwd\n")
+    problem = refused(f"defaults: [override /device: {path}]\n")
+    assert message in problem
+    assert "mellon" not in problem
+
+
 def test_a_recipe_may_start_from_another(folder: Path) -> None:
     (folder / "recipes").mkdir()
     (folder / "recipes" / "base.yaml").write_text("seed: 7\ntrain: {passes: null, steps: 3}\n")

@@ -21,15 +21,25 @@ NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, b
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["dataset.train_size=1000000000000"], "would take 72,000.0 GB of memory"),
+        (
+            ["dataset.train_size=2000000000", "dataset.like=cifar10"],
+            "would take 6,160.0 GB of memory",
+        ),
+        (
+            ["dataset.train_size=1000000000000"],
+            "train_size = 1000000000000: must be at most 2,147,",
+        ),
         (["dataset.buckets=[[1000000,1000000]]"], "a padded batch of 16 would take 16,000.0 GB"),
-        (["model=mlp", "model.hidden=[100000000000000]"], "more than 10,000,000,000,000 param"),
-        (["model=efficientnet_b0", "model.width=1e300"], "model efficientnet: "),
+        (
+            ["model=mlp", "model.hidden=[2000000000,2000000000]"],
+            "more than 10,000,000,000,000 param",
+        ),
+        (["model=efficientnet_b0", "model.width=1e30"], "model efficientnet: "),
         (["model=efficientnet_b0", "model.depth=99"], "more than 10,000 layers"),
         (["model=layers", f"model.layers=[{NESTED}, {LAYERS}"], "more than 10,000 layers"),
         (["model=resnet20", "model.blocks=[1000000000,3,3]"], "must be less than or equal to 1000"),
         (["model=vit_tiny", "model.patch=100000"], "model vit: "),
-        (["train.batch_size=1000000000000000000000"], "must not be above the 96 training samples"),
+        (["train.batch_size=2000000000"], "must not be above the 96 training samples"),
     ],
 )
 def test_sizes_without_end_are_told(

@@ -14,7 +14,8 @@ from pipeline.errors import RecipeError
 REFUSED = {
     "freezes nothing": (
         ["train.freeze=[convolution]"],
-        "train.freeze: pattern 'convolution' matches none of the 8 parameters: conv_0/kernel, ",
+        "train.freeze: pattern 'convolution' matches none of the 8 parameters in conv_0, "
+        "conv_1, dense_0 (2), dense_1 (2), dense_2 (2), such as conv_0/kernel",
     ),
     "freezes all": (
         ["train.freeze=['*']"],
@@ -38,7 +39,7 @@ REFUSED = {
     ),
     "a pattern that matches nothing": (
         ["train.to_float=[{pattern: convolution_7, dtype: float16}]"],
-        "train.to_float: pattern 'convolution_7' matches none of the 12 layers: conv_0, ",
+        "train.to_float: pattern 'convolution_7' matches none of the 12 layers in conv_0, ",
     ),
 }
 

@@ -53,7 +53,7 @@ def test_a_pattern_covers_a_scope_and_all_inside(pattern: str, stays: set[str]) 
 
 
 def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:
-    with pytest.raises(ValueError, match="'dense' matches none of the 3 parameters: conv_0/"):
+    with pytest.raises(ValueError, match="'dense' matches none of the 3 parameters"):
         require_trainable(PARAMS, ("conv_0", "dense"))
     with pytest.raises(ValueError, match=r"conv_0, block freezes all 3 parameters; nothing is"):
         require_trainable(PARAMS, ("conv_0", "block"))

@@ -234,6 +234,15 @@ def test_a_network_of_pixels_has_no_class_for_an_image(
     assert "gives logits of shape (8, 8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 
 
+def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -> None:
+    """A folder called net.onnx is what nobody means."""
+    for name in ("net.onnx", "net.SAFETENSORS", "net.pt"):
+        with pytest.raises(UsageError, match=r"export writes a folder of .* name a folder"):
+            export([str(trained), str(tmp_path / name)])
+    assert not list(tmp_path.iterdir())
+    assert export([str(trained), str(tmp_path / "net.v2")]) == 0
+
+
 def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="holds something else than an export"):

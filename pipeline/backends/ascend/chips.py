@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from pipeline.backends.ascend.hardware import Chip
 from pipeline.backends.devices.ascend import Ascend
-from pipeline.errors import PipelineError
+from pipeline.errors import MAX_PROBLEMS, PipelineError, listed
 from pipeline.plain_yaml import read_yaml
-from pipeline.problems import describe, nearest, no_such, show
+from pipeline.problems import describe, nearest, no_such, show, shown
 from pipeline.shipped import CONF
 
 DEVICES = CONF / "device"
@@ -34,7 +34,7 @@ class ChipError(PipelineError):
             super().__init__(f"{source}: {self.problems[0]}")
         else:
             head = f"{source} has {len(self.problems)} problems:"
-            super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+            super().__init__("\n".join([head, *(f"  {line}" for line in listed(self.problems))]))
 
 
 def load_chip(name_or_path: str | Path) -> Any:
@@ -53,7 +53,9 @@ def load_chip(name_or_path: str | Path) -> Any:
         return Chip.model_validate(tree)
     except ValidationError as error:
         known = [problem for problem in describe(error, tree) if "no such key" not in problem]
-        unknown = [_unknown_key(key, tree[key]) for key in tree if key not in OWN_KEYS]
+        others = [key for key in tree if key not in OWN_KEYS]
+        unknown = [_unknown_key(key, tree[key]) for key in others[:MAX_PROBLEMS]]
+        unknown += [f"{shown(key)}: there is no such key" for key in others[MAX_PROBLEMS:]]
         raise ChipError(file, [*unknown, *known]) from error
 
 
@@ -63,7 +65,7 @@ def _unknown_key(key: str, value: Any) -> str:
     alike = [name for name in sorted(OWN_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
     guess = nearest(key, alike) or nearest(key, OWN_KEYS)
     question = f"; did you mean {guess}? Keys carry their unit" if guess else ""
-    return f"{key} = {show(value)}: there is no such key{question}"
+    return f"{shown(key)} = {show(value)}: there is no such key{question}"
 
 
 def _find(name_or_path: str | Path) -> Path:

@@ -1,0 +1,118 @@
+"""Overrides as they are typed: `train.steps=3`, `+train.k=1`, `model=mlp,lenet5`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from pipeline.config.files import SECTIONS
+from pipeline.errors import first_line
+from pipeline.plain_yaml import MAX_DEPTH
+from pipeline.problems import show
+
+MAX_OVERRIDES = 1_000
+MAX_OVERRIDE_LENGTH = 10_000
+MAX_NAME_BYTES = 255
+"""Hydra looks for a file of the name of every key."""
+
+
+def key_of(override: str) -> str:
+    """The key or group that an override speaks of: `train.steps` for `++train.steps=3`."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def value_of(overrides: Iterable[str], key: str) -> str | None:
+    """The text that the last override of a key gives it; None where there is no such override."""
+    values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
+    return values[-1] if values else None
+
+
+def quoted(text: str) -> str:
+    """A text as the value of an override, which Hydra reads as it stands."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + (r"\'" if end[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def sets_key(override: str) -> bool:
+    """Is it a key of the recipe that an override speaks of, and no group or key of Hydra's?"""
+    key = key_of(override)
+    grouped = key in {*SECTIONS, "recipe", "train"} or "/" in key or "@" in override.split("=")[0]
+    return not grouped and not key.startswith("hydra.")
+
+
+def parse_problems(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The overrides that Hydra's grammar has no place for, each with what is wrong with it."""
+    parser = OverridesParser.create()
+    for override in overrides:
+        if "=" not in override and override[0] != "~":
+            yield override, "must be KEY=VALUE"
+            continue
+        try:
+            parser.parse_override(override)
+        except HydraException as error:
+            yield override, first_line(error)
+
+
+def swept_keys(overrides: Iterable[str]) -> list[str]:
+    """The keys that a sweep varies."""
+    return [key_of(override) for override in overrides if len(_alternatives(override)) != 1]
+
+
+def unparsable(overrides: Sequence[str]) -> Iterator[str]:
+    """A problem for every override that Hydra's parser would take minutes over, or its stack.
+
+    A key is a file's name to Hydra, which looks for a group that is called so.
+    """
+    if len(overrides) > MAX_OVERRIDES:
+        yield (
+            f"{len(overrides):,} overrides; must be at most {MAX_OVERRIDES:,}; write them into a "
+            "recipe file"
+        )
+        return
+    for override in overrides:
+        key = show(key_of(override))
+        if len(override) > MAX_OVERRIDE_LENGTH:
+            yield f"{key}: {len(override):,} characters; write it into a recipe file"
+        elif (length := len(override.partition("=")[0].encode(errors="replace"))) > MAX_NAME_BYTES:
+            yield f"{key}: a key of {length:,} bytes; there is none of more than {MAX_NAME_BYTES}"
+        if key_of(override) in {*SECTIONS, "recipe"}:
+            longest = max(len(part.encode(errors="replace")) for part in re.split("[,/]", override))
+            if longest > MAX_NAME_BYTES:
+                yield (
+                    f"{key}: a name of {longest:,} bytes; no file has one of more than "
+                    f"{MAX_NAME_BYTES}"
+                )
+        depth = deepest = 0
+        for letter in override:
+            depth += (letter in "[{(") - (letter in "]})")
+            deepest = max(deepest, depth)
+        if deepest > MAX_DEPTH:
+            yield f"{key}: nested more than {MAX_DEPTH} levels deep"
+
+
+def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
+    """The jobs to check before a sweep: each alternative once, the others at their first value.
+
+    Open ranges, from which a sweeper draws, are left out.
+    """
+    choices = [options for override in overrides if (options := _alternatives(override))]
+    jobs = [[options[0] for options in choices]]
+    for position, options in enumerate(choices):
+        jobs += [[*jobs[0][:position], option, *jobs[0][position + 1 :]] for option in options[1:]]
+    return jobs
+
+
+def _alternatives(override: str) -> list[str]:
+    """What a sweep makes of an override: itself where it is none, nothing for an open range."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return [override]
+    if not parsed.is_sweep_override():
+        return [override]
+    if not parsed.is_discrete_sweep():
+        return []
+    return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]

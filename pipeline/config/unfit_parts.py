@@ -1,0 +1,83 @@
+"""Sections whose name alone was changed: `train.loss.name=mse` keeps the keys of cross entropy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pipeline.config.files import SECTIONS
+from pipeline.problems import Location, dotted, shown
+from pipeline.registry import Spec, parts
+from pipeline.shipped import CONF
+
+
+def unfit_parts(tree: Mapping[str, Any]) -> Mapping[Location, str]:
+    """Where a section has the keys of another part than it names -> how to choose that one whole.
+
+    A key too many that no other part explains is a misspelt one, and none of this.
+    """
+    found = {}
+    for group, where in SECTIONS.items():
+        section: Any = tree
+        for key in where:
+            section = section.get(key) if isinstance(section, Mapping) else None
+        problem = _problem(group, where, section)
+        if problem is not None:
+            found[where] = problem
+    return found
+
+
+def _problem(group: str, where: Location, section: Any) -> str | None:
+    alone = isinstance(section, str)
+    named = {"name": section} if alone else section
+    known = parts(group)
+    if not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
+        return None
+    name = named["name"]
+    if name not in known or not _options(group, name):
+        return None
+    lacking = [key for key, field in known[name].model_fields.items() if field.is_required()]
+    lacking = [key for key in lacking if key not in named]
+    foreign = [key for key in named if key not in known[name].model_fields]
+    if not lacking and not (foreign and _is_of_another(named, name, known)):
+        return None
+    key = dotted(where) if alone else f"{dotted(where)}.name"
+    said = [f"lacks {_listed(lacking)}"] if lacking else []
+    said += [f"has {_listed(foreign)}, which {name} does not take"] if foreign else []
+    given = "" if foreign or alone else "give that, or "
+    return f"{key} = {name}: the section {' and '.join(said)}; {given}{_advice(group, name)}"
+
+
+def _is_of_another(section: Mapping[str, Any], name: str, known: Mapping[str, type[Spec]]) -> bool:
+    """Has the section all keys of another part, and no others?"""
+    return any(
+        set(section) <= set(cls.model_fields)
+        and all(key in section for key, field in cls.model_fields.items() if field.is_required())
+        for other, cls in known.items()
+        if other != name
+    )
+
+
+def _advice(group: str, name: str) -> str:
+    options = _options(group, name)
+    if len(options) > 1 and name not in options:
+        several = f"{', '.join(options[:-1])} or {options[-1]}"
+        return f"choose one whole: {group}={several}"
+    return (
+        f"choose it whole: {group}={name} (in a recipe file, `override /{group}: {name}` in its "
+        "defaults)"
+    )
+
+
+def _listed(keys: list[str]) -> str:
+    return shown(", ".join(keys))
+
+
+@cache
+def _options(group: str, name: str) -> list[str]:
+    """The options of a group whose files have this name for the part."""
+    called = re.compile(rf"^name: {re.escape(name)}$", re.MULTILINE)
+    files = sorted((CONF / group).glob("*.yaml"))
+    return [file.stem for file in files if called.search(file.read_text("utf-8"))]

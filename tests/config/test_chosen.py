@@ -1,0 +1,96 @@
+"""Recipes and parts that overrides choose: the default recipe, files beside a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import load_recipe
+from pipeline.config.chosen import DEFAULT_PARTS, with_recipe
+from pipeline.config.compose import diagnose
+from pipeline.errors import RecipeError
+from pipeline.shipped import CONF
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def test_the_default_recipe_is_for_its_own_dataset_and_model() -> None:
+    """Another network on other data is another run, and 40 passes are not its length."""
+    recipe = diagnose(["dataset=mnist", "model=resnet20", "train.passes=3"])
+    assert (recipe.name, recipe.train.passes) == ("resnet20_mnist", 3)
+    assert diagnose(["model=mlp", "train.steps=3"]).name == "mlp_digits"
+    assert diagnose(["dataset=mnist", "train.steps=3", "name=mine"]).name == "mine"
+    with pytest.raises(RecipeError, match=r"none is given; add one, as in train.passes=10, or nam"):
+        diagnose(["dataset=mnist", "model=resnet20"])
+
+
+def test_the_default_recipe_stays_where_parts_or_keys_of_it_are_overridden() -> None:
+    for overrides in ([], ["optimizer=adam"], ["device=cpu"], ["model.name=lenet5"]):
+        recipe = diagnose(overrides)
+        assert (recipe.name, recipe.train.passes) == ("lenet5_digits", 40)
+    named = diagnose(["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]"])
+    assert (named.name, named.train.passes, named.model.name) == ("lenet5_digits", 40, "mlp")
+
+
+def test_each_job_of_a_sweep_over_models_is_named_after_its_own() -> None:
+    swept = with_recipe(["model=mlp,lenet5", "train.steps=3"])
+    assert swept[-1] == "name=${model.name}_digits"
+    assert diagnose(["model=mlp", *swept[1:]]).name == "mlp_digits"
+
+
+def test_the_parts_without_a_recipe_are_those_of_conf() -> None:
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+    assert all({group: name} in defaults for group, name in DEFAULT_PARTS.items())
+
+
+def test_one_recipe_is_named() -> None:
+    with pytest.raises(RecipeError, match=r"given 2 times, \+recipe=a \+recipe=b; give one"):
+        diagnose(["+recipe=a", "+recipe=b"])
+
+
+def test_a_part_of_ones_own_has_the_defaults_of_its_name(tmp_path: Path) -> None:
+    own = write(tmp_path, "quick.yaml", "name: adam\nlr: 0.5\n")
+    plain = load_recipe("lenet5_digits", ["optimizer=adam", "train.optimizer.lr=0.5"])
+    assert load_recipe("lenet5_digits", [f"optimizer={own}"]) == plain
+    data = write(tmp_path, "fixed.yaml", "name: digits\ntrain: {shuffle: false}\n")
+    digits = load_recipe("lenet5_digits", [f"dataset={data}"]).dataset
+    assert not digits.train.shuffle
+    assert digits.train.drop_remainder
+
+
+def test_a_part_takes_no_default_of_which_there_are_several(tmp_path: Path) -> None:
+    """Which of the ResNets a file means can't be guessed."""
+    own = write(tmp_path, "mine.yaml", "name: resnet\nwidths: [8, 16, 32]\n")
+    with pytest.raises(RecipeError, match=r"resnet: the section lacks block, blocks, stem; give"):
+        load_recipe("lenet5_digits", [f"model={own}"])
+
+
+def test_a_recipe_chooses_a_part_by_a_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    write(tmp_path / "parts", "quick.yaml", "name: adam\nlr: 0.5\n")
+    write(tmp_path, "thin.yaml", "defaults: [resnet20, _self_]\nwidths: [8, 16, 32]\n")
+    chosen = "[override /optimizer: ./parts/quick.yaml, override /model: thin.yaml]"
+    mine = write(tmp_path, "mine.yaml", f"defaults: {chosen}\ntrain: {{steps: 3}}\n")
+    recipe = load_recipe(str(mine))
+    assert (recipe.train.optimizer.name, recipe.train.optimizer.lr) == ("adam", 0.5)
+    assert recipe.model.model_dump()["widths"] == (8, 16, 32)
+    assert load_recipe(str(mine), ["optimizer=sgd"]).train.optimizer.name == "sgd"
+
+
+def test_recipes_of_two_folders_have_files_of_one_name(tmp_path: Path) -> None:
+    rates = {"one": 0.1, "two": 0.2}
+    for name, lr in rates.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        write(folder, "quick.yaml", f"name: adam\nlr: {lr}\n")
+        chosen = "defaults: [override /optimizer: quick.yaml]"
+        write(folder, f"{name}.yaml", f"{chosen}\ntrain: {{steps: 3}}\n")
+    for name, lr in rates.items():
+        recipe = load_recipe(str(tmp_path / name / f"{name}.yaml"))
+        assert recipe.train.optimizer.lr == lr

@@ -1,0 +1,54 @@
+"""A part whose name alone was changed is one problem, which says how to choose it whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.errors import RecipeError
+
+
+def problem(*overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_digits", overrides)
+    (found,) = caught.value.problems
+    return found
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "train.loss.name=mse",
+            "train.loss.name = mse: the section has smoothing, smoothing_convention, which mse "
+            "does not take; choose it whole: loss=mse (in a recipe file, `override /loss: mse` in "
+            "its defaults)",
+        ),
+        (
+            "train.optimizer.name=adam",
+            "train.optimizer.name = adam: the section lacks b1, b2, eps and has momentum, "
+            "nesterov, which adam does not take; choose it whole: optimizer=adam (in a ",
+        ),
+        ("train.loss=mse", "train.loss = mse: the section lacks reduction; choose it whole: loss="),
+        (
+            "dataset.name=synthetic",
+            "dataset.name = synthetic: the section lacks like; give that, or choose it whole: data",
+        ),
+        ("model.name=resnet", "choose one whole: model=resnet101, resnet152, "),
+    ],
+)
+def test_a_name_alone_makes_no_part(override: str, message: str) -> None:
+    """Each key used to be a problem, and two of them proposed one another."""
+    assert message in problem(override)
+
+
+def test_a_key_of_another_part_is_still_an_unknown_key() -> None:
+    overrides = ["optimizer=adam", "train.optimizer.momentum=0.9"]
+    assert problem(*overrides).startswith("train.optimizer.momentum = 0.9: there is no such key")
+
+
+def test_other_problems_of_the_section_are_reported_beside_it() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_digits", ["train.optimizer.name=adam", "train.optimizer.lr=x"])
+    assert len(caught.value.problems) == 2
+    assert caught.value.problems[1] == "train.optimizer.lr = x: must be a number"
