@@ -67,11 +67,13 @@ def _defects(
     elif ended.status and not _explains(ended.console, fault, prepared):
         found.append(("not explained", said))
     if ended.status == 0:
-        found += [("untrue", f"{lack}\n{said}") for lack in _lacks(case / RUN, prepared)[:1]]
+        found += [("untrue", f"{lack}\n{said}") for lack in find_lacks(case / RUN, prepared)[:1]]
         return found
     if prepared.scenario.expendable:
         found.append(("not done", said))
-    return found + [("lost", f"{loss}\n{said}") for loss in _losses(prepared, case, nursery)[:1]]
+    return found + [
+        ("lost", f"{loss}\n{said}") for loss in _find_losses(prepared, case, nursery)[:1]
+    ]
 
 
 def _explains(console: str, fault: Fault, prepared: Prepared) -> bool:
@@ -81,7 +83,7 @@ def _explains(console: str, fault: Fault, prepared: Prepared) -> bool:
     return bool(error) and any(clue in message for clue in clues)
 
 
-def _lacks(run_dir: Path, prepared: Prepared) -> list[str]:
+def find_lacks(run_dir: Path, prepared: Prepared) -> list[str]:
     """Return what a run that says that it is done does not have, or has otherwise."""
     lacks = []
     try:
@@ -125,15 +127,16 @@ def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-def _losses(prepared: Prepared, case: Path, nursery: Nursery) -> list[str]:
+def _find_losses(prepared: Prepared, case: Path, nursery: Nursery) -> list[str]:
     """Go on with a run that failed, without faults, and return what it can't have any more."""
     root = case / RUN / "checkpoints"
     steps = saved_steps(root) if root.is_dir() else []
     lost = []
-    for step in steps:
+    # One before it may be half gone: its deletion may have failed, once the newest was complete.
+    for step in steps[-1:]:
         try:
             with READING:
-                read_checkpoint(root / str(step))
+                read_checkpoint(root / str(step), warn=lost.append)
         except (DataError, OSError) as error:
             lost.append(f"checkpoint {step} is complete by its name, and is not: {error}")
     begun = (case / RUN / "recipe.yaml").exists()
@@ -145,4 +148,4 @@ def _losses(prepared: Prepared, case: Path, nursery: Nursery) -> list[str]:
     resumed = re.findall(r"^resume .* from step (\d+)$", ended.console, re.MULTILINE)
     if steps and resumed != [str(max(steps))]:
         lost.append(f"went on from {resumed} instead of {max(steps)}")
-    return lost + [f"resumed, {lack}" for lack in _lacks(case / RUN, prepared)]
+    return lost + [f"resumed, {lack}" for lack in find_lacks(case / RUN, prepared)]
