@@ -32,6 +32,7 @@ from pipeline.stages.compile import compile_run
 from pipeline.stages.data import Dataset, load_data, sample_images
 from pipeline.stages.estimate import estimate_run
 from pipeline.stages.history import History
+from pipeline.stages.host_state import HostState
 from pipeline.stages.lower import lower
 from pipeline.stages.sinking import Sinkable, settle
 from pipeline.starting_point import read_restored, starting_point
@@ -167,11 +168,11 @@ def _about(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _settle(job: Job, made: Prepared, host: Mapping[str, Any]) -> Prepared:
+def _settle(job: Job, made: Prepared, host: HostState) -> Prepared:
     """The run with the sinks that it will have, which may take a measurement."""
     course, executable = made.built.course, made.executable
     work = Sinkable(job.recipe, course, executable, made.backend, made.estimate)
-    sink = settle(work, host, job.reporter)
+    sink = settle(work, host.sink, job.reporter)
     job.summary.sink = sink.summary()
     built = replace(made.built, course=replace(course, sink_steps=sink.size))
     return replace(made, built=built, sink=sink)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,9 @@ from pipeline.errors import RecipeError, RunError
 from pipeline.host_memory import require_room
 from pipeline.prepared import Job, Prepared
 from pipeline.stages.build import Built
+from pipeline.stages.checkpoint_folder import refuse_earlier
 from pipeline.stages.data import Dataset
+from pipeline.stages.host_state import HostState
 from pipeline.stages.saved import restore_state
 from pipeline.training.parameters import restart_average
 from pipeline.training.state import TrainState
@@ -42,16 +43,18 @@ def read_restored(job: Job, dataset: Dataset, built: Built) -> Restored | None:
 
 def starting_point(
     job: Job, made: Prepared, restored: Restored | None
-) -> tuple[TrainState, Mapping[str, Any]]:
+) -> tuple[TrainState, HostState]:
     """Fresh weights, those that were restored, or everything a killed run had saved.
 
     The state is on the device; beside it stands what a checkpoint kept of the host. Raises
     RecipeError when the run to resume is longer already, and RunError where weights and optimizer
-    have no room.
+    have no room, or a new run finds checkpoints in its directory.
     """
+    if not job.resuming:
+        refuse_earlier(job.run_dir)
     _require_room(job, made)
     state: TrainState = made.executable.init()
-    host: Mapping[str, Any] = {}
+    host = HostState()
     if restored is not None:
         state = _warm(job, restored, state)
     elif job.resuming:
@@ -80,11 +83,11 @@ def _warm(job: Job, restored: Restored, fresh: TrainState) -> TrainState:
     return state
 
 
-def _taken_up(job: Job, made: Prepared, fresh: TrainState) -> tuple[TrainState, Mapping[str, Any]]:
+def _taken_up(job: Job, made: Prepared, fresh: TrainState) -> tuple[TrainState, HostState]:
     """What the run had saved last; `fresh` where that is nothing."""
     tree = job.recipe.model_dump(mode="json")
     found = restore_state(job.run_dir, fresh, tree, job.reporter.warn)
-    state, host = found or (fresh, {})
+    state, host = found or (fresh, HostState())
     step, total = int(state.step), made.built.course.total
     if step > total:
         raise RecipeError([f"train: {total} steps in all, and {job.run_dir} has done {step}"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +17,7 @@ from pipeline.sink.schedule import Event
 from pipeline.stages.checkpoint import Checkpoints
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.history import History
+from pipeline.stages.host_state import HostState
 from pipeline.stages.periods import event_periods
 from pipeline.stages.rollback import Rollbacks
 from pipeline.stages.train import Training, train
@@ -29,7 +30,7 @@ def train_run(
     made: Prepared,
     observers: Observers,
     state: TrainState,
-    host: Mapping[str, Any],
+    host: HostState,
     history: History,
 ) -> TrainState:
     """Train, saving at every event that the recipe names, and at the end."""

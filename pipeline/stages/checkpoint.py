@@ -1,33 +1,45 @@
 """Checkpoint: the state of a run on disk, whole or not at all.
 
-orbax writes a step's folder in the background under another name and renames it when it is
-complete, so a run that is killed while saving keeps the checkpoint before. Before the renaming the
-folder is sealed with a manifest. A checkpoint holds every array of `TrainState` under its path and,
-as JSON, the recipe and what the host knows: the state of the monitors that decide something. The
-data position, the schedule and the random generator are functions of the step. The metrics alone
-may come later, where the evaluation of the step was given up and the resumed run has done it.
+A checkpoint is written in the background under the name of a draft, sealed with a manifest and
+renamed when it is complete, so a run that is killed while saving keeps the one before. It holds
+every array of `TrainState` under its path, written by orbax, and, as JSON, the recipe and what the
+host knows: the state of the monitors that decide something. The data position, the schedule and the
+random generator are functions of the step. The metrics alone may come later, where the evaluation
+of the step was given up and the resumed run has done it.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import orbax.checkpoint as ocp
 
 from pipeline.config.recipe import CheckpointSpec
 from pipeline.errors import RunError
-from pipeline.stages.manifest import write_manifest
-from pipeline.stages.orbax_arrays import silence_orbax
-from pipeline.stages.retention import not_kept, retention, write_metrics
-from pipeline.stages.saved import FOLDER, by_path, fill, read_checkpoint, saved_steps
+from pipeline.stages.checkpoint_folder import (
+    DRAFT,
+    FOLDER,
+    HOST,
+    JSON,
+    METRICS,
+    RECIPE,
+    STATE,
+    remove_checkpoint,
+    remove_draft,
+    remove_drafts,
+    saved_steps,
+)
+from pipeline.stages.manifest import DamagedError, require_complete, write_manifest
+from pipeline.stages.orbax_arrays import silence_orbax, write_arrays
+from pipeline.stages.retention import Retention, add_metrics, metrics_text
+from pipeline.stages.saved import by_path, fill, read_checkpoint
 from pipeline.training.state import TrainState
-
-NEVER_S = 100 * 365 * 86_400
-"""A save is not given up: orbax goes by the time of day, which may be set forward meanwhile."""
 
 
 class Checkpoints:
@@ -47,29 +59,14 @@ class Checkpoints:
     ) -> None:
         silence_orbax()
         self._root = (run_dir / FOLDER).absolute()
-        self._recipe = recipe or {}
-        self._step: int | None = None
-        self._tracks_best = spec.best is not None
-        self._retention = retention(spec, self._root, held)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=self._retention,
-            # The policy decides; this only has the metrics written, for a resumed run to compare.
-            best_fn=(lambda metrics: metrics[spec.best]) if spec.best else None,
-            cleanup_tmp_directories=True,
-            # What is damaged in an old checkpoint is nobody's concern until it is restored.
-            lightweight_initialize=True,
-            async_options=ocp.AsyncOptions(
-                timeout_secs=NEVER_S, post_finalization_callback=self._seal
-            ),
-        )
+        self._recipe = dict(recipe or {})
+        self._retention = Retention(spec.keep, spec.best, held)
+        self._asked: int | None = None
+        self._written: Future[None] | None = None
         with self._writing("make it"):
             self._root.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(self._root, options=options)
-
-    @property
-    def latest(self) -> int | None:
-        """The newest checkpoint's step, one that is still being written among them."""
-        return self._manager.latest_step()
+            remove_drafts(self._root)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def save(
         self,
@@ -82,34 +79,55 @@ class Checkpoints:
 
         A step that is saved already, its evaluation having been given up, is given its metrics.
         """
-        if self.latest == step:
-            if metrics and self._tracks_best:
-                self._add_metrics(step, metrics)
-            return
+        with self._writing(f"save step {step}"):
+            known = step == self._asked or step in saved_steps(self._root)
+        kept_metrics = metrics if self._retention.best is not None else None
         self.finish()
+        self._asked = step
+        if known:
+            if kept_metrics:
+                self._add_metrics(step, kept_metrics)
+            return
         # Copied: the device is given these buffers again while they are still being written.
         arrays = {path: np.array(leaf) for path, leaf in by_path(state).items()}
-        args = ocp.args.Composite(
-            state=ocp.args.StandardSave(arrays),
-            host=ocp.args.JsonSave(dict(host)),
-            recipe=ocp.args.JsonSave(dict(self._recipe)),
-        )
-        self._step = step
-        with self._writing(f"save step {step}"):
-            self._manager.save(step, args=args, metrics=dict(metrics) if metrics else None)
+        texts = {f"{HOST}/{JSON}": json.dumps(host), f"{RECIPE}/{JSON}": json.dumps(self._recipe)}
+        if kept_metrics:
+            texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
+        self._written = self._writer.submit(self._write, step, arrays, texts)
+
+    def _write(self, step: int, arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
+        """Write a checkpoint, then let go of those that need not be kept any more."""
+        draft = self._root / f"{step}{DRAFT}"
+        try:
+            draft.mkdir(parents=True)
+            write_arrays(draft / STATE, arrays)
+            for name, text in texts.items():
+                (draft / name).parent.mkdir()
+                (draft / name).write_text(text, encoding="utf-8")
+            write_manifest(draft, self._recipe)
+            draft.rename(self._root / str(step))
+        except BaseException:
+            # Where the disk is full, the summary needs the room.
+            remove_draft(draft)
+            raise
+        self._let_go()
 
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Complete a checkpoint, and let go of those that would have gone when it was saved."""
-        self.finish()
         with self._writing(f"save the metrics of step {step}"):
-            write_metrics(self._root / str(step), metrics)
-            for older in not_kept(self._retention, saved_steps(self._root)):
-                self._manager.delete(older)
+            add_metrics(self._root / str(step), metrics)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for step in self._retention.removable(self._root, saved_steps(self._root)):
+            with self._writing(f"remove step {step}"):
+                remove_checkpoint(self._root / str(step))
 
     def finish(self) -> None:
         """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""
-        with self._writing(f"save step {self._step}"):
-            self._manager.wait_until_finished()
+        if self._written is not None:
+            with self._writing(f"save step {self._asked}"):
+                self._written.result()
 
     def steps(self) -> Sequence[int]:
         """The steps of those that can be gone back to, ascending."""
@@ -121,25 +139,38 @@ class Checkpoints:
         saved = read_checkpoint(self._root / str(step))
         return fill(saved.where, saved.arrays, like)
 
-    def _seal(self) -> None:
-        """On the thread that writes, when all files are there and before they get their name."""
-        draft = self._root / f"{self._step}{ocp.utils.TMP_DIR_SUFFIX}"
-        write_manifest(draft, self._recipe)
+    def _require_saved(self) -> None:
+        """Raise RunError where what was saved last is not there as it was written."""
+        if self._asked is not None:
+            try:
+                require_complete(self._root / str(self._asked))
+            except DamagedError as error:
+                raise RunError(f"{error}; step {self._asked} was saved and is not there") from error
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError) as error:  # tensorstore makes a ValueError of a full disk
-            reason = str(error).partition("\n")[0]
-            raise RunError(f"{self._root}: can't {what}: {reason}") from error
+            raise RunError(f"{self._root}: can't {what}: {_reason(error)}") from error
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Wait until all is on disk, whatever ends the run. Raises RunError when it can't be."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait until all is on disk, whatever ends the run. Raises RunError when it can't be.
+
+        A run that says it is done has what it should have saved.
+        """
         try:
             self.finish()
+            if error is None:
+                self._require_saved()
         finally:
-            self._manager.close()
+            self._writer.shutdown()
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, without the specification that tensorstore adds in some 1,500 letters."""
+    first = str(error).partition("\n")[0]
+    return re.split(r" \[(?:tensorstore_spec|os_error_code)=", first)[0]

@@ -16,10 +16,16 @@ from pipeline import bounded_file
 from pipeline.differences import leaves
 from pipeline.errors import DataError
 from pipeline.run_directory import decides
+from pipeline.stages.checkpoint_folder import HOST, JSON, MANIFEST, METRICS, RECIPE, STATE
 
-MANIFEST = "manifest.json"
+DESCRIPTION = "_METADATA"
+"""File of `STATE` in which orbax says which arrays there are."""
+MADE_OF = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
+"""What every manifest lists."""
+LATE_METRICS = f"{METRICS}/{METRICS}"
+"""What a checkpoint may be given later: numbers by which the best is chosen, and no more."""
 UNLISTED = frozenset({MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"})
-"""What comes behind the manifest, at the top: orbax writes it and nothing reads it."""
+"""What no manifest lists, at the top: itself, and what older versions had orbax write last."""
 MOST_JSON_BYTES = 64 << 20
 
 
@@ -37,23 +43,29 @@ def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
 def verify(folder: Path) -> None:
     """Read every file and hold it against the manifest.
 
-    Raises DamagedError for the first file that is missing or not as it was written.
+    Raises DamagedError for the first file that is missing, not listed, or not as it was written.
     """
-    entries = _read_entries(folder / MANIFEST)
-    files = _files(folder)
-    for name, entry in entries.items():
-        if name not in files:
-            raise DamagedError(f"{folder / name}: is missing")
+    for file, entry in _listed(folder):
         try:
-            found = _entry(files[name])
+            found = _entry(file)
         except OSError as error:
-            raise DamagedError(f"{folder / name}: can't be read: {error.strerror}") from error
-        if found["bytes"] != entry["bytes"]:
-            raise DamagedError(
-                f"{folder / name}: has {found['bytes']:,} bytes, not {entry['bytes']}"
-            )
+            raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
+        _compare_sizes(file, found["bytes"], entry)
         if found != entry:
-            raise DamagedError(f"{folder / name}: is not what was written, by its SHA-256")
+            raise DamagedError(f"{file}: is not what was written, by its SHA-256")
+
+
+def require_complete(folder: Path) -> None:
+    """Look whether every file of a sealed checkpoint is there with its size; none is read.
+
+    Raises DamagedError.
+    """
+    for file, entry in _listed(folder):
+        try:
+            size_bytes = file.stat().st_size
+        except OSError as error:
+            raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
+        _compare_sizes(file, size_bytes, entry)
 
 
 def read_json(file: Path) -> Any:
@@ -72,25 +84,57 @@ def recipe_digest(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
+def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+    """The files of a checkpoint with their entries, where there are those of the manifest alone."""
+    entries, files = _read_entries(folder / MANIFEST), _files(folder)
+    for name in entries:
+        if name not in files:
+            raise DamagedError(f"{folder / name}: is missing")
+    for name in files:
+        if name not in entries and name != LATE_METRICS:
+            raise DamagedError(f"{folder / name}: is not listed in {MANIFEST}")
+    return [(folder / name, entry) for name, entry in entries.items()]
+
+
+def _compare_sizes(file: Path, found_bytes: int, entry: Mapping[str, Any]) -> None:
+    if found_bytes != entry["bytes"]:
+        raise DamagedError(f"{file}: has {found_bytes:,} bytes, not {entry['bytes']}")
+
+
 def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
     match read_json(file):
-        case {"recipe": str(), "files": dict(entries)} if all(
-            isinstance(entry, dict) and entry.keys() == {"bytes", "sha256"}
-            for entry in entries.values()
-        ):
-            return entries
-    raise DamagedError(f"{file}: is no manifest of a checkpoint")
+        case {"recipe": str(), "files": dict(entries)} if all(map(_is_entry, entries.values())):
+            pass
+        case _:
+            raise DamagedError(f"{file}: is no manifest of a checkpoint")
+    for name in MADE_OF:
+        if name not in entries:
+            raise DamagedError(f"{file}: does not list {name}")
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    match entry:
+        case {"bytes": int(), "sha256": str()}:
+            return len(entry) == 2
+    return False
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The files of a checkpoint by path. Raises DamagedError for a link, which means another."""
+    """The files of a checkpoint by path.
+
+    Raises DamagedError for a link, which means another file, and for what is no regular file.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise DamagedError(f"{path}: is a link")
-        if path.is_file() and name not in UNLISTED:
-            found[name] = path
+        if path.is_dir() or name in UNLISTED:
+            continue
+        if not path.is_file():
+            raise DamagedError(f"{path}: is no regular file")
+        found[name] = path
     return found
 
 

@@ -1,4 +1,4 @@
-"""Arrays that orbax has written, read back from files that may have been made to do harm."""
+"""Arrays on disk: written by orbax, read back from files that may have been made to do harm."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from pipeline.problems import shown
-from pipeline.stages.manifest import DamagedError, read_json
-
-DESCRIPTION = "_METADATA"
-"""How orbax calls the file that says which arrays there are."""
+from pipeline.stages.manifest import DESCRIPTION, DamagedError, read_json
 
 
 def silence_orbax() -> None:
@@ -33,6 +30,16 @@ def silence_orbax() -> None:
     warnings.filterwarnings("ignore", undone, category=RuntimeWarning)
     if getattr(sys.unraisablehook, "func", None) is not _show:
         sys.unraisablehook = partial(_show, sys.unraisablehook)
+
+
+def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays into a new folder, whole or not at all. Raises OSError or ValueError.
+
+    orbax's asynchronous writers, CheckpointManager's among them, make folders in a thread and have
+    others wait for it. Where that fails nobody notifies those, and a process can't end before them.
+    """
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+        writer.save(folder.absolute(), args=ocp.args.StandardSave(dict(arrays)))
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:

@@ -10,7 +10,7 @@ training has diverged once more are left for older ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,9 +50,9 @@ class Rollbacks:
     read: Callable[[int, TrainState], TrainState]
     done: list[GoneBack] = field(default_factory=list)
 
-    def remember(self, host: Mapping[str, Any]) -> None:
-        """Go on with what a checkpoint kept."""
-        self.done = [GoneBack(step, to) for step, to in host.get(KEPT, ())]
+    def remember(self, kept: Iterable[tuple[int, int]]) -> None:
+        """Go on with the rollbacks that a checkpoint kept."""
+        self.done = [GoneBack(step, to) for step, to in kept]
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON."""

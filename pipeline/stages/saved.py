@@ -20,15 +20,23 @@ from pipeline.differences import differences
 from pipeline.errors import DataError, RecipeError
 from pipeline.problems import show
 from pipeline.run_directory import decides
-from pipeline.stages.manifest import MANIFEST, DamagedError, read_json, recipe_digest, verify
+from pipeline.stages.checkpoint_folder import (
+    FOLDER,
+    HOST,
+    JSON,
+    MANIFEST,
+    RECIPE,
+    STATE,
+    saved_steps,
+    set_aside,
+    step_of,
+    strangers,
+)
+from pipeline.stages.host_state import HostState, parse_host_state
+from pipeline.stages.manifest import DamagedError, read_json, recipe_digest, verify
 from pipeline.stages.orbax_arrays import read_arrays
 from pipeline.training.state import TrainState
 
-FOLDER = "checkpoints"
-STATE, HOST, RECIPE = "state", "host", "recipe"
-"""What a checkpoint is made of, as orbax names the folders."""
-JSON = "metadata"
-"""How orbax calls the file of what is saved as JSON."""
 WEIGHTS = ("params", "batch_stats")
 MOST_TOLD = 5
 T = TypeVar("T")
@@ -46,7 +54,7 @@ class Saved:
 
     where: Path
     arrays: Mapping[str, np.ndarray]
-    host: Mapping[str, Any]
+    host: HostState
     recipe: Mapping[str, Any] | None
 
     @property
@@ -81,24 +89,32 @@ class Saved:
 
 def restore_state(
     run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
-) -> tuple[TrainState, Mapping[str, Any]] | None:
+) -> tuple[TrainState, HostState] | None:
     """Everything a run had saved last, state and host data; None when it had saved nothing.
 
-    What is damaged is named to `warn` and set aside, so that the run can save these steps anew.
-    Raises DataError when nothing can be read or is of another network, RecipeError when it is of a
-    recipe that would have had other losses.
+    What is damaged, or named as a checkpoint and none, is named to `warn` and set aside, so that
+    the run can save these steps. Raises DataError when nothing can be read or is of another
+    network, RecipeError when it is of a recipe that would have had other losses.
     """
-    root = run_dir / FOLDER
-    if not saved_steps(root):
-        return None
-    saved = _read_newest(root, warn)
-    if changes := saved.changes(recipe):
-        raise RecipeError([f"{change} in {saved.where}" for change in changes])
-    state = fill(saved.where, saved.arrays, like)
-    for step in saved_steps(root):
-        if step > saved.step:
-            warn(f"{root / str(step)}: set aside as {_set_aside(root / str(step)).name}")
-    return state, saved.host
+    root, found, damaged = run_dir / FOLDER, None, []
+    if steps := saved_steps(root):
+        saved = _read_to_resume(root, warn)
+        if changes := saved.changes(recipe):
+            raise RecipeError([f"{change} in {saved.where}" for change in changes])
+        found = fill(saved.where, saved.arrays, like), saved.host
+        damaged = [root / str(step) for step in steps if step > saved.step]
+    for path in damaged:
+        warn(f"{path}: set aside as {set_aside(path, 'damaged').name}")
+    for path in strangers(root):
+        warn(f"{path}: is no checkpoint; set aside as {set_aside(path, 'foreign').name}")
+    return found
+
+
+def _read_to_resume(root: Path, warn: Warn) -> Saved:
+    try:
+        return _read_newest(root, warn)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; to start over, move that folder elsewhere") from error
 
 
 def restore_weights(
@@ -124,11 +140,14 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Saved:
     Of several the newest that can be read is taken, the others are named to `warn`. Raises
     DataError when there is none.
     """
-    if folder.name.isdigit() and int(folder.name) in saved_steps(folder.parent):
-        return read_checkpoint(folder, warn)
-    for root in (folder / FOLDER, folder):
-        if saved_steps(root):
-            return _read_newest(root, warn)
+    try:
+        if step_of(folder) is not None and step_of(folder) in saved_steps(folder.parent):
+            return read_checkpoint(folder, warn)
+        for root in (folder / FOLDER, folder):
+            if saved_steps(root):
+                return _read_newest(root, warn)
+    except OSError as error:
+        raise DataError(f"{error.filename or folder}: can't be read: {error.strerror}") from error
     raise DataError(
         f"{folder}: holds no checkpoint; name a run directory, its {FOLDER} folder or one "
         "checkpoint in there"
@@ -143,19 +162,27 @@ def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Saved:
     else:
         warn(f"{folder}: of a version without checksums; taken as it is")
         recipe = None
-    host = read_json(folder / HOST / JSON)
-    if not isinstance(host, dict) or not isinstance(recipe, dict | None):
-        raise DamagedError(f"{folder}: {HOST} and {RECIPE} must be JSON objects")
+    if not isinstance(recipe, dict | None):
+        raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
+    host = _read_host(folder / HOST / JSON)
     saved = Saved(folder, read_arrays(folder / STATE), host, recipe)
-    if saved.arrays.get("step", np.empty(0)).shape != ():
-        raise DamagedError(f"{folder / STATE}: says of no step that it was made there")
+    _require_step(saved)
     return saved
 
 
-def saved_steps(root: Path) -> list[int]:
-    """The steps of the complete checkpoints in a folder, ascending."""
-    found = (p for p in root.glob("*") if p.name.isdigit() and (p / STATE).is_dir())
-    return sorted(int(path.name) for path in found)
+def _read_host(file: Path) -> HostState:
+    try:
+        return parse_host_state(read_json(file))
+    except ValueError as error:
+        raise DamagedError(f"{file}: is no state that a run has saved: {error}") from error
+
+
+def _require_step(saved: Saved) -> None:
+    step = saved.arrays.get("step")
+    if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
+        raise DamagedError(f"{saved.where / STATE}: says of no step that it was made there")
+    if saved.step != step_of(saved.where):
+        raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
 
 
 def by_path(tree: Any) -> dict[str, Any]:
@@ -206,10 +233,3 @@ def _read_newest(root: Path, warn: Warn) -> Saved:
     raise DamagedError(
         f"{root}: none of its checkpoints can be read: {listed(list(map(str, damaged)))}"
     )
-
-
-def _set_aside(folder: Path) -> Path:
-    """Rename a damaged checkpoint, so that its step can be saved once more."""
-    names = (folder.with_name(f"damaged-{folder.name}-{n}") for n in range(1, 1000))
-    name = next(path for path in names if not path.exists())
-    return folder.rename(name)

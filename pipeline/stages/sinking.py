@@ -15,6 +15,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Bounds, Choice, Cost, Costs, SinkMechanism, choose, no_sink
 from pipeline.sink.schedule import Course, Event
 from pipeline.stages.dispatch_costs import LONGEST, first_look, least_steps, measure
+from pipeline.stages.host_state import KeptSink
 from pipeline.stages.periods import event_periods
 from pipeline.stages.trial import Trials
 
@@ -70,18 +71,18 @@ def chooses_sink(recipe: Recipe) -> bool:
     return recipe.train.sink and recipe.train.sink_size == "auto"
 
 
-def settle(run: Sinkable, host: Mapping[str, Any], reporter: Reporter) -> Settled:
+def settle(run: Sinkable, before: KeptSink | None, reporter: Reporter) -> Settled:
     """The sinks of a run: the recipe's, or those that are found to be best where that is auto.
 
-    `host` is what a checkpoint kept: a resumed run goes on with the sinks that it had. Raises
+    `before` is what a checkpoint kept: a resumed run goes on with the sinks that it had. Raises
     KeyboardInterrupt when a signal stops a measurement.
     """
     train = run.recipe.train
     if not chooses_sink(run.recipe):
         mechanism, why = run.backend.mechanism(train.mechanism, sink=train.sink)
         return Settled(run.course.sink_steps, mechanism, why)
-    if KEPT in host:
-        settled = Settled(**host[KEPT], why="as chosen when the run began")
+    if before is not None:
+        settled = Settled(before.size, before.mechanism, "as chosen when the run began")
     elif run.estimate is not None and run.estimate.choice is not None:
         settled = _modelled(run, run.estimate.device, run.estimate.choice)
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.backends.base import Executable, Mechanism
@@ -23,6 +23,7 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint import Checkpoints
 from pipeline.stages.early_stop import EarlyStop
 from pipeline.stages.history import History
+from pipeline.stages.host_state import GivenUp, HostState
 from pipeline.stages.pace import Pace
 from pipeline.stages.periods import event_periods
 from pipeline.stages.rollback import Rollbacks
@@ -32,15 +33,6 @@ from pipeline.training.update import left_out
 
 UNFINISHED = "unfinished_boundary"
 """Where a checkpoint keeps that the evaluation of its step was given up."""
-
-
-@dataclass(frozen=True)
-class GivenUp:
-    """An evaluation that was given up, and what was known at its boundary."""
-
-    loss: float | None
-    verdict: str | None
-    """What the end of the sink there has decided."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +59,7 @@ class Training:
     """The one of the monitors that may end the run at a boundary, as not worth going on."""
 
 
-def train(
-    training: Training, state: TrainState, host: Mapping[str, Any], history: History
-) -> TrainState:
+def train(training: Training, state: TrainState, host: HostState, history: History) -> TrainState:
     """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
 
     The state that is returned has been saved, and `history` tells how it came about. Raises
@@ -83,12 +73,13 @@ class _Loop:
     """Training under way."""
 
     def __init__(
-        self, training: Training, state: TrainState, host: Mapping[str, Any], history: History
+        self, training: Training, state: TrainState, host: HostState, history: History
     ) -> None:
         self._training, self._state, self._history = training, state, history
         self._signals = training.signals
-        self._early = EarlyStop(training.recipe.monitor.early_stop, **host.get("early_stop", {}))
-        self._given_up = GivenUp(**host[UNFINISHED]) if UNFINISHED in host else None
+        kept = host.early_stop
+        self._early = EarlyStop(training.recipe.monitor.early_stop, kept.best, kept.waited)
+        self._given_up = host.unfinished_boundary
         self._kept_verdict = self._given_up.verdict if self._given_up else None
         if self._given_up is not None:
             history.loss = self._given_up.loss
@@ -97,7 +88,7 @@ class _Loop:
         self._begun = self._saved_at = time.monotonic()
         self._answered_saves = 0
         if training.rollbacks is not None:
-            training.rollbacks.remember(host)
+            training.rollbacks.remember(host.rollbacks)
 
     def run(self) -> TrainState:
         """Go through what is left of the course; the state that is returned has been saved."""
@@ -199,7 +190,7 @@ class _Loop:
         """Keep for a resumed run that it begins here, and what the end of the sink has decided."""
         judge = self._training.judge
         verdict = judge.verdict if judge is not None else None
-        self._given_up = GivenUp(self._history.loss, verdict or self._kept_verdict)
+        self._given_up = GivenUp(loss=self._history.loss, verdict=verdict or self._kept_verdict)
 
     def _is_save_due(self) -> bool:
         period_s = self._training.recipe.checkpoint.every_seconds
@@ -217,7 +208,7 @@ class _Loop:
         if training.rollbacks is not None:
             host |= training.rollbacks.kept()
         if self._given_up is not None:
-            host[UNFINISHED] = asdict(self._given_up)
+            host[UNFINISHED] = self._given_up.model_dump()
         training.checkpoints.save(self._history.step, self._state, host, metrics)
 
     def _answer_bad_step(self, telemetry: Telemetry) -> None:

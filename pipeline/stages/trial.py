@@ -27,6 +27,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.history import History
+from pipeline.stages.host_state import HostState
 from pipeline.stages.train import Training, train
 from pipeline.training.state import TrainState
 
@@ -76,7 +77,7 @@ class Trials:
             _never,
             None,
         )
-        self._state = train(training, self._state, {}, History(0))
+        self._state = train(training, self._state, HostState(), History(0))
         observers.monitor.flush()
         return watch.timing(way.sink_steps or 1)
 

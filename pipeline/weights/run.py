@@ -12,7 +12,7 @@ from pipeline.config.compose import diagnose
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError
 from pipeline.run_directory import RECIPE, SUMMARY, run_of
-from pipeline.stages.saved import read_saved
+from pipeline.stages.saved import listed, read_saved
 from pipeline.weights.arrays import Arrays
 
 DTYPES = frozenset(("uint8", "int32", "float32"))
@@ -55,6 +55,10 @@ def read_trained_run(folder: Path) -> TrainedRun:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)
     saved = read_saved(folder)
+    if changes := saved.changes(recipe.model_dump(mode="json")):
+        raise DataError(
+            f"{saved.where}: of another recipe than {run_dir / RECIPE}: {listed(changes)}"
+        )
     return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
 
 

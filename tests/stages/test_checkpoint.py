@@ -122,7 +122,6 @@ def test_the_best_is_kept_besides_the_newest(
     with Checkpoints(tmp_path, kept(1, metric)) as checkpoints:
         for step, value in values.items():
             checkpoints.save(step, state_of(step), {}, {metric: value})
-        assert checkpoints.latest == 5
     wanted = next(step for step in values if values[step] == best(values.values()))
     assert outcome.checkpoints(tmp_path) == [wanted, 5]
 
@@ -177,8 +176,9 @@ def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(7, state, host, None)
     restored, restored_host = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
-    assert restored_host == host
     assert restored is not None
+    assert restored_host is not None
+    assert restored_host.early_stop.model_dump() == host["early_stop"]
     assert int(restored.step) == 7
     assert restored.step.dtype == np.int32
     assert restored.loss_scale == 8.0

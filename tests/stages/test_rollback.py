@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pipeline.config.recipe import CheckpointSpec
 from pipeline.errors import RunError
 from pipeline.stages.checkpoint import Checkpoints
+from pipeline.stages.host_state import parse_host_state
 from pipeline.stages.rollback import Rollbacks
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
@@ -76,7 +77,7 @@ def test_a_resumed_run_remembers(steps: list[int]) -> None:
     unbroken = rollbacks(saved)
     for step in sorted(steps):
         before = rollbacks(saved)
-        before.remember(unbroken.kept())
+        before.remember(parse_host_state(unbroken.kept()).rollbacks)
         before.go_back(step, state_at(step - 1))
         unbroken.go_back(step, state_at(step - 1))
         assert before.done == unbroken.done

@@ -26,7 +26,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Checkpoints(run_dir, kept(3, "loss"), {"seed": 1}) as checkpoints:
         for step in (1, 2, 3):
             state = state_of(step, kernel=noise(step), bias=np.zeros(3, np.float32))
-            checkpoints.save(step, state, {"round": step}, {"loss": 1.0 / step})
+            host = {"early_stop": {"waited": step}}
+            checkpoints.save(step, state, host, {"loss": 1.0 / step})
     return run_dir
 
 
@@ -40,9 +41,9 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Those of a checkpoint that count: all but what orbax writes last, for itself."""
+    """All of a checkpoint."""
     found = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    return sorted(set(found) - {"_CHECKPOINT_METADATA", "commit_success.txt"})
+    return sorted(found)
 
 
 def damages(content: bytes) -> Iterator[bytes | None]:
@@ -77,10 +78,10 @@ def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
     assert read_checkpoint(folder).step == 3
 
 
-def test_what_orbax_writes_last_is_not_needed(copy: Path) -> None:
+def test_what_older_versions_had_orbax_write_last_does_not_count(copy: Path) -> None:
     folder = copy / "checkpoints" / "3"
     (folder / "_CHECKPOINT_METADATA").write_text("{")
-    (folder / "commit_success.txt").unlink()
+    (folder / "commit_success.txt").touch()
     assert read_checkpoint(folder).step == 3
     with Checkpoints(copy, kept(3, "loss")) as checkpoints:
         checkpoints.save(4, state_of(4), {}, {"loss": 2.0})
@@ -91,8 +92,12 @@ def test_what_orbax_writes_last_is_not_needed(copy: Path) -> None:
     ("name", "content", "message"),
     [
         ("host/metadata", None, r"checkpoints/3/host/metadata: is missing"),
-        ("host/metadata", b"{}", r"checkpoints/3/host/metadata: has 2 bytes, not 12"),
-        ("host/metadata", b'{"round": 4}', "host/metadata: is not what was written, by its SHA"),
+        ("host/metadata", b"{}", r"checkpoints/3/host/metadata: has 2 bytes, not 29"),
+        (
+            "host/metadata",
+            b'{"early_stop": {"waited": 4}}',
+            "host/metadata: is not what was written, by its SHA",
+        ),
         ("manifest.json", None, r"checkpoints/3/manifest.json: can't be read: No such file"),
         ("manifest.json", b"{", r"checkpoints/3/manifest.json: is no JSON: Expecting property"),
         ("manifest.json", b"[1]", r"checkpoints/3/manifest.json: is no manifest of a checkpoint"),
@@ -123,17 +128,18 @@ def test_a_run_resumes_from_the_one_before_and_saves_the_step_anew(copy: Path) -
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
     state, host = restore_state(copy, like, {"seed": 1}, warned.append) or (None, None)
     assert state is not None
-    assert (int(state.step), host) == (2, {"round": 2})
+    assert host is not None
+    assert (int(state.step), host.early_stop.waited) == (2, 2)
     root = copy / "checkpoints"
     assert warned == [
-        f"{root / '3' / 'host' / 'metadata'}: has 2 bytes, not 12; taking the checkpoint of step 2",
+        f"{root / '3' / 'host' / 'metadata'}: has 2 bytes, not 29; taking the checkpoint of step 2",
         f"{root / '3'}: set aside as damaged-3-1",
     ]
     assert outcome.checkpoints(copy) == [1, 2]
     with Checkpoints(copy, kept(3, "loss")) as checkpoints:
-        checkpoints.save(3, state_of(3), {"round": 3}, None)
+        checkpoints.save(3, state_of(3), {"early_stop": {"waited": 7}}, None)
     assert outcome.checkpoints(copy) == [1, 2, 3]
-    assert read_checkpoint(root / "3").host == {"round": 3}
+    assert read_checkpoint(root / "3").host.early_stop.waited == 7
 
 
 def test_weights_are_restored_from_the_one_before_and_nothing_is_renamed(copy: Path) -> None:
@@ -151,7 +157,10 @@ def test_where_none_can_be_read_all_are_named(copy: Path) -> None:
         restore_state(copy, state_of(0), {"seed": 1}, print)
     root = copy / "checkpoints"
     listed = "; ".join(f"{root / step / 'host' / 'metadata'}: is missing" for step in "321")
-    assert str(caught.value) == f"{root}: none of its checkpoints can be read: {listed}"
+    assert str(caught.value) == (
+        f"{root}: none of its checkpoints can be read: {listed}; to start over, move that folder "
+        "elsewhere"
+    )
     assert outcome.checkpoints(copy) == [1, 2, 3]
 
 

@@ -15,6 +15,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Choice
 from pipeline.sink.schedule import Course
 from pipeline.stages import sinking
+from pipeline.stages.host_state import parse_host_state
 from pipeline.stages.sinking import Settled, Sinkable, settle
 from tests import outcome
 from tests.stages.clockwork import Clockwork
@@ -38,7 +39,7 @@ def settled(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Set
         course = Course(total, 6, 6 if recipe.train.sink else None)
         backend = recipe.device.open()
         ready = Sinkable(recipe, course, clockwork, backend, None)  # type: ignore[arg-type]
-        return settle(ready, host or {}, Reporter())
+        return settle(ready, parse_host_state(host or {}).sink, Reporter())
 
     return go
 

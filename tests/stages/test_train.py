@@ -17,6 +17,7 @@ from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages import train as stage
 from pipeline.stages.history import DISPATCHES_KEPT, History
+from pipeline.stages.host_state import parse_host_state
 from pipeline.stages.train import Training, train
 from pipeline.training.state import TrainState
 from tests.observe.test_monitors import EVALUATION
@@ -138,7 +139,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         )
         history = History(first)
         with heard(script.signals), script.signals.held():
-            state = train(training, state_at(first), host or {}, history)
+            state = train(training, state_at(first), parse_host_state(host or {}), history)
         assert int(state.step) == history.step
         return history
 
