@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import run_directory
 from pipeline.backends.base import Backend
 from pipeline.config.recipe import Recipe
+from pipeline.locked_folder import Lock
 from pipeline.observe.endings import (
     refused_by_path,
     short_of_memory,
@@ -64,9 +65,11 @@ def run(
     resumed = run_directory.to_resume(recipe)
     run_dir = resumed or _make_directory(recipe, run_dir)
     resuming, changed, signals = resumed is not None, changed or {}, signals or Signals()
-    with heard(signals), _opened(recipe, run_dir, resuming) as (reporter, summary):
+    with heard(signals), _opened(recipe, run_dir, resuming) as opened:
+        reporter, summary, lock = opened
         summary.time["start_s"] = called - begun
-        job = Job(recipe, run_dir, resuming, reporter, summary, changed, begun, signals, judge)
+        about = recipe, run_dir, resuming, reporter, summary, changed, begun, signals, judge
+        job = Job(*about, lock)
         with stoppable(summary):
             _run_stages(job)
         if summary.time.get("first_step_s") is not None:
@@ -80,22 +83,24 @@ def _make_directory(recipe: Recipe, run_dir: Path | None) -> Path:
 
 
 @contextmanager
-def _opened(recipe: Recipe, run_dir: Path, resuming: bool) -> Iterator[tuple[Reporter, Summary]]:
+def _opened(
+    recipe: Recipe, run_dir: Path, resuming: bool
+) -> Iterator[tuple[Reporter, Summary, Lock]]:
     """A run directory that nobody else writes to meanwhile, with its log and its summary."""
     with ExitStack() as stack:
         stack.enter_context(refused_by_path(run_dir))
-        locked = stack.enter_context(run_directory.owned(run_dir, new=not resuming))
+        lock = stack.enter_context(run_directory.owned(run_dir, new=not resuming))
         run_directory.write_recipe(run_dir, recipe)
         reporter = stack.enter_context(Reporter(run_dir))
         summary = stack.enter_context(summarised(recipe, run_dir))
         stack.enter_context(refused_by_path(run_dir))
         stack.enter_context(short_of_memory())
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
-        if not locked:
+        if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
         if recipe.train.resume == "auto" and not resuming:
             reporter.stage("resume", "no unfinished run of this recipe; starting a new one")
-        yield reporter, summary
+        yield reporter, summary, lock
 
 
 def _run_stages(job: Job) -> None:
@@ -149,8 +154,9 @@ def _use(job: Job, made: Prepared, restored: Restored | None) -> None:
     made = _settle(job, made, host) if "train" in recipe.stages else made
     history = History(int(state.step))
     course, reporter = made.built.course, job.reporter
-    first, estimate = history.step, made.estimate
-    with open_observers(recipe, job.run_dir, course, first, reporter, estimate) as observers:
+    about = recipe, job.run_dir, course, history.step, reporter, made.estimate, host, job.lock
+    with open_observers(*about) as observers:
+        job.summary.logs = observers.log_flaws()
         if "train" in recipe.stages:
             observers.show_samples(sample_images(recipe, made.dataset))
             state = train_run(job, made, observers, state, host, history)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.config.recipe import Recipe
+from pipeline.locked_folder import Lock
 from pipeline.observe.monitors import Judge
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.summary import Summary
@@ -32,6 +33,8 @@ class Job:
     """When the command began, by `time.perf_counter`."""
     signals: Signals
     judge: Judge | None = None
+    lock: Lock | None = None
+    """What keeps other processes out of the directory."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Run directories: made so that no two runs share one, found again to resume.
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
-                                 provenance.json  lowerings.json  checkpoints/  tensorboard/
+                                 provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
 A bad step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ once
 it is resumed. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's
 result.
@@ -9,7 +9,6 @@ result.
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,9 +21,11 @@ from pipeline.bounded_file import read_json
 from pipeline.config.defaults import normalised
 from pipeline.config.recipe import Recipe
 from pipeline.differences import differences
-from pipeline.errors import DataError, RecipeError, RunError
+from pipeline.errors import DataError, RecipeError, RunError, printable
+from pipeline.locked_folder import LOCK, Lock, owned_folder
 from pipeline.plain_yaml import read_yaml
 from pipeline.problems import show
+from pipeline.real_files import require_real, require_real_trees
 from pipeline.whole_file import write_whole
 
 OUTPUTS = Path("outputs")
@@ -35,6 +36,20 @@ AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
 """What was found in a bad step that has ended the run, and what computes it again."""
 EARLIER_AUTOPSY = "earlier_autopsy"
 """Both, of the newest life that was ended so and taken up since."""
+OVERRIDES, CLAIM = "overrides.yaml", ".claim"
+"""What sets a job of a sweep apart, and what whoever is at it locks."""
+
+APPENDED = (LOG, "metrics.jsonl", "evals.jsonl")
+"""Files that are changed in place."""
+REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, OVERRIDES)
+"""Files that are written as a whole, besides those of an emulated device."""
+PRICES = ("price.json", "trace.json", "timeline.html")
+FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY)
+BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS)
+"""What is there of a run that has not begun: a sweep's notes, and the lowerings to compute with."""
+OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
+"""What Hydra writes of a run before it begins, in a folder that `hydra.output_subdir` names."""
+SHOWN_ENTRIES = 3
 
 LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
 FREE_TO_CHANGE = (
@@ -93,22 +108,56 @@ def make_unique(wanted: Path) -> Path:
 def make(run_dir: Path) -> Path:
     """Make a directory that the user has named, unless it is there.
 
-    Raises RunError where it can't be made, or holds a run that would be overwritten.
+    Raises RunError where it can't be made, or holds a run that would be overwritten, DataError
+    where it holds something else.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        require_unused(run_dir)
     except OSError as error:
         raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
-    _refuse_a_run(run_dir)
     return run_dir
 
 
-def _refuse_a_run(run_dir: Path) -> None:
+def require_unused(run_dir: Path) -> None:
+    """Raise RunError where a directory holds a run, DataError where it holds anything else.
+
+    What prepares a run may be there, and what one has left that was killed before it began.
+    """
     if (run_dir / RECIPE).exists():
         raise RunError(
             f"{run_dir}: holds a run already; name another directory, or go on with that run: "
             f"train.resume={run_dir}"
         )
+    require_own(run_dir)
+    there = sorted(path.name for path in run_dir.iterdir() if not _prepares_a_run(path))
+    if not there:
+        return
+    left = [name for name in there if name in (*APPENDED, *REPLACED, *FOLDERS)]
+    what = f"what is left of a run without its {RECIPE}" if left else "no run, and is not empty"
+    more = f" and {len(there) - SHOWN_ENTRIES:,} more" if len(there) > SHOWN_ENTRIES else ""
+    names = ", ".join(map(printable, there[:SHOWN_ENTRIES]))
+    raise DataError(
+        f"{run_dir}: holds {what}: {names}{more}; name a directory that is empty or not there yet"
+    )
+
+
+def _prepares_a_run(path: Path) -> bool:
+    draft = path.name.startswith(f"{RECIPE}.") and path.name.endswith(".part")
+    if draft or path.name in BEFORE_A_RUN:
+        return True
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return OF_HYDRA >= {file.name for file in path.iterdir()} > set()
+
+
+def require_own(run_dir: Path) -> None:
+    """Raise DataError where an entry that a run writes or deletes is a link or no regular file.
+
+    The directory may be somebody else's. What else lies in it is never touched.
+    """
+    require_real(run_dir, (*APPENDED, *REPLACED, *PRICES, LOCK, CLAIM), APPENDED)
+    require_real_trees(run_dir, FOLDERS)
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
@@ -118,31 +167,31 @@ def write_recipe(run_dir: Path, recipe: Recipe) -> None:
 
 
 @contextmanager
-def owned(run_dir: Path, *, new: bool = False) -> Iterator[bool]:
-    """Keep every other process out of a run directory; false where its file system has no locks.
+def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
+    """Keep every other process out of a run directory, as far as its file system has locks.
 
-    Raises RunError where one is in there, or, for a `new` run, has been.
+    Raises RunError where one is in there, or, for a `new` run, has been, and DataError where what
+    lies there would have files elsewhere written.
     """
-    with (run_dir / LOG).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-        except BlockingIOError:
-            raise RunError(f"{run_dir}: another process is writing this run") from None
-        except OSError:
-            locked = False
+    with owned_folder(run_dir) as lock:
+        if lock is None:
+            raise RunError(f"{run_dir}: another process is writing this run")
+        # Under the lock: two processes may have been given the directory when it was empty.
         if new:
-            # Under the lock: two processes may have been given the directory when it was empty.
-            _refuse_a_run(run_dir)
-        yield locked
+            require_unused(run_dir)
+        else:
+            require_own(run_dir)
+        yield lock
 
 
 def _is_free(run_dir: Path) -> bool:
     """Is nobody at this run? Where there are no locks, only of one that has ended that is known."""
     try:
-        with owned(run_dir) as locked:
-            return locked or read_status(run_dir) is not None
-    except (RunError, OSError):
+        with owned_folder(run_dir) as lock:
+            if lock is None:
+                return False
+            return lock.is_certain or read_status(run_dir) is not None
+    except OSError:
         return False
 
 

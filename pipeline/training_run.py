@@ -83,6 +83,7 @@ def _training(job: Job, made: Prepared, observers: Observers, stack: ExitStack) 
         judge=job.judge,
         rollbacks=None if checkpoints is None else _rollbacks(job, made, checkpoints),
         examine=_examination(job, made),
+        log_marks=observers.log_marks,
     )
 
 

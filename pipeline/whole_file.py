@@ -16,7 +16,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
     # Machines that share a file system may have processes of one number.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
-        draft.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        # Made here and now: in a folder of somebody else a link of that name may lie in wait.
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(draft, path)
     except OSError as error:
         error.filename = str(path)

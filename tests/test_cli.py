@@ -89,6 +89,7 @@ def test_a_command_does_what_it_says_from_any_folder(
     stages = ["recipe", "data", "build", "lower", "compile"]
     assert list(told) == [*stages, "epoch:", "epoch", "eval", "time", "done"]
     assert sorted(path.name for path in run_dir.iterdir()) == [
+        ".lock",
         "checkpoints",
         "evals.jsonl",
         "lowerings.json",

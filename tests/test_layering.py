@@ -22,6 +22,7 @@ LAYERS = (
         "npy",
         "plain_yaml",
         "problems",
+        "real_files",
         "registry",
         "shipped",
         "signals",

@@ -102,10 +102,10 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path: Path) -> None:
         make(tmp_path / "outputs" / "run")
 
 
-def test_a_directory_that_the_user_names_is_made_or_taken_as_it_is(tmp_path: Path) -> None:
-    assert make(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
-    (tmp_path / "deep" / "run" / "notes.txt").write_text("mine")
-    assert make(tmp_path / "deep" / "run").is_dir()
+def test_a_directory_that_the_user_names_is_made_or_taken_empty(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert make(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
+        assert (tmp_path / "deep" / "run").is_dir()
 
 
 def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
@@ -308,11 +308,11 @@ def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("pipeline.run_directory.fcntl.flock", refuse)
+    monkeypatch.setattr("pipeline.locked_folder.fcntl.flock", refuse)
     ended = leave(tmp_path / "day" / "ended", tiny(), "stopped", age_s=10)
     alive = leave(tmp_path / "day" / "alive", tiny(), None)
-    with owned(alive) as locked:
-        assert locked is False
+    with owned(alive) as lock:
+        assert not lock.is_certain
     assert to_resume(tiny("train.resume=auto"), tmp_path) == ended
 
 
@@ -321,7 +321,7 @@ def test_runs_of_others_that_may_not_be_written_are_passed_over(
 ) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
     others = leave(tmp_path / "day" / "others", tiny())
-    (others / "run.log").mkdir()
+    (others / ".lock").mkdir()
     assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 

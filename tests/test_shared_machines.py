@@ -156,7 +156,7 @@ def test_a_directory_that_cannot_be_written_at_all_is_named(tiny: Compose, tmp_p
     with files_end_at(100), pytest.raises(RunError) as caught:
         run(tiny("stages=[data]"), tmp_path / "run")
     assert str(caught.value) == f"{tmp_path / 'run' / 'recipe.yaml'}: File too large"
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["run.log"]
+    assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_a_summary_that_cannot_be_written_is_named(

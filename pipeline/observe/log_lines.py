@@ -55,7 +55,7 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and abs(value) <= MAX_NUMBER)
 
 
-def _parse(text: bytes, where: str) -> LogLine:
+def parse_line(text: bytes, where: str) -> LogLine:
     try:
         fields = json.loads(text)
         step = fields["step"]
@@ -80,7 +80,7 @@ def read_lines(log: Path) -> Iterator[LogLine]:
         for number, text in enumerate(lines, start=1):
             if not text.endswith(b"\n"):
                 break
-            yield _parse(text, f"{log}, line {number}")
+            yield parse_line(text, f"{log}, line {number}")
 
 
 def last_step(log: Path) -> int | None:
@@ -93,7 +93,7 @@ def last_step(log: Path) -> int | None:
     with _opened(log) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = file.read(TAIL_BYTES).split(b"\n")[:-1]
-    return _parse(lines[-1], f"{log}, last line").step if lines else None
+    return parse_line(lines[-1], f"{log}, last line").step if lines else None
 
 
 @contextmanager

@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
-import errno
-import os
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 import numpy as np
 
-from pipeline.observe.log_lines import EVALS, METRICS, read_lines
+from pipeline.observe.kept_log import KeptLog, read_mark
+from pipeline.observe.log_lines import EVALS, METRICS
+from pipeline.observe.log_mending import Found, open_log
 from pipeline.observe.monitors import Evaluation, Quiet, writing
 from pipeline.observe.strict_json import json_text
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry, stacked
 
+KEPT = "logs"
+"""Where a checkpoint keeps the marks of both files."""
+
 
 class MetricsLog(Quiet):
-    """Appends to both files. What a killed run wrote behind boundary `first` is cut off.
+    """Appends to both files. What a killed run wrote after boundary `first` is cut off.
+
+    `host` is what the checkpoint at `first` has kept of the host, empty where the run begins there:
+    lines that it knows and the files lack are written again, and `found` says so.
 
     Raises DataError where a file that is there can't be read, RunError where it can't be written,
-    or is removed while it is being written: what is written to it then goes nowhere.
+    or is removed or changed by others while it is being written.
     """
 
-    def __init__(self, run_dir: Path, course: Course, first: int) -> None:
+    def __init__(
+        self, run_dir: Path, course: Course, first: int, host: Mapping[str, Any] | None = None
+    ) -> None:
         self._course, self._first = course, first
         self._waiting: list[Telemetry] = []
-        self._steps, self._evals = (_open(run_dir / name, first) for name in (METRICS, EVALS))
+        kept = (host or {}).get(KEPT)
+        marks = kept if isinstance(kept, Mapping) else {}
+        own = bool(host)
+
+        def opened(name: str) -> tuple[KeptLog, Found]:
+            path, mark = run_dir / name, read_mark(marks.get(name), first)
+            with writing(path):
+                return open_log(path, first, mark, every_step=name == METRICS, own=own)
+
+        with ExitStack() as failing:
+            self._steps, steps_found = opened(METRICS)
+            failing.callback(self._steps.release)
+            self._evals, evals_found = opened(EVALS)
+            failing.pop_all()
+        self.found = [found for found in (steps_found, evals_found) if found]
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """A line for every step, once `flush` is called."""
@@ -34,39 +58,38 @@ class MetricsLog(Quiet):
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """A line for an evaluation; that of a run that was resumed behind it gives way to it."""
-        with writing(self._evals.name):
+        with writing(self._evals.path):
             if step == self._first:
-                keep_until(Path(self._evals.name), step - 1)
-            self._evals.write(json_text({"step": step, **evaluation.metrics}) + "\n")
+                self._evals.cut(step - 1)
+            line = json_text({"step": step, **evaluation.metrics}) + "\n"
+            self._evals.append(line.encode())
 
     def flush(self) -> None:
         """What was told is in the files: what a killed run has computed is there to be read."""
         waiting, self._waiting = self._waiting, []
-        with writing(self._steps.name):
+        with writing(self._steps.path):
             if waiting:
-                self._steps.write(metrics_lines(*stacked(waiting), self._course))
-            _flush(self._steps)
-        with writing(self._evals.name):
-            _flush(self._evals)
+                lines = metrics_lines(*stacked(waiting), self._course)
+                self._steps.append(lines.encode())
+            self._steps.flush()
+        with writing(self._evals.path):
+            self._evals.flush()
+
+    def marks(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint of `step` is to keep, as JSON: both files as they are now."""
+        self.flush()
+        return {log.path.name: log.mark(step).to_dict() for log in (self._steps, self._evals)}
 
     def close(self) -> None:
         """Write what is left and close both files."""
         steps, evals = self._steps, self._evals
-        with writing(steps.name), steps, writing(evals.name), evals:
+        with (
+            writing(steps.path),
+            closing(steps),
+            writing(evals.path),
+            closing(evals),
+        ):
             self.flush()
-
-
-def _open(path: Path, first: int) -> TextIO:
-    with writing(path):
-        keep_until(path, first)
-        return path.open("a", encoding="utf-8")
-
-
-def _flush(file: TextIO) -> None:
-    """Raises OSError where the lines did not get into the file of that name."""
-    file.flush()
-    if not os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
-        raise FileNotFoundError(errno.ENOENT, "it was replaced by another file", file.name)
 
 
 def metrics_lines(steps: np.ndarray, records: np.ndarray, course: Course) -> str:
@@ -98,18 +121,3 @@ def _texts(numbers: np.ndarray) -> list[str]:
     for bad in np.flatnonzero(~np.isfinite(numbers)):
         texts[bad] = "null"
     return texts
-
-
-def keep_until(file: Path, step: int) -> None:
-    """Cut a log behind the last whole line whose step is at most `step`.
-
-    Raises DataError for a line that is none of a log; nothing is cut then.
-    """
-    if not file.exists():
-        return
-    end = 0
-    for line in read_lines(file):
-        if line.step > step:
-            break
-        end += len(line.text)
-    os.truncate(file, end)

@@ -11,9 +11,11 @@ import numpy as np
 from pipeline.backends.base import Estimate
 from pipeline.config.precision import loss_scale_of
 from pipeline.config.recipe import Recipe
+from pipeline.locked_folder import Lock
 from pipeline.observe.bad_steps import BadStepMonitor
 from pipeline.observe.expendable import Expendable
-from pipeline.observe.metrics_log import MetricsLog
+from pipeline.observe.lock_monitor import LockMonitor
+from pipeline.observe.metrics_log import KEPT, MetricsLog
 from pipeline.observe.monitors import (
     EvalMonitor,
     Evaluation,
@@ -31,9 +33,23 @@ from pipeline.sink.schedule import Course
 class Observers:
     """The monitors of a run, on a thread of their own, and TensorBoard where it is wanted."""
 
-    def __init__(self, monitors: Sequence[Monitor], tensorboard: Expendable | None) -> None:
+    def __init__(
+        self,
+        monitors: Sequence[Monitor],
+        tensorboard: Expendable | None,
+        log: MetricsLog | None = None,
+    ) -> None:
         self.monitor = OffThread(monitors)
-        self._tensorboard = tensorboard
+        self._log, self._tensorboard = log, tensorboard
+
+    def log_flaws(self) -> dict[str, Any]:
+        """Return what was found wrong with the logs when they were opened, by file, as JSON."""
+        found = self._log.found if self._log is not None else []
+        return {one.path.name: one.to_dict() for one in found}
+
+    def log_marks(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint of `step` is to keep of the logs."""
+        return {} if self._log is None else {KEPT: self.monitor.ask(self._log.marks, step)}
 
     def show_samples(self, images: np.ndarray) -> None:
         """Put training images (n, H, W, C) as the network sees them into TensorBoard."""
@@ -60,15 +76,22 @@ def open_observers(
     first: int,
     reporter: Reporter,
     estimate: Estimate | None = None,
+    host: Mapping[str, Any] | None = None,
+    lock: Lock | None = None,
 ) -> Observers:
     """Open what watches a run that goes on from boundary `first`.
 
-    An `estimate` is shown beside what is measured, under names of its own. A log of steps that
-    can't be written ends the run; TensorBoard and the progress bar it can do without.
+    `host` is what the checkpoint there has kept, `lock` what keeps others out of the directory. An
+    `estimate` is shown beside what is measured, under names of its own. A log of steps that can't
+    be written ends the run; TensorBoard and the progress bar it can do without.
     """
     batch_size = recipe.train.batch_size
+    log = MetricsLog(run_dir, course, first, host)
+    for found in log.found:
+        reporter.warn(str(found))
     monitors: list[Monitor] = [
-        MetricsLog(run_dir, course, first),
+        *([LockMonitor(run_dir, lock)] if lock is not None else []),
+        log,
         LossMonitor(reporter, course, recipe.monitor.loss_every),
         TimeMonitor(reporter, course, batch_size, estimate),
         EvalMonitor(reporter),
@@ -82,7 +105,7 @@ def open_observers(
         board = TensorBoard(run_dir / "tensorboard", first, batch_size, estimate)
         tensorboard = Expendable(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
-    observers = Observers(monitors, tensorboard)
+    observers = Observers(monitors, tensorboard, log)
     if tensorboard is not None:
         observers.monitor.tell(tensorboard.tell, "add_recipe", recipe.model_dump(mode="json"))
     return observers

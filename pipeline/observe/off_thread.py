@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
 from pipeline.sink.telemetry import Telemetry
@@ -15,6 +15,7 @@ PERIOD_S = 0.1
 threads do not take turns at every step."""
 LIMIT_BYTES = 64 << 20
 """How much may wait before training does."""
+T = TypeVar("T")
 CALL_BYTES = 1 << 10
 """What a call takes besides its telemetry, generously."""
 
@@ -58,6 +59,13 @@ class OffThread:
     def tell(self, call: Callable[..., None], *args: Any) -> None:
         """Have something else done, in its turn."""
         self._tell(partial(call, *args))
+
+    def ask(self, call: Callable[..., T], *args: Any) -> T:
+        """Have something done in its turn, on the thread, and return what came of it."""
+        answers: list[T] = []
+        self._tell(lambda: answers.append(call(*args)))
+        self.flush()
+        return answers[0]
 
     def flush(self) -> None:
         """Wait until everyone has been told everything, and flushed it."""

@@ -20,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from pipeline.real_files import open_unshared
+
 MARGIN = 10
 """Characters that the name of a stage has."""
 WARNING = f"{'warning':<{MARGIN}}"
@@ -38,7 +40,7 @@ class Reporter:
         self._one_at_a_time = Lock()
         self._log = None
         if run_dir is not None:
-            self._log = (run_dir / "run.log").open("a", encoding="utf-8", buffering=1)
+            self._log = _open_log(run_dir / "run.log")
         self._logs, self._prints = run_dir is not None, True
 
     def say(self, text: str) -> None:
@@ -112,6 +114,10 @@ class Reporter:
             with suppress(OSError):
                 self._log.close()
             self._log = None
+
+
+def _open_log(path: Path) -> IO[str]:
+    return open(path, "a", encoding="utf-8", buffering=1, opener=open_unshared)
 
 
 def _discard(file: IO[str]) -> None:

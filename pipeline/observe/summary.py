@@ -48,6 +48,9 @@ class Summary:
     modelled: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     resumed_from: dict[str, Any] | None = None
+    logs: dict[str, Any] = field(default_factory=dict)
+    """Of each log that was found not to be as it was written: `missing` ranges of steps (the first
+    few), how many `missing_lines`, whether the others are `verified`, and what was `restored`."""
 
     def write(self, run_dir: Path) -> None:
         """Replace the file as a whole, so that a reader never sees half of it."""

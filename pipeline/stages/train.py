@@ -57,6 +57,8 @@ class Training:
     """Look into a step that ended the run, from the state before it."""
     judge: Judge | None = None
     """The one of the monitors that may end the run at a boundary, as not worth going on."""
+    log_marks: Callable[[int], Mapping[str, Any]] | None = None
+    """What a checkpoint of a step keeps of the logs, so that a resumed run knows them again."""
 
 
 def train(training: Training, state: TrainState, host: HostState, history: History) -> TrainState:
@@ -205,6 +207,8 @@ class _Loop:
         for monitor in training.monitors:
             monitor.flush()
         host = {**training.host, "early_stop": self._early.state()}
+        if training.log_marks is not None:
+            host |= training.log_marks(self._history.step)
         if training.rollbacks is not None:
             host |= training.rollbacks.kept()
         if self._given_up is not None:

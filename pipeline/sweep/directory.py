@@ -7,7 +7,6 @@ there; the kernel frees the lock of a process that dies, so a claim needs no clo
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,42 +16,34 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from pipeline.config.compose import value_of
 from pipeline.errors import SUCCEEDED, DataError
+from pipeline.locked_folder import LOCK, locked_file
 from pipeline.plain_yaml import parse_yaml, read_yaml, yaml_text
 from pipeline.problems import describe
-from pipeline.run_directory import RECIPE, SUMMARY, read_status, written_at_ns
+from pipeline.run_directory import (
+    CLAIM,
+    OVERRIDES,
+    RECIPE,
+    SUMMARY,
+    read_status,
+    written_at_ns,
+)
 from pipeline.whole_file import write_whole
 
-OVERRIDES, CLAIM, PLAN_LOCK = "overrides.yaml", ".claim", ".lock"
 Kept = TypeVar("Kept", bound=BaseModel)
 
 
 @contextmanager
 def claimed(job_dir: Path) -> Iterator[bool]:
     """Keep other processes from a job; false, at once, where another is at it."""
-    with (job_dir / CLAIM).open("a") as file:
-        yield lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked_file(job_dir / CLAIM, wait=False) as lock:
+        yield lock is not None
 
 
 @contextmanager
 def alone(sweep_dir: Path) -> Iterator[None]:
     """Wait until no other process plans in this sweep, and keep them waiting meanwhile."""
-    with (sweep_dir / PLAN_LOCK).open("a") as file:
-        lock(file.fileno(), fcntl.LOCK_EX)
+    with locked_file(sweep_dir / LOCK, wait=True):
         yield
-
-
-def lock(descriptor: int, how: int) -> bool:
-    """Lock an open file until it is closed; false where another process has it.
-
-    Where the file system has no locks, nothing keeps a second process out.
-    """
-    try:
-        fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def is_held(job_dir: Path) -> bool:

@@ -8,7 +8,6 @@ in the same folder, so only the file server's clock counts.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import threading
@@ -16,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
@@ -26,7 +24,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from pipeline.errors import RunError, first_line
-from pipeline.sweep.directory import lock
+from pipeline.locked_folder import Lock
 
 JOURNAL, BEATS = "study.log", ".beats"
 MAX_JOURNAL_BYTES = 2**30
@@ -40,20 +38,15 @@ class FileLock(BaseJournalFileLock):
     """A lock that the kernel frees when its process dies; Optuna's own stay for 30 s."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[str] | None = None
+        self._lock = Lock(path)
 
     def acquire(self) -> bool:
         """Wait for the lock."""
-        file = self._path.open("a")
-        lock(file.fileno(), fcntl.LOCK_EX)
-        self._file = file
-        return True
+        return self._lock.acquire(wait=True)
 
     def release(self) -> None:
         """Let others have it."""
-        assert self._file is not None
-        self._file.close()
+        self._lock.release()
 
 
 class BeatingJournal(JournalStorage, BaseHeartbeat):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError, RunError
-from pipeline.observe.metrics_log import MetricsLog, keep_until
+from pipeline.observe.kept_log import KeptLog
+from pipeline.observe.metrics_log import MetricsLog
 from pipeline.observe.monitors import Evaluation
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
@@ -165,25 +166,20 @@ def test_a_resumed_run_cuts_off_what_lies_behind_its_start(tmp_path: Path) -> No
     ],
     ids=["later", "nothing to cut", "half a line", "no line end", "all later", "empty"],
 )
-def test_keep_until_leaves_whole_lines_of_earlier_steps(
-    tmp_path: Path, text: str, kept: int
-) -> None:
+def test_a_cut_leaves_whole_lines_of_earlier_steps(tmp_path: Path, text: str, kept: int) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(text)
-    keep_until(file, 2)
+    with closing(KeptLog(file, every_step=True)) as kept_log:
+        kept_log.cut(2)
     assert file.read_text() == "".join(line + "\n" for line in text.split("\n")[:kept])
-
-
-def test_keep_until_needs_no_file(tmp_path: Path) -> None:
-    keep_until(tmp_path / "metrics.jsonl", 2)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_a_line_is_none_of_a_log_nothing_is_cut(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\nnothing\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: is not a step of a run; remove"):
-        keep_until(file, 5)
+    message = r"metrics\.jsonl, line 2: is not a step of a run; remove"
+    with pytest.raises(DataError, match=message):
+        MetricsLog(tmp_path, COURSE, 5)
     assert file.read_text() == '{"step": 1}\nnothing\n'
 
 

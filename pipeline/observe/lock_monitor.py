@@ -1,0 +1,32 @@
+"""The lock of a run, looked at while the run goes on."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from pipeline.errors import RunError
+from pipeline.locked_folder import Lock
+from pipeline.observe.monitors import Quiet
+
+
+class LockMonitor(Quiet):
+    """Sees to it, before lines are written, that no other process has come into the run.
+
+    The first of the monitors, since it is flushed before the logs. Raises RunError where the lock
+    was removed and another process has it now.
+    """
+
+    def __init__(self, run_dir: Path, lock: Lock) -> None:
+        self._run_dir, self._lock = run_dir, lock
+
+    def flush(self) -> None:
+        """Take the lock once more where its file was removed."""
+        # Where the file can't be made again, nobody else can make it and come in either; and a
+        # directory that is gone is named by the log.
+        with suppress(OSError):
+            if not self._lock.keep():
+                raise RunError(
+                    f"{self._run_dir}: another process is writing this run since its lock was "
+                    "removed; this one ends here"
+                )

@@ -1,0 +1,106 @@
+"""Files and folders that are where their names say, in folders that anyone may have made.
+
+A link in such a folder would have files outside of it written, cut or deleted; a pipe would have
+its writer wait without an end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline.errors import DataError
+
+
+def open_real(path: str | Path, flags: int) -> int:
+    """Return the descriptor of a regular file, opened with `flags`; they say whether it is made.
+
+    Raises OSError where it can't be opened, and for a symbolic link or what is no regular file.
+    """
+    try:
+        # Without waiting: a pipe would be opened only once somebody reads it.
+        how = flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, how, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise OSError(errno.ELOOP, "is a symbolic link", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return descriptor
+
+
+def open_unshared(path: str | Path, flags: int) -> int:
+    """Open a file whose content is to be changed in place, as `open_real` does.
+
+    Raises OSError also for a file that has further names: it would be changed there too, in a
+    backup of hard links as in a file of somebody else.
+    """
+    descriptor = open_real(path, flags)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, "is a hard link", str(path))
+    return descriptor
+
+
+def require_real(folder: Path, files: Iterable[str], unshared: Iterable[str]) -> None:
+    """Raise DataError unless those of `files` in `folder` that are there are regular files.
+
+    Those of `unshared` must have no further name besides.
+    """
+    for name in files:
+        path = folder / name
+        status = _status_of(path)
+        if status is None:
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            raise DataError(f"{path}: is a directory, and must be a file; remove it")
+        _require_regular(path, status)
+        if name in unshared and status.st_nlink > 1:
+            raise DataError(
+                f"{path}: is a hard link: its file has {status.st_nlink} names, and would be "
+                "changed under all of them; put a copy in its place"
+            )
+
+
+def require_real_trees(folder: Path, names: Iterable[str]) -> None:
+    """Raise DataError unless the folders of these names that are there hold no link, at any depth.
+
+    A folder's name must be no link itself, and files in them be regular ones.
+    """
+    left = [folder / name for name in names]
+    while left:
+        path = left.pop()
+        status = _status_of(path)
+        if status is None:
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            _require_regular(path, status)
+            if path.parent == folder:
+                raise DataError(f"{path}: is a file, and must be a directory; remove it")
+            continue
+        with os.scandir(path) as entries:
+            # Whatever is a regular file is left aside here: there may be thousands.
+            left += [Path(e.path) for e in entries if not e.is_file(follow_symlinks=False)]
+
+
+def _status_of(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        target = os.readlink(path)
+        raise DataError(
+            f"{path}: is a link to {target}; nothing outside a run's directory is written, so put "
+            "in its place what it stands for, or remove it"
+        )
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path}: is no regular file; remove it")
