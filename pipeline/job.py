@@ -154,7 +154,8 @@ def _use(job: Job, made: Prepared, restored: Restored | None) -> None:
     made = _settle(job, made, host) if "train" in recipe.stages else made
     history = History(int(state.step))
     course, reporter = made.built.course, job.reporter
-    about = recipe, job.run_dir, course, history.step, reporter, made.estimate, host, job.lock
+    kept = host.model_dump() if history.step else {}
+    about = recipe, job.run_dir, course, history.step, reporter, made.estimate, kept, job.lock
     with open_observers(*about) as observers:
         job.summary.logs = observers.log_flaws()
         if "train" in recipe.stages:

@@ -57,6 +57,8 @@ class HostState(Kept):
     rollbacks: tuple[tuple[Count, Count], ...] = ()
     """Bad steps, and where the run has gone back to at each."""
     sink: KeptSink | None = None
+    logs: dict[str, Any] = {}
+    """Marks of the logs, which are checked where they are read."""
 
 
 def parse_host_state(data: Any) -> HostState:
