@@ -18,27 +18,26 @@ from tests.faults.scenarios import RUN, Prepared
 
 CASES = (
     Fault("mkdir", ["mkdir"], "once", 4, errno.ENOSPC),
-    Fault("create", ["create"], "once", 30, errno.EMFILE),
     Fault("write", ["write"], "once", 20, errno.ENOSPC),
     Fault("write, short", ["write"], "short", 25),
     Fault("rename", ["rename"], "once", 12, errno.EIO),
     Fault("sync", ["sync"], "once", 8, errno.EIO),
-    Fault("lock", ["lock"], "once", 1, errno.ENOLCK),
     Fault("disk full", ["mkdir", "create", "write", "rename"], "from", 60, errno.ENOSPC),
 )
 """One of each sort, most of them while a checkpoint is written."""
 
 
 @pytest.fixture(scope="module")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     if reason := reason_to_skip():
         pytest.skip(reason)
-    return Harness(tmp_path_factory.mktemp("faults"))
+    with Harness(tmp_path_factory.mktemp("faults")) as harness:
+        yield harness
 
 
 @pytest.fixture(scope="module")
-def fresh(harness: Harness) -> Iterator[Prepared]:
-    yield from harness.prepare(["fresh"])
+def fresh(harness: Harness) -> Prepared:
+    return harness.prepare(["fresh"])[0]
 
 
 def test_runs_whose_files_fail_end_well(harness: Harness, fresh: Prepared) -> None:

@@ -14,14 +14,16 @@ import random
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Self
 
 from tests.faults.faults import LASTING, Fault, calls_of, faults_of, names
 from tests.faults.judging import DEFECTS, Verdict, try_case
@@ -63,38 +65,49 @@ class Harness:
     def __init__(self, folder: Path, at_once: int = AT_ONCE) -> None:
         self._folder, self._at_once = folder, at_once
         self._library = compile_library(folder)
-        self._stack, self._own = ExitStack(), threading.local()
-        self._numbers, self._lock = iter(range(10**9)), threading.Lock()
+        self._numbers, self._stack = count(1), ExitStack()
+        self._free: SimpleQueue[Nursery | None] = SimpleQueue()
+        for _ in range(at_once):
+            self._free.put(None)
 
     def prepare(self, scenarios: Sequence[str]) -> list[Prepared]:
         """Run scenarios without faults."""
         wanted = [scenario for scenario in SCENARIOS if scenario.name in scenarios]
-        with Nursery(self._library) as nursery:
+        with self._nursery() as nursery:
             return [prepare(scenario, self._folder, nursery) for scenario in wanted]
 
     def try_all(
         self, cases: Sequence[Case], kept: Path | None = None
     ) -> Iterator[tuple[Case, Verdict]]:
         """Try cases, several at once; the folders of those that are wrong are kept in `kept`."""
-        with self._stack, ThreadPoolExecutor(self._at_once) as pool:
+        with ThreadPoolExecutor(self._at_once) as pool:
             yield from zip(cases, pool.map(lambda case: self._try(case, kept), cases), strict=True)
 
     def _try(self, case: Case, kept: Path | None) -> Verdict:
-        with self._lock:
-            folder = self._folder / f"case_{next(self._numbers)}"
-            if not hasattr(self._own, "nursery"):
-                self._own.nursery = self._stack.enter_context(Nursery(self._library))
-        verdict = try_case(*case, folder, self._own.nursery)
-        for path in self._folder.glob(f"{folder.name}*"):
-            if path.name.removeprefix(folder.name)[:1].isdigit():
-                continue
-            if verdict.defects and kept is not None:
-                shutil.move(path, kept / path.name)
-            elif path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        folder = self._folder / f"case_{next(self._numbers)}"
+        folder.mkdir()
+        with self._nursery() as nursery:
+            verdict = try_case(*case, folder, nursery)
+        if verdict.defects and kept is not None:
+            shutil.move(folder, kept / folder.name)
+        else:
+            shutil.rmtree(folder)
         return verdict
+
+    @contextmanager
+    def _nursery(self) -> Iterator[Nursery]:
+        """One that nobody uses meanwhile, made where there are too few."""
+        nursery = self._free.get() or self._stack.enter_context(Nursery(self._library))
+        try:
+            yield nursery
+        finally:
+            self._free.put(nursery)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def plan(
@@ -119,8 +132,8 @@ def main() -> int:
     begun = time.monotonic()
     if asked.keep is not None:
         asked.keep.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        harness = Harness(Path(folder).resolve(), asked.at_once)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        harness = stack.enter_context(Harness(Path(folder).resolve(), asked.at_once))
         prepared = harness.prepare(asked.scenario or [each.name for each in SCENARIOS])
         cases = plan(prepared, asked.kind or names(), asked.most, asked.seed)
         if asked.nth:

@@ -42,8 +42,8 @@ class Verdict:
 
 
 def try_case(prepared: Prepared, fault: Fault, folder: Path, nursery: Nursery) -> Verdict:
-    """Run with a fault in a new folder, and judge."""
-    case, log = begin(prepared, folder), folder.with_name(f"{folder.name}.calls")
+    """Run with a fault in an empty folder, and judge."""
+    case, log = begin(prepared, folder / "case"), folder / "calls"
     environment = fault.environment(case / prepared.scenario.root, log)
     # Hydra makes the run directory first of all.
     whole = fault.nth == 1

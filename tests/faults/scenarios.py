@@ -93,7 +93,7 @@ def prepare(scenario: Scenario, folder: Path, nursery: Nursery) -> Prepared:
     # Twice: the first one compiles what the second finds in the cache.
     for name in ("first", "unbroken"):
         place = begin(prepared, folder / f"{scenario.name}_{name}")
-        log = place.with_name(f"{place.name}.calls")
+        log = folder / f"{place.name}.calls"
         environment = counting(place / scenario.root, log)
         ended = nursery.run(prepared.arguments(place), place, environment)
         assert ended.status == 0, ended.console
