@@ -47,7 +47,7 @@ def try_case(prepared: Prepared, fault: Fault, folder: Path, nursery: Nursery) -
     environment = fault.environment(case / prepared.scenario.root, log)
     # Hydra makes the run directory first of all.
     whole = fault.nth == 1
-    ended = nursery.run(prepared.arguments(case), case, environment, whole=whole)
+    ended = nursery.run(prepared.arguments, case, environment, whole=whole)
     injected = log.read_text().splitlines() if log.exists() else []
     defects = dict(_defects(prepared, fault, case, ended, nursery))
     return Verdict(fault, injected, ended.status == 0 and not ended.hangs, defects)
@@ -140,7 +140,7 @@ def _find_losses(prepared: Prepared, case: Path, nursery: Nursery) -> list[str]:
         except (DataError, OSError) as error:
             lost.append(f"checkpoint {step} is complete by its name, and is not: {error}")
     begun = (case / RUN / "recipe.yaml").exists()
-    arguments = list(prepared.arguments(case))
+    arguments = list(prepared.arguments)
     again = [*arguments, RESUME] if begun and RESUME not in arguments else arguments
     ended = nursery.run(again, case, {}, whole=False)
     if ended.status != 0:

@@ -73,9 +73,11 @@ class Prepared:
     calls: Counter[str] = field(compare=False)
     """How many calls of each kind it made."""
 
-    def arguments(self, folder: Path) -> Sequence[str]:
-        """Return those of a run in a case's folder."""
-        cache = folder / CACHE if self.scenario.root == CACHE else self.cache
+    @property
+    def arguments(self) -> Sequence[str]:
+        """Those of a run in a case's folder."""
+        # By a relative path: JAX's keys of programs have the path of the cache in them.
+        cache = CACHE if self.scenario.root == CACHE else self.cache
         return [*self.scenario.arguments, f"cache.root={cache}"]
 
 
@@ -95,7 +97,7 @@ def prepare(scenario: Scenario, folder: Path, nursery: Nursery) -> Prepared:
         place = begin(prepared, folder / f"{scenario.name}_{name}")
         log = folder / f"{place.name}.calls"
         environment = counting(place / scenario.root, log)
-        ended = nursery.run(prepared.arguments(place), place, environment)
+        ended = nursery.run(prepared.arguments, place, environment)
         assert ended.status == 0, ended.console
     calls = Counter(line.split(" ", 1)[0] for line in log.read_text().splitlines())
     return Prepared(scenario, template, cache, place / RUN, calls)
@@ -116,7 +118,7 @@ def _convert_digits(folder: Path, cache: Path) -> None:
 
 def _make_cut_run(prepared: Prepared, nursery: Nursery) -> None:
     """A run that was killed between its last checkpoint and its end."""
-    arguments = list(prepared.arguments(prepared.template))
+    arguments = list(prepared.arguments)
     arguments[arguments.index(RESUME)] = "checkpoint.keep=2"
     ended = nursery.run(arguments, prepared.template, {})
     assert ended.status == 0, ended.console
@@ -128,7 +130,7 @@ def _make_cut_run(prepared: Prepared, nursery: Nursery) -> None:
 
 def _make_cache(prepared: Prepared, nursery: Nursery) -> None:
     """A cache that lacks one of the programs, so that it is both read and written."""
-    ended = nursery.run(prepared.arguments(prepared.template), prepared.template, {})
+    ended = nursery.run(prepared.arguments, prepared.template, {})
     assert ended.status == 0, ended.console
     shutil.rmtree(prepared.template / RUN)
     programs = sorted((prepared.template / CACHE).rglob("*jit_init*"))
