@@ -50,6 +50,8 @@ def try_case(prepared: Prepared, fault: Fault, folder: Path, nursery: Nursery) -
     ended = nursery.run(prepared.arguments, case, environment, whole=whole)
     injected = log.read_text().splitlines() if log.exists() else []
     defects = dict(_defects(prepared, fault, case, ended, nursery))
+    if ended.status and _is_expendable(prepared, case, injected):
+        defects["not done"] = ended.console[-6000:]
     return Verdict(fault, injected, ended.status == 0 and not ended.hangs, defects)
 
 
@@ -69,11 +71,15 @@ def _defects(
     if ended.status == 0:
         found += [("untrue", f"{lack}\n{said}") for lack in find_lacks(case / RUN, prepared)[:1]]
         return found
-    if prepared.scenario.expendable:
-        found.append(("not done", said))
     return found + [
         ("lost", f"{loss}\n{said}") for loss in _find_losses(prepared, case, nursery)[:1]
     ]
+
+
+def _is_expendable(prepared: Prepared, case: Path, injected: Sequence[str]) -> bool:
+    """Whether all calls that were disturbed are about what the run must do without."""
+    folder = prepared.scenario.expendable
+    return folder is not None and all(f" {case / folder}" in call for call in injected)
 
 
 def _explains(console: str, fault: Fault, prepared: Prepared) -> bool:
