@@ -44,16 +44,19 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
     """Entries of a knowledge bank by key, none where there is no file.
 
     `checked` returns an entry as it is used, and raises where it is not one. Raises RunError where
-    the file is not a bank.
+    the file can't be read, or is not a bank: without what it holds, numbers would be others.
     """
     try:
-        if not path.exists():
-            return {}
         document = read_json(path)
         if document["version"] != BANK_VERSION:
             raise ValueError(f"version {document['version']}, this program reads {BANK_VERSION}")
         return {str(key): checked(entry) for key, entry in document["entries"].items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"{path}: the knowledge bank can't be read: {reason}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise RunError(
             f"{path}: not a knowledge bank of AutoTune ({type(error).__name__}: {error}); "
             "delete it or name another file"

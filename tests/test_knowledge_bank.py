@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import whole_file
+from pipeline import bounded_file, whole_file
 from pipeline.errors import RunError
 from pipeline.knowledge_bank import (
     BANK_VERSION,
@@ -67,6 +67,22 @@ def test_a_bank_that_can_not_be_written_is_left_as_it_was(
     with pytest.raises(RunError, match=r"bank\.json: .* can't be written: no space left"):
         write_bank(bank, {})
     assert read_bank(bank, dict) == ENTRIES
+
+
+def test_a_bank_that_a_disk_does_not_give_is_not_called_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not be deleted for that."""
+    bank = tmp_path / "bank.json"
+    write_bank(bank, ENTRIES)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(bank))
+
+    monkeypatch.setattr(bounded_file, "read_text", broken)
+    with pytest.raises(RunError) as caught:
+        read_bank(bank, dict)
+    assert str(caught.value) == f"{bank}: the knowledge bank can't be read: Input/output error"
 
 
 def test_what_several_add_at_once_is_all_kept(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""The library that disturbs file operations, compiled where there is a compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.allocator import SETTINGS
+
+SOURCE = Path(__file__).with_name("inject.c")
+
+
+def reason_to_skip() -> str | None:
+    """Return why nothing can be injected here; None where it can."""
+    if not sys.platform.startswith("linux"):
+        return "libraries are preloaded and calls counted on Linux alone"
+    if shutil.which("cc") is None:
+        return "there is no C compiler: cc"
+    return None
+
+
+def compile_library(folder: Path) -> Path:
+    """Compile the library into a folder."""
+    library = folder / "inject.so"
+    command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return library
+
+
+def environment_with(library: Path) -> Mapping[str, str]:
+    """Return the environment of a process that has the library, and does not begin once more."""
+    return {**os.environ, **SETTINGS, "LD_PRELOAD": str(library)}

@@ -1,0 +1,83 @@
+"""The short version of `python -m tests.faults`."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.__main__ import Harness, try_and_report
+from tests.faults.faults import Fault, faults_of, names
+from tests.faults.judging import find_lacks
+from tests.faults.library import reason_to_skip
+from tests.faults.scenarios import RUN, Prepared
+
+CASES = (
+    Fault("mkdir", ["mkdir"], "once", 4, errno.ENOSPC),
+    Fault("write", ["write"], "once", 20, errno.ENOSPC),
+    Fault("write, short", ["write"], "short", 25),
+    Fault("rename", ["rename"], "once", 12, errno.EIO),
+    Fault("sync", ["sync"], "once", 8, errno.EIO),
+    Fault("disk full", ["mkdir", "create", "write", "rename"], "from", 60, errno.ENOSPC),
+)
+"""One of each sort, most of them while a checkpoint is written."""
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    with Harness(tmp_path_factory.mktemp("faults")) as harness:
+        yield harness
+
+
+@pytest.fixture(scope="module")
+def fresh(harness: Harness) -> Prepared:
+    return harness.prepare(["fresh"])[0]
+
+
+def test_runs_whose_files_fail_end_well(harness: Harness, fresh: Prepared) -> None:
+    rows = try_and_report(harness, [(fresh, fault) for fault in CASES])
+    assert {name: row.defects for (_, name), row in rows.items() if row.defects} == {}
+    assert all(row.injected for row in rows.values())
+    assert sum(row.done + row.failed for row in rows.values()) == len(CASES)
+
+
+def test_calls_of_every_library_are_seen(fresh: Prepared) -> None:
+    """tensorstore writes arrays in C++, orbax makes folders, the pipeline its own files."""
+    log = next(fresh.unbroken.parent.parent.glob("fresh_unbroken.calls")).read_text()
+    written = {line.partition(f"/{RUN}/")[2] for line in log.splitlines() if "write " in line}
+    assert "metrics.jsonl" in written
+    assert any("/ocdbt.process_0/d/" in name for name in written)
+    assert any("manifest.json" in name for name in written)
+    assert fresh.calls["mkdir"] > 10
+
+
+def test_a_run_that_lacks_something_is_found(fresh: Prepared, tmp_path: Path) -> None:
+    shutil.copytree(fresh.unbroken, tmp_path / RUN)
+    assert find_lacks(tmp_path / RUN, fresh) == []
+    with (tmp_path / RUN / "metrics.jsonl").open("a") as metrics:
+        metrics.write("{}\n")
+    assert find_lacks(tmp_path / RUN, fresh) == ["metrics.jsonl is another"]
+    (step,) = (tmp_path / RUN / "checkpoints").iterdir()
+    (step / "host" / "metadata").write_text("{}")
+    shutil.rmtree(step / "state")
+    assert len(find_lacks(tmp_path / RUN, fresh)) == 2
+
+
+def test_faults_are_put_into_every_call_or_spread() -> None:
+    counts = Counter(mkdir=5, write=9)
+    faults = list(faults_of("mkdir", counts, None, 0))
+    assert [fault.nth for fault in faults] == [1, 2, 3, 4, 5]
+    assert len({fault.error for fault in faults}) == 4
+    spread = [fault.nth for fault in faults_of("disk full", counts, 4, 0)]
+    assert (spread[0], spread[-1], len(spread)) == (1, 14, 4)
+    assert {mode for name in names() for mode in _modes(name, counts)} == {"once", "from", "short"}
+
+
+def _modes(name: str, counts: Counter[str]) -> set[str]:
+    return {fault.mode for fault in faults_of(name, counts, 3, 0)}
