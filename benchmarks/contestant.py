@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from benchmarks.child import child_process
 from benchmarks.tasks import Task
-from pipeline.allocator import SETTINGS
+from pipeline.host.allocator import SETTINGS
 
 PROOF_STEPS = 3
 """Steps whose losses are compared: the third depends on gradients, momentum and weight decay."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe, run
 from pipeline.errors import PipelineError
-from pipeline.observe.summary import Summary
+from pipeline.runner.record.summary import Summary
 
 PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 CONTESTANTS = (

@@ -29,9 +29,9 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_run
 from pipeline.stages.data import load_data
-from pipeline.stages.history import History
 from pipeline.stages.lower import lower
-from pipeline.stages.train import Training, train
+from pipeline.stages.train.history import History
+from pipeline.stages.train.loop import Training, train
 from pipeline.training.state import TrainState
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from statistics import median
 
 COLD = """
-from pipeline.backends.ascend.pricing import Pricing, Question, chipset
-from pipeline.backends.ascend.workloads import image_step
+from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
+from pipeline.backends.ascend.fit.workloads import image_step
 report = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910")).report(Question())
 print(f"{report.step_ms:.2f} {report.interval_ms[0]:.2f} {report.memory.verdict}")
 """
@@ -37,8 +37,8 @@ def cold() -> None:
 
 def main() -> None:
     """Print a line for each way."""
-    from pipeline.backends.ascend.pricing import Pricing, Question, chipset
-    from pipeline.backends.ascend.workloads import image_step
+    from pipeline.backends.ascend.fit.workloads import image_step
+    from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
 
     chip = chipset("ascend910")
     traced = image_step("resnet50", 32, 224, 1000)

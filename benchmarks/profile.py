@@ -29,7 +29,7 @@ from benchmarks.hlo import Program, parse_program
 from benchmarks.measure import RESULTS, add_save, heading, publish, table, usable_cores
 from benchmarks.ours import OursTraining
 from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
-from pipeline.allocator import restart_with_kept_memory
+from pipeline.host.allocator import restart_with_kept_memory
 
 PACKAGES = ("jax", "jaxlib", "numpy")
 WARM_UPS = 4

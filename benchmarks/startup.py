@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import add_save, heading, publish, table
-from pipeline.observe.summary import START_UP
+from pipeline.runner.record.summary import START_UP
 
 PACKAGES = ("jax", "jaxlib")
 FIRST_STEP, WHOLE = "first step", "whole command"

@@ -21,9 +21,9 @@ from pipeline.data.columns import Split
 from pipeline.data.order import Order
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
-from pipeline.models.layers import Conv, MaxPool, scope_names
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
-from pipeline.training.optimizers import Momentum
+from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.standard import Conv, MaxPool, scope_names
+from pipeline.training.optimizers.first_order import Momentum
 
 Precision = Literal["float32", "bf16"]
 PRECISIONS: Mapping[Precision, str] = {"float32": "O0", "bf16": "bf16"}

@@ -27,12 +27,12 @@ from rich.console import Console
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.observe.log_lines import METRICS, last_step
 from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import WARNING, Reporter
+from pipeline.runner.record.log_lines import METRICS, last_step
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import COLUMNS, Telemetry
-from pipeline.stages.sink_clock import SinkClock
+from pipeline.stages.train.sink_clock import SinkClock
 
 PACKAGES = ("numpy", "tensorboardX")
 TENSORBOARD = {"metrics.jsonl and TensorBoard": "true", "metrics.jsonl alone": "false"}

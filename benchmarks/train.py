@@ -32,15 +32,7 @@ from pathlib import Path
 
 from benchmarks.child import names_among
 from benchmarks.contestant import ContestantError, Ready, Round, started
-from benchmarks.measure import (
-    RESULTS,
-    add_save,
-    alternate,
-    heading,
-    publish,
-    table,
-    usable_cores,
-)
+from benchmarks.measure import RESULTS, add_save, alternate, heading, publish, table, usable_cores
 from benchmarks.peers import PEERS
 from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
 from pipeline.errors import PipelineError

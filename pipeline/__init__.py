@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.config.recipe import Recipe
-    from pipeline.observe.summary import Summary
+    from pipeline.runner.record.summary import Summary
 
 __all__ = ["load_recipe", "run"]
 
@@ -29,6 +29,6 @@ def run(recipe: Recipe, run_dir: Path | None = None) -> Summary:
     Writes into `run_dir`, or a new directory under `outputs/`. Raises PipelineError when the run
     can't be done.
     """
-    from pipeline.job import run
+    from pipeline.runner.run import run
 
     return run(recipe, run_dir)

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pipeline.allocator import restart_with_kept_memory
+from pipeline.cli._usage import asks_for_help
 from pipeline.errors import report_errors
-from pipeline.shipped import PACKAGE
-from pipeline.signals import interrupt_command
-from pipeline.usage import asks_for_help
+from pipeline.files.package_paths import PACKAGE
+from pipeline.host.allocator import restart_with_kept_memory
+from pipeline.host.signals import interrupt_command
 
 COLLECT_SELDOM = (100_000, 20, 100)
 COMMANDS = (
@@ -25,7 +25,7 @@ COMMANDS = (
     *("reproduce", "schema"),
 )
 """Each a module of this package, or of `config`, whose function of that name takes what follows."""
-MODULES = {"autopsy": "pipeline.autopsy.command", "schema": "pipeline.config.schema"}
+MODULES = {"autopsy": "pipeline.cli.autopsy", "schema": "pipeline.config.schema"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def _command(args: list[str], begun: float) -> Callable[[], int]:
 
 
 def _show_guide() -> int:
-    from pipeline.config.guide import guide
+    from pipeline.cli.help import guide
 
     print(guide())
     return 0
@@ -64,7 +64,7 @@ def _call(command: str, args: list[str]) -> int:
 
 
 def _launch(args: list[str], begun: float) -> int:
-    from pipeline.launch import launch
+    from pipeline.cli.train import launch
 
     return launch(args, begun)
 

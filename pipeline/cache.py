@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.config.recipe import CacheSpec
 from pipeline.errors import RecipeError
-from pipeline.ownership import find_foreign_owner, find_writers
+from pipeline.files.ownership import find_foreign_owner, find_writers
 
 PROGRAMS = "xla"
 

@@ -38,7 +38,7 @@ from pipeline.training.state import Batch, TrainState
 from pipeline.training.step_parts import StepParts
 from tests.conftest import compose_tiny
 
-walking = importlib.import_module("pipeline.models.walk")
+walking = importlib.import_module("pipeline.models.modules.apply_layers")
 
 ROW = 3
 """The place in the batch of the sample that is spoilt."""

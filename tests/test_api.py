@@ -11,7 +11,7 @@ import pytest
 import pipeline
 from pipeline import load_recipe, run
 from pipeline.errors import PipelineError, RecipeError
-from pipeline.run_directory import write_recipe
+from pipeline.runner.record.run_directory import write_recipe
 from tests import outcome
 from tests.conftest import STEPS, TINY
 

@@ -19,7 +19,7 @@ from pipeline.config.compose import check_tree
 from pipeline.config.files import find_groups
 from pipeline.config.recipe import Recipe
 from pipeline.config.schema import recipe_schema
-from pipeline.shipped import RECIPES
+from pipeline.files.package_paths import RECIPES
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
@@ -281,7 +281,7 @@ def test_the_errors_of_a_bug_tell_how_to_see_more(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("pipeline.job.load_data", broken)
+    monkeypatch.setattr("pipeline.runner.run.load_data", broken)
     said = say(*TINY)
     assert said.status == 1
     assert said.err == (
@@ -295,7 +295,7 @@ def test_an_interrupt_is_no_error_message(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.job.load_data", interrupted)
+    monkeypatch.setattr("pipeline.runner.run.load_data", interrupted)
     said = say(*TINY, "hydra.run.dir=run")
     assert (said.status, said.err) == (1, "interrupted\n")
     summary = outcome.read_summary(tmp_path / "run")

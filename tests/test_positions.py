@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline import load_recipe, run
-from pipeline.observe.summary import Summary
+from pipeline.runner.record.summary import Summary
 
 QUIET = ["monitor.tensorboard=false", "monitor.sample_images=0", "schedule=constant"]
 

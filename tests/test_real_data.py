@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
-from pipeline.job import run
+from pipeline.runner.run import run
 from tests import outcome
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from pipeline import load_recipe, starting_point
+from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RunError
-from pipeline.job import run
 from pipeline.observe import kept_log
+from pipeline.runner import initial_state
+from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import TINY
 from tests.test_shared_machines import At, log_of
@@ -115,14 +116,14 @@ def test_a_checkpoint_without_marks_resumes_as_ever(
     marks: object, half: Path, unbroken: Path, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of an older version; and one of somebody else's, whose marks are none."""
-    restore = starting_point.restore_state
+    restore = initial_state.restore_state
 
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
         assert set(host.pop("logs")) == {"metrics.jsonl", "evals.jsonl"}
         return state, host if marks is None else {**host, "logs": marks}
 
-    monkeypatch.setattr(starting_point, "restore_state", without_marks)
+    monkeypatch.setattr(initial_state, "restore_state", without_marks)
     run(tiny(*LENGTH, f"train.resume={half}"))
     for name in ("metrics.jsonl", "evals.jsonl"):
         assert (half / name).read_bytes() == (unbroken / name).read_bytes()

@@ -17,12 +17,12 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.data import feed as feeds
+from pipeline.data.feed import feed as feeds
 from pipeline.errors import DataError, RunError
-from pipeline.job import run
 from pipeline.observe import metrics_log, tensorboard
 from pipeline.observe.monitors import Quiet, SinkReport
-from pipeline.observe.summary import Summary
+from pipeline.runner.record.summary import Summary
+from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import TINY
 from tests.image_folders import save_images
@@ -177,7 +177,7 @@ def test_of_two_failures_the_first_is_told(
         raise RunError("the first")
 
     monkeypatch.setattr(Summary, "write", no_space)
-    monkeypatch.setattr("pipeline.job.load_data", fail)
+    monkeypatch.setattr("pipeline.runner.run.load_data", fail)
     with pytest.raises(RunError, match=r"^the first$"):
         run(tiny("stages=[data]"), tmp_path)
 
@@ -306,7 +306,7 @@ def test_a_clock_that_jumps_changes_nothing(
 START_TOGETHER = """
 import sys, time
 time.strftime = lambda form, *_: {"%Y-%m-%d": "2026-01-01"}.get(form, "12-00-00")
-import pipeline.job
+import pipeline.runner.run
 from pipeline.__main__ import main
 for arguments in (sys.argv[1:], [*sys.argv[1:], "hydra.run.dir=one"]):
     print("ready", flush=True)

@@ -14,12 +14,12 @@ import numpy as np
 
 from benchmarks.loading import MEAN, PAD, STD, Loaded, Work
 from pipeline.data.columns import Split
-from pipeline.data.feed import Feed, make_feed
+from pipeline.data.feed.feed import Feed, make_feed
+from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
 from pipeline.data.order import Order
 from pipeline.data.transform import apply_ops
-from pipeline.data.window import Inputs, batch_at
 
 OPS = (
     RandomCrop(size=(32, 32), padding=(PAD,) * 4),

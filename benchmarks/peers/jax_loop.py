@@ -19,8 +19,8 @@ from flax.traverse_util import unflatten_dict
 
 from benchmarks.contestant import Result
 from benchmarks.tasks import Task, load_batches, load_weights, named_layers, window_of
-from pipeline.models import layers
-from pipeline.models.spec import LayerSpec
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import LayerSpec
 
 Array = jax.Array
 
@@ -99,7 +99,7 @@ class _Stack(nn.Module):
 
 
 class _Residual(nn.Module):
-    layer: layers.Residual
+    layer: standard.Residual
     dtype: str
 
     @nn.compact
@@ -117,7 +117,7 @@ def _apply(layer: LayerSpec, x: Array, name: str, dtype: str) -> Array:
 
 
 @_apply.register
-def _(layer: layers.Conv, x: Array, name: str, dtype: str) -> Array:
+def _(layer: standard.Conv, x: Array, name: str, dtype: str) -> Array:
     size, stride, padding = window_of(layer)
     conv = nn.Conv(
         _features(layer),
@@ -132,12 +132,12 @@ def _(layer: layers.Conv, x: Array, name: str, dtype: str) -> Array:
 
 
 @_apply.register
-def _(layer: layers.Dense, x: Array, name: str, dtype: str) -> Array:
+def _(layer: standard.Dense, x: Array, name: str, dtype: str) -> Array:
     return nn.Dense(_features(layer), dtype=dtype, name=name)(x)
 
 
 @_apply.register
-def _(layer: layers.BatchNorm, x: Array, name: str, dtype: str) -> Array:
+def _(layer: standard.BatchNorm, x: Array, name: str, dtype: str) -> Array:
     norm = nn.BatchNorm(
         use_running_average=False,
         momentum=layer.momentum,
@@ -149,32 +149,32 @@ def _(layer: layers.BatchNorm, x: Array, name: str, dtype: str) -> Array:
 
 
 @_apply.register
-def _(layer: layers.MaxPool, x: Array, name: str, dtype: str) -> Array:
+def _(layer: standard.MaxPool, x: Array, name: str, dtype: str) -> Array:
     size, stride, padding = window_of(layer)
     return nn.max_pool(x, (size, size), (stride, stride), padding.upper())
 
 
 @_apply.register
-def _(layer: layers.Residual, x: Array, name: str, dtype: str) -> Array:
+def _(layer: standard.Residual, x: Array, name: str, dtype: str) -> Array:
     return _Residual(layer, dtype, name=name)(x)
 
 
 @_apply.register
-def _(layer: layers.Relu, x: Array, name: str, dtype: str) -> Array:
+def _(layer: standard.Relu, x: Array, name: str, dtype: str) -> Array:
     return nn.relu(x)
 
 
 @_apply.register
-def _(layer: layers.Flatten, x: Array, name: str, dtype: str) -> Array:
+def _(layer: standard.Flatten, x: Array, name: str, dtype: str) -> Array:
     return x.reshape(x.shape[0], -1)
 
 
 @_apply.register
-def _(layer: layers.GlobalAvgPool, x: Array, name: str, dtype: str) -> Array:
+def _(layer: standard.GlobalAvgPool, x: Array, name: str, dtype: str) -> Array:
     return x.mean((1, 2))
 
 
-def _features(layer: layers.Conv | layers.Dense) -> int:
+def _features(layer: standard.Conv | standard.Dense) -> int:
     if isinstance(layer.features, str):
         raise TypeError(f"features {layer.features} is no number")
     return layer.features

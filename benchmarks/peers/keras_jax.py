@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.contestant import Result
 from benchmarks.tasks import Task, load_batches, load_weights, named_layers, window_of
-from pipeline.models import layers
-from pipeline.models.spec import LayerSpec
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import LayerSpec
 
 
 class KerasTraining:
@@ -114,45 +114,45 @@ def _apply(layer: LayerSpec, x: Any, path: str, made: dict[str, Any]) -> Any:
 
 
 @_apply.register
-def _(layer: layers.Conv, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.Conv, x: Any, path: str, made: dict[str, Any]) -> Any:
     size, stride, padding = window_of(layer)
     made[path] = keras.layers.Conv2D(layer.features, size, stride, padding, use_bias=False)
     return made[path](x)
 
 
 @_apply.register
-def _(layer: layers.Dense, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.Dense, x: Any, path: str, made: dict[str, Any]) -> Any:
     made[path] = keras.layers.Dense(layer.features)
     return made[path](x)
 
 
 @_apply.register
-def _(layer: layers.BatchNorm, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.BatchNorm, x: Any, path: str, made: dict[str, Any]) -> Any:
     made[path] = keras.layers.BatchNormalization(momentum=layer.momentum, epsilon=layer.epsilon)
     return made[path](x)
 
 
 @_apply.register
-def _(layer: layers.MaxPool, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.MaxPool, x: Any, path: str, made: dict[str, Any]) -> Any:
     return keras.layers.MaxPooling2D(*window_of(layer))(x)
 
 
 @_apply.register
-def _(layer: layers.Residual, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.Residual, x: Any, path: str, made: dict[str, Any]) -> Any:
     body = _stack(layer.body, x, path, made)
     return keras.layers.Add()([body, _stack(layer.shortcut, x, f"{path}/shortcut", made)])
 
 
 @_apply.register
-def _(layer: layers.Relu, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.Relu, x: Any, path: str, made: dict[str, Any]) -> Any:
     return keras.layers.ReLU()(x)
 
 
 @_apply.register
-def _(layer: layers.Flatten, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.Flatten, x: Any, path: str, made: dict[str, Any]) -> Any:
     return keras.layers.Flatten()(x)
 
 
 @_apply.register
-def _(layer: layers.GlobalAvgPool, x: Any, path: str, made: dict[str, Any]) -> Any:
+def _(layer: standard.GlobalAvgPool, x: Any, path: str, made: dict[str, Any]) -> Any:
     return keras.layers.GlobalAveragePooling2D()(x)

@@ -21,8 +21,8 @@ from benchmarks.tasks import (
     rows_channel_first,
     window_of,
 )
-from pipeline.models import layers
-from pipeline.models.spec import LayerSpec
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import LayerSpec
 
 Weights = dict[str, np.ndarray]
 
@@ -85,7 +85,9 @@ class _Stack(nn.SequentialCell):
 
 
 class _Residual(nn.Cell):
-    def __init__(self, layer: layers.Residual, path: str, weights: Weights, channels: int) -> None:
+    def __init__(
+        self, layer: standard.Residual, path: str, weights: Weights, channels: int
+    ) -> None:
         super().__init__()
         self.body = _Stack(layer.body, weights, channels, path)
         stack = _Stack(layer.shortcut, weights, channels, f"{path}/shortcut")
@@ -108,7 +110,7 @@ def _cell(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.Ce
 
 
 @_cell.register
-def _(layer: layers.Conv, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Cell:
     kernel = np.ascontiguousarray(weights[f"{path}/kernel"].transpose(3, 2, 0, 1))
     size, stride, padding = window_of(layer)
     cell = nn.Conv2d(channels, len(kernel), size, stride, padding, weight_init=Tensor(kernel))
@@ -117,7 +119,7 @@ def _(layer: layers.Conv, path: str, weights: Weights, channels: int) -> nn.Cell
 
 
 @_cell.register
-def _(layer: layers.Dense, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.Cell:
     kernel = rows_channel_first(weights[f"{path}/kernel"], channels)
     cell = nn.Dense(
         *kernel.shape,
@@ -129,7 +131,7 @@ def _(layer: layers.Dense, path: str, weights: Weights, channels: int) -> nn.Cel
 
 
 @_cell.register
-def _(layer: layers.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Cell:
     return nn.BatchNorm2d(
         channels,
         layer.epsilon,
@@ -140,25 +142,25 @@ def _(layer: layers.BatchNorm, path: str, weights: Weights, channels: int) -> nn
 
 
 @_cell.register
-def _(layer: layers.MaxPool, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn.Cell:
     return nn.MaxPool2d(*window_of(layer))
 
 
 @_cell.register
-def _(layer: layers.Residual, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _(layer: standard.Residual, path: str, weights: Weights, channels: int) -> nn.Cell:
     return _Residual(layer, path, weights, channels)
 
 
 @_cell.register
-def _(layer: layers.Relu, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _(layer: standard.Relu, path: str, weights: Weights, channels: int) -> nn.Cell:
     return nn.ReLU()
 
 
 @_cell.register
-def _(layer: layers.Flatten, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _(layer: standard.Flatten, path: str, weights: Weights, channels: int) -> nn.Cell:
     return nn.Flatten()
 
 
 @_cell.register
-def _(layer: layers.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Cell:
+def _(layer: standard.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Cell:
     return _GlobalAvgPool()

@@ -27,8 +27,8 @@ from benchmarks.tasks import (
     rows_channel_first,
     window_of,
 )
-from pipeline.models import layers
-from pipeline.models.spec import LayerSpec
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import LayerSpec
 
 Weights = dict[str, np.ndarray]
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -103,7 +103,9 @@ class _Stack(nn.Sequential):
 
 
 class _Residual(nn.Module):
-    def __init__(self, layer: layers.Residual, path: str, weights: Weights, channels: int) -> None:
+    def __init__(
+        self, layer: standard.Residual, path: str, weights: Weights, channels: int
+    ) -> None:
         super().__init__()
         self.body = _Stack(layer.body, weights, channels, path)
         self.shortcut = _Stack(layer.shortcut, weights, channels, f"{path}/shortcut")
@@ -124,7 +126,7 @@ def _module(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.
 
 
 @_module.register
-def _(layer: layers.Conv, path: str, weights: Weights, channels: int) -> nn.Module:
+def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Module:
     kernel = torch.from_numpy(weights[f"{path}/kernel"]).permute(3, 2, 0, 1)
     size, stride, padding = window_of(layer)
     both = size // 2 if padding == "same" else 0
@@ -135,7 +137,7 @@ def _(layer: layers.Conv, path: str, weights: Weights, channels: int) -> nn.Modu
 
 
 @_module.register
-def _(layer: layers.Dense, path: str, weights: Weights, channels: int) -> nn.Module:
+def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.Module:
     kernel = weights[f"{path}/kernel"]
     # Behind a flattened image there are more rows than channels.
     rows = torch.from_numpy(rows_channel_first(kernel, channels))
@@ -147,7 +149,7 @@ def _(layer: layers.Dense, path: str, weights: Weights, channels: int) -> nn.Mod
 
 
 @_module.register
-def _(layer: layers.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Module:
+def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Module:
     module = nn.BatchNorm2d(channels, eps=layer.epsilon, momentum=1 - layer.momentum)
     _put(module.weight, torch.from_numpy(weights[f"{path}/scale"]))
     _put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
@@ -155,28 +157,28 @@ def _(layer: layers.BatchNorm, path: str, weights: Weights, channels: int) -> nn
 
 
 @_module.register
-def _(layer: layers.MaxPool, path: str, weights: Weights, channels: int) -> nn.Module:
+def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn.Module:
     size, stride, padding = window_of(layer)
     return nn.MaxPool2d(size, stride, size // 2 if padding == "same" else 0)
 
 
 @_module.register
-def _(layer: layers.Residual, path: str, weights: Weights, channels: int) -> nn.Module:
+def _(layer: standard.Residual, path: str, weights: Weights, channels: int) -> nn.Module:
     return _Residual(layer, path, weights, channels)
 
 
 @_module.register
-def _(layer: layers.Relu, path: str, weights: Weights, channels: int) -> nn.Module:
+def _(layer: standard.Relu, path: str, weights: Weights, channels: int) -> nn.Module:
     return nn.ReLU(inplace=True)
 
 
 @_module.register
-def _(layer: layers.Flatten, path: str, weights: Weights, channels: int) -> nn.Module:
+def _(layer: standard.Flatten, path: str, weights: Weights, channels: int) -> nn.Module:
     return nn.Flatten()
 
 
 @_module.register
-def _(layer: layers.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Module:
+def _(layer: standard.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Module:
     return _GlobalAvgPool()
 
 

@@ -29,7 +29,7 @@ from pipeline.autopsy.values import (
     stack_turns,
     turn_of,
 )
-from pipeline.backends.ascend.layers import layer_of
+from pipeline.backends.ascend.report.time_by_layer import layer_of
 
 CALLS: Mapping[str, str] = MappingProxyType(
     {

@@ -24,24 +24,24 @@ from flax.traverse_util import unflatten_dict
 
 from pipeline.autopsy.finding import Autopsy
 from pipeline.autopsy.scopes import outcome_of
-from pipeline.backends.autotune.tuner import Tuning, choose_lowerings
-from pipeline.bounded_file import read_json
 from pipeline.cache import cache_root
 from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.pixel_labels import moving_labels
 from pipeline.errors import DataError, PipelineError, RunError
-from pipeline.models.network import Network
-from pipeline.observe.strict_json import json_text
-from pipeline.run_directory import RECIPE, REPRODUCER
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
+from pipeline.files.strict_json import json_text
+from pipeline.lowerings.tune.tuner import Tuning, choose_lowerings
+from pipeline.models.modules.standard import Network
+from pipeline.runner.record.run_directory import RECIPE, REPRODUCER
 from pipeline.stages.build import parts_of
 from pipeline.stages.lower import LOWERINGS, read_choice
-from pipeline.stages.traced_network import list_problems
+from pipeline.stages.lowering_problems import list_problems
 from pipeline.training.state import Batch, TrainState
 from pipeline.training.step_parts import StepParts
-from pipeline.weights.files import read_weights, write_weights
-from pipeline.weights.run import read_run_recipe
-from pipeline.whole_file import write_whole
+from pipeline.weights.files.weight_files import read_weights, write_weights
+from pipeline.weights.trained_run import read_run_recipe
 
 ARRAYS, STEP = "arrays.npz", "step.json"
 _STATE = ("params", "batch_stats")

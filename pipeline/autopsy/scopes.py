@@ -14,7 +14,7 @@ import jax
 from pipeline.autopsy.finding import Phase
 from pipeline.autopsy.interpreter import layer_named
 from pipeline.autopsy.origins import COLUMN
-from pipeline.data.spec import MapOp
+from pipeline.data.dataset_spec import MapOp
 from pipeline.training.bucketing import in_its_bucket
 from pipeline.training.state import Batch, TrainState
 from pipeline.training.step import gradients_of, norm_of

@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from pipeline.backends.autotune.tuner import Chosen, Tuning
-from pipeline.data.feed import Feed
-from pipeline.models.lowerings.lowering import Problem
+from pipeline.data.feed.feed import Feed
+from pipeline.lowerings.problem.lowering import Problem
+from pipeline.lowerings.tune.tuner import Chosen, Tuning
 from pipeline.sink.choice import Choice
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums

@@ -19,7 +19,6 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
-from pipeline.backends.autotune.tuner import Chosen, Tuning, choose_lowerings
 from pipeline.backends.base import (
     CompileReport,
     Executable,
@@ -29,12 +28,13 @@ from pipeline.backends.base import (
     Watch,
     Work,
 )
-from pipeline.backends.program_cache import unkept
-from pipeline.data.feed import Feed
-from pipeline.data.window import Inputs, batch_at
+from pipeline.data.feed.feed import Feed
+from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.errors import RunError
-from pipeline.models.lowerings.lowering import Problem
-from pipeline.models.lowerings.onednn import CALLS
+from pipeline.files.compile_cache import unkept
+from pipeline.lowerings.formulas.onednn import CALLS
+from pipeline.lowerings.problem.lowering import Problem
+from pipeline.lowerings.tune.tuner import Chosen, Tuning, choose_lowerings
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import Array, Record, TrainState

@@ -9,9 +9,9 @@ from pipeline.config.recipe import STAGES, Recipe
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, shard_samples
 from pipeline.data.transform import column_specs
-from pipeline.problems import no_such, show
+from pipeline.files.error_text import no_such, show
 from pipeline.sink.schedule import total_steps
-from pipeline.training.spec import METRICS
+from pipeline.training.part_specs import METRICS
 
 Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = []

@@ -26,8 +26,8 @@ from pipeline.config.recipe_file import (
     with_part_files,
 )
 from pipeline.errors import RecipeError
-from pipeline.problems import show
-from pipeline.shipped import CONF
+from pipeline.files.error_text import show
+from pipeline.files.package_paths import CONF
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_PARTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}

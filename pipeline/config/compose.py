@@ -20,8 +20,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
 from pipeline.config.unfit_parts import unfit_parts
 from pipeline.errors import RecipeError, first_line
-from pipeline.problems import describe, no_such, show
-from pipeline.shipped import CONF
+from pipeline.files.error_text import describe, no_such, show
+from pipeline.files.package_paths import CONF
 
 UNCOMPOSABLE = (
     *(HydraException, OmegaConfBaseException, ValueError),

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.differences import leaves
-from pipeline.problems import locate
-from pipeline.shipped import CONF
+from pipeline.files.error_text import locate
+from pipeline.files.package_paths import CONF
+from pipeline.files.tree_diff import leaves
 
 Tree = dict[str, Any]
 

@@ -10,8 +10,8 @@ from hydra.errors import HydraException
 
 from pipeline.config.files import SECTIONS
 from pipeline.errors import first_line
-from pipeline.plain_yaml import MAX_DEPTH
-from pipeline.problems import show
+from pipeline.files.error_text import show
+from pipeline.files.safe_yaml import MAX_DEPTH
 
 MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config.recipe import Recipe
-from pipeline.models.precision import LEVELS, Level, Precision
+from pipeline.models.layers.precision import LEVELS, Level, Precision
 from pipeline.training.loss_scales import LossScaling
 
 

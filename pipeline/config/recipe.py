@@ -12,16 +12,22 @@ from pydantic import (
     PositiveInt,
 )
 
-from pipeline.backends.spec import DeviceSpec
+from pipeline.backends.device_spec import DeviceSpec
 from pipeline.config.renames import RenameSpec
-from pipeline.data.spec import DatasetSpec
-from pipeline.models.precision import Level, ToFloat
-from pipeline.models.spec import ModelSpec
+from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.models.layers.model_spec import ModelSpec
+from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.training.bad_steps import OnNan
-from pipeline.training.clipping import ClipSpec
 from pipeline.training.loss_scales import LossScale
-from pipeline.training.spec import AverageSpec, LossSpec, OptimizerSpec, RateRule, ScheduleSpec
+from pipeline.training.optimizers.clipping import ClipSpec
+from pipeline.training.part_specs import (
+    AverageSpec,
+    LossSpec,
+    OptimizerSpec,
+    RateRule,
+    ScheduleSpec,
+)
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")

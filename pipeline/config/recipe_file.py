@@ -15,8 +15,8 @@ from typing import Any
 from pipeline.config.files import SECTIONS
 from pipeline.config.references import refused_references
 from pipeline.errors import RecipeError
-from pipeline.plain_yaml import read_yaml
-from pipeline.problems import dotted, show
+from pipeline.files.error_text import dotted, show
+from pipeline.files.safe_yaml import read_yaml
 
 Tree = dict[str, Any]
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 from pipeline.registry import parts
-from pipeline.usage import asks_for_help, show_usage
 
 DEFAULTS = {
     "type": "array",

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from pipeline.config.files import SECTIONS
-from pipeline.problems import Location, dotted, shown
+from pipeline.files.error_text import Location, dotted, shown
+from pipeline.files.package_paths import CONF
 from pipeline.registry import Spec, parts
-from pipeline.shipped import CONF
 
 
 def unfit_parts(tree: Mapping[str, Any]) -> Mapping[Location, str]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
-from pipeline.bounded_file import read_text
+from pipeline.files.bounded_read import read_text
 
 SUMS = "SHA256SUMS"
 """The file of a folder that lists what was written there, for `sha256sum -c` too."""

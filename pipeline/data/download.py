@@ -30,7 +30,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from pipeline.data.checksums import checksum
 from pipeline.errors import DataError
-from pipeline.locked_folder import locked
+from pipeline.files.folder_lock import locked
 
 STALL_S = 30.0
 """How long a mirror may send nothing, while connecting or in between, before the next is tried."""

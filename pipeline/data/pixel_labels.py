@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.spec import MapOp, MovingOp, Op
+from pipeline.data.dataset_spec import MapOp, MovingOp, Op
 from pipeline.data.transform import column_specs
 
 

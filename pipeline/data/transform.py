@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import MapOp
 from pipeline.data.random import uniforms
-from pipeline.data.spec import MapOp
 
 
 def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:

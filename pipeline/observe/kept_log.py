@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pipeline.errors import DataError
+from pipeline.files.real_files import open_unshared
 from pipeline.observe.log_flaws import WHOLE, Flaws, read_flaws, with_gap
-from pipeline.observe.log_lines import LONGEST_BYTES, parse_line, read_lines
-from pipeline.real_files import open_unshared
+from pipeline.runner.record.log_lines import LONGEST_BYTES, parse_line, read_lines
 
 TAIL_BYTES = 128 << 10
 """So much of the end of a log is in a checkpoint: about a thousand steps."""

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import RunError
-from pipeline.locked_folder import Lock
+from pipeline.files.folder_lock import Lock
 from pipeline.observe.monitors import Quiet
 
 

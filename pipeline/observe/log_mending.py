@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from pipeline.errors import DataError
 from pipeline.observe.kept_log import CHUNK_BYTES, KeptLog, Mark, digest_of
 from pipeline.observe.log_flaws import WHOLE, Flaws, Ranges, ranges_of, steps_text, with_gap
-from pipeline.observe.log_lines import LONGEST_BYTES, LogLine, parse_line
+from pipeline.runner.record.log_lines import LONGEST_BYTES, LogLine, parse_line
 
 
 @dataclass(frozen=True)

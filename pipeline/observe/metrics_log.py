@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.files.strict_json import json_text
 from pipeline.observe.kept_log import KeptLog, read_mark
-from pipeline.observe.log_lines import EVALS, METRICS
 from pipeline.observe.log_mending import Found, open_log
 from pipeline.observe.monitors import Evaluation, Quiet, writing
-from pipeline.observe.strict_json import json_text
+from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry, stacked
 

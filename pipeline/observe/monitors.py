@@ -15,7 +15,7 @@ from pipeline.errors import RunError
 from pipeline.observe.reporter import Bar, Reporter
 from pipeline.sink.schedule import Course
 from pipeline.sink.telemetry import Telemetry
-from pipeline.training.spec import METRICS
+from pipeline.training.part_specs import METRICS
 
 
 @dataclass(frozen=True)

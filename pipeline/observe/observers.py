@@ -11,9 +11,10 @@ import numpy as np
 from pipeline.backends.base import Estimate
 from pipeline.config.precision import loss_scale_of
 from pipeline.config.recipe import Recipe
-from pipeline.locked_folder import Lock
+from pipeline.files.folder_lock import Lock
+from pipeline.observe.background import OffThread
 from pipeline.observe.bad_steps import BadStepMonitor
-from pipeline.observe.expendable import Expendable
+from pipeline.observe.best_effort import Expendable
 from pipeline.observe.lock_monitor import LockMonitor
 from pipeline.observe.metrics_log import KEPT, MetricsLog
 from pipeline.observe.monitors import (
@@ -24,7 +25,6 @@ from pipeline.observe.monitors import (
     ProgressMonitor,
     TimeMonitor,
 )
-from pipeline.observe.off_thread import OffThread
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.tensorboard import TensorBoard
 from pipeline.sink.schedule import Course

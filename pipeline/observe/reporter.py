@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from pipeline.errors import printable_lines
-from pipeline.real_files import open_unshared
+from pipeline.files.real_files import open_unshared
 
 MARGIN = 10
 """Characters that the name of a stage has."""

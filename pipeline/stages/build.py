@@ -17,20 +17,20 @@ from flax.errors import FlaxError
 
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
 from pipeline.config.recipe import Recipe
-from pipeline.data.buckets import in_ascending_order
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import BatchOp, MapOp
+from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
-from pipeline.data.spec import BatchOp, MapOp
 from pipeline.errors import RecipeError, first_line
-from pipeline.models.network import Network
-from pipeline.models.paths import require_covered
-from pipeline.models.precision import PathListing, ToFloat
+from pipeline.models.layers.path_patterns import require_covered
+from pipeline.models.layers.precision import PathListing, ToFloat
+from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import Course, course
 from pipeline.stages.data import Dataset
-from pipeline.stages.padding import refuse_buckets_that_do_not_fit
+from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
+from pipeline.training.loss_reduction import sample_losses
 from pipeline.training.parameters import paths_of, require_trainable, split
-from pipeline.training.reduction import sample_losses
 from pipeline.training.state import TrainState
 from pipeline.training.step import (
     StepParts,

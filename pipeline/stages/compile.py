@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.backends.base import Backend, Executable, Program, Work
-from pipeline.backends.program_cache import keep_programs
 from pipeline.cache import program_folder
 from pipeline.config.recipe import Recipe
-from pipeline.data.feed import Feed, make_feed
+from pipeline.data.feed.feed import Feed, make_feed
+from pipeline.files.compile_cache import keep_programs
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built
 from pipeline.stages.data import Dataset

@@ -10,18 +10,18 @@ import numpy as np
 
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
-from pipeline.data.buckets import Bucket, canvas, in_ascending_order
 from pipeline.data.columns import ColumnSpec, RawData, Split
-from pipeline.data.feed import split_bytes
+from pipeline.data.dataset_spec import BatchOp, MapOp
+from pipeline.data.feed.feed import split_bytes
 from pipeline.data.order import Order
+from pipeline.data.padding.buckets import Bucket, canvas, in_ascending_order
 from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
-from pipeline.data.spec import BatchOp, MapOp
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import total_steps
-from pipeline.stages.padding import (
+from pipeline.stages.data_buckets import (
     bucket_line,
     in_buckets,
     pad_images,

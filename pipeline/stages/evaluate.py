@@ -12,7 +12,7 @@ from pipeline.backends.base import Executable
 from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation
 from pipeline.stages.data import Dataset
-from pipeline.stages.pace import Pace
+from pipeline.stages.train.dispatch_size import Pace
 from pipeline.training.metrics import EvalSums, summarize
 from pipeline.training.state import TrainState
 

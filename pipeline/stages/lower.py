@@ -15,23 +15,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
-from pipeline.backends.autotune.layouts import find_layout
-from pipeline.backends.autotune.tuner import Chosen, Tuning
 from pipeline.backends.base import Backend
-from pipeline.bounded_file import read_json
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
-from pipeline.knowledge_bank import write_result
-from pipeline.models.layout import Layout, best_layout, has_choice
-from pipeline.models.lowerings.lowering import DEFAULT, Lowering, Lowerings, Problem
-from pipeline.models.network import Network
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
+from pipeline.files.knowledge_bank import write_result
+from pipeline.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
+from pipeline.lowerings.tune.layouts import find_layout
+from pipeline.lowerings.tune.tuner import Chosen, Tuning
+from pipeline.models.modules.layout import Layout, best_layout, has_choice
+from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
-from pipeline.run_directory import LOWERINGS
+from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.stages.build import Built
 from pipeline.stages.data import Dataset
-from pipeline.stages.traced_network import layout_key, list_problems, time_gradients_us
-from pipeline.whole_file import write_whole
+from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
 
 
 def lower(

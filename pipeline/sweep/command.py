@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.config.optional_keys import settable
 from pipeline.errors import DataError, RecipeError
-from pipeline.plain_yaml import read_yaml, yaml_text
-from pipeline.problems import describe
-from pipeline.run_directory import OUTPUTS, written_at_ns
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.error_text import describe
+from pipeline.files.safe_yaml import read_yaml, yaml_text
+from pipeline.runner.record.run_directory import OUTPUTS, written_at_ns
 from pipeline.sweep.directory import read_kept
-from pipeline.whole_file import write_whole
 
 COMMAND = "sweep.yaml"
 FREE = frozenset(

@@ -16,10 +16,11 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from pipeline.config.overrides import value_of
 from pipeline.errors import SUCCEEDED, DataError, listed
-from pipeline.locked_folder import LOCK, locked_file
-from pipeline.plain_yaml import parse_yaml, read_yaml, yaml_text
-from pipeline.problems import describe
-from pipeline.run_directory import (
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.error_text import describe
+from pipeline.files.folder_lock import LOCK, locked_file
+from pipeline.files.safe_yaml import parse_yaml, read_yaml, yaml_text
+from pipeline.runner.record.run_directory import (
     CLAIM,
     OVERRIDES,
     RECIPE,
@@ -27,7 +28,6 @@ from pipeline.run_directory import (
     read_status,
     written_at_ns,
 )
-from pipeline.whole_file import write_whole
 
 JOURNAL, JOURNAL_LOCK, BEATS = "study.log", "study.log.lock", ".beats"
 """What is there of a study: Optuna's journal, its lock, and a file for each trial's heart."""

@@ -13,7 +13,7 @@ from pipeline.config.overrides import swept_keys
 from pipeline.sweep.command import command_of
 from pipeline.sweep.jobs import Job
 from pipeline.sweep.plan import PlannedJob, enter, plan_job
-from pipeline.sweep.settle import launch, run_all
+from pipeline.sweep.run_pending import launch, run_all
 
 
 def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:

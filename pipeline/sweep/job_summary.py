@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.bounded_file import read_json
 from pipeline.errors import exit_status_of
-from pipeline.run_directory import SUMMARY
+from pipeline.files.bounded_read import read_json
+from pipeline.runner.record.run_directory import SUMMARY
 from pipeline.sweep.directory import read_kept
 
 

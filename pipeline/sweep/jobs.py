@@ -16,20 +16,14 @@ from omegaconf import DictConfig
 
 from pipeline.config.compose import check
 from pipeline.errors import exit_status_of, printable, report_errors, status_after
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.strict_json import json_text
+from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Judge
-from pipeline.observe.strict_json import json_text
-from pipeline.run_directory import RECIPE, SUMMARY, read_status
-from pipeline.signals import Signals
-from pipeline.sweep.directory import (
-    claimed,
-    is_settled,
-    read_overrides,
-    values_of,
-    write_overrides,
-)
+from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_status
+from pipeline.sweep.directory import claimed, is_settled, read_overrides, values_of, write_overrides
 from pipeline.sweep.table import write_table
 from pipeline.sweep.threads import limit_threads
-from pipeline.whole_file import write_whole
 
 OnChanged = Literal["refuse", "allow"]
 
@@ -103,7 +97,7 @@ def _run_checked(
 ) -> int:
     """Run a job. What fails before there is a run to write a summary has it written here."""
     try:
-        from pipeline.job import run
+        from pipeline.runner.run import run
 
         recipe = check(config, overrides)
         resume = str(job_dir) if (job_dir / RECIPE).exists() else None
@@ -131,6 +125,6 @@ def _judge() -> Judge | None:
     hydra_config = HydraConfig.get()
     if hydra_config.sweeper.get("trial") is None:
         return None
-    from pipeline.sweep.judge import open_judge
+    from pipeline.sweep.pruner import open_judge
 
     return open_judge(hydra_config.sweeper, Path(hydra_config.sweep.dir))

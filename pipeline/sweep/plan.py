@@ -18,9 +18,9 @@ from pipeline.config.compose import check
 from pipeline.config.overrides import quoted
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
-from pipeline.locked_folder import LOCK
-from pipeline.real_files import require_real, require_real_folder, require_real_trees
-from pipeline.run_directory import RECIPE, changed_keys, require_unused
+from pipeline.files.folder_lock import LOCK
+from pipeline.files.real_files import require_real, require_real_folder, require_real_trees
+from pipeline.runner.record.run_directory import RECIPE, changed_keys, require_unused
 from pipeline.sweep.command import Command, read_command, write_command
 from pipeline.sweep.directory import (
     BEATS,

@@ -24,7 +24,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from pipeline.errors import RunError, first_line, printable_lines
-from pipeline.locked_folder import Lock
+from pipeline.files.folder_lock import Lock
 from pipeline.sweep.directory import BEATS, JOURNAL, JOURNAL_LOCK
 
 MAX_JOURNAL_BYTES = 2**30

@@ -13,9 +13,9 @@ from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial
 
 from pipeline.errors import RecipeError, RunError
-from pipeline.problems import no_such
+from pipeline.files.error_text import no_such
 from pipeline.sweep.storage import open_storage
-from pipeline.training.spec import METRICS
+from pipeline.training.part_specs import METRICS
 
 TRAIN_LOSS = "train_loss"
 DIRECTIONS = {**METRICS, TRAIN_LOSS: "min"}

@@ -17,11 +17,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.backends.ascend.amortisation import write_amortisation
+from pipeline.backends.ascend.report.amortization import write_amortisation
 from pipeline.errors import RunError, printable
+from pipeline.files.atomic_write import write_whole
 from pipeline.sweep.directory import find_jobs, read_overrides, read_state
 from pipeline.sweep.job_summary import JobSummary, read_summary
-from pipeline.whole_file import write_whole
 
 TABLE = "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"

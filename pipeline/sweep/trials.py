@@ -27,7 +27,7 @@ from pipeline.sweep.command import Command, command_of
 from pipeline.sweep.directory import alone
 from pipeline.sweep.job_summary import read_summary
 from pipeline.sweep.plan import PlannedJob, compose, enter, plan_job
-from pipeline.sweep.settle import POLL_S, launch, run_all
+from pipeline.sweep.run_pending import POLL_S, launch, run_all
 from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
 from pipeline.sweep.storage import beating
 from pipeline.sweep.study import StudySettings, number_of_first_try, open_study, read_settings

@@ -10,8 +10,8 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from pipeline.data.buckets import SIZE, Bucket
-from pipeline.data.padding import cut_to
+from pipeline.data.padding.buckets import SIZE, Bucket
+from pipeline.data.padding.pad_images import cut_to
 from pipeline.training.state import Array, Batch
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pipeline.models.observation import Observations, grad_observing_layers
+from pipeline.models.modules.layer_capture import Observations, grad_observing_layers
+from pipeline.training.loss_reduction import divisor, reduced, sample_losses
 from pipeline.training.parameters import merge, split
-from pipeline.training.reduction import divisor, reduced, sample_losses
 from pipeline.training.state import Array, TrainState
 from pipeline.training.step_parts import StepParts
 

@@ -18,7 +18,7 @@ from pipeline.registry import PartOf, Spec, part
 if TYPE_CHECKING:
     from jax import Array
 
-    from pipeline.models.precision import Level
+    from pipeline.models.layers.precision import Level
 
 
 class LossScaleSpec(Spec):

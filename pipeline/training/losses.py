@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from pipeline.registry import part
-from pipeline.training.spec import LossSpec
+from pipeline.training.part_specs import LossSpec
 
 if TYPE_CHECKING:
     import jax

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from pipeline.models.paths import Path, covers, require_covered
-from pipeline.models.spec import InitRule
-from pipeline.training.spec import AverageSpec, RateRule
+from pipeline.models.layers.model_spec import InitRule
+from pipeline.models.layers.path_patterns import Path, covers, require_covered
+from pipeline.training.part_specs import AverageSpec, RateRule
 from pipeline.training.state import Array
 
 

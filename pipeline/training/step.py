@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.data.buckets import SIZE
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.spec import Ops
+from pipeline.data.dataset_spec import Ops
+from pipeline.data.padding.buckets import SIZE
 from pipeline.data.transform import apply_ops
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.gradients import Gradients, compute_gradients
+from pipeline.training.loss_reduction import labels_that_count, sample_losses
 from pipeline.training.metrics import EvalSums, add_batch, zero_sums
 from pipeline.training.parameters import draw_anew, merge, split
-from pipeline.training.reduction import labels_that_count, sample_losses
 from pipeline.training.state import Array, Batch, Record, TrainState
 from pipeline.training.step_parts import StepParts as StepParts
 from pipeline.training.update import (

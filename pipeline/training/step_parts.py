@@ -9,13 +9,13 @@ from typing import Literal
 import optax
 from flax import linen as nn
 
-from pipeline.data.buckets import Bucket
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.spec import Ops
-from pipeline.models.spec import InitRule
+from pipeline.data.dataset_spec import Ops
+from pipeline.data.padding.buckets import Bucket
+from pipeline.models.layers.model_spec import InitRule
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.spec import AverageSpec, RateRule
+from pipeline.training.part_specs import AverageSpec, RateRule
 from pipeline.training.state import Array
 
 SampleLoss = Callable[..., Array]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from pipeline.models.observation import Observed
+from pipeline.models.modules.layer_capture import Observed
 from pipeline.training.bad_steps import BadStepPolicy
 from pipeline.training.gradients import Gradients
 from pipeline.training.loss_scales import LossScaling

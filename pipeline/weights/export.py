@@ -17,14 +17,14 @@ import jax
 import numpy as np
 from jax import export
 
-from pipeline.bounded_file import read_json
 from pipeline.errors import DataError, RunError
-from pipeline.observe.strict_json import json_text
-from pipeline.weights.arrays import Arrays
-from pipeline.weights.files import read_weights, write_weights
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
+from pipeline.files.strict_json import json_text
+from pipeline.weights.files.named_arrays import Arrays
+from pipeline.weights.files.weight_files import read_weights, write_weights
 from pipeline.weights.prediction import make_predict, shapes_of_weights
-from pipeline.weights.run import Samples, TrainedRun, parse_samples
-from pipeline.whole_file import write_whole
+from pipeline.weights.trained_run import Samples, TrainedRun, parse_samples
 
 PROGRAM, TEXT, WEIGHTS, ABOUT = "model.bin", "model.mlir", "weights.safetensors", "model.json"
 PLATFORMS = ("cpu", "cuda")

@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeline.config.renames import RenameSpec
 from pipeline.errors import DataError
-from pipeline.problems import shown
-from pipeline.weights.arrays import BFLOAT16, Arrays
-from pipeline.weights.layouts import to_own_layout
+from pipeline.files.error_text import shown
+from pipeline.weights.axis_order import to_own_layout
+from pipeline.weights.files.named_arrays import BFLOAT16, Arrays
 from pipeline.weights.naming import Named, framework_of, name_entries
 from pipeline.weights.network import NetworkArrays
 from pipeline.weights.rules.frameworks import Framework

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.weights.arrays import Arrays
-from pipeline.weights.layers import Layers
+from pipeline.weights.file_layers import Layers
+from pipeline.weights.files.named_arrays import Arrays
 from pipeline.weights.network import NetworkArrays
-from pipeline.weights.rules.frameworks import (
-    CONVENTIONS,
-    MINDSPORE,
-    TORCH,
-    WRAPPERS,
-    Framework,
-)
+from pipeline.weights.rules.frameworks import CONVENTIONS, MINDSPORE, TORCH, WRAPPERS, Framework
 from pipeline.weights.rules.syntax import Place
 
 _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")

@@ -15,7 +15,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.transform import column_specs
 from pipeline.errors import RecipeError
-from pipeline.models.layers import (
+from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec, ModelSpec
+from pipeline.models.layers.standard import (
     Activation,
     Dense,
     Dropout,
@@ -23,9 +24,8 @@ from pipeline.models.layers import (
     GlobalAvgPool,
     scope_names,
 )
-from pipeline.models.network import Network
-from pipeline.models.spec import LayeredModelSpec, LayerSpec, ModelSpec
-from pipeline.stages.saved import by_path
+from pipeline.models.modules.standard import Network
+from pipeline.stages.checkpoint.restore import by_path
 
 COLLECTIONS = ("params", "batch_stats")
 _NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")

@@ -18,7 +18,7 @@ from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.stages.build import typed_network
 from pipeline.training.step import network_inputs
-from pipeline.weights.run import TrainedRun
+from pipeline.weights.trained_run import TrainedRun
 
 Weights = Mapping[str, Array | np.ndarray]
 """Arrays by full name, `params/conv_0/kernel`."""

@@ -12,10 +12,17 @@ import numpy as np
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError
-from pipeline.stages.saved import Warn, by_path, listed, read_saved, restore_weights, tell_user
+from pipeline.stages.checkpoint.restore import (
+    Warn,
+    by_path,
+    listed,
+    read_saved,
+    restore_weights,
+    tell_user,
+)
 from pipeline.training.state import TrainState
-from pipeline.weights.arrays import Arrays
-from pipeline.weights.files import is_weight_file, read_weights
+from pipeline.weights.files.named_arrays import Arrays
+from pipeline.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.weights.matching import Matching, match_weights
 from pipeline.weights.network import COLLECTIONS, NetworkArrays
 

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
-from pipeline.job import run
-from pipeline.models import network
+from pipeline.models.modules import standard
+from pipeline.runner.run import run
 from tests import outcome
 
 Compose = Callable[..., Recipe]
@@ -23,14 +23,14 @@ SHORT = ["train.steps=6", "train.passes=null", "eval.every_passes=null"]
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call of the pooling in Python, whether its values were there to be looked at."""
-    pool, seen = network.pool_max, []
+    pool, seen = standard.pool_max, []
 
     def watched(x: Any, *args: Any) -> Any:
         value = getattr(x, "primal", x)
         seen.append(not isinstance(value, jax.core.Tracer))
         return pool(x, *args)
 
-    monkeypatch.setattr(network, "pool_max", watched)
+    monkeypatch.setattr(standard, "pool_max", watched)
     return seen
 
 

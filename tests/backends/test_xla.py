@@ -16,14 +16,14 @@ import pytest
 from pipeline.backends.base import Executable, Mechanism, Work
 from pipeline.backends.xla import XlaBackend, find_device
 from pipeline.config.recipe import Recipe
-from pipeline.data import feed as feeds
 from pipeline.data.columns import Split
-from pipeline.data.feed import make_feed
+from pipeline.data.feed import feed as feeds
+from pipeline.data.feed.feed import make_feed
 from pipeline.data.order import Order
 from pipeline.data.random import seed_words
 from pipeline.data.sources.synthetic import Synthetic
 from pipeline.errors import RunError
-from pipeline.job import run
+from pipeline.runner.run import run
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import Batch, Record, TrainState
 from pipeline.training.step import TrainStep

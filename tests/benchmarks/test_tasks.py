@@ -7,14 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.tasks import (
-    Task,
-    load_batches,
-    named_layers,
-    rows_channel_first,
-    window_of,
-)
-from pipeline.models.layers import Conv, MaxPool, Relu, Residual
+from benchmarks.tasks import Task, load_batches, named_layers, rows_channel_first, window_of
+from pipeline.models.layers.standard import Conv, MaxPool, Relu, Residual
 
 
 def test_a_task_reads_real_images_resized_once(digits: Callable[..., Task]) -> None:

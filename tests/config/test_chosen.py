@@ -11,7 +11,7 @@ from pipeline import load_recipe
 from pipeline.config.chosen import DEFAULT_PARTS, with_recipe
 from pipeline.config.compose import diagnose
 from pipeline.errors import RecipeError
-from pipeline.shipped import CONF
+from pipeline.files.package_paths import CONF
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -14,9 +14,9 @@ from pipeline.config.files import SECTIONS, find_groups
 from pipeline.config.optional_keys import settable
 from pipeline.config.overrides import swept_keys
 from pipeline.config.recipe import Recipe
-from pipeline.plain_yaml import parse_yaml
+from pipeline.files.package_paths import CONF
+from pipeline.files.safe_yaml import parse_yaml
 from pipeline.registry import parts
-from pipeline.shipped import CONF
 from pipeline.sweep.command import Command, Sweeper
 
 

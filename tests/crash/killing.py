@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.stages.checkpoint_folder import saved_steps
-from pipeline.stages.manifest import verify
+from pipeline.stages.checkpoint.checkpoint_folder import saved_steps
+from pipeline.stages.checkpoint.manifest import verify
 from tests import outcome
 from tests.crash.lives import ARGUMENTS, CONSOLE, run_directory_in, start
 

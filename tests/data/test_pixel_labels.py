@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import MapOp
 from pipeline.data.ops.geometry import (
     CenterCrop,
     Cutout,
@@ -25,7 +26,6 @@ from pipeline.data.ops.rotation import RandomRotation
 from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
 from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
-from pipeline.data.spec import MapOp
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.registry import parts
 

@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.stages.saved import Saved, read_checkpoint, saved_steps
+from pipeline.stages.checkpoint.restore import Saved, read_checkpoint, saved_steps
 from tests.faults.faults import Fault
 from tests.faults.runs import Ended, Nursery
 from tests.faults.scenarios import RESUME, RUN, Prepared, begin

@@ -32,12 +32,12 @@ def main() -> int:
     import grain  # noqa: F401
     import tensorboardX.record_writer  # noqa: F401
 
-    import pipeline.job
+    import pipeline.runner.run
     import pipeline.sweep.command  # noqa: F401
-    from pipeline import launch
     from pipeline.__main__ import main as command
+    from pipeline.cli import train
 
-    compose, known = launch._compose, {}
+    compose, known = train._compose, {}
     assert threading.active_count() == 1, "a process with threads must not be forked"
     gc.collect()
     gc.freeze()
@@ -46,13 +46,13 @@ def main() -> int:
         asked = json.loads(line)
         if not asked["whole"]:
             _compose_once(asked["arguments"], compose, known)
-            launch._compose = lambda flags, typed, overrides: known[tuple(typed)]
+            train._compose = lambda flags, typed, overrides: known[tuple(typed)]
         pid = os.fork()
         if pid == 0:
             _become(asked)
             library.inject_arm()
             return command(asked["arguments"])
-        launch._compose = compose
+        train._compose = compose
         print(json.dumps(_wait(pid, asked["limit_s"])), flush=True)
     return 0
 

@@ -20,24 +20,24 @@ import numpy as np
 import safetensors.numpy
 from PIL import Image
 
-from pipeline.backends.ascend.autotune import _checked as checked_tile
-from pipeline.backends.autotune.tuner import BUILT_IN
-from pipeline.backends.autotune.tuner import _checked as checked_lowering
+from pipeline.backends.ascend.tune.autotune import _checked as checked_tile
 from pipeline.config.compose import load_recipe
 from pipeline.data.columns import Column, RawData, Split
-from pipeline.data.record_writer import write_records
+from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.cifar import Release, read_split, unpack
 from pipeline.data.sources.idx import read_split as read_idx_split
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.data.sources.npz import NumpyArchive
 from pipeline.data.sources.records import Records
 from pipeline.errors import DataError
-from pipeline.job import run
-from pipeline.knowledge_bank import read_bank
-from pipeline.stages.saved import read_saved
-from pipeline.weights.files import read_weights, write_weights
-from pipeline.weights.images import read_images
-from pipeline.weights.run import Samples
+from pipeline.files.knowledge_bank import read_bank
+from pipeline.lowerings.tune.tuner import BUILT_IN
+from pipeline.lowerings.tune.tuner import _checked as checked_lowering
+from pipeline.runner.run import run
+from pipeline.stages.checkpoint.restore import read_saved
+from pipeline.weights.files.weight_files import read_weights, write_weights
+from pipeline.weights.image_inputs import read_images
+from pipeline.weights.trained_run import Samples
 from tests.conftest import ROOT, TINY
 from tests.data.section import section
 from tests.fuzz.mutate import mutate_bytes, mutate_tree

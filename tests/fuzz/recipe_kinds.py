@@ -16,14 +16,14 @@ from typing import Any
 
 import yaml
 
+from pipeline.cli.train import launch
 from pipeline.config.compose import check_tree, load_recipe
 from pipeline.config.defaults import fill_missing
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
 from pipeline.errors import PipelineError, RecipeError
-from pipeline.job import run
-from pipeline.launch import launch
-from pipeline.shipped import CONF, RECIPES
+from pipeline.files.package_paths import CONF, RECIPES
+from pipeline.runner.run import run
 from tests.conftest import ROOT, TINY
 from tests.fuzz.mutate import VALUES, mutate_bytes, mutate_tree, nudge_tree, walk
 

@@ -28,7 +28,7 @@ from pipeline.data.sources.records import Records
 from pipeline.errors import DataError
 from tests.conftest import ROOT
 from tests.data.section import section
-from tests.data.test_sources_records import write
+from tests.data.sources.test_records import write
 
 SMALL = Release("small", "small", {"a.bin": 1}, {"t.bin": 1}, label_bytes=1, classes=10)
 FEW_BYTES = 200 * 2**20
@@ -149,7 +149,7 @@ def test_other_compressions_than_numpys_are_refused(method: int, tmp_path: Path)
 def test_what_memory_does_not_hold_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.host_memory.available_bytes", lambda: 10**9)
+    monkeypatch.setattr("pipeline.host.memory.available_bytes", lambda: 10**9)
     with zipfile.ZipFile(tmp_path / "d.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             archive.writestr(f"{name}.npy", npy("'|u1'", "(1,)") + b"1")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import load_recipe
-from pipeline.backends.ascend.chips import ChipError, load_chip
+from pipeline.backends.ascend.chip.chip_files import ChipError, load_chip
 from pipeline.config.compose import load_recipe as compose
 from pipeline.config.references import MAX_CHAIN, require_bounded
 from pipeline.errors import RecipeError
@@ -303,7 +303,7 @@ def test_a_part_file_says_no_more_than_a_recipe() -> None:
 
 def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
     """It holds every key; those are of the machine on which the run was made."""
-    from pipeline.run_directory import write_recipe
+    from pipeline.runner.record.run_directory import write_recipe
 
     made = load_recipe("lenet5_digits", [f"cache.root={folder / 'cache'}"])
     write_recipe(folder, made)

@@ -18,15 +18,15 @@ import orbax.checkpoint as ocp
 import pytest
 import tensorstore
 
-from pipeline.backends.ascend.autotune import _checked as checked_tile
-from pipeline.backends.autotune.tuner import _checked as checked_lowering
+from pipeline.backends.ascend.tune.autotune import _checked as checked_tile
 from pipeline.config.renames import RenameSpec
 from pipeline.errors import DataError, PipelineError, RunError
-from pipeline.knowledge_bank import read_bank
-from pipeline.stages.saved import read_saved
-from pipeline.weights import torch_pickle
+from pipeline.files.knowledge_bank import read_bank
+from pipeline.lowerings.tune.tuner import _checked as checked_lowering
+from pipeline.stages.checkpoint.restore import read_saved
 from pipeline.weights.export import ABOUT, read_export
-from pipeline.weights.files import read_weights
+from pipeline.weights.files import torch_pickle
+from pipeline.weights.files.weight_files import read_weights
 
 
 def refusal(act: Callable[[], Any], kind: type[PipelineError] = DataError) -> str:

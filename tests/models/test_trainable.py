@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from pipeline.models.network import Network
+from pipeline.models.modules.standard import Network
 from pipeline.registry import parts
 from tests.models.build import QUICK, Variables, conf_model, parameters, random, shapes
 

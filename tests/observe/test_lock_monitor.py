@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.locked_folder import LOCK, Lock
+from pipeline.files.folder_lock import LOCK, Lock
 from pipeline.observe.lock_monitor import LockMonitor
 
 

@@ -12,14 +12,9 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
 from pipeline.config.recipe import Recipe
 from pipeline.observe.bad_steps import BadStepMonitor
-from pipeline.observe.expendable import Expendable
+from pipeline.observe.best_effort import Expendable
 from pipeline.observe.metrics_log import MetricsLog
-from pipeline.observe.monitors import (
-    EvalMonitor,
-    LossMonitor,
-    Quiet,
-    TimeMonitor,
-)
+from pipeline.observe.monitors import EvalMonitor, LossMonitor, Quiet, TimeMonitor
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import Course

@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sink.choice import (
-    TOLERANCE,
-    Bounds,
-    Cost,
-    Costs,
-    choose,
-    dispatches,
-    predict,
-)
+from pipeline.sink.choice import TOLERANCE, Bounds, Cost, Costs, choose, dispatches, predict
 from pipeline.sink.schedule import Course, Event
 
 FREE = Bounds(total=100_000, periods=(), window_steps=1024, dispatch_s=1.0)

@@ -15,8 +15,8 @@ from pipeline.backends.base import Proposal
 from pipeline.config.checks import batching
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
-from pipeline.job import run
 from pipeline.observe.reporter import Reporter
+from pipeline.runner.run import run
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_run, propose, steps_on
@@ -79,7 +79,7 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
     def never(*_: object) -> None:
         raise AssertionError("nothing is to be compiled")
 
-    monkeypatch.setattr("pipeline.job.compile_run", never)
+    monkeypatch.setattr("pipeline.runner.run.compile_run", never)
     summary = run(tiny(*PRICED, "device.devices=8"), tmp_path / "run")
     modelled = outcome.read_summary(tmp_path / "run")["modelled"]
     assert (summary.status, "compile_s" in summary.time) == ("done", False)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
-from pipeline.data import feed as feeds
+from pipeline.data.feed import feed as feeds
 from pipeline.data.order import Order
 from pipeline.stages.evaluate import evaluate
 from tests.stages.test_evaluate import SMALL, logits_by_hand, prepare

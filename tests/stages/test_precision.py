@@ -13,7 +13,7 @@ from flax import linen as nn
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
-from pipeline.job import run
+from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 

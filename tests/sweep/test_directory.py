@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.run_directory import read_status
+from pipeline.runner.record.run_directory import read_status
 from pipeline.sweep.command import read_command
 from pipeline.sweep.directory import read_overrides, values_of
 from pipeline.sweep.job_summary import read_summary

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.training.spec import LossSpec
+from pipeline.training.part_specs import LossSpec
 
 PLACES = np.array([[1, 3, 3], [1, 1, 4]])
 

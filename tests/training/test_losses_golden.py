@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.training.loss_reduction import divisor, reduced, sample_losses
 from pipeline.training.losses import CrossEntropy
-from pipeline.training.reduction import divisor, reduced, sample_losses
 from pipeline.training.step_parts import StepParts
 from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
 from tests.training.test_step import make_parts

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pipeline.data.random import seed_words
-from pipeline.models.initializers import Constant
-from pipeline.models.spec import InitRule
-from pipeline.training.optimizers import Sgd
+from pipeline.models.layers.initializers import Constant
+from pipeline.models.layers.model_spec import InitRule
+from pipeline.training.optimizers.first_order import Sgd
 from pipeline.training.parameters import merge, require_trainable, restart_average, split
-from pipeline.training.spec import AverageSpec, RateRule
+from pipeline.training.part_specs import AverageSpec, RateRule
 from pipeline.training.step import make_train_step
 from tests.training.test_step import (
     RATES,

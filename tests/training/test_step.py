@@ -14,11 +14,11 @@ from flax import linen as nn
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.values import Hwc2Chw, Rescale
 from pipeline.data.random import seed_words
-from pipeline.training.clipping import ClipSpec
 from pipeline.training.loss_scales import Dynamic, Fixed, LossScaling
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.metrics import summarize
-from pipeline.training.optimizers import Momentum
+from pipeline.training.optimizers.clipping import ClipSpec
+from pipeline.training.optimizers.first_order import Momentum
 from pipeline.training.state import Batch, Record, TrainState
 from pipeline.training.step import StepParts, TrainStep, make_train_step
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.cli.export import export
+from pipeline.cli.infer import infer
 from pipeline.errors import DataError, PipelineError, RunError, UsageError
-from pipeline.export import export
-from pipeline.infer import infer
-from pipeline.job import run
+from pipeline.runner.run import run
 from pipeline.weights.export import read_export
-from pipeline.weights.files import write_weights
+from pipeline.weights.files.weight_files import write_weights
 from pipeline.weights.prediction import make_predict
-from pipeline.weights.run import TrainedRun, read_trained_run
+from pipeline.weights.trained_run import TrainedRun, read_trained_run
 from tests import outcome
 from tests.conftest import ROOT, compose_tiny
 
@@ -229,7 +229,7 @@ def test_a_network_of_pixels_has_no_class_for_an_image(
 ) -> None:
     samples = read_trained_run(trained).samples
     pixels = (lambda images: np.zeros((len(images), 8, 8, 3), np.float32), samples)
-    monkeypatch.setattr("pipeline.infer._network", lambda source: pixels)
+    monkeypatch.setattr("pipeline.cli.infer._network", lambda source: pixels)
     np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
     assert "gives logits of shape (8, 8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 

@@ -10,8 +10,8 @@ import pytest
 from pipeline.config.renames import RenameSpec
 from pipeline.data.columns import ColumnSpec
 from pipeline.errors import DataError
-from pipeline.weights.arrays import Arrays
-from pipeline.weights.files import read_weights, write_weights
+from pipeline.weights.files.named_arrays import Arrays
+from pipeline.weights.files.weight_files import read_weights, write_weights
 from pipeline.weights.matching import Matching, match_weights, table
 from pipeline.weights.network import NetworkArrays, arrays_of_model
 from tests.models.build import conf_model

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.models.spec import ModelSpec
-from pipeline.weights.arrays import Arrays
+from pipeline.models.layers.model_spec import ModelSpec
+from pipeline.weights.files.named_arrays import Arrays
 from pipeline.weights.matching import match_weights
 from pipeline.weights.network import arrays_of_model
 from pipeline.weights.restore import fill

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.weights.arrays import Arrays, natural_key
+from pipeline.weights.files.named_arrays import Arrays, natural_key
 from pipeline.weights.matching import Matching, match_weights
 from pipeline.weights.network import NetworkArrays
 from pipeline.weights.rules.syntax import Place, place_by

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.backends.autotune.tuner import Chosen, Tuning
 from pipeline.backends.base import Estimate, Executable, Mechanism, Proposal, Watch, Work
 from pipeline.backends.xla import XlaBackend, find_device
-from pipeline.models.lowerings.lowering import Problem
+from pipeline.lowerings.problem.lowering import Problem
+from pipeline.lowerings.tune.tuner import Chosen, Tuning
 
 if TYPE_CHECKING:
     from pipeline.backends.devices.ascend import Ascend

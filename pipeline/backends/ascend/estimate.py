@@ -11,19 +11,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.backends.ascend.advice import Change, advise
-from pipeline.backends.ascend.options import Mode, OptionError
-from pipeline.backends.ascend.out_of_memory import out_of_memory_message
-from pipeline.backends.ascend.pricing import Pricing, Question, chipset_of
-from pipeline.backends.ascend.printout import printout
-from pipeline.backends.ascend.report import Report
-from pipeline.backends.ascend.step import TracedStep, trace_step
+from pipeline.backends.ascend.chip.options import Mode, OptionError
+from pipeline.backends.ascend.memory.out_of_memory import out_of_memory_message
+from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset_of
+from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.report.advice import Change, advise
+from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.report.text import printout
 from pipeline.backends.base import Proposal
 from pipeline.errors import RecipeError, RunError
-from pipeline.knowledge_bank import write_result
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.knowledge_bank import write_result
 from pipeline.sink.choice import Choice
 from pipeline.training.state import TrainState
-from pipeline.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pipeline.backends.devices.ascend import Ascend

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.backends.ascend.calibrate import (
+from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
+from pipeline.backends.ascend.fit.calibrate import (
     Parts,
     calibration_at,
     fit,
@@ -25,9 +26,8 @@ from pipeline.backends.ascend.calibrate import (
     report_of,
     spread_of,
 )
-from pipeline.backends.ascend.calibration import Calibration, load_calibration
-from pipeline.backends.ascend.validate_trace import alexnet_report, lines
-from pipeline.backends.ascend.workloads import PUBLISHED, Published, published_steps
+from pipeline.backends.ascend.fit.validate_trace import alexnet_report, lines
+from pipeline.backends.ascend.fit.workloads import PUBLISHED, Published, published_steps
 from pipeline.errors import PipelineError, RunError
 
 

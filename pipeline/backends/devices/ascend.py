@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from pipeline.backends.ascend.hardware import Chip
-from pipeline.backends.spec import DeviceSpec
-from pipeline.models.precision import Level
+from pipeline.backends.ascend.chip.hardware import Chip
+from pipeline.backends.device_spec import DeviceSpec
+from pipeline.models.layers.precision import Level
 from pipeline.registry import FilePath, Seq, part
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from pipeline.backends.spec import DeviceSpec
-from pipeline.models.precision import Level
+from pipeline.backends.device_spec import DeviceSpec
+from pipeline.models.layers.precision import Level
 from pipeline.registry import part
 
 if TYPE_CHECKING:

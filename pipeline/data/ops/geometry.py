@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import PositiveInt
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import MovingOp, Op
 from pipeline.data.ops.image import Padding, Probability, Size, image_shape, pixels_at
 from pipeline.data.random import integers
-from pipeline.data.spec import MovingOp, Op
 from pipeline.registry import part
 
 

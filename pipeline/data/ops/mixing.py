@@ -9,11 +9,11 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.colour import blend, exact_factors
-from pipeline.data.ops.drawing import STEPS, pick
+from pipeline.data.dataset_spec import BatchOp
+from pipeline.data.ops.color import blend, exact_factors
 from pipeline.data.ops.image import Probability, image_shape
+from pipeline.data.ops.ranges import STEPS, pick
 from pipeline.data.random import integers
-from pipeline.data.spec import BatchOp
 from pipeline.registry import part
 
 

@@ -9,15 +9,15 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.affine import Interpolation
-from pipeline.data.ops.changes import Change, Changes, make_changes, tabulate
-from pipeline.data.ops.colour import check_rgb_bytes
+from pipeline.data.ops.color import check_rgb_bytes
+from pipeline.data.ops.color_changes import Change, Changes, make_changes, tabulate
 from pipeline.data.ops.image import Size
+from pipeline.data.ops.loop import in_turns
 from pipeline.data.ops.policy_tables import POLICIES
 from pipeline.data.ops.rotation import Fill, fill_levels
-from pipeline.data.ops.turns import in_turns
 from pipeline.data.random import integers
-from pipeline.data.spec import Op
 from pipeline.registry import part
 
 _SIGNED = frozenset(

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import MovingOp
 from pipeline.data.ops.image import Size, image_shape, pixels_along
 from pipeline.data.ops.interpolation import (
     Pillow,
@@ -20,7 +21,6 @@ from pipeline.data.ops.interpolation import (
     pillow_taps,
     widening_taps,
 )
-from pipeline.data.spec import MovingOp
 from pipeline.registry import Expected, part
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]

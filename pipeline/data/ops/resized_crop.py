@@ -11,11 +11,11 @@ import numpy as np
 from pydantic import AfterValidator, PositiveInt
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.drawing import Range, pick, steps
+from pipeline.data.dataset_spec import MovingOp
 from pipeline.data.ops.image import Axis, Size, image_shape, pixels_at
 from pipeline.data.ops.interpolation import Taps, mix, nearest_pixels, opencv_taps
+from pipeline.data.ops.ranges import Range, pick, steps
 from pipeline.data.random import integers
-from pipeline.data.spec import MovingOp
 from pipeline.registry import part
 
 Interpolation = Literal["linear", "nearest", "cubic"]

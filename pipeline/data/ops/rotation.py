@@ -8,11 +8,11 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, Strict
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import MovingOp
 from pipeline.data.ops.affine import Interpolation, Maps, fixed_maps, rotation, warp
-from pipeline.data.ops.drawing import Range, steps
 from pipeline.data.ops.image import image_shape
+from pipeline.data.ops.ranges import Range, steps
 from pipeline.data.random import integers
-from pipeline.data.spec import MovingOp
 from pipeline.registry import Expected, Seq, part
 
 Byte = Annotated[int, Field(ge=0, le=255)]

@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import Probability, image_shape
-from pipeline.data.spec import Op
 from pipeline.registry import Seq, part
 
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from pipeline.data.checksums import SUMS, checksum, is_as_written, list_sums
 from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import RemoteFile, exclusive, fetch_all, require_published
-from pipeline.data.spec import DatasetSpec
 from pipeline.errors import DataError
-from pipeline.ownership import make_private
+from pipeline.files.ownership import make_private
 from pipeline.registry import part
 
 _SIDE = 32

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import field_validator
 
 from pipeline.data.columns import Facts, RawData, Split
-from pipeline.data.spec import DatasetSpec
+from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.registry import part
 
 _ARRAYS = Path(__file__).with_name("digits.npz")

@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import RemoteFile, fetch_all, require_published
-from pipeline.data.spec import DatasetSpec
 from pipeline.errors import DataError
 from pipeline.registry import part
 

@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, PositiveInt
 
-from pipeline.data.buckets import Ragged
 from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
+from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
-from pipeline.data.spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.padding.buckets import Ragged
 from pipeline.errors import DataError
 from pipeline.registry import Seq, part
 

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from pipeline.data.buckets import RaggedArray, RaggedColumn, ragged_array
 from pipeline.data.columns import Column, RawData, Split
-from pipeline.data.spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, ragged_array
 from pipeline.errors import DataError
-from pipeline.npy import open_archive
-from pipeline.problems import shown
+from pipeline.files.error_text import shown
+from pipeline.files.npy import open_archive
 from pipeline.registry import part
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")

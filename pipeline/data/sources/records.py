@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from pipeline.data.columns import RawData, Split
-from pipeline.data.record_column import open_column
-from pipeline.data.record_format import DESCRIPTION, RecordSplitSpec, read_description
-from pipeline.data.spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.records.record_column import open_column
+from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, read_description
 from pipeline.errors import DataError
 from pipeline.registry import part
 

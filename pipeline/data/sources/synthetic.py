@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import PositiveInt, ValidationError, field_validator
 
 from pipeline.data.columns import Facts, RawData, Split
-from pipeline.data.spec import DatasetSpec
+from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.errors import DataError
-from pipeline.host_memory import require_room
+from pipeline.host.memory import require_room
 from pipeline.registry import part, parts
 
 _PATTERN_SEED, _TRAIN_SEED, _EVAL_SEED = 0, 1, 2

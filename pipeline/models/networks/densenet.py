@@ -6,8 +6,11 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from pipeline.models.fields import Count
-from pipeline.models.layers import (
+from pipeline.models.blocks.common_blocks import Stack, imagenet_stem
+from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.layers.fields import Count
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import (
     AvgPool,
     BatchNorm,
     Branches,
@@ -16,9 +19,6 @@ from pipeline.models.layers import (
     GlobalAvgPool,
     Relu,
 )
-from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, imagenet_stem
-from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 

@@ -7,10 +7,17 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
 
-from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Swish
-from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm, inverted, residual_if, rounded, squeeze_excite
-from pipeline.models.strided import StridedModelSpec
+from pipeline.models.blocks.common_blocks import (
+    Stack,
+    conv_norm,
+    inverted,
+    residual_if,
+    rounded,
+    squeeze_excite,
+)
+from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import Dense, Dropout, GlobalAvgPool, Swish
 from pipeline.registry import part
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from pipeline.models.layers import Branches, Dense, Dropout, GlobalAvgPool, MaxPool, Relu
-from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import HALVE, Stack, conv_norm
-from pipeline.models.strided import StridedModelSpec
+from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
+from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import Branches, Dense, Dropout, GlobalAvgPool, MaxPool, Relu
 from pipeline.registry import part
 
 _INCEPTIONS = {

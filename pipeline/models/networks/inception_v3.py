@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from pipeline.models.fields import Size
-from pipeline.models.layers import (
+from pipeline.models.blocks.common_blocks import Stack, conv_norm
+from pipeline.models.layers.fields import Size
+from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.standard import (
     AvgPool,
     Branches,
     Dense,
@@ -16,8 +18,6 @@ from pipeline.models.layers import (
     MaxPool,
     Relu,
 )
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
-from pipeline.models.stacks import Stack, conv_norm
 from pipeline.registry import part
 
 _HALVE = MaxPool(kernel=3, stride=2)

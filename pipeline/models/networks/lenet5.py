@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.models.layers import Conv, Dense, Flatten, MaxPool, Relu
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.standard import Conv, Dense, Flatten, MaxPool, Relu
 from pipeline.registry import part
 
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
-from pipeline.models.layers import Dense, GlobalAvgPool, Relu
-from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm
-from pipeline.models.strided import StridedModelSpec
+from pipeline.models.blocks.common_blocks import Stack, conv_norm
+from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import Dense, GlobalAvgPool, Relu
 from pipeline.registry import part
 
 _ROWS = (

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, Relu6
-from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import conv_norm, inverted, residual_if, rounded
-from pipeline.models.strided import StridedModelSpec
+from pipeline.models.blocks.common_blocks import conv_norm, inverted, residual_if, rounded
+from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import Dense, Dropout, GlobalAvgPool, Relu6
 from pipeline.registry import part
 
 _ROWS = (

@@ -6,10 +6,24 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
 
-from pipeline.models.layers import Dense, Dropout, GlobalAvgPool, HardSigmoid, HardSwish, Relu
-from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import Stack, conv_norm, inverted, residual_if, rounded, squeeze_excite
-from pipeline.models.strided import StridedModelSpec
+from pipeline.models.blocks.common_blocks import (
+    Stack,
+    conv_norm,
+    inverted,
+    residual_if,
+    rounded,
+    squeeze_excite,
+)
+from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import (
+    Dense,
+    Dropout,
+    GlobalAvgPool,
+    HardSigmoid,
+    HardSwish,
+    Relu,
+)
 from pipeline.registry import part
 
 

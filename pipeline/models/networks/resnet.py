@@ -7,10 +7,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from pipeline.models.fields import Count
-from pipeline.models.layers import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
-from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import (
+from pipeline.models.blocks.common_blocks import (
     EXPANSION,
     Stack,
     bottleneck,
@@ -19,8 +16,11 @@ from pipeline.models.stacks import (
     projection,
     squeeze_excite,
 )
-from pipeline.models.stages import StageBlock, check_stages, stage_blocks
-from pipeline.models.strided import StridedModelSpec
+from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.blocks.residual_stages import StageBlock, check_stages, stage_blocks
+from pipeline.models.layers.fields import Count
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
 from pipeline.registry import Seq, part
 
 

@@ -7,8 +7,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from pipeline.models.fields import Count
-from pipeline.models.layers import (
+from pipeline.models.blocks.common_blocks import EXPANSION, HALVE, Stack
+from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.blocks.residual_stages import StageBlock, check_stages, stage_blocks
+from pipeline.models.layers.fields import Count
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import (
     BatchNorm,
     Conv,
     Dense,
@@ -18,10 +22,6 @@ from pipeline.models.layers import (
     Residual,
     Sequence,
 )
-from pipeline.models.spec import LayerSpec
-from pipeline.models.stacks import EXPANSION, HALVE, Stack
-from pipeline.models.stages import StageBlock, check_stages, stage_blocks
-from pipeline.models.strided import StridedModelSpec
 from pipeline.registry import Seq, part
 
 

@@ -6,16 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from pipeline.models.layers import (
-    Branches,
-    Conv,
-    Dropout,
-    GlobalAvgPool,
-    MaxPool,
-    Relu,
-)
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
-from pipeline.models.stacks import residual_if
+from pipeline.models.blocks.common_blocks import residual_if
+from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.standard import Branches, Conv, Dropout, GlobalAvgPool, MaxPool, Relu
 from pipeline.registry import Seq, part
 
 

@@ -7,11 +7,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from pipeline.models.fields import Count
-from pipeline.models.layers import Conv, Dense, Dropout, Gelu, LayerNorm, Residual, Sequence, Tanh
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
-from pipeline.models.stacks import Stack
-from pipeline.models.tokens import (
+from pipeline.models.blocks.common_blocks import Stack
+from pipeline.models.layers.fields import Count
+from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.standard import (
+    Conv,
+    Dense,
+    Dropout,
+    Gelu,
+    LayerNorm,
+    Residual,
+    Sequence,
+    Tanh,
+)
+from pipeline.models.layers.tokens import (
     ClassToken,
     Embedding,
     FirstToken,

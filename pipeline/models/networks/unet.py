@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from pipeline.models.layers import Branches, Conv, ConvTranspose, MaxPool, Relu
-from pipeline.models.spec import LayeredModelSpec
-from pipeline.models.stacks import Stack, conv_norm
+from pipeline.models.blocks.common_blocks import Stack, conv_norm
+from pipeline.models.layers.model_spec import LayeredModelSpec
+from pipeline.models.layers.standard import Branches, Conv, ConvTranspose, MaxPool, Relu
 from pipeline.registry import Seq, part
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from pipeline.models.fields import Count
-from pipeline.models.layers import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
-from pipeline.models.spec import LayeredModelSpec, LayerSpec
-from pipeline.models.stages import check_stages
+from pipeline.models.blocks.residual_stages import check_stages
+from pipeline.models.layers.fields import Count
+from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.standard import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
 from pipeline.registry import Seq, part
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 
-from pipeline.models.spec import Initializer, ModelSpec
+from pipeline.models.layers.model_spec import Initializer, ModelSpec
 from pipeline.registry import Seq, part
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class WideDeep(ModelSpec):
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """The flax module; calling it raises ValueError unless there are two classes."""
-        from pipeline.models.wide_deep import WideDeepNetwork
+        from pipeline.models.modules.wide_deep import WideDeepNetwork
 
         return WideDeepNetwork(
             classes=classes,

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from pipeline.backends.ascend.hardware import FIGURES, Hardware
-from pipeline.backends.ascend.options import StepOptions
-from pipeline.backends.ascend.tasks import Task, TaskGraph, TaskTime
+from pipeline.backends.ascend.chip.hardware import FIGURES, Hardware
+from pipeline.backends.ascend.chip.options import StepOptions
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
 
 CHIP = Path(__file__).parents[3] / "conf" / "device" / "ascend910.yaml"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipeline.backends.ascend.tasks import Buffer, Phase, Role, Task, TaskGraph
+from pipeline.backends.ascend.chip.tasks import Buffer, Phase, Role, Task, TaskGraph
 
 
 def buffer(index: int, nbytes: int, role: Role = "activation", **fields: Any) -> Buffer:

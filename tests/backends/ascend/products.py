@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.backends.ascend.tasks import (
+from pipeline.backends.ascend.chip.tasks import (
     Buffer,
     CostClass,
     CubeWork,

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.backends.ascend.step import TracedStep, trace_step
-from pipeline.backends.ascend.tasks import Task, TaskGraph
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
+from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
 
 ROWS, WIDTH = 256, 128
 """Of the matrices: 32768 elements, more than what a kernel computes again rather than keeps."""

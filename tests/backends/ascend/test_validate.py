@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.backends.ascend.calibration import load_calibration
+from pipeline.backends.ascend.cost.calibration import load_calibration
+from pipeline.backends.ascend.fit.validate_trace import alexnet_report
+from pipeline.backends.ascend.fit.workloads import PUBLISHED, published_steps
 from pipeline.backends.ascend.validate import Verdict, compare_own, main, score
-from pipeline.backends.ascend.validate_trace import alexnet_report
-from pipeline.backends.ascend.workloads import PUBLISHED, published_steps
 
 HEAD, *ROWS = PUBLISHED.read_text(encoding="utf-8").splitlines()
 ALEXNET = next(row for row in ROWS if row.startswith("TR0341,"))

@@ -11,7 +11,7 @@ from pipeline import load_recipe
 from pipeline.backends.devices.ascend import Ascend
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
-from pipeline.job import run
+from pipeline.runner.run import run
 from tests import outcome
 
 Compose = Callable[..., Recipe]

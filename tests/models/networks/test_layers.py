@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.models.layers import Dense
+from pipeline.models.layers.standard import Dense
 from pipeline.models.networks.layers import LayerList
 from tests.models.build import conf_model, parameters, shapes
 

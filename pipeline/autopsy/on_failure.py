@@ -1,0 +1,72 @@
+"""The autopsy of a run that a bad step has ended: replay, finding, files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.autopsy.examine import examine
+from pipeline.autopsy.finding import Autopsy
+from pipeline.autopsy.reproducer import write_reproducer
+from pipeline.backends.base import Executable
+from pipeline.data.feed.feed import Feed
+from pipeline.data.feed.window import batch_at
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.strict_json import json_text
+from pipeline.observe.reporter import Reporter
+from pipeline.runner.record.run_directory import AUTOPSY
+from pipeline.training.state import Batch, TrainState
+from pipeline.training.step_parts import StepParts
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Looks into the step that ended a run, and leaves in its directory what it finds."""
+
+    run_dir: Path
+    parts: StepParts
+    executable: Executable
+    device: jax.Device
+    reporter: Reporter
+
+    def __call__(self, state: TrainState, bad: int) -> None:
+        """Examine step `bad` from the state before it.
+
+        It says so where it can't: the run ends for the bad step, not for want of an explanation.
+        """
+        try:
+            with self.reporter.clock(f"examining step {bad}"):
+                autopsy = self._examine(state, bad)
+            self.reporter.stage("autopsy", str(autopsy))
+            self.reporter.stage("autopsy", f"again: python -m pipeline autopsy {self.run_dir}")
+        except Exception as error:  # whatever it is, the bad step matters more
+            self.reporter.warn(f"no autopsy of step {bad}: {type(error).__name__}: {error}")
+
+    def _examine(self, state: TrainState, bad: int) -> Autopsy:
+        batch = batch_of(self.executable.feed, bad)
+        before = jax.tree.map(np.array, state)
+        autopsy = self._runs_again(before, bad) or examine(self.parts, before, batch, self.device)
+        write_reproducer(self.run_dir, self.parts, before, batch, autopsy)
+        write_whole(self.run_dir / AUTOPSY, json_text(autopsy.to_dict(), indent=2) + "\n")
+        return autopsy
+
+    def _runs_again(self, state: TrainState, bad: int) -> Autopsy | None:
+        """Why there is nothing to find, where the compiled step is not bad a second time."""
+        again = self.executable.run(self.executable.put(state), bad - 1, bad, "none")[1]
+        if again.bad_step is not None:
+            return None
+        reason = (
+            "the same program gave another result on the same state and batch; a fault of memory "
+            "or processor is likely, so check this machine and resume the run"
+        )
+        return Autopsy(bad, float(again.loss[-1]), float(again.grad_norm[-1]), None, reason)
+
+
+def batch_of(feed: Feed, step: int) -> Batch:
+    """The batch of a step, counted from 1, as it was read."""
+    window = feed.window(step - 1)
+    return batch_at(window.inputs, jnp.int32(step - 1 - window.start))

@@ -1,0 +1,138 @@
+"""Trials: training for the clock alone, on a state and with logs that are thrown away.
+
+The training stage itself runs the steps, watched by the monitors that the recipe asks for, which
+write into a folder that goes with the trials. So what is timed is what training does, without
+its evaluations and checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn, Self
+
+import numpy as np
+from rich.console import Console
+
+from pipeline.backends.base import Executable, Mechanism
+from pipeline.config.recipe import Recipe
+from pipeline.observe.monitors import Quiet
+from pipeline.observe.observers import Observers, open_observers
+from pipeline.observe.reporter import Reporter
+from pipeline.sink.schedule import Course
+from pipeline.sink.telemetry import Telemetry
+from pipeline.stages.checkpoint.host_state import HostState
+from pipeline.stages.train.history import History
+from pipeline.stages.train.loop import Training, train
+from pipeline.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run steps: in sinks of so many, or None for none, by a mechanism."""
+
+    sink_steps: int | None
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a trial took. Its first sink is left out: the host finds its pace there."""
+
+    step_ms: float
+    """The mean over all steps, everything that the host does included."""
+    dispatch_ms: np.ndarray
+    """float64 (dispatches,), each from the end of the one before."""
+
+
+class Trials:
+    """A compiled run, tried out. `terminal`: as if its lines and its bar were watched on one."""
+
+    def __init__(
+        self, recipe: Recipe, course: Course, executable: Executable, *, terminal: bool
+    ) -> None:
+        self._recipe, self._course = _without_events(recipe), course
+        self._executable, self._terminal = executable, terminal
+        self._state = executable.init()
+        self._open = ExitStack()
+        self._observers: dict[int | None, Observers] = {}
+
+    def time(self, way: Way, steps: int) -> Timing:
+        """Run so many steps one way, at least three times as many as a sink has.
+
+        Raises RunError where one is not finite.
+        """
+        watch, observers = _Stopwatch(), self._observers_of(way)
+        training = Training(
+            self._recipe,
+            replace(self._course, total=steps, sink_steps=way.sink_steps),
+            self._executable,
+            way.mechanism,
+            [observers.monitor, watch],
+            _never,
+            None,
+        )
+        self._state = train(training, self._state, HostState(), History(0))
+        observers.monitor.flush()
+        return watch.timing(way.sink_steps or 1)
+
+    def _observers_of(self, way: Way) -> Observers:
+        """Those of a sink size; what ways have in common they need not share."""
+        if way.sink_steps not in self._observers:
+            folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+            console = self._open.enter_context(_unseen(self._terminal))
+            reporter = self._open.enter_context(Reporter(folder, console))
+            course = replace(self._course, sink_steps=way.sink_steps)
+            observers = open_observers(self._recipe, folder, course, 0, reporter)
+            self._observers[way.sink_steps] = self._open.enter_context(observers)
+        return self._observers[way.sink_steps]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+
+class _Stopwatch(Quiet):
+    """Notes when each dispatch was over, after everyone else has been told."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+        self._steps: list[int] = []
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Note the time and the boundary."""
+        self._at.append(time.perf_counter())
+        self._steps.append(telemetry.start + len(telemetry))
+
+    def timing(self, skipped: int) -> Timing:
+        """The timing of the dispatches behind boundary `skipped`."""
+        steps, at_ms = np.array(self._steps), 1000 * np.array(self._at)
+        begin = int(np.searchsorted(steps, skipped))
+        mean = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
+        return Timing(float(mean), np.diff(at_ms[begin:]))
+
+
+@contextmanager
+def _unseen(terminal: bool) -> Iterator[Console]:
+    """A console that nobody reads, with the work of one that is read."""
+    with open(os.devnull, "w") as nowhere:
+        yield Console(
+            file=nowhere, force_terminal=terminal, soft_wrap=True, highlight=False, markup=False
+        )
+
+
+def _without_events(recipe: Recipe) -> Recipe:
+    """The recipe without evaluations: they take as long in sinks as without."""
+    evaluation = recipe.eval.model_copy(update={"every_steps": None, "every_passes": None})
+    return recipe.model_copy(update={"eval": evaluation})
+
+
+def _never(state: TrainState) -> NoReturn:
+    raise AssertionError("a trial has no evaluations")

@@ -1,0 +1,171 @@
+"""The figures of a chip, its host and its links: read from YAML, each with unit and source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
+
+from pipeline.files.error_text import show
+from pipeline.registry import Spec
+
+Confidence = Literal["measured", "stated", "derived", "assumed"]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One kind of device, and the server that it stands in.
+
+    Every name ends in its unit. Rates `_bytes_per_cycle` are of one core; `_gb_per_s` are 10^9
+    bytes a second; `_gib` are 2^30 bytes.
+    """
+
+    ai_cores_count: float
+    ai_core_clock_mhz: float
+    cube_fp16_macs_per_cycle: float
+    vector_bytes_per_cycle: float
+    fp32_matmul_gmacs_per_s: float
+    """float32 products run on the vector unit of one core."""
+    l0a_kib: float
+    l0b_kib: float
+    l0c_kib: float
+    l1_kib: float
+    l1_to_l0a_bytes_per_cycle: float
+    l1_to_l0b_bytes_per_cycle: float
+    l0c_to_ub_bytes_per_cycle: float
+    ub_to_l2_bytes_per_cycle: float
+    l2_mib: float
+    l2_read_bytes_per_cycle: float
+    l2_write_bytes_per_cycle: float
+
+    hbm_gib: float
+    hbm_nominal_gb_per_s: float
+    hbm_sustained_gb_per_s: float
+    parameter_memory_gib: float
+    feature_map_memory_gib: float
+    communication_memory_gib: float
+    memory_alignment_bytes: float
+
+    task_gap_us: float
+    task_floor_one_core_us: float
+    task_floor_all_cores_us: float
+    ai_cpu_task_us: float
+    ai_cpu_workers_count: float
+    event_handover_us: float
+    sink_interval_us: float
+    """GetNext, loop control and stream switches between two steps of a sink, one device."""
+    sink_interval_distributed_us: float
+
+    op_launch_us: float
+    """Host time of one op launched on its own."""
+    graph_launch_us: float
+    host_step_us: float
+    """Host time of a step that the host drives: callbacks, feeding, fetching the loss."""
+    pcie_gb_per_s: float
+    data_queue_batches_count: float
+    data_queue_gib: float
+    host_worker_images_per_s: float
+    """224 x 224 JPEG images that one worker of the host decodes and augments."""
+    host_images_per_s: float
+    """The same by the whole host, for all its devices."""
+
+    devices_per_server_count: float
+    hccs_bus_gb_per_s: float
+    hccs_hop_us: float
+    hccs_pair_gb_per_s: float
+    """Two devices alone."""
+    hccs_pair_hop_us: float
+    roce_gb_per_s: float
+    roce_hop_us: float
+    collective_launch_us: float
+    overlapped_collective_slowdown_ratio: float
+    """How much longer an all-reduce takes while the device computes."""
+
+    @property
+    def peak_fp16_macs_per_us(self) -> float:
+        """Multiply-adds of all cubes in a microsecond."""
+        return self.ai_cores_count * self.cube_fp16_macs_per_cycle * self.ai_core_clock_mhz
+
+    @property
+    def vector_bytes_per_us(self) -> float:
+        """Bytes that all vector units take in a microsecond."""
+        return self.ai_cores_count * self.vector_bytes_per_cycle * self.ai_core_clock_mhz
+
+    @property
+    def hbm_bytes_per_us(self) -> float:
+        """Sustained traffic of device memory in a microsecond."""
+        return self.hbm_sustained_gb_per_s * 1e3
+
+
+class Figure(Spec):
+    """One number, where it is from and how sure it is."""
+
+    value: Annotated[float, Field(gt=0)]
+    source: Annotated[str, Field(min_length=1)]
+    confidence: Confidence
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_bare_number(cls, given: Any) -> Any:
+        if isinstance(given, (Mapping, Figure)):
+            return given
+        sure = " | ".join(get_args(Confidence))
+        wanted = f"{{value: NUMBER, source: where it is from, confidence: {sure}}}"
+        raise ValueError(f"must be {wanted}, not {show(given)}")
+
+
+class Overhead(Figure):
+    """A cost that may be nothing."""
+
+    value: Annotated[float, Field(ge=0)]
+
+
+def _figure_type(name: str) -> type[Figure]:
+    return Overhead if name.endswith("_us") else Figure
+
+
+Dtype = Literal[
+    "bool", "int4", "int8", "int16", "int32", "int64", "uint4", "uint8", "uint16", "uint32",
+    "uint64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64",
+    "complex64", "complex128",
+]  # fmt: skip
+"""Types of elements that a chip may know, under JAX's names."""
+
+
+class ChipSpec(Spec):
+    """What every chip file says besides its figures."""
+
+    chip: Annotated[str, Field(min_length=1)]
+    dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)]
+    """Types that the chip computes in; others are refused."""
+
+
+def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
+    """Figures that no chip has would divide by nothing, or overflow, far from their file."""
+    value, name = figure.value, str(info.field_name)
+    if name.endswith(("_count", "_bytes")) and value != int(value):
+        raise ValueError(f"{value:g} must be a whole number")
+    most = MOST_OF_A_COUNT if name.endswith("_count") else MOST
+    if value and not LEAST <= value <= most:
+        raise ValueError(f"{value:g} must be from {LEAST:g} to {most:g}")
+    return figure
+
+
+LEAST, MOST, MOST_OF_A_COUNT = 1e-6, 1e9, 4096
+FIGURES = tuple(field.name for field in fields(Hardware))
+_FIELDS: dict[str, Any] = {name: (_figure_type(name), ...) for name in FIGURES}
+Chip: Any = create_model(
+    "Chip",
+    __base__=ChipSpec,
+    __module__=__name__,
+    __validators__={"_plausible": field_validator(*FIGURES)(_plausible)},
+    __doc__="A chip as its YAML file has it: every figure with its source.",
+    **_FIELDS,
+)
+
+
+def hardware_of(chip: Any) -> Hardware:
+    """The plain numbers of a checked chip."""
+    return Hardware(**{name: getattr(chip, name).value for name in FIGURES})

@@ -1,0 +1,165 @@
+"""What each node is to the device given its shapes, and where values come from and go to."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeline.backends.ascend.compiler.phases import Phases
+from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.frontend.graph import Graph, Node
+
+ROW_ELEMENTS = 32768
+"""The longest row that stays in the unified buffer with what is computed from it: 256 KiB hold
+float16 rows of this length twice, with room for double buffering."""
+
+TINY_ELEMENTS = 1024
+"""Moves of up to so many elements are done by whatever reads them, as scalar work is."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Where values come from and go to, views looked through."""
+
+    alias: tuple[int, ...]
+    """Value -> the value whose memory it is a view of."""
+    producer: dict[int, int]
+    consumers: dict[int, list[int]]
+    kinds: tuple[str, ...]
+
+
+def wire(graph: Graph, phases: Phases) -> Wiring:
+    """Look through views, and through what only turns a weight around for a product."""
+    alias = list(range(len(graph.values)))
+    kinds: list[str] = []
+    turned = _turned_for_products(graph, phases)
+    for position, node in enumerate(graph.nodes):
+        kind = _kind_here(graph, node)
+        if kind == "view" or position in turned:
+            kind = "view"
+            alias[node.outputs[0]] = alias[viewed(node)]
+        kinds.append(kind)
+    producer: dict[int, int] = {}
+    consumers: dict[int, list[int]] = defaultdict(list)
+    for position, node in enumerate(graph.nodes):
+        if kinds[position] == "view":
+            continue
+        producer.update(dict.fromkeys(node.outputs, position))
+        for index in dict.fromkeys(alias[index] for index in node.inputs):
+            consumers[index].append(position)
+    return Wiring(tuple(alias), producer, dict(consumers), tuple(kinds))
+
+
+def viewed(node: Node) -> int:
+    """What a view is a view of: a scatter that fills the whole of it, of what it scatters."""
+    return node.inputs[2 if kind_of(node.primitive) == "scatter" else 0]
+
+
+def _kind_here(graph: Graph, node: Node) -> str:
+    """The kind of a node, given its shapes."""
+    kind = kind_of(node.primitive)
+    if kind == "random":
+        return "elementwise"
+    if kind == "reduce":
+        return _kind_of_reduction(graph, node)
+    if kind in ("gather", "scatter"):
+        return _kind_of_picking(graph, node)
+    if node.primitive == "broadcast_in_dim" and _keeps_size(graph, node):
+        return "view"
+    if node.primitive == "transpose" and _keeps_order(graph, node):
+        return "view"
+    if kind in ("move", "unsupported") and _is_tiny(graph, node):
+        return "elementwise"
+    if node.primitive == "pad" and not any(map(any, node.params["padding_config"])):
+        return "view"
+    return kind
+
+
+def _kind_of_picking(graph: Graph, node: Node) -> str:
+    """Rows of one pick each are done by whoever reads them; one that takes all is a view."""
+    known = node.inputs[1] in graph.constants
+    if node.primitive == "gather":
+        if known and math.prod(node.params["slice_sizes"]) == graph.values[node.outputs[0]].size:
+            return "view" if _keeps_size(graph, node) else "move"
+    elif known and node.inputs[0] in graph.constants:
+        all_of_it = graph.values[node.inputs[2]].size == graph.values[node.outputs[0]].size
+        return "view" if all_of_it else "move"
+    return "rows" if _is_one_per_row(graph, node) else kind_of(node.primitive)
+
+
+def _keeps_size(graph: Graph, node: Node) -> bool:
+    return graph.values[node.inputs[0]].size == graph.values[node.outputs[0]].size
+
+
+def _kind_of_reduction(graph: Graph, node: Node) -> str:
+    value = graph.values[node.inputs[0]]
+    if value.size == graph.values[node.outputs[0]].size:
+        return "elementwise" if node.primitive in ("argmax", "argmin", "reduce") else "view"
+    return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
+
+
+def find_random_values(graph: Graph, wiring: Wiring) -> set[int]:
+    """Random numbers, and what is computed from them alone, such as the mask of a dropout."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        inputs = [wiring.alias[index] for index in node.inputs]
+        others = [index for index in inputs if index not in found]
+        drawn = kind_of(node.primitive) == "random" or len(others) < len(inputs)
+        if drawn and all(graph.values[index].size <= 16 for index in others):
+            found.update(node.outputs)
+    return found
+
+
+def _is_one_per_row(graph: Graph, node: Node) -> bool:
+    """Picking one class of every row, as a cross entropy does, and its gradient: one-hot rows."""
+    table = graph.values[node.inputs[0]]
+    if len(table.shape) < 2 or table.shape[-1] < 2:
+        return False
+    rows = table.size // table.shape[-1]
+    if node.primitive == "gather":
+        one = math.prod(node.params["slice_sizes"]) == 1
+        return one and graph.values[node.outputs[0]].size == rows
+    if node.inputs[0] not in graph.constants:
+        return False
+    return graph.values[node.inputs[2]].size == rows
+
+
+def _is_tiny(graph: Graph, node: Node) -> bool:
+    return max(graph.values[index].size for index in (*node.inputs, *node.outputs)) <= TINY_ELEMENTS
+
+
+def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
+    """Whether the axes are the minor ones, of rows that fit into a core's buffer."""
+    real = [axis for axis, size in enumerate(shape) if size > 1]
+    reduced = [axis for axis in real if axis in set(axes)]
+    row = math.prod(shape[axis] for axis in reduced)
+    kept = len(real) - len(reduced)
+    return real[kept:] == reduced and row <= ROW_ELEMENTS and (kept > 0 or row <= TINY_ELEMENTS)
+
+
+def _keeps_order(graph: Graph, node: Node) -> bool:
+    shape = graph.values[node.inputs[0]].shape
+    order = [axis for axis in node.params["permutation"] if shape[axis] > 1]
+    return order == sorted(order)
+
+
+def _turned_for_products(graph: Graph, phases: Phases) -> set[int]:
+    """Transposes and reversals of weights and of their gradients: the cube reads either way."""
+    users: dict[int, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        for index in node.inputs:
+            users[index].append(node)
+    turned = set()
+    for position, node in enumerate(graph.nodes):
+        if node.primitive not in ("transpose", "rev"):
+            continue
+        out = node.outputs[0]
+        into_product = all(
+            kind_of(user.primitive) in ("conv", "matmul", "view") or user.primitive == "transpose"
+            for user in users[out]
+        )
+        if (node.inputs[0] in phases.weights and into_product) or out in phases.gradients:
+            turned.add(position)
+    return turned

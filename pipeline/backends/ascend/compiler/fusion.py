@@ -1,0 +1,95 @@
+"""Buffer fusion: vector kernels that take over a product's result before it is in memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
+from pipeline.backends.ascend.compiler.op_patterns import FusionPattern, Patterns
+
+
+def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
+    """The graph with every fusion made that the patterns allow, each product once."""
+    uses = _uses(graph)
+    into: dict[int, tuple[int, FusionPattern]] = {}
+    for place, task in enumerate(graph.tasks):
+        if task.cube is None:
+            continue
+        found = _partner(graph, uses, place, patterns)
+        if found is not None and found[0] not in into:
+            into[found[0]] = (place, found[1])
+    return _rewritten(graph, into)
+
+
+@dataclass(frozen=True)
+class _Uses:
+    readers: dict[int, list[int]]
+    outputs: frozenset[int]
+
+
+def _uses(graph: TaskGraph) -> _Uses:
+    readers: dict[int, list[int]] = defaultdict(list)
+    for place, task in enumerate(graph.tasks):
+        for buffer in task.reads:
+            readers[buffer].append(place)
+    return _Uses(dict(readers), frozenset(graph.outputs))
+
+
+def _partner(
+    graph: TaskGraph, uses: _Uses, place: int, patterns: Patterns
+) -> tuple[int, FusionPattern] | None:
+    """The first reader of a product, which may take it over: no other may run before it."""
+    task = graph.tasks[place]
+    made = task.writes[0]
+    readers = uses.readers.get(made, [])
+    for pattern in patterns.fusions:
+        if task.cost_class not in pattern.producer or pattern.phase not in (None, task.phase):
+            continue
+        single = len(readers) == 1 and made not in uses.outputs
+        if readers and (pattern.keep or single) and _takes(pattern, task, graph.tasks[readers[0]]):
+            return readers[0], pattern
+    return None
+
+
+def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
+    if other.cost_class not in pattern.consumer or other.phase != task.phase:
+        return False
+    if other.repeat != task.repeat or other.cube is not None or other.vector is None:
+        return False
+    operations = other.vector.simple + other.vector.heavy
+    return pattern.max_operations is None or (
+        operations <= pattern.max_operations and other.vector.heavy == 0
+    )
+
+
+def _rewritten(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]]) -> TaskGraph:
+    """Partners run at the vector kernel's place, where all that both read is there."""
+    products = {producer for producer, _ in into.values()}
+    tasks: list[Task] = []
+    places: dict[int, int] = {}
+    for place, task in enumerate(graph.tasks):
+        if place in products:
+            continue
+        places[place] = len(tasks)
+        if place in into:
+            producer, pattern = into[place]
+            places[producer] = len(tasks)
+            task = _joined(graph.tasks[producer], task, pattern)
+        tasks.append(task)
+    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
+    return replace(graph, tasks=tuple(tasks), gradients=gradients)
+
+
+def _joined(product: Task, other: Task, pattern: FusionPattern) -> Task:
+    made = product.writes[0]
+    reads = [*product.reads, *(buffer for buffer in other.reads if buffer != made)]
+    writes = [*product.writes, *other.writes] if pattern.keep else list(other.writes)
+    return replace(
+        product,
+        type=f"FusionOp_{product.type}_{other.type}",
+        reads=tuple(dict.fromkeys(reads)),
+        writes=tuple(dict.fromkeys(writes)),
+        vector=other.vector,
+        fused=(*product.fused, *other.fused, pattern.name),
+    )

@@ -1,0 +1,221 @@
+"""Kernels that read the same values run as one, and all in an order in which they can run.
+
+Kernels have levels: one above the highest of those that make what they read. A join puts both on
+one level, and is made only where every other kernel may keep its own: so none waits for itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.backends.ascend.chip.tasks import Phase
+
+SMALL_ELEMENTS = 16384
+"""Values of up to so many elements, 64 KiB in float32, are computed again rather than kept."""
+
+FUSABLE = ("elementwise", "rows")
+
+Form = Literal["elementwise", "rows", "reduce", "single"]
+
+
+@dataclass(eq=False)
+class Kernel:
+    """Nodes that run together; `roots` are the values that it leaves in memory.
+
+    `form` is "single" for a node that is a kernel of its own. `elements` is the size of the
+    iteration. `sources` are what it reads, in the order in which it meets them.
+    """
+
+    form: Form
+    phase: Phase
+    roots: list[int]
+    nodes: list[int]
+    sources: list[int]
+    elements: int
+    loop: int
+    repeat: int
+    scope: str = ""
+    level: int = 0
+
+    @property
+    def first(self) -> int:
+        """The node after which it can't run any more, for the order."""
+        return max(self.nodes)
+
+
+def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
+    """Kernels joined where the device would, in the order in which they run."""
+    _set_levels(kernels)
+    return _ordered(_Joins(_merged(kernels, is_large)).made())
+
+
+def _set_levels(kernels: list[Kernel]) -> None:
+    levels: dict[int, int] = {}
+    for kernel in kernels:
+        kernel.level = 1 + max((levels.get(index, 0) for index in kernel.sources), default=0)
+        levels.update(dict.fromkeys(kernel.roots, kernel.level))
+
+
+def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
+    """Kernels of the same size become one where all that one reads, the other reads too."""
+    leader: dict[tuple[object, ...], Kernel] = {}
+    merged: list[Kernel] = []
+    for kernel in kernels:
+        if kernel.form == "single":
+            merged.append(kernel)
+            continue
+        form = "reduce" if kernel.form == "reduce" else "elementwise"
+        keys = [
+            (form, kernel.phase, kernel.level, kernel.loop, kernel.elements, index)
+            for index in kernel.sources
+            if is_large(index) or kernel.elements <= SMALL_ELEMENTS
+        ]
+        hosts = (leader[key] for key in keys if key in leader)
+        host = next((found for found in hosts if _reads_as_much(found, kernel, is_large)), None)
+        if host is None:
+            merged.append(kernel)
+            host = kernel
+        else:
+            _join(host, kernel)
+        leader.update(dict.fromkeys(keys, host))
+    return merged
+
+
+def _reads_as_much(one: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
+    """Whether either's large sources are all among the other's.
+
+    Two normalisations that share a gradient stay apart: each reads its own feature map too.
+    """
+    first, second = (
+        {index for index in kernel.sources if is_large(index)} for kernel in (one, other)
+    )
+    return first <= second or second <= first
+
+
+def _join(host: Kernel, guest: Kernel) -> None:
+    host.roots += guest.roots
+    host.nodes = list(dict.fromkeys([*host.nodes, *guest.nodes]))
+    sources = dict.fromkeys([*host.sources, *guest.sources])
+    host.sources = [index for index in sources if index not in host.roots]
+    host.form = "rows" if "rows" in (host.form, guest.form) else host.form
+    guest.level = host.level
+
+
+class _Joins:
+    """Joins of kernels on different levels."""
+
+    def __init__(self, kernels: list[Kernel]) -> None:
+        self.kernels = kernels
+        self.maker = {root: kernel for kernel in kernels for root in kernel.roots}
+        self.readers: dict[int, list[Kernel]] = defaultdict(list)
+        for kernel in kernels:
+            for index in kernel.sources:
+                self.readers[index].append(kernel)
+
+    def made(self) -> list[Kernel]:
+        """The kernels that are left."""
+        self._join_statistics()
+        self._join_updates()
+        return self.kernels
+
+    def _may_join(self, host: Kernel, guest: Kernel) -> bool:
+        """Whether the guest can take the host's level and every other kernel keep its own."""
+        if host is guest or host.loop != guest.loop or host.phase != guest.phase:
+            return False
+        if guest.level < host.level:
+            readers = (reader for root in guest.roots for reader in self.readers[root])
+            return all(reader is host or reader.level > host.level for reader in readers)
+        makers = (self.maker[index] for index in guest.sources if index in self.maker)
+        return all(maker is host or maker.level < host.level for maker in makers)
+
+    def _join(self, host: Kernel, guest: Kernel) -> None:
+        for root in guest.roots:
+            self.maker[root] = host
+        for index in guest.sources:
+            self.readers[index].append(host)
+        _join(host, guest)
+
+    def _join_statistics(self) -> None:
+        """What is computed of sums alone, such as running statistics and the gradient of a scale,
+        is computed by the kernel that normalises with the same sums.
+        """
+        sums = (kernel.roots for kernel in self.kernels if kernel.form == "reduce")
+        reduced = {root for roots in sums for root in roots}
+        hosts: dict[tuple[str, int], Kernel] = {}
+        for kernel in reversed(self.kernels):
+            if _normalises(kernel) and kernel.elements > SMALL_ELEMENTS:
+                shared = reduced.intersection(kernel.sources)
+                hosts.update({(kernel.phase, index): kernel for index in shared})
+        left = []
+        for kernel in self.kernels:
+            small = _normalises(kernel) and kernel.elements <= SMALL_ELEMENTS
+            found = (hosts.get((kernel.phase, index)) for index in kernel.sources if small)
+            host = next((host for host in found if host is not None), None)
+            if host is not None and self._may_join(host, kernel):
+                self._join(host, kernel)
+            else:
+                left.append(kernel)
+        self.kernels = left
+
+    def _join_updates(self) -> None:
+        """An optimizer's kernels of one parameter are one, moments first: ApplyAdam writes all."""
+        gone: set[int] = set()
+        for kernel in self.kernels:
+            if kernel.phase != "optimizer" or kernel.form != "elementwise":
+                continue
+            hosts = self._moments(kernel)
+            if hosts and self._may_join_all(hosts, kernel):
+                for guest in (*hosts[1:], kernel):
+                    self._join(hosts[0], guest)
+                    gone.add(id(guest))
+        self.kernels = [kernel for kernel in self.kernels if id(kernel) not in gone]
+
+    def _moments(self, kernel: Kernel) -> list[Kernel]:
+        """The kernels of as many elements that make what an update reads, all on one level."""
+        found = {
+            id(maker): maker
+            for maker in (self.maker.get(index) for index in kernel.sources)
+            if maker is not None
+            and maker.phase == "optimizer"
+            and maker.form == "elementwise"
+            and maker.elements == kernel.elements
+        }
+        hosts = list(found.values())
+        return [host for host in hosts if host.level == hosts[-1].level]
+
+    def _may_join_all(self, hosts: list[Kernel], kernel: Kernel) -> bool:
+        level = hosts[0].level
+        makers = (self.maker[index] for index in kernel.sources if index in self.maker)
+        apart = all(maker in hosts or maker.level < level for maker in makers)
+        return apart and all(host.loop == kernel.loop for host in hosts)
+
+
+def _normalises(kernel: Kernel) -> bool:
+    return kernel.form in FUSABLE and kernel.phase in ("forward", "backward")
+
+
+def _ordered(kernels: list[Kernel]) -> list[Kernel]:
+    """In program order, but never before what a kernel reads."""
+    maker = {root: place for place, kernel in enumerate(kernels) for root in kernel.roots}
+    waits = [0] * len(kernels)
+    followers: dict[int, list[int]] = defaultdict(list)
+    for place, kernel in enumerate(kernels):
+        for before in {maker[index] for index in kernel.sources if index in maker} - {place}:
+            followers[before].append(place)
+            waits[place] += 1
+    ready = [(kernels[place].first, place) for place, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        place = heapq.heappop(ready)[1]
+        ordered.append(kernels[place])
+        for follower in followers[place]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                heapq.heappush(ready, (kernels[follower].first, follower))
+    assert len(ordered) == len(kernels), "kernels wait for one another"
+    return ordered

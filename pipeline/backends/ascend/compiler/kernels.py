@@ -1,0 +1,299 @@
+"""Which primitives run as one kernel.
+
+A kernel of the vector unit computes its results from values in memory: everything between is
+computed on the way, again if several kernels need it. What must be in memory is what a product, a
+window, a move or the caller reads; a reduction over rows of a feature map ends a kernel, one along
+the minor axis does not. This gives batch normalisation its two kernels forward and two backward,
+and layer norm, softmax, GELU and an optimizer one each, however they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from pipeline.backends.ascend.compiler.dataflow import find_random_values, wire
+from pipeline.backends.ascend.compiler.horizontal_fusion import (
+    FUSABLE,
+    SMALL_ELEMENTS,
+    Form,
+    Kernel,
+    join_kernels,
+)
+from pipeline.backends.ascend.compiler.phases import Phases
+from pipeline.backends.ascend.compiler.primitives import VIRTUAL
+from pipeline.backends.ascend.frontend.graph import Graph, Node
+
+RECOMPUTE_RATIO = 1.3
+"""A value used by several kernels is kept in memory where computing it again would read this many
+times its own bytes."""
+
+LONGEST_CHAIN = 100
+"""Operations on the way to a value within one kernel. The vendor's fusion passes stop far earlier;
+this bound is for chains of thousands, which no kernel holds."""
+
+WELL_CONNECTED = 300
+"""A value that has so many nodes between it and the ends of its kernels is kept, whatever it is."""
+
+
+class Kernels:
+    """Forms the kernels of a graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        phases: Phases,
+        nbytes: Callable[[int], float],
+        *,
+        by_op: bool = False,
+    ) -> None:
+        self.graph, self.phases, self.nbytes, self.by_op = graph, phases, nbytes, by_op
+        self.wiring = wire(graph, phases)
+        self.outputs = {self.wiring.alias[index] for index in graph.outputs}
+        self.random = find_random_values(graph, self.wiring)
+        self.kept = self._must_keep()
+
+    def form(self) -> list[Kernel]:
+        """All kernels, in an order in which they can run."""
+        self._break_long_chains()
+        self._keep_masked_gradients()
+        self._keep_what_is_dear_to_recompute()
+        kernels = [self._kernel(position) for position in self._roots()]
+        return join_kernels(kernels, self._is_large)
+
+    def _kind(self, position: int) -> str:
+        return self.wiring.kinds[position]
+
+    def _is_large(self, index: int) -> bool:
+        return self.graph.values[index].size > SMALL_ELEMENTS
+
+    def _must_keep(self) -> set[int]:
+        """Fusable values that something outside their kernels reads."""
+        kept = set()
+        for index, position in self.wiring.producer.items():
+            if self._kind(position) not in FUSABLE:
+                continue
+            users = self.wiring.consumers.get(index, [])
+            if index in self.outputs or any(self._needs_memory(position, user) for user in users):
+                kept.add(index)
+        return kept
+
+    def _needs_memory(self, producer: int, user: int) -> bool:
+        made, used = self.graph.nodes[producer], self.graph.nodes[user]
+        if self._kind(user) not in (*FUSABLE, "reduce"):
+            return made.primitive not in VIRTUAL or self._kind(user) != "loop_view"
+        if self._is_final_gradient(producer, user):
+            return True
+        if made.primitive in VIRTUAL and made.loop == used.loop:
+            return False
+        if made.loop != used.loop or self._is_saved_mask(producer, user):
+            return True
+        if made.outputs[0] in self.random and used.outputs[0] not in self.random:
+            return self._is_large(made.outputs[0])
+        same_phase = self.phases.of_node[producer] == self.phases.of_node[user]
+        alone = self.by_op and same_phase and _another_op(made, used)
+        return alone and self._is_large(made.outputs[0])
+
+    def _is_final_gradient(self, producer: int, user: int) -> bool:
+        """Gradients are there when they are all-reduced, before any update."""
+        phases = self.phases.of_node[producer], self.phases.of_node[user]
+        out = self.graph.nodes[producer].outputs[0]
+        return phases == ("backward", "optimizer") and out in self.phases.gradients
+
+    def _is_saved_mask(self, producer: int, user: int) -> bool:
+        """Masks are kept for the backward pass, an element a bit."""
+        out = self.graph.nodes[producer].outputs[0]
+        differ = self.phases.of_node[producer] != self.phases.of_node[user]
+        return differ and self.graph.values[out].dtype == "bool" and self._is_large(out)
+
+    def _is_interior(self, index: int) -> bool:
+        """Whether a value is computed on the way, by whoever needs it."""
+        position = self.wiring.producer.get(index)
+        return position is not None and self._kind(position) in FUSABLE and index not in self.kept
+
+    def _is_written(self, index: int) -> bool:
+        """Whether a kernel puts a value into memory, be it for the optimizer alone."""
+        return not self._is_interior(index) or index in self.phases.shared_gradients
+
+    def _break_long_chains(self) -> None:
+        lengths: dict[int, int] = {}
+        for position, node in enumerate(self.graph.nodes):
+            if self._kind(position) not in FUSABLE:
+                continue
+            inputs = (self.wiring.alias[index] for index in node.inputs)
+            length = 1 + max((lengths.get(index, 0) for index in inputs), default=0)
+            for out in node.outputs:
+                if length >= LONGEST_CHAIN:
+                    self.kept.add(out)
+                lengths[out] = 0 if out in self.kept else length
+
+    def _keep_masked_gradients(self) -> None:
+        """What a ReluGrad gives is kept: several kernels read it, and it closes a chain."""
+        users = self._kernel_keys()
+        for position, node in enumerate(self.graph.nodes):
+            backward = self.phases.of_node[position] == "backward"
+            if node.primitive == "select_n" and backward and self._kind(position) in FUSABLE:
+                out = node.outputs[0]
+                if self._is_large(out) and len(users.get(out, ())) > 1:
+                    self.kept.add(out)
+
+    def _keep_what_is_dear_to_recompute(self) -> None:
+        """Keep large values of several kernels where reading them is cheaper than their sources,
+        but for those that the kernels read anyhow.
+        """
+        users = self._kernel_keys()
+        sources: dict[int, frozenset[int]] = {}
+        for position, node in enumerate(self.graph.nodes):
+            if self._kind(position) not in FUSABLE:
+                continue
+            found: set[int] = set()
+            for index in (self.wiring.alias[index] for index in node.inputs):
+                if self._is_interior(index):
+                    found |= sources[index]
+                elif self._is_large(index) and index not in self.graph.constants:
+                    found.add(index)
+            for out in node.outputs:
+                sources[out] = frozenset(found)
+                shared = self._is_large(out) and len(users.get(out, ())) > 1
+                if shared and out not in self.kept and self._is_dear(out, found):
+                    self.kept.add(out)
+
+    def _is_dear(self, out: int, sources: set[int]) -> bool:
+        """Whether a kernel would have to read much more to compute a value than to read it."""
+        limit = RECOMPUTE_RATIO * self.nbytes(out)
+        if sum(map(self.nbytes, sources)) <= limit:
+            return False
+        ends = self._ends(out)
+        if ends is None:
+            return True
+        for end in ends:
+            besides = self._read_besides(out, end)
+            if besides is None or sum(map(self.nbytes, sources - besides)) > limit:
+                return True
+        return False
+
+    def _ends(self, value: int) -> list[int] | None:
+        """The nodes that end the kernels which would compute a value; None where they are many."""
+        ends: dict[int, None] = {}
+        stack, seen = [value], {value}
+        while stack:
+            for user in self.wiring.consumers.get(stack.pop(), ()):
+                outputs = self.graph.nodes[user].outputs
+                if self._kind(user) == "reduce" or any(out in self.kept for out in outputs):
+                    ends[user] = None
+                fresh = [out for out in outputs if self._is_interior(out) and out not in seen]
+                seen.update(fresh)
+                stack += fresh
+            if len(seen) + len(ends) > WELL_CONNECTED:
+                return None
+        return list(ends)
+
+    def _read_besides(self, value: int, end: int) -> set[int] | None:
+        """What the kernel that ends in a node reads, were a value in memory; None if too much."""
+        found: set[int] = set()
+        stack, seen = [end], {end}
+        while stack and len(seen) <= WELL_CONNECTED:
+            node = self.graph.nodes[stack.pop()]
+            for index in {self.wiring.alias[index] for index in node.inputs} - {value}:
+                if not self._is_interior(index):
+                    found.add(index)
+                elif self.wiring.producer[index] not in seen:
+                    seen.add(self.wiring.producer[index])
+                    stack.append(self.wiring.producer[index])
+        return found if not stack else None
+
+    def _levels(self) -> dict[int, int]:
+        """How many kernels, one after the other, it takes to have each value in memory."""
+        levels: dict[int, int] = {}
+        for position, node in enumerate(self.graph.nodes):
+            if self._kind(position) == "view":
+                continue
+            reached = max((levels.get(index, 0) for index in self._inputs(position)), default=0)
+            for out in node.outputs:
+                levels[out] = reached + (0 if self._is_interior(out) else 1)
+        return levels
+
+    def _kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
+        """For each value, the kernels that would compute it, as far as they can be told apart."""
+        levels = self._levels()
+        keys: dict[int, frozenset[tuple[object, ...]]] = {}
+        for position in range(len(self.graph.nodes) - 1, -1, -1):
+            node, kind = self.graph.nodes[position], self._kind(position)
+            if kind not in (*FUSABLE, "reduce"):
+                continue
+            for out in node.outputs:
+                if kind == "reduce" or out in self.kept:
+                    phase = self.phases.of_node[position]
+                    keys[out] = frozenset({(phase, kind == "reduce", levels[out], node.loop)})
+                else:
+                    keys[out] = frozenset().union(*(keys.get(made, ()) for made in self._made(out)))
+        return keys
+
+    def _made(self, value: int) -> Iterator[int]:
+        """What is computed from a value."""
+        for user in self.wiring.consumers.get(value, ()):
+            yield from self.graph.nodes[user].outputs
+
+    def _roots(self) -> list[int]:
+        """Nodes that end a kernel."""
+        return [
+            position
+            for position, node in enumerate(self.graph.nodes)
+            if self._kind(position) not in ("view", "loop_view")
+            and any(self._is_written(out) for out in node.outputs)
+        ]
+
+    def _kernel(self, position: int) -> Kernel:
+        """The kernel that ends in a node: everything back to what is in memory."""
+        node, kind = self.graph.nodes[position], self._kind(position)
+        fused = kind in (*FUSABLE, "reduce")
+        nodes, sources = self._gather(position) if fused else ([position], self._inputs(position))
+        made = (index for member in nodes for index in self.graph.nodes[member].outputs)
+        elements = max(self.graph.values[index].size for index in (*node.inputs, *made))
+        form: Form = "reduce" if kind == "reduce" else "single"
+        if kind in FUSABLE:
+            form = "rows" if self._works_along_rows(nodes, elements) else "elementwise"
+        return Kernel(
+            form,
+            self.phases.of_node[position],
+            [out for out in node.outputs if self._is_written(out)],
+            nodes,
+            [index for index in sources if index not in self.graph.constants],
+            elements,
+            node.loop,
+            node.repeat,
+            scope=node.scope,
+        )
+
+    def _inputs(self, position: int) -> list[int]:
+        """What a node reads, views looked through, each once."""
+        inputs = self.graph.nodes[position].inputs
+        return list(dict.fromkeys(self.wiring.alias[index] for index in inputs))
+
+    def _gather(self, end: int) -> tuple[list[int], list[int]]:
+        """The nodes of the kernel that ends in one, and the values in memory that it reads."""
+        nodes, sources = {end: None}, dict[int, None]()
+        updates = self.phases.of_node[end] == "optimizer"
+        stack = [end]
+        while stack:
+            for index in self._inputs(stack.pop()):
+                producer = self.wiring.producer.get(index)
+                is_given = updates and index in self.phases.shared_gradients
+                if producer is None or is_given or not self._is_interior(index):
+                    sources[index] = None
+                elif producer not in nodes:
+                    nodes[producer] = None
+                    stack.append(producer)
+        return list(nodes), list(sources)
+
+    def _works_along_rows(self, nodes: Iterable[int], elements: int) -> bool:
+        """Whether a reduction along rows is a fair part of a kernel, not of a vector beside it."""
+        return any(
+            self._kind(position) == "rows"
+            and 2 * self.graph.values[self.graph.nodes[position].inputs[0]].size >= elements
+            for position in nodes
+        )
+
+
+def _another_op(made: Node, used: Node) -> bool:
+    """Whether a framework would run two nodes as separate ops: another module, another function."""
+    return (made.scope, made.calls) != (used.scope, used.calls)

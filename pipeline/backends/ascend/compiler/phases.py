@@ -1,0 +1,184 @@
+"""Which values are weights, gradients and updates, and which type each has on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.backends.ascend.chip.tasks import Phase
+from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.frontend.graph import VIEWS_OF_SCAN, Graph, Node
+
+Precision = Literal["O0", "O2", "O3"]
+
+CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
+"""What a gradient passes through on its way to the optimizer."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What a step's nodes and values are for. Indices are those of the graph.
+
+    `weights` are the parameters and what is only another form of one; `gradients` are what leads
+    only to updates; `shared_gradients` lead to updates and are read by the backward pass, too, as
+    that of batch norm's scale is.
+    """
+
+    of_node: tuple[Phase, ...]
+    weights: frozenset[int]
+    gradients: frozenset[int]
+    shared_gradients: frozenset[int]
+
+
+def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
+    """Phases from JAX's marks, and from what depends on what where JAX leaves none."""
+    of_node = _phases_of_nodes(graph)
+    gradients = _gradients(graph, of_node)
+    shared = _handed_over(graph, of_node) - gradients
+    return Phases(of_node, _weights(graph, parameters, of_node), gradients, shared)
+
+
+def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
+    """Where JAX leaves no mark, what the loss depends on, or what depends on the forward pass
+    alone, is forward; the rest is the optimizer's, but for sums of gradients over a loop's turns.
+    """
+    if all(node.mark != "backward" for node in graph.nodes):
+        return tuple("forward" for _ in graph.nodes)
+    needed = _needed_by_marked(graph)
+    summing = _accumulating_loops(graph)
+    of_value: dict[int, Phase] = {}
+    phases: list[Phase] = []
+    for node in graph.nodes:
+        phase = _phase_of(node, {of_value.get(index) for index in node.inputs}, needed)
+        if phase == "optimizer" and node.loop in summing:
+            phase = "backward"
+        phases.append(phase)
+        of_value.update(dict.fromkeys(node.outputs, phase))
+    return tuple(phases)
+
+
+def _phase_of(node: Node, before: set[Phase | None], needed: frozenset[int]) -> Phase:
+    """The phase of a node, given those of what makes its inputs."""
+    if node.mark != "unmarked":
+        return node.mark
+    if before == {"backward"} and node.primitive in VIEWS_OF_SCAN:
+        return "backward"
+    if before & {"backward", "optimizer"}:
+        return "optimizer"
+    early = "forward" in before or any(index in needed for index in node.outputs)
+    return "forward" if early else "optimizer"
+
+
+def _needed_by_marked(graph: Graph) -> frozenset[int]:
+    """What nodes that are marked depend on."""
+    needed: set[int] = set()
+    for node in reversed(graph.nodes):
+        if node.mark != "unmarked" or any(index in needed for index in node.outputs):
+            needed.update(node.inputs)
+    return frozenset(needed)
+
+
+def _accumulating_loops(graph: Graph) -> frozenset[int]:
+    """Loops with a backward pass in them whose turns don't train what the next turn reads."""
+    late: set[int] = set()
+    for node in graph.nodes:
+        if node.mark == "backward" or any(index in late for index in node.inputs):
+            late.update(node.outputs)
+    trained = {before for before, after in graph.carried if after in late}
+    backward = {node.loop for node in graph.nodes if node.mark == "backward" and node.loop}
+    training = {
+        node.loop
+        for node in graph.nodes
+        if node.mark == "forward" and any(index in trained for index in node.inputs)
+    }
+    return frozenset(backward - training)
+
+
+def _weights(graph: Graph, parameters: Collection[int], of_node: Sequence[Phase]) -> frozenset[int]:
+    weights = set(parameters)
+    for node, phase in zip(graph.nodes, of_node, strict=True):
+        if phase != "optimizer" and _only_reforms(node) and node.inputs[0] in weights:
+            weights.update(node.outputs)
+    return frozenset(weights)
+
+
+def _only_reforms(node: Node) -> bool:
+    kind = kind_of(node.primitive)
+    return kind in ("view", "loop_view") or node.primitive in (
+        "convert_element_type", "transpose", "rev",
+    )  # fmt: skip
+
+
+def _gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
+    """Values of the backward pass that only the optimizer, or an output, uses in the end."""
+    elsewhere: set[int] = set()
+    made: set[int] = set()
+    for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
+        if phase == "backward":
+            made.update(node.outputs)
+        if phase == "optimizer":
+            continue
+        carries = phase == "backward" and kind_of(node.primitive) in CARRIERS
+        if not carries or any(index in elsewhere for index in node.outputs):
+            elsewhere.update(node.inputs)
+    return frozenset(made - elsewhere)
+
+
+def _handed_over(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
+    """Values of the backward pass that the optimizer reads."""
+    made: set[int] = set()
+    read: set[int] = set()
+    for node, phase in zip(graph.nodes, of_node, strict=True):
+        if phase == "backward":
+            made.update(node.outputs)
+        elif phase == "optimizer":
+            read.update(node.inputs)
+    return frozenset(made & read)
+
+
+def device_dtypes(
+    graph: Graph, phases: Phases, inputs: Collection[int], precision: Precision | None
+) -> tuple[str, ...]:
+    """The type of every value on the device.
+
+    None keeps the traced types. O2 and O3 turn float32 feature maps into float16, as MindSpore's
+    amp_level does; weights, their gradients and updates, vectors and the loss stay float32. O0
+    leaves everything float32; what a convolution then casts is the lowering's business.
+    """
+    traced = [value.dtype for value in graph.values]
+    if precision in (None, "O0"):
+        return tuple(traced)
+    kept = set(phases.weights) | set(phases.gradients) | set(inputs) | _loss_values(graph, phases)
+    for node, phase in zip(graph.nodes, phases.of_node, strict=True):
+        if phase == "optimizer":
+            kept.update(node.outputs)
+    return tuple(
+        "float16"
+        if dtype == "float32" and len(graph.values[index].shape) > 1 and index not in kept
+        else dtype
+        for index, dtype in enumerate(traced)
+    )
+
+
+def _loss_values(graph: Graph, phases: Phases) -> set[int]:
+    """What comes after the last product of the forward pass and before the first backward one."""
+    products = ("conv", "matmul")
+    before: set[int] = set()
+    loss: set[int] = set()
+    for node, phase in zip(reversed(graph.nodes), reversed(phases.of_node), strict=True):
+        if phase == "forward":
+            is_product = kind_of(node.primitive) in products
+            if is_product or any(index in before for index in node.outputs):
+                before.update(node.inputs)
+            if not is_product and not any(index in before for index in node.outputs):
+                loss.update(node.outputs)
+    after: set[int] = set()
+    for node, phase in zip(graph.nodes, phases.of_node, strict=True):
+        if phase == "backward":
+            is_product = kind_of(node.primitive) in products
+            if is_product or any(index in after for index in node.inputs):
+                after.update(node.outputs)
+            elif all(index in loss or index in graph.constants for index in node.inputs):
+                loss.update(node.outputs)
+    return loss

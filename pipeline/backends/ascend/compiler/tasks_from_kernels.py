@@ -1,0 +1,330 @@
+"""From kernels to the tasks of a device: types, layouts, and what the compiler adds.
+
+It adds what the vendor's graph compiler does: a Cast of every float32 weight that a product reads,
+every step; TransData where a value changes its layout; MemSet before what accumulates; GetNext.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pipeline.backends.ascend.chip.tasks import CostClass, Layout, Task, TaskGraph, VectorWork
+from pipeline.backends.ascend.compiler.buffers import Buffers, Signature
+from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS
+from pipeline.backends.ascend.compiler.device_formats import item_bytes
+from pipeline.backends.ascend.compiler.fusion import fuse
+from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
+from pipeline.backends.ascend.compiler.inserted_ops import Operands
+from pipeline.backends.ascend.compiler.kernels import Kernels
+from pipeline.backends.ascend.compiler.matmul_work import TYPES, convolution_work, matrix_work
+from pipeline.backends.ascend.compiler.op_patterns import Features, Patterns, recognise
+from pipeline.backends.ascend.compiler.parameter_gradients import find_gradients
+from pipeline.backends.ascend.compiler.phases import Precision, device_dtypes, find_phases
+from pipeline.backends.ascend.compiler.pooling import lower_window
+from pipeline.backends.ascend.compiler.primitives import OPS, kind_of, passes_of
+from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.errors import RunError
+
+MOVERS: dict[str, CostClass] = {
+    "gather": "gather",
+    "scatter": "scatter",
+    "sort": "sort",
+    "collective": "all_reduce",
+    "cumulative": "rows",
+}
+"""Classes of what moves data, where it isn't `transpose` or `copy`."""
+
+
+class UnsupportedError(RunError):
+    """A primitive that the emulated device doesn't know."""
+
+
+def lower(
+    graph: Graph,
+    signature: Signature,
+    precision: Precision | None,
+    patterns: Patterns,
+    *,
+    by_op: bool = False,
+    strict: bool = False,
+) -> TaskGraph:
+    """The tasks of one step. `by_op` runs every op of the framework on its own, unfused.
+
+    Raises UnsupportedError on unknown primitives when `strict`.
+    """
+    unsupported = Counter(
+        node.primitive for node in graph.nodes if kind_of(node.primitive) == "unsupported"
+    )
+    if strict and unsupported:
+        names = ", ".join(sorted(unsupported))
+        raise UnsupportedError(
+            f"no rule for {names}; price with strict = false to count them by their bytes"
+        )
+    lowered = _Lowering(graph, signature, precision, patterns, by_op).run(unsupported)
+    return lowered if by_op else fuse(lowered, patterns)
+
+
+class _Lowering:
+    def __init__(
+        self,
+        graph: Graph,
+        signature: Signature,
+        precision: Precision | None,
+        patterns: Patterns,
+        by_op: bool,
+    ) -> None:
+        self.graph, self.signature, self.patterns = graph, signature, patterns
+        self.precision = precision
+        self.phases = find_phases(graph, set(signature.parameters))
+        every_input = {*signature.parameters, *signature.state, *signature.inputs}
+        self.dtypes = device_dtypes(graph, self.phases, every_input, precision)
+        self.kernels = Kernels(graph, self.phases, self._plain_bytes, by_op=by_op)
+        self.wiring = self.kernels.wiring
+        self.alias = self.wiring.alias
+        self.buffers = Buffers(graph, signature, self.phases, self.dtypes, self.wiring)
+        self.operands = Operands(graph, self.buffers, precision)
+        self.updated = {self.alias[out] for out in signature.updates}
+        self.classes: dict[int, CostClass] = {}
+
+    def _plain_bytes(self, index: int) -> float:
+        return self.graph.values[index].size * item_bytes(self.dtypes[index])
+
+    def run(self, unsupported: Counter[str]) -> TaskGraph:
+        """All tasks."""
+        signature, of = self.signature, self.buffers.of
+        for index in (*signature.parameters, *signature.state, *signature.inputs):
+            of(index)
+        self._fetch()
+        kernels = self.kernels.form()
+        for kernel in kernels:
+            if kernel.phase == "optimizer":
+                self.operands.flush()
+            self._lower(kernel)
+        self.operands.flush()
+        outputs = tuple(of(index) for index in sorted(self.buffers.outputs))
+        return TaskGraph(
+            buffers=tuple(self.buffers.all),
+            tasks=tuple(self.operands.tasks),
+            inputs=tuple(map(of, signature.inputs)),
+            parameters=tuple(map(of, signature.parameters)),
+            state=tuple(map(of, signature.state)),
+            outputs=outputs,
+            gradients=self._gradients(),
+            primitives=self._coverage(kernels),
+            unsupported=dict(unsupported),
+            aliases=self.buffers.aliases(),
+        )
+
+    def _fetch(self) -> None:
+        if self.signature.inputs:
+            filled = tuple(map(self.buffers.of, self.signature.inputs))
+            self.operands.tasks.append(Task("GetNext", "", "ai_cpu", "data", "ai_cpu", (), filled))
+
+    def _coverage(self, kernels: list[Kernel]) -> dict[str, int]:
+        """What became of every equation."""
+        roots = {root for kernel in kernels for root in kernel.roots}
+        counts = Counter({"task": 0, "fused": 0, "free": self.graph.folded, "unsupported": 0})
+        for node, kind in zip(self.graph.nodes, self.wiring.kinds, strict=True):
+            if kind_of(node.primitive) == "unsupported":
+                counts["unsupported"] += 1
+            elif kind != "loop_view":
+                made = "task" if roots.intersection(node.outputs) else "fused"
+                counts["free" if kind == "view" else made] += 1
+        return dict(counts)
+
+    def _gradients(self) -> tuple[tuple[str, int, int], ...]:
+        """Each parameter's gradient: its bytes before the update, and the last task to write it."""
+        whole = [each.index if each.within is None else each.within for each in self.buffers.all]
+        maker: dict[int, int] = {}
+        for place, task in enumerate(self.operands.tasks):
+            if task.phase == "backward":
+                maker.update(dict.fromkeys((_root(whole, made) for made in task.writes), place))
+        found = find_gradients(self.graph, self.signature, self.phases, self.wiring)
+        gradients = []
+        for parameter, value in found.items():
+            if value not in self.buffers.index:
+                continue
+            buffer = self.buffers.of(value)
+            buffer = self.operands.laid_out.get(buffer, buffer)
+            root = _root(whole, buffer)
+            if root in maker:
+                name = self.signature.parameters[parameter]
+                gradients.append((name, self.buffers.all[buffer].nbytes, maker[root]))
+        return tuple(sorted(gradients, key=lambda gradient: (gradient[2], gradient[0])))
+
+    def _lower(self, kernel: Kernel) -> None:
+        """One kernel's task, and those that prepare it."""
+        node = self.graph.nodes[kernel.nodes[0]]
+        kind = self.wiring.kinds[kernel.nodes[0]]
+        if kernel.form != "single":
+            self._vector_kernel(kernel)
+        elif kind in ("conv", "matmul"):
+            self._product(kernel, node, kind)
+        elif kind == "window":
+            lower_window(kernel, node, self.operands)
+        else:
+            self._move(kernel, node, kind)
+
+    def _vector_kernel(self, kernel: Kernel) -> None:
+        """Element-wise work, a reduction, or both along rows."""
+        nodes = [self.graph.nodes[position] for position in kernel.nodes]
+        reads = tuple(map(self.buffers.of, kernel.sources))
+        writes = tuple(map(self.buffers.of, kernel.roots))
+        if any(root in self.kernels.random for root in kernel.roots):
+            self._random(kernel, reads, writes)
+            return
+        type_, cost_class = recognise(self._features(kernel, nodes), self.patterns)
+        if cost_class == "elementwise" and kernel.phase == "forward":
+            reads = self.operands.cast_biases(kernel, reads)
+        if cost_class == "bias_grad":
+            reads = self.operands.plain(kernel, reads)
+        if cost_class in ("bias_grad", "reduce"):
+            self.operands.clear(kernel, writes)
+        self.classes.update(dict.fromkeys(kernel.roots, cost_class))
+        names = tuple(dict.fromkeys(node.primitive for node in nodes))
+        self.operands.add(
+            kernel, type_, cost_class, reads, writes,
+            vector=self._vector_work(kernel, nodes), fused=names,
+        )  # fmt: skip
+
+    def _random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+        """Random numbers are the AI CPU's; a few of them, such as keys, are scalar work."""
+        drawn = self.graph.values[kernel.roots[0]]
+        if drawn.size <= TINY_ELEMENTS:
+            work = VectorWork(drawn.size, "float32")
+            self.operands.add(kernel, "Random", "elementwise", reads, writes, vector=work)
+            return
+        name = "DropoutGenMask" if drawn.dtype == "bool" else "StatelessRandomUniform"
+        self.operands.add(kernel, name, "ai_cpu", reads, writes, engine="ai_cpu")
+
+    def _features(self, kernel: Kernel, nodes: list[Node]) -> Features:
+        root = self.graph.values[kernel.roots[0]]
+        after = (self.classes[index] for index in kernel.sources if index in self.classes)
+        kinds = {self.wiring.kinds[position] for position in kernel.nodes}
+        return Features(
+            form=kernel.form,
+            phase=kernel.phase,
+            primitives=tuple(node.primitive for node in nodes),
+            calls=frozenset(call for node in nodes for call in node.calls),
+            after=frozenset(after) | ({"rows"} & kinds),
+            channels=sum(size > 1 for size in root.shape) <= 1 and root.size > 1,
+            maps=all(self._is_map_or_matrix(kernel, index) for index in kernel.sources),
+            updates=bool(self.updated.intersection(kernel.roots)),
+            results=len(kernel.roots),
+            random_mask=not self.kernels.random.isdisjoint(kernel.sources),
+        )
+
+    def _is_map_or_matrix(self, kernel: Kernel, index: int) -> bool:
+        """A feature map with more than one position, or a matrix; vectors don't count."""
+        value = self.graph.values[index]
+        if len(value.shape) <= 2 or value.size < kernel.elements:
+            return True
+        return index in self.buffers.axes and sum(size > 1 for size in value.shape) > 2
+
+    def _vector_work(self, kernel: Kernel, nodes: list[Node]) -> VectorWork:
+        simple = heavy = 0.0
+        for node in nodes:
+            size = max(self.graph.values[index].size for index in (*node.inputs, *node.outputs))
+            share = min(1.0, size / max(1, kernel.elements))
+            few, many = self._passes(node)
+            simple, heavy = simple + few * share, heavy + many * share
+        widest = any(
+            self.dtypes[index] == "float32" and self.graph.values[index].size * 2 > kernel.elements
+            for index in (*kernel.sources, *kernel.roots)
+        )
+        return VectorWork(kernel.elements, "float32" if widest else "float16", simple, heavy)
+
+    def _passes(self, node: Node) -> tuple[float, float]:
+        """Operations for each element: a division by a known number is a product with another."""
+        if kind_of(node.primitive) in ("reduce", "scatter", "gather"):
+            return 1.0, 0.0
+        if node.primitive == "div" and node.inputs[1] in self.graph.constants:
+            return 1.0, 0.0
+        if node.primitive == "integer_pow" and node.params["y"] in (2, 3):
+            return float(node.params["y"] - 1), 0.0
+        return passes_of(node.primitive)
+
+    def _product(self, kernel: Kernel, node: Node, kind: str) -> None:
+        """A convolution or a matrix product on the cube."""
+        backward = kernel.phase == "backward"
+        gives_gradient = backward and node.outputs[0] in self.phases.gradients
+        if kind == "conv":
+            cost_class, work = convolution_work(self.graph, node, self.phases, backward)
+            layouts: tuple[Layout, Layout] = ("NC1HWC0", "FRACTAL_Z")
+        else:
+            cost_class, layouts = "matmul", ("FRACTAL_NZ", "FRACTAL_NZ")
+            work = matrix_work(self.graph, node, self._matrix_dtype(node))
+        cast = kind == "conv" or work.dtype != "float32"
+        reads = tuple(
+            self.operands.prepare(index, layout, kernel)
+            if cast
+            else self.buffers.of(self.alias[index])
+            for index, layout in zip(node.inputs, layouts, strict=False)
+        )
+        writes = (self.buffers.of(node.outputs[0]),)
+        if gives_gradient:
+            self.operands.clear(kernel, writes)
+        self.operands.add(
+            kernel, TYPES[cost_class], cost_class, tuple(dict.fromkeys(reads)), writes,
+            engine="cube", cube=work, fused=(node.primitive,),
+        )  # fmt: skip
+        if gives_gradient and kind == "matmul":
+            self.operands.lay_gradient_out(node.outputs[0], kernel)
+
+    def _matrix_dtype(self, node: Node) -> str:
+        if self.precision in ("O2", "O3"):
+            return "float16"
+        dtypes = {self.dtypes[index] for index in node.inputs}
+        return "float32" if "float32" in dtypes else "float16"
+
+    def _move(self, kernel: Kernel, node: Node, kind: str) -> None:
+        """Moves, gathers, scatters, sorts, collectives, and what has no rule."""
+        cut = node.primitive in ("slice", "split") and kernel.phase == "backward"
+        if cut and kernel.roots[0] in self.buffers.axes:
+            self._slice_plainly(kernel, node)
+            return
+        reads = tuple(map(self.buffers.of, kernel.sources))
+        writes = tuple(map(self.buffers.of, kernel.roots))
+        other: CostClass = "transpose" if node.primitive == "transpose" else "copy"
+        if kind == "scatter":
+            self.operands.clear(kernel, writes)
+        self.operands.add(
+            kernel,
+            OPS.get(node.primitive, node.primitive),
+            MOVERS.get(kind, other),
+            reads,
+            writes,
+            engine="hccl" if kind == "collective" else "vector",
+            vector=VectorWork(self._moved(node, kind), self.dtypes[node.outputs[0]]),
+            fused=(node.primitive,),
+        )
+
+    def _slice_plainly(self, kernel: Kernel, node: Node) -> None:
+        """Parts of a concatenation's gradient: the vendor's Slice knows plain layouts only, and
+        runs once for each part.
+        """
+        whole = self.operands.prepare_plain(kernel.sources[0], kernel)
+        for root in kernel.roots:
+            part = self.buffers.add(root, self.dtypes[root], "ND")
+            self.buffers.change(part, role="activation")
+            work = VectorWork(self.graph.values[root].size, self.dtypes[root])
+            self.operands.add(
+                kernel, "Slice", "copy", (whole,), (part,), vector=work, fused=(node.primitive,)
+            )
+            blocked = (self.buffers.of(root),)
+            self.operands.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work)
+
+    def _moved(self, node: Node, kind: str) -> int:
+        """Elements that move: what is gathered or scattered, not the table."""
+        if kind == "scatter":
+            return self.graph.values[node.inputs[2]].size
+        return max(self.graph.values[index].size for index in node.outputs)
+
+
+def _root(whole: list[int], buffer: int) -> int:
+    while whole[buffer] != buffer:
+        buffer = whole[buffer]
+    return buffer
+
+
+__all__ = ["Signature", "UnsupportedError", "lower"]

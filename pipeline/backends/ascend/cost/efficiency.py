@@ -1,0 +1,125 @@
+"""What no document says of the chip: fitted constants, each class with its spread and source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import yaml
+
+from pipeline.backends.ascend.chip.tasks import CostClass
+from pipeline.errors import RunError
+
+Provenance = Literal["measured", "derived", "assumed"]
+EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
+RATE_BOUNDS = (0.05, 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassEfficiency:
+    """How a class of kernels does against the physics: its work takes `1 / rate` of the time.
+
+    `log_sd` is the spread of log(measured / modelled) from kernel to kernel.
+    """
+
+    rate: float
+    log_sd: float
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Numbers that all classes share. Those in `_cycles` are of one core."""
+
+    hbm_read: float
+    """Reads that miss the L2, against the sustained rate."""
+    hbm_write: float
+    l2_full: float
+    """Data moved since a buffer was made, in sizes of the L2, up to which it is wholly there."""
+    l2_none: float
+    cube_overlap: float
+    """Exponent of the sum of a product's stages: 1 adds them, infinity overlaps them."""
+    few_channels: float
+    """Rate of a kernel gradient whose input has fewer channels than a block, against others."""
+    vector_overlap: float
+    vector_rate: float
+    """Lanes in use against those there are."""
+    heavy_operations: float
+    """Simple operations that a division, root or exponential is worth."""
+    core_bytes: float
+    """Bytes worth a core: a vector kernel uses bytes / core_bytes cores."""
+    gather_row_cycles: float
+    scatter_row_cycles: float
+    minor_row_cycles: float
+    transpose_element_cycles: float
+    bias_segment_cycles: float
+    bias_bytes_per_cycle: float
+    pool_block_cycles: float
+    pool_tap_cycles: float
+    pool_grad_block_cycles: float
+    pool_grad_tap_cycles: float
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The fitted part of the cost model."""
+
+    constants: Constants
+    classes: Mapping[str, ClassEfficiency]
+
+    def rate(self, cost_class: str) -> float:
+        """Work per time of the class against the physics."""
+        return self.classes[cost_class].rate
+
+    def scaled(self, multipliers: Mapping[str, float]) -> Efficiency:
+        """The same with the rates of some classes multiplied, kept within the bounds.
+
+        Raises RunError for a class that there is not or a multiplier that is not positive.
+        """
+        classes = dict(self.classes)
+        for name, multiplier in multipliers.items():
+            if name not in classes:
+                raise RunError(f"no cost class {name!r}; there are {', '.join(sorted(classes))}")
+            if not (math.isfinite(multiplier) and multiplier > 0):
+                raise RunError(f"rate multiplier of {name} is {multiplier}; give a positive number")
+            low, high = RATE_BOUNDS
+            rate = min(max(classes[name].rate * multiplier, low), high)
+            classes[name] = replace(classes[name], rate=rate)
+        return replace(self, classes=MappingProxyType(classes))
+
+
+@cache
+def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
+    """Fitted constants from YAML. Raises RunError for a file that is not one."""
+    try:
+        document = yaml.safe_load(path.read_text())
+        constants = Constants(**{f.name: float(document["constants"][f.name]) for f in _CONSTANTS})
+        classes = {name: _class_of(document["classes"][name]) for name in get_args(CostClass)}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path}: not a file of efficiencies: {error!r}") from error
+    _check(path, classes)
+    return Efficiency(constants, MappingProxyType(classes))
+
+
+_CONSTANTS = fields(Constants)
+
+
+def _class_of(entry: Mapping[str, Any]) -> ClassEfficiency:
+    return ClassEfficiency(
+        float(entry["rate"]), float(entry["log_sd"]), entry["provenance"], str(entry["source"])
+    )
+
+
+def _check(path: Path, classes: Mapping[str, ClassEfficiency]) -> None:
+    low, high = RATE_BOUNDS
+    for name, entry in classes.items():
+        if not low <= entry.rate <= high:
+            raise RunError(f"{path}: classes.{name}.rate is {entry.rate}; right is {low} to {high}")
+        if entry.provenance not in get_args(Provenance):
+            raise RunError(f"{path}: classes.{name}.provenance is {entry.provenance!r}")

@@ -1,0 +1,170 @@
+"""What one execution of a task takes: stages from the hardware's figures, one fitted rate a class.
+
+    us = floor + work        never below the roofline
+
+The work is what the class is bound by: the stages of a product, a streaming kernel's traffic and
+lanes, the segments that a pooling or a bias gradient walks, the rows that a gather picks. The form
+and its constants follow the kernels of public traces (`fit_kernels.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.tasks import (
+    CHANNEL_BLOCK,
+    Buffer,
+    CubeWork,
+    Task,
+    TaskGraph,
+    TaskTime,
+)
+from pipeline.backends.ascend.cost.efficiency import Constants, Efficiency, load_efficiency
+from pipeline.backends.ascend.cost.l2_cache import Traffic, measure_traffic
+from pipeline.backends.ascend.cost.tiling import (
+    Product,
+    TilePlan,
+    Tiling,
+    default_tiling,
+    plan_of,
+    product_of,
+)
+from pipeline.backends.ascend.cost.vector_work import (
+    Bound,
+    Setting,
+    Work,
+    depthwise_work,
+    item_bytes,
+    join,
+    vector_product,
+    vector_work,
+)
+
+CUBE_CLASSES = frozenset(("conv", "conv_input_grad", "conv_kernel_grad", "matmul"))
+DEPTHWISE_CLASSES = frozenset(("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"))
+
+
+def price_tasks(
+    graph: TaskGraph,
+    hw: Hardware,
+    efficiency: Efficiency | None = None,
+    tiles: Mapping[int, Tiling] | None = None,
+) -> tuple[TaskTime, ...]:
+    """Time of one execution of every task, in their order.
+
+    `tiles` are tilings by index of the task, as AutoTune finds them; the others get the vendor's
+    rule of thumb. An `all_reduce` takes no time here: links are priced by their own model.
+    """
+    efficiency = efficiency or load_efficiency()
+    constants = efficiency.constants
+    traffic = measure_traffic(graph, hw.l2_mib * 2**20, constants.l2_full, constants.l2_none)
+    setting = Setting(hw, constants, graph.buffers, tiles or {})
+    return tuple(
+        _price(index, task, moved, setting, efficiency)
+        for index, (task, moved) in enumerate(zip(graph.tasks, traffic, strict=True))
+    )
+
+
+def _price(
+    index: int, task: Task, traffic: Traffic, setting: Setting, efficiency: Efficiency
+) -> TaskTime:
+    hw, entry = setting.hw, efficiency.classes[task.cost_class]
+    if task.cost_class == "all_reduce" or task.engine == "hccl":
+        return TaskTime(0.0, 0.0, "link", entry.provenance)
+    if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
+        return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
+    work = _work_of(index, task, traffic, setting, entry.rate)
+    floor_us = floor_us_of(work.cores, hw)
+    roofline_us = roofline_us_of(task, traffic, hw)
+    bound: Bound = "floor" if floor_us > work.us else work.bound
+    return TaskTime(max(floor_us + work.us, roofline_us), roofline_us, bound, entry.provenance)
+
+
+def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
+    """The time that peak rates allow: useful products, traffic of device memory, of the L2.
+
+    What a task writes may stay in the L2, one L2 of it at most.
+    """
+    macs = task.cube.macs if task.cube else 0
+    spilt_bytes = traffic.hbm_bytes + max(traffic.write_bytes - hw.l2_mib * 2**20, 0)
+    l2_bytes_per_cycle = hw.l2_read_bytes_per_cycle + hw.l2_write_bytes_per_cycle
+    l2_bytes_per_us = hw.ai_cores_count * hw.ai_core_clock_mhz * l2_bytes_per_cycle
+    return max(
+        macs / hw.peak_fp16_macs_per_us,
+        spilt_bytes / (max(hw.hbm_nominal_gb_per_s, hw.hbm_sustained_gb_per_s) * 1e3),
+        (traffic.read_bytes + traffic.write_bytes) / l2_bytes_per_us,
+    )
+
+
+def floor_us_of(cores: float, hw: Hardware) -> float:
+    """A straight line from the shortest kernel on one core to the shortest on all of them."""
+    span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
+    return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
+
+
+def _work_of(index: int, task: Task, traffic: Traffic, setting: Setting, rate: float) -> Work:
+    """Products on the cube take the rate for what they compute, the others for all they do."""
+    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
+        return _cube_work(index, task, task.cube, traffic, setting, rate)
+    if task.cube and task.cost_class in DEPTHWISE_CLASSES:
+        work = depthwise_work(task.cube, traffic, setting)
+    elif task.cube and runs_on_vector(task):
+        return vector_product(task.cube, setting.hw)
+    else:
+        work = vector_work(task, traffic, setting)
+    return replace(work, us=work.us / rate)
+
+
+def runs_on_vector(task: Task) -> bool:
+    """Whether a product has operands that the cube doesn't take; convolutions are cast for it."""
+    if task.cube is None or task.cost_class != "matmul":
+        return False
+    return task.cube.dtype in ("float32", "float64", "int32", "int64")
+
+
+def _cube_work(
+    index: int, task: Task, work: CubeWork, traffic: Traffic, setting: Setting, rate: float
+) -> Work:
+    """Stages of the tiling, those that move data as slow as device memory makes them."""
+    plan = _plan(index, task, work, setting)
+    hw, constants = setting.hw, setting.constants
+    cube_us, load_us, l2_us, out_us = (
+        cycles / hw.ai_core_clock_mhz
+        for cycles in (plan.cycles_cube, plan.cycles_load, plan.cycles_l2, plan.cycles_out)
+    )
+    read_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
+    write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
+    compute_us = max(cube_us, load_us) / (rate * _channel_rate(task, work, constants))
+    stages: tuple[tuple[float, Bound], ...] = (
+        (compute_us, "cube"),
+        (max(l2_us, out_us), "l2"),
+        (max(read_us, write_us), "memory"),
+    )
+    moves_us = max(l2_us, read_us), max(out_us, write_us)
+    us = join(compute_us, *moves_us, power=constants.cube_overlap)
+    return Work(us, max(stages)[1], plan.tiling.cores_count)
+
+
+def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
+    """The first layer's kernel gradient is slower than its padding explains."""
+    whole = task.cost_class == "conv_kernel_grad" and work.batch == 1
+    few = whole and work.m // work.taps < CHANNEL_BLOCK
+    return constants.few_channels if few else 1.0
+
+
+def _plan(index: int, task: Task, work: CubeWork, setting: Setting) -> TilePlan:
+    product = task_product(task, work, setting.buffers)
+    overlap = setting.constants.cube_overlap
+    if index in setting.tiles:
+        return plan_of(setting.tiles[index], product, setting.hw, overlap)
+    return default_tiling(product, setting.hw, overlap)
+
+
+def task_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:
+    """A cube task in fractals: what it writes gives the width of the output, reads the images."""
+    out_bytes = item_bytes(buffers[task.writes[0]].dtype) if task.writes else 2
+    shapes = [buffers[index].shape for index in task.reads]
+    images = max((shape[0] for shape in shapes if len(shape) >= 3), default=1)
+    return product_of(work, task.cost_class, out_bytes, images)

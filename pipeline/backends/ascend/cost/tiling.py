@@ -1,0 +1,251 @@
+"""How a product of matrices runs on the cube units: its split over cores and its tiles.
+
+Everything is counted in fractals, blocks of 16 x 16 float16 (512 bytes): the cube multiplies two
+in a cycle. Rates and sizes are those of CANN's platform file (AICoreSpec, AICoreMemoryRates).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, CubeWork
+
+EDGE = CHANNEL_BLOCK
+FRACTAL_BYTES = EDGE * EDGE * 2
+ACCUMULATOR_BYTES = EDGE * EDGE * 4
+BUFFERS_COUNT = 2
+"""Double buffering: one tile is loaded while another is used."""
+MAD_HEAD_CYCLES = 6
+"""Cycles to start a multiply-add instruction (pto-isa's public cost model of `mad`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A cube task in fractals: `batch` times (m x k) by (k x n).
+
+    `expansion` is by how much im2col makes the left operand larger than it is in memory;
+    `out_bytes` are those of an element of the output. `images` are what the vendor cuts the depth
+    of a kernel gradient into, adding the parts up in memory; 0 elsewhere.
+    """
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    expansion: float
+    out_bytes: int
+    images: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Cores that share the batch, rows, depth and columns; the block of the output in the L0C."""
+
+    cores_batch: int
+    cores_m: int
+    cores_k: int
+    cores_n: int
+    block_m: int
+    block_n: int
+
+    @property
+    def cores_count(self) -> int:
+        """Cores in use, the vendor's block_dim."""
+        return self.cores_batch * self.cores_m * self.cores_k * self.cores_n
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """A tiling and the cycles of each stage on the busiest core.
+
+    `cycles_load` are L1 -> L0A and L0B, hidden behind the cube by double buffering; `cycles_l2`
+    are L2 -> L1 with what is read again; `cycles_out` L0C -> UB -> L2. `us` sums them by the
+    exponent that the search was given.
+    """
+
+    tiling: Tiling
+    cycles_cube: float
+    cycles_load: float
+    cycles_l2: float
+    cycles_out: float
+    us: float
+
+
+def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
+    """Padded fractals of a task: every tap of a convolution has its channels padded apart.
+
+    A 1 x 1 input gradient skips the zeros that a stride puts between rows; others multiply them.
+    `images` are those of the batch, which a kernel gradient sums over.
+    """
+    m, k, n = _blocks(work.m), _blocks(work.k), _blocks(work.n)
+    reuse = max(work.taps / work.stride, 1.0)
+    if cost_class == "conv_kernel_grad":
+        m = work.taps * _blocks(work.m // work.taps)
+        return Product(work.batch, m, k, n, reuse, 4, max(images, 1))
+    if cost_class in ("conv", "conv_input_grad"):
+        k = work.taps * _blocks(work.k // work.taps)
+    if cost_class == "conv_input_grad":
+        rows = _rows_that_matter(work)
+        m, reuse = _blocks(rows), max(rows * work.taps * work.stride / work.m, 1.0)
+    return Product(work.batch, m, k, n, reuse, out_bytes)
+
+
+def _rows_that_matter(work: CubeWork) -> int:
+    """Rows of an input gradient but those that a strided 1 x 1 convolution never reads."""
+    share = work.macs / (work.batch * work.m * work.k * work.n)
+    return max(math.ceil(work.m * share), 1) if work.taps == 1 and share < 1 else work.m
+
+
+def _blocks(length: int) -> int:
+    return max(-(-length // EDGE), 1)
+
+
+@cache
+def default_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
+    """The vendor's rule of thumb: images first where the depth can be cut, then the best area."""
+    return _best(product, hw, overlap, _default_candidates(product, hw))
+
+
+def plan_of(tiling: Tiling, product: Product, hw: Hardware, overlap: float) -> TilePlan:
+    """Cycles of one given tiling."""
+    return _best(product, hw, overlap, row_of(tiling))
+
+
+def row_of(tiling: Tiling) -> NDArray[np.float64]:
+    """A tiling as the only row of an array of candidates."""
+    return np.array([astuple(tiling)], dtype=np.float64)
+
+
+def _best(product: Product, hw: Hardware, overlap: float, rows: NDArray[np.float64]) -> TilePlan:
+    stages = stage_cycles(product, hw, rows)
+    totals = total_cycles(stages, overlap)
+    at = int(np.argmin(totals))
+    tiling = Tiling(*(int(value) for value in rows[at]))
+    us = float(totals[at]) / hw.ai_core_clock_mhz
+    cube, load, l2, out = (float(stage[at]) for stage in stages)
+    return TilePlan(tiling, cube, load, l2, out, us)
+
+
+def total_cycles(
+    stages: tuple[NDArray[np.float64], ...],
+    overlap: float,
+    read_cycles: float = 0.0,
+    write_cycles: float = 0.0,
+) -> NDArray[np.float64]:
+    """Cycles of a product: cube beside L0 loads, reads, writes, summed by a p-norm.
+
+    Reads and writes are as slow as device memory makes them: `read_cycles`, `write_cycles`.
+    """
+    cube, load, l2, out = stages
+    reads, writes = np.maximum(l2, read_cycles), np.maximum(out, write_cycles)
+    parts = np.stack([np.maximum(cube, load), reads, writes])
+    return np.asarray((parts**overlap).sum(axis=0) ** (1 / overlap))
+
+
+def stage_cycles(
+    product: Product, hw: Hardware, rows: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], ...]:
+    """Cycles (cube, load, l2, out) of the busiest core, for each candidate row."""
+    cores_batch, cores_m, cores_k, cores_n, block_m, block_n = rows.T
+    times = np.ceil(product.batch / cores_batch)
+    m, k = np.ceil(product.m / cores_m), np.ceil(product.k / cores_k)
+    n = np.ceil(product.n / cores_n)
+    passes_m, passes_n = np.ceil(m / block_m), np.ceil(n / block_n)
+    depth = _tile_depth(hw, np.minimum(m, block_m), np.minimum(n, block_n))
+    heads = passes_m * passes_n * np.ceil(k / depth) * MAD_HEAD_CYCLES
+    cube = m * k * n * 4096 / hw.cube_fp16_macs_per_cycle + heads
+    a_bytes, b_bytes = m * k * FRACTAL_BYTES, k * n * FRACTAL_BYTES
+    load = (
+        a_bytes * passes_n / hw.l1_to_l0a_bytes_per_cycle
+        + b_bytes * passes_m / hw.l1_to_l0b_bytes_per_cycle
+    )
+    l1_bytes = hw.l1_kib * 1024 / BUFFERS_COUNT
+    panel_bytes = np.minimum(m, block_m) * k * FRACTAL_BYTES / product.expansion
+    again_a = np.where(panel_bytes <= l1_bytes, 1, passes_n)
+    again_b = np.where(b_bytes <= l1_bytes, 1, passes_m)
+    l2_bytes = a_bytes / product.expansion * again_a + b_bytes * again_b
+    element_bytes = np.where(cores_k > 1, 4, product.out_bytes)
+    out = (
+        m
+        * n
+        * np.maximum(
+            EDGE * EDGE * element_bytes / hw.ub_to_l2_bytes_per_cycle,
+            ACCUMULATOR_BYTES / hw.l0c_to_ub_bytes_per_cycle,
+        )
+    )
+    l2 = l2_bytes / hw.l2_read_bytes_per_cycle
+    return cube * times, load * times, l2 * times, out * times
+
+
+def _tile_depth(
+    hw: Hardware, m: NDArray[np.float64], n: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Fractals of depth that fit the L0A and L0B twice."""
+    a = hw.l0a_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES // m
+    b = hw.l0b_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES // n
+    return np.maximum(np.minimum(a, b), 1)
+
+
+def _largest_block(hw: Hardware) -> tuple[int, int, int]:
+    """Fractals of an output block: area by the L0C, rows by the L0A, columns by the L0B."""
+    return (
+        max(int(hw.l0c_kib * 1024 / BUFFERS_COUNT / ACCUMULATOR_BYTES), 1),
+        max(int(hw.l0a_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1),
+        max(int(hw.l0b_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1),
+    )
+
+
+def blocks_of(hw: Hardware) -> tuple[tuple[int, int], ...]:
+    """Blocks (rows, columns) of the output that fit: columns are powers of two, rows the rest."""
+    area, most_m, most_n = _largest_block(hw)
+    columns = [2**power for power in range(int(np.log2(min(area, most_n))) + 1)]
+    return tuple((min(area // n, most_m), n) for n in columns)
+
+
+DEFAULT_BLOCK_COLUMNS = 16
+
+
+def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
+    cores = int(hw.ai_cores_count)
+    shared = min(cores, product.batch)
+    left = cores // shared
+    block = max((b for b in blocks_of(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
+    k = min(left, product.k, max(product.images, 1))
+    pairs = _pairs(left // k, product.m, product.n)
+    return np.array([(shared, m, k, n, *block) for m, n in pairs], dtype=np.float64)
+
+
+def _pairs(cores: int, most_m: int, most_n: int) -> list[tuple[int, int]]:
+    """Splits of the area that no other with more cores contains."""
+    return [(m, min(cores // m, most_n)) for m in range(1, min(cores, most_m) + 1)]
+
+
+@cache
+def _search_space(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np.float64]:
+    """Every split of up to `cores` cores over m, k, n with every block."""
+    splits = [
+        (m, k, n)
+        for m in range(1, cores + 1)
+        for k in range(1, cores // m + 1)
+        for n in range(1, cores // m // k + 1)
+    ]
+    return np.array([(1, *s, *b) for s in splits for b in blocks], dtype=np.float64)
+
+
+def candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
+    """Rows (cores of batch, m, k, n, block rows, block columns) that a search may try."""
+    cores = int(hw.ai_cores_count)
+    found = [_default_candidates(product, hw)]
+    for shared in sorted({1, min(cores, product.batch)}):
+        rows = _search_space(cores // shared, blocks_of(hw)).copy()
+        rows[:, 0] = shared
+        limits = np.array([product.batch, product.m, product.k, product.n], dtype=np.float64)
+        rows[:, :4] = np.minimum(rows[:, :4], limits)
+        found.append(rows)
+    return np.unique(np.concatenate(found), axis=0)

@@ -1,0 +1,193 @@
+"""Fit the calibration to published steps: `python -m pipeline.backends.ascend.fit.calibrate`.
+
+Few parameters, each with a prior: the log of a multiplier for every group of classes, and the time
+that a task takes beyond its kernel. The loss is Huber's on log(modelled / published), one-sided
+for rows that the host's pipeline may have bounded; a row of a family of n weighs 1 / sqrt(n). A
+step is taken as linear in the groups' times, which one step of a stream is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import yaml
+
+from pipeline.backends.ascend.cost.calibration import (
+    CALIBRATION_FILE,
+    GROUPS,
+    TRACED,
+    Calibration,
+    calibrate_with,
+)
+from pipeline.backends.ascend.fit.workloads import Published, published_steps, traced
+from pipeline.backends.ascend.price.pricing import Chipset, Pricing, Question, chipset
+from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
+
+TRACED_LOG_SD, UNTRACED_LOG_SD = 0.05, 0.15
+"""How far a group's multiplier may be from 1: published steps of one network differ by a third from
+one software to the next, so that they say little against kernels that were timed."""
+TASK_US_PRIOR = (1.0, 0.7)
+"""Mean and spread: the floors come from AlexNet, whose kernels are few and large."""
+HUBER = 0.2
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A published row, and its modelled step in ms taken apart.
+
+    `groups` are the groups' work at multiplier 1, `tasks` the number of tasks in thousands, `rest`
+    what no parameter changes; `spread` is what the spreads of its classes give together.
+    """
+
+    row: Published
+    groups: np.ndarray
+    tasks: float
+    rest: float
+    spread: float
+
+    def step_ms(self, point: np.ndarray) -> float:
+        """The step at (log multipliers, task_us)."""
+        return float(self.rest + self.groups @ np.exp(-point[:-1]) + self.tasks * point[-1])
+
+
+def question_of(row: Published) -> Question:
+    """What a published row asks."""
+    return Question(row.precision, row.mode, 1000, row.devices, row.fusion)
+
+
+def report_of(row: Published, calibration: Calibration, chip: Chipset | None = None) -> Report:
+    """The modelled step of a row."""
+    chip = chip or chipset("ascend910")
+    pricing = Pricing(traced(row), chip, calibration)
+    if row.op_launch_us is not None:
+        pricing = pricing.on(op_launch_us=row.op_launch_us)
+    return pricing.report(question_of(row))
+
+
+def take_apart(row: Published) -> Parts:
+    """Price a row with each group at twice its rate; what is saved is half the group's work."""
+    ones = dict.fromkeys(GROUPS, 1.0)
+    whole = report_of(row, calibrate_with(ones, 0.0))
+    groups = []
+    for group in GROUPS:
+        faster = report_of(row, calibrate_with({**ones, group: 2.0}, 0.0))
+        groups.append(2 * (whole.step_ms - faster.step_ms))
+    tasks = sum(task.repeat for task in whole.graph.tasks if task.engine in ("cube", "vector"))
+    spread = class_spread(whole.graph, whole.times, whole.timeline, whole.pricing.calibration)
+    return Parts(row, np.array(groups), tasks / 1e3, whole.step_ms - sum(groups), spread)
+
+
+def fit(parts: Sequence[Parts]) -> np.ndarray:
+    """The parameters that fit best, by damped Gauss-Newton steps on Huber weights."""
+    families = Counter(part.row.family for part in parts)
+    weights = np.array([families[part.row.family] ** -0.5 for part in parts])
+    point = np.append(np.zeros(len(GROUPS)), TASK_US_PRIOR[0])
+    for _ in range(60):
+        errors, slopes = _errors(parts, point)
+        kept = weights * np.where(
+            np.abs(errors) < HUBER, 1.0, HUBER / np.maximum(np.abs(errors), HUBER)
+        )
+        prior = _prior_precision()
+        towards = point - np.append(np.zeros(len(GROUPS)), TASK_US_PRIOR[0])
+        hessian = (slopes.T * kept) @ slopes / HUBER**2 + np.diag(prior)
+        gradient = slopes.T @ (kept * errors) / HUBER**2 + prior * towards
+        point = point - 0.5 * np.linalg.solve(hessian, gradient)
+        point[-1] = max(point[-1], 0.0)
+    return point
+
+
+def _prior_precision() -> np.ndarray:
+    spreads = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GROUPS]
+    return np.array([*spreads, TASK_US_PRIOR[1]]) ** -2
+
+
+def _errors(parts: Sequence[Parts], point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log(modelled / published) of every row, 0 where a bound is kept, and its derivatives."""
+    errors, slopes = [], []
+    for part in parts:
+        modelled = part.step_ms(point)
+        error = math.log(modelled / part.row.ms)
+        active = part.row.quality == "device" or error > 0
+        slope = np.append(-part.groups * np.exp(-point[:-1]), part.tasks) / modelled
+        errors.append(error if active else 0.0)
+        slopes.append(slope if active else np.zeros_like(slope))
+    return np.array(errors), np.array(slopes)
+
+
+def calibration_at(
+    point: np.ndarray, log_sd: float = 0.2, interval_scale: float = 1.0
+) -> Calibration:
+    """The calibration that a fitted point stands for."""
+    multipliers = dict(zip(GROUPS, np.exp(point[:-1]).tolist(), strict=True))
+    return calibrate_with(multipliers, float(point[-1]), log_sd, interval_scale)
+
+
+def left_out_errors(parts: Sequence[Parts]) -> np.ndarray:
+    """log(modelled / published) of every row, by the fit to all families but its own."""
+    errors = np.zeros(len(parts))
+    for family in sorted({part.row.family for part in parts}):
+        point = fit([part for part in parts if part.row.family != family])
+        for place, part in enumerate(parts):
+            if part.row.family == family:
+                errors[place] = math.log(part.step_ms(point) / part.row.ms)
+    return errors
+
+
+def spread_of(parts: Sequence[Parts]) -> tuple[float, float]:
+    """What to add to the classes' spread, and the scale that makes 80 % of rows lie inside.
+
+    Families weigh as in the fit. The first is the normal standard deviation that the median
+    absolute error of left-out rows stands for (0.6745 is the normal's 75th percentile).
+    """
+    device = [place for place, part in enumerate(parts) if part.row.quality == "device"]
+    errors = np.abs(left_out_errors(parts))[device]
+    families = Counter(parts[place].row.family for place in device)
+    weights = np.array([families[parts[place].row.family] ** -0.5 for place in device])
+    log_sd = quantile(errors, weights, 0.5) / 0.6745
+    spreads = np.hypot([parts[place].spread for place in device], log_sd)
+    return log_sd, quantile(errors / spreads, weights, 0.8) / NORMAL_90
+
+
+def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    """The weighted quantile: the least value that this share of the weight does not exceed."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(reached, share)])
+
+
+def fitted_parts(
+    watch: Callable[[Published], None] = lambda row: None,
+) -> tuple[Parts, ...]:
+    """All rows that are fitted to, taken apart."""
+    parts = []
+    for row in published_steps():
+        if row.quality != "pair":
+            watch(row)
+            parts.append(take_apart(row))
+    return tuple(parts)
+
+
+def main() -> None:
+    """Fit, cross-validate for the interval, and write calibration.yaml."""
+    parts = fitted_parts(lambda row: print(f"pricing {row.id} {row.model}", flush=True))
+    log_sd, scale = spread_of(parts)
+    point = fit(parts)
+    multipliers = dict(zip(GROUPS, np.round(np.exp(point[:-1]), 3).tolist(), strict=True))
+    fitted = {
+        "multipliers": multipliers,
+        "task_us": round(float(point[-1]), 3),
+        "log_sd": round(log_sd, 3),
+        "interval_scale": round(scale, 3),
+    }
+    head = "# Written by python -m pipeline.backends.ascend.fit.calibrate; see calibration.py\n"
+    CALIBRATION_FILE.write_text(head + yaml.safe_dump(fitted, sort_keys=False), encoding="utf-8")
+    print(yaml.safe_dump(fitted, sort_keys=False))
+
+
+if __name__ == "__main__":
+    main()

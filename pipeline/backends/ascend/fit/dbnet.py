@@ -1,0 +1,158 @@
+"""DBNet: text detection by differentiable binarisation (Liao et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from pipeline.models.layers.initializers import HeNormal, HeUniform, Zeros
+from pipeline.models.layers.model_spec import InitSpec, LayeredModelSpec, LayerSpec
+from pipeline.models.layers.standard import (
+    BatchNorm,
+    Conv,
+    ConvTranspose,
+    Relu,
+    Sequence,
+    Sigmoid,
+    Upsample,
+    scope_names,
+)
+from pipeline.models.modules.standard import Site, forward
+from pipeline.models.networks.mobilenet_v3 import MobileNetV3
+from pipeline.models.networks.resnet import ResNet
+
+STRIDES = (4, 8, 16, 32)
+"""By how much the backbone shrinks the images where the pyramid reads it."""
+
+STEEPNESS = 50.0
+"""k of the binarisation (Liao et al. 2020, eq. 2)."""
+
+_INIT = InitSpec(
+    conv=HeNormal(mode="fan_out"),
+    dense=HeUniform(),
+    bias=Zeros(),
+)
+
+
+class DBNet(nn.Module):
+    """A backbone, a feature pyramid, and a head each for probability and threshold."""
+
+    backbone: tuple[LayerSpec, ...]
+    initializers: InitSpec
+    features: int
+    """Of each level of the pyramid."""
+    dtype: str
+    """What activations are computed in."""
+
+    @nn.compact
+    def __call__(self, images: Array, train: bool) -> Array:
+        """Maps (batch, height, width, 3), float32: probability, threshold and binary map.
+
+        Height and width must be multiples of 32; ValueError where they are not.
+        """
+        if images.ndim != 4 or images.shape[1] % 32 or images.shape[2] % 32:
+            raise ValueError(
+                f"dbnet: reads images (batch, height, width, channels) whose height and width are "
+                f"multiples of 32, and shape {images.shape} reaches it"
+            )
+        site = Site((), self.initializers, self.dtype, train)
+        inside = site.inside("backbone")
+        levels = _Backbone(self.backbone, inside, name=inside.name)(images.astype(self.dtype))
+        fused = self._pyramid(levels, site)
+        probability, threshold = (
+            _part(name, _head(self.features // 4), fused, site).astype(jnp.float32)
+            for name in ("probability", "threshold")
+        )
+        binary = jax.nn.sigmoid(STEEPNESS * (probability - threshold))
+        return jnp.concatenate([probability, threshold, binary], axis=-1)
+
+    def _pyramid(self, levels: dict[int, Array], site: Site) -> Array:
+        """All levels at a quarter of the size, side by side: (batch, h / 4, w / 4, features)."""
+        lateral, smooth = Conv(features=self.features, kernel=1), self.features // 4
+        above: Array | None = None
+        smoothed = []
+        for stride in reversed(STRIDES):
+            level = _part(f"lateral{stride}", (lateral,), levels[stride], site)
+            if above is not None:
+                level += _part(f"above{stride}", (Upsample(factor=2),), above, site)
+            above = level
+            body = (Conv(features=smooth, kernel=3), Upsample(factor=stride // STRIDES[0]))
+            smoothed.append(_part(f"smooth{stride}", body, level, site))
+        return jnp.concatenate(smoothed, axis=-1)
+
+
+class _Backbone(nn.Module):
+    layers: tuple[LayerSpec, ...]
+    site: Site
+
+    @nn.compact
+    def __call__(self, images: Array) -> dict[int, Array]:
+        """The last activations of every size, by how many times smaller than the images."""
+        x, levels = images, {}
+        for name, layer in zip(scope_names(self.layers), self.layers, strict=True):
+            x = forward(layer, x, self.site.inside(name))
+            levels[images.shape[1] // x.shape[1]] = x
+        return levels
+
+
+def dbnet(
+    backbone: Literal["resnet18", "resnet50", "mobilenet_v3_large"] | LayeredModelSpec,
+    *,
+    features: int = 256,
+    dtype: str = "float32",
+) -> nn.Module:
+    """DBNet on a backbone without its classifier, called as `module(images NHWC, train=bool)`.
+
+    `features` are those of each level of the pyramid, a multiple of 4. With ResNet-18 it has
+    12,340,930 parameters. Raises ValueError on a backbone of another name, or one that doesn't
+    shrink the images 32 times before its global average pool.
+    """
+    spec = _backbone(backbone) if isinstance(backbone, str) else backbone
+    layers = spec.layers_for(1)
+    kinds = [layer.name for layer in layers]
+    if "global_avg_pool" not in kinds:
+        raise ValueError(f"dbnet: backbone {spec.name} has no global_avg_pool to end it at")
+    return DBNet(layers[: kinds.index("global_avg_pool")], spec.init, features, dtype)
+
+
+def _backbone(name: str) -> LayeredModelSpec:
+    if name == "mobilenet_v3_large":
+        return MobileNetV3(init=_INIT, size="large", width=1.0, dropout=0.0)
+    resnets: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {
+        "resnet18": ("basic", (2, 2, 2, 2)),
+        "resnet50": ("bottleneck", (3, 4, 6, 3)),
+    }
+    if name not in resnets:
+        known = ", ".join(("mobilenet_v3_large", *resnets))
+        raise ValueError(f"dbnet: there is no backbone {name!r}; there are {known}")
+    block, blocks = resnets[name]
+    return ResNet(
+        init=_INIT,
+        block=block,
+        blocks=blocks,
+        widths=(64, 128, 256, 512),
+        stem="imagenet",
+        zero_init_last=False,
+    )
+
+
+def _head(features: int) -> tuple[LayerSpec, ...]:
+    """Twice the size, and again: one value between 0 and 1 for every pixel of the images."""
+    return (
+        Conv(features=features, kernel=3),
+        BatchNorm(),
+        Relu(),
+        ConvTranspose(features=features, kernel=2, stride=2, bias=True),
+        BatchNorm(),
+        Relu(),
+        ConvTranspose(features=1, kernel=2, stride=2, bias=True),
+        Sigmoid(),
+    )
+
+
+def _part(name: str, body: tuple[LayerSpec, ...], x: Array, site: Site) -> Array:
+    return forward(Sequence(scope=name, body=body), x, site.inside(name))

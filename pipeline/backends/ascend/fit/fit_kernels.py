@@ -1,0 +1,269 @@
+"""Fits the cost model to timed kernels: `python -m pipeline.backends.ascend.fit.fit_kernels`.
+
+Shared constants first start from what documents and arithmetic suggest (`PRIORS`), rates of the
+classes from 1. Coordinate descent lowers a Huber loss of log(measured / modelled), in which a
+kernel weighs by its time, plus the distance from the start. No kernel is singled out. Classes with
+fewer than `FEWEST` kernels keep the rates that the file has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from pipeline.backends.ascend.chip.chip_files import load_chip
+from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
+from pipeline.backends.ascend.cost.efficiency import (
+    EFFICIENCY_FILE,
+    RATE_BOUNDS,
+    ClassEfficiency,
+    Constants,
+    Efficiency,
+    load_efficiency,
+)
+from pipeline.backends.ascend.cost.task_time import CUBE_CLASSES, price_tasks, runs_on_vector
+from pipeline.backends.ascend.fit.measured_kernels import Trace, read_traces
+
+PRIORS = Constants(
+    hbm_read=0.85,
+    hbm_write=1.2,
+    l2_full=2.0,
+    l2_none=4.0,
+    cube_overlap=1.25,
+    few_channels=0.5,
+    vector_overlap=1.5,
+    vector_rate=0.35,
+    heavy_operations=2.0,
+    core_bytes=2048.0,
+    gather_row_cycles=270.0,
+    scatter_row_cycles=240.0,
+    minor_row_cycles=22.0,
+    transpose_element_cycles=1.4,
+    bias_segment_cycles=190.0,
+    bias_bytes_per_cycle=17.0,
+    pool_block_cycles=700.0,
+    pool_tap_cycles=2.1,
+    pool_grad_block_cycles=5300.0,
+    pool_grad_tap_cycles=4.1,
+)
+"""Where the fit starts. Overlap: 1 adds stages, infinity hides all but the longest. The cycles are
+slopes of a few kernels of one kind that differ in size, read off the traces by hand. Writes are
+held at device memory's nominal rate, which MemSet reaches."""
+
+AT_LEAST_ONE = ("cube_overlap", "vector_overlap")
+FEWEST = 5
+HUBER = 0.2
+CONSTANT_SD, RATE_SD = 0.4, 0.8
+SHORT_US = 10.0
+"""Kernels much shorter than this weigh less: they are floor and little else."""
+STEPS = (0.2, 0.07, 0.02)
+LEAST_SD = 0.1
+OTHER_SCHEDULE_CORES = 16
+"""Products of the 2020 trace on fewer cores are left out: its release put batches of 2 on 1 to 8
+cores, which the one of 2023 doesn't."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """One kernel against the model; `ratio` is measured / modelled."""
+
+    trace: str
+    kernel: str
+    cost_class: str
+    measured_us: float
+    modelled_us: float
+
+    @property
+    def log_ratio(self) -> float:
+        return math.log(self.measured_us / self.modelled_us)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFit:
+    """How a class does: median of measured / modelled, median absolute log deviation from it."""
+
+    cost_class: str
+    count: int
+    rate: float
+    median_ratio: float
+    mad: float
+    total_ratio: float
+    """Sum of measured by sum of modelled time."""
+
+
+def measure_residuals(
+    traces: Sequence[Trace], hw: Hardware, efficiency: Efficiency
+) -> list[Residual]:
+    """The kernels of the traces against the model; float32 products are shown apart."""
+    found = []
+    for trace in traces:
+        times = price_tasks(trace.graph, hw, efficiency)
+        for kernel, task, time in zip(trace.kernels, trace.graph.tasks, times, strict=True):
+            if task.cost_class == "conv" and 0 < kernel.cores < OTHER_SCHEDULE_CORES:
+                continue
+            name = "matmul (float32)" if runs_on_vector(task) else task.cost_class
+            found.append(Residual(trace.name, kernel.name, name, kernel.us, time.us))
+    return found
+
+
+def fit(traces: Sequence[Trace], hw: Hardware, start: Efficiency) -> Efficiency:
+    """Constants and rates that lower the loss; deterministic."""
+    fitted = _fitted_classes(measure_residuals(traces, hw, start))
+    point = {**_logs(asdict(PRIORS)), **_logs({f"rate {name}": 1.0 for name in fitted})}
+    origin = dict(point)
+
+    def loss(at: Mapping[str, float]) -> float:
+        residuals = measure_residuals(traces, hw, _efficiency_at(at, start))
+        return _misfit(residuals) + _distance(at, origin)
+
+    for step in STEPS:
+        point = _descend(point, step, loss)
+    return _with_spread(_efficiency_at(point, start), fitted, traces, hw)
+
+
+def _descend(point: dict[str, float], step: float, loss: Any) -> dict[str, float]:
+    """Steps along one coordinate after another until none helps, at most ten times round."""
+    best = loss(point)
+    for _ in range(10):
+        before = best
+        for name in point:
+            for sign in (1, -1):
+                while (value := loss(tried := {**point, name: point[name] + sign * step})) < best:
+                    point, best = tried, value
+        if before - best < 1e-4:
+            break
+    return point
+
+
+def _fitted_classes(residuals: Sequence[Residual]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for residual in residuals:
+        counts[residual.cost_class] = counts.get(residual.cost_class, 0) + 1
+    return {
+        name: count
+        for name, count in sorted(counts.items())
+        if count >= FEWEST and name != "matmul (float32)"
+    }
+
+
+def _logs(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: math.log(value) for name, value in values.items()}
+
+
+def _efficiency_at(at: Mapping[str, float], start: Efficiency) -> Efficiency:
+    values = {name: math.exp(value) for name, value in at.items()}
+    for name in AT_LEAST_ONE:
+        values[name] = max(values[name], 1.0)
+    values["hbm_write"] = min(values["hbm_write"], PRIORS.hbm_write)
+    values["l2_none"] = max(values["l2_none"], values["l2_full"] * 1.1)
+    constants = Constants(**{name: values[name] for name in asdict(PRIORS)})
+    classes = dict(start.classes)
+    low, high = RATE_BOUNDS
+    for name, value in values.items():
+        if name.startswith("rate "):
+            cost_class = name.removeprefix("rate ")
+            most = 1.0 if cost_class in CUBE_CLASSES else high
+            rate = min(max(value, low), most)
+            classes[cost_class] = replace(classes[cost_class], rate=rate)
+    return Efficiency(constants, MappingProxyType(classes))
+
+
+def _misfit(residuals: Sequence[Residual]) -> float:
+    return sum(
+        _huber(residual.log_ratio) * residual.measured_us / (residual.measured_us + SHORT_US)
+        for residual in residuals
+    )
+
+
+def _huber(value: float) -> float:
+    size = abs(value)
+    return size * size / 2 / HUBER if size <= HUBER else size - HUBER / 2
+
+
+def _distance(at: Mapping[str, float], origin: Mapping[str, float]) -> float:
+    return sum(
+        ((value - origin[name]) / (RATE_SD if name.startswith("rate ") else CONSTANT_SD)) ** 2 / 2
+        for name, value in at.items()
+    )
+
+
+def _with_spread(
+    efficiency: Efficiency, fitted: Mapping[str, int], traces: Sequence[Trace], hw: Hardware
+) -> Efficiency:
+    """The spread of each class and where it is from; numbers rounded as the file has them."""
+    residuals = measure_residuals(traces, hw, efficiency)
+    classes = dict(efficiency.classes)
+    for name, count in fitted.items():
+        sizes = [min(abs(r.log_ratio), 1.0) for r in residuals if r.cost_class == name]
+        log_sd = max(1.25 * fmean(sizes), LEAST_SD)
+        source = f"{count} kernels of public traces (data/kernels.csv)"
+        rate = float(f"{classes[name].rate:.3g}")
+        classes[name] = ClassEfficiency(rate, round(log_sd, 2), "measured", source)
+    constants = {name: float(f"{v:.3g}") for name, v in asdict(efficiency.constants).items()}
+    return Efficiency(Constants(**constants), MappingProxyType(classes))
+
+
+def summarise(residuals: Sequence[Residual], efficiency: Efficiency) -> list[ClassFit]:
+    """One row for each class that the traces have."""
+    names = sorted({residual.cost_class for residual in residuals})
+    return [_summary(name, residuals, efficiency) for name in names]
+
+
+def _summary(name: str, residuals: Sequence[Residual], efficiency: Efficiency) -> ClassFit:
+    chosen = [residual for residual in residuals if residual.cost_class == name]
+    logs = [residual.log_ratio for residual in chosen]
+    middle = median(logs)
+    total = sum(r.measured_us for r in chosen) / sum(r.modelled_us for r in chosen)
+    entry = efficiency.classes.get(name)
+    return ClassFit(
+        name,
+        len(chosen),
+        entry.rate if entry else 1.0,
+        math.exp(middle),
+        median(abs(value - middle) for value in logs),
+        total,
+    )
+
+
+def write_efficiency(efficiency: Efficiency, path: Path = EFFICIENCY_FILE) -> None:
+    """The file that `load_efficiency` reads."""
+    head = (
+        "# Written by python -m pipeline.backends.ascend.fit.fit_kernels; fields: efficiency.py.\n"
+    )
+    document = {
+        "constants": asdict(efficiency.constants),
+        "classes": {name: asdict(entry) for name, entry in efficiency.classes.items()},
+    }
+    path.write_text(head + yaml.safe_dump(document, sort_keys=False, width=100))
+
+
+def main() -> None:
+    """Fit, write efficiency.yaml, print a row for each class and trace."""
+    hw = hardware_of(load_chip("ascend910"))
+    traces = read_traces()
+    efficiency = fit(traces, hw, load_efficiency())
+    write_efficiency(efficiency)
+    residuals = measure_residuals(traces, hw, efficiency)
+    print(f"{'class':18} {'n':>4} {'rate':>6} {'median':>7} {'MAD':>5} {'total':>6}")
+    for row in summarise(residuals, efficiency):
+        print(
+            f"{row.cost_class:18} {row.count:4} {row.rate:6.2f} {row.median_ratio:7.2f}"
+            f" {row.mad:5.2f} {row.total_ratio:6.2f}"
+        )
+    for trace in traces:
+        chosen = [residual for residual in residuals if residual.trace == trace.name]
+        measured, modelled = (
+            sum(getattr(r, key) for r in chosen) for key in ("measured_us", "modelled_us")
+        )
+        print(f"{trace.name}: measured {measured:.0f} us, modelled {modelled:.0f} us")
+
+
+if __name__ == "__main__":
+    main()

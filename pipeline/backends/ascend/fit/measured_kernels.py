@@ -1,0 +1,111 @@
+"""Kernels that were timed on a real Ascend 910, as tasks that the model can price.
+
+`data/kernels.csv` has one kernel a row: where it was traced, its time, what it reads and writes.
+Operands are `name:dtype:shape:layout`; a name that was written before makes the two kernels
+producer and consumer. The 2020 traces give the shapes; those of the 2023 trace are inferred from
+the network, AlexNet for CIFAR-10 at 227 x 227, batch 32, whose gradients match to the byte.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from pipeline.backends.ascend.chip.tasks import (
+    Buffer,
+    CostClass,
+    CubeWork,
+    Engine,
+    Task,
+    TaskGraph,
+    VectorWork,
+)
+from pipeline.errors import RunError
+
+KERNELS_FILE = Path(__file__).parent / "data" / "kernels.csv"
+ITEM_BITS = {"bool": 8, "uint8": 8, "float16": 16}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of a trace; `cores` is 0 where the trace doesn't say."""
+
+    name: str
+    us: float
+    cores: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The kernels of one traced step, and the same as tasks in their order."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    graph: TaskGraph
+
+
+def read_traces(path: Path = KERNELS_FILE) -> tuple[Trace, ...]:
+    """Every trace of the file, in its order. Raises RunError for a row that is not a kernel."""
+    rows: dict[str, list[dict[str, str]]] = {}
+    with path.open(newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), start=2):
+            if row.get("cost_class") not in get_args(CostClass):
+                raise RunError(f"{path}:{number}: no cost class {row.get('cost_class')!r}")
+            rows.setdefault(row["trace"], []).append(row)
+    return tuple(_trace(name, found) for name, found in rows.items())
+
+
+def _trace(name: str, rows: list[dict[str, str]]) -> Trace:
+    buffers: dict[str, Buffer] = {}
+    tasks, kernels = [], []
+    for row in rows:
+        reads, writes = (
+            tuple(dict.fromkeys(_buffer(text, buffers) for text in row[key].split()))
+            for key in ("reads", "writes")
+        )
+        tasks.append(_task(row, reads, writes))
+        kernels.append(Kernel(row["kernel"], float(row["us"]), int(row["cores"] or 0)))
+    return Trace(name, tuple(kernels), TaskGraph(tuple(buffers.values()), tuple(tasks)))
+
+
+def _buffer(text: str, buffers: dict[str, Buffer]) -> int:
+    """Index of the buffer that the text names. A name with another shape is another buffer."""
+    if text not in buffers:
+        name, dtype, shape_text, layout = text.split(":")
+        shape = tuple(int(length) for length in shape_text.split("x"))
+        nbytes = math.prod(shape) * ITEM_BITS.get(dtype, 32) // 8
+        made = Buffer(len(buffers), shape, dtype, layout, nbytes, "activation", name)  # type: ignore[arg-type]
+        buffers[text] = made
+    return buffers[text].index
+
+
+def _task(row: dict[str, str], reads: tuple[int, ...], writes: tuple[int, ...]) -> Task:
+    cube = _cube(row["cube"]) if row["cube"] else None
+    engine: Engine = "cube" if cube and cube.dtype == "float16" else "vector"
+    return Task(
+        row["type"],
+        row["kernel"],
+        engine,
+        "forward",
+        row["cost_class"],  # type: ignore[arg-type]
+        reads,
+        writes,
+        cube,
+        _vector(row["vector"]) if row["vector"] else None,
+    )
+
+
+def _cube(text: str) -> CubeWork:
+    """From "batch m k n taps stride dtype"."""
+    *numbers, dtype = text.split()
+    batch, m, k, n, taps, stride = (int(number) for number in numbers)
+    return CubeWork(batch, m, k, n, batch * m * k * n, taps, stride, dtype)
+
+
+def _vector(text: str) -> VectorWork:
+    """From "elements dtype simple heavy"."""
+    elements, dtype, simple, heavy = text.split()
+    return VectorWork(int(elements), dtype, float(simple), float(heavy))

@@ -1,0 +1,189 @@
+"""Published training steps as functions that can be priced: networks of this package by name."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from omegaconf import OmegaConf
+
+from pipeline.backends.ascend.chip.options import Mode
+from pipeline.backends.ascend.compiler.phases import Precision
+from pipeline.backends.ascend.fit.dbnet import dbnet
+from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
+from pipeline.data.columns import ColumnSpec
+from pipeline.errors import RunError
+from pipeline.files.package_paths import CONF
+from pipeline.models.layers.model_spec import ModelSpec
+from pipeline.registry import parts
+from pipeline.training.loss_scales import Fixed
+from pipeline.training.losses import CrossEntropy
+from pipeline.training.optimizers.first_order import Adam, Momentum
+from pipeline.training.part_specs import OptimizerSpec
+from pipeline.training.step import StepParts, make_bare_step, make_train_step
+
+PUBLISHED = Path(__file__).with_name("data") / "published.csv"
+
+Quality = Literal["device", "at_most", "pair"]
+"""`device`: the device's own speed. `at_most`: the host's pipeline was, or may have been, slower,
+so that the device took at most so long. `pair`: eager and graph mode of one training that does
+more than is modelled (DBNet mines its negatives by a sort); only their ratio is compared."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published step time and how to price the same step.
+
+    `batch` is of one device, `ms` of one step; `op_launch_us` is the host's time for an op where
+    the framework differs from the chip file's.
+    """
+
+    id: str
+    model: str
+    family: str
+    batch: int
+    pixels: int
+    classes: int
+    devices: int
+    precision: Precision
+    mode: Mode
+    fusion: tuple[int, ...] | None
+    op_launch_us: float | None
+    ms: float
+    quality: Quality
+    framework: str
+    source: str
+
+
+@cache
+def published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
+    """The rows of the table, in its order."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        return tuple(_row(row) for row in csv.DictReader(lines))
+
+
+def _row(row: Mapping[str, str]) -> Published:
+    return Published(
+        id=row["id"],
+        model=row["model"],
+        family=row["family"],
+        batch=int(row["batch"]),
+        pixels=int(row["pixels"]),
+        classes=int(row["classes"]),
+        devices=int(row["devices"]),
+        precision=cast(Precision, row["precision"]),
+        mode=cast(Mode, row["mode"]),
+        fusion=tuple(map(int, row["fusion"].split())) if row["fusion"] else None,
+        op_launch_us=float(row["op_launch_us"]) if row["op_launch_us"] else None,
+        ms=float(row["ms"]),
+        quality=cast(Quality, row["quality"]),
+        framework=row["framework"],
+        source=row["source"],
+    )
+
+
+def model_spec(name: str) -> ModelSpec:
+    """A network by the name of its file in conf/model. Raises RunError where there is none."""
+    known = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
+    if name not in known:
+        raise RunError(f"there is no network {name!r}; there is {', '.join(known)}")
+    settings: Any = OmegaConf.to_container(OmegaConf.load(known[name]))
+    return cast(ModelSpec, parts("model")[settings["name"]].model_validate(settings))
+
+
+@cache
+def image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
+    """A step of a network on images (batch, pixels, pixels, 3), with momentum; 1 channel at 32."""
+    channels = 1 if model.startswith("lenet") else 3
+    return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
+
+
+def trace_network(
+    spec: ModelSpec,
+    batch: int,
+    shape: tuple[int, ...],
+    classes: int,
+    optimizer: OptimizerSpec | None = None,
+) -> TracedStep:
+    """A step of a classifier on samples of a shape, from shapes alone."""
+    loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="uniform").build()
+    labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    network = spec.build(classes, "float32")
+    return trace_module(network, loss, (batch, *shape), labels, classes, optimizer)
+
+
+def trace_module(
+    network: nn.Module,
+    loss: Callable[[Any, Any], Any],
+    shape: tuple[int, ...],
+    labels: jax.ShapeDtypeStruct,
+    classes: int,
+    optimizer: OptimizerSpec | None = None,
+) -> TracedStep:
+    """A step of any network on a batch of a shape, its loss one number for each sample."""
+    chosen = optimizer or Momentum(
+        lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
+    )
+    step_parts = StepParts(
+        network=network,
+        image=ColumnSpec(shape[1:], "float32"),
+        classes=classes,
+        train_ops=(),
+        eval_ops=(),
+        loss=loss,
+        reduction="mean",
+        optimizer=chosen.build(),
+        loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
+    )
+    seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    state = jax.eval_shape(make_train_step(step_parts).init, seed)
+    images = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return trace_step(make_bare_step(step_parts, 0.1), state, (images, labels), _params)
+
+
+def _params(state: Any) -> Any:
+    return state.params
+
+
+def _wide_deep(row: Published) -> TracedStep:
+    """A sample of Wide & Deep is so many fields, each a number and a value."""
+    adam = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
+    shape = (row.pixels, 1, 2)
+    return trace_network(model_spec(row.model), row.batch, shape, row.classes, adam)
+
+
+def _text_detector(row: Published) -> TracedStep:
+    """DBNet's maps against maps: of its three losses only their traffic matters here."""
+    shape = (row.batch, row.pixels, row.pixels, 3)
+
+    def loss(maps: jax.Array, truth: jax.Array) -> jax.Array:
+        return optax.sigmoid_binary_cross_entropy(maps, truth).mean((1, 2, 3))
+
+    network = dbnet(cast(Any, row.model.removeprefix("dbnet_")))
+    labels = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return trace_module(network, loss, shape, labels, row.classes)
+
+
+SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
+    "wide_deep": _wide_deep,
+    "dbnet_resnet18": _text_detector,
+    "dbnet_resnet50": _text_detector,
+    "dbnet_mobilenet_v3_large": _text_detector,
+}
+"""Networks whose step is not that of images with one label each."""
+
+
+def traced(row: Published) -> TracedStep:
+    """The step of a published row."""
+    special = SPECIAL.get(row.model)
+    if special is not None:
+        return special(row)
+    return image_step(row.model, row.batch, row.pixels, row.classes)

@@ -1,0 +1,250 @@
+"""From a JAX function to its graph, from shapes alone: no weight is made.
+
+Calls are inlined. A scan's body is there once, its nodes repeated by the scan's length. Of a `cond`
+the dearest branch is kept, and of one that asks for the platform the one for any platform.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from pipeline.backends.ascend.frontend.graph import (
+    Graph,
+    Marked,
+    Node,
+    UnboundedLoopError,
+    Value,
+    pruned,
+)
+from pipeline.backends.ascend.frontend.trip_count import trip_count
+
+OPAQUE_CALLS = frozenset({"max_pool"})
+"""Jitted functions kept as one node, under their own name, forward and backward."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the walk is."""
+
+    scope: str = ""
+    calls: tuple[str, ...] = ()
+    loop: int = 0
+    repeat: int = 1
+
+
+def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
+    """The graph of `function(*arguments)`; arguments may be `jax.ShapeDtypeStruct`s.
+
+    Raises UnboundedLoopError where a while loop has no trip count.
+    """
+    return trace_with_result(function, *arguments)[0]
+
+
+def trace_with_result(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
+    """The graph, and the shapes of what the function gives, as `jax.eval_shape` has them."""
+    traced = jax.jit(lambda *given: function(*given)).trace(*arguments)
+    closed = traced.jaxpr
+    walk = _Walk()
+    graph = walk.graph
+    graph.inputs = tuple(walk.fresh(var) for var in closed.jaxpr.invars)
+    graph.outputs = walk.open(closed.jaxpr, graph.inputs, _Place())
+    return pruned(graph), traced.out_info
+
+
+class _Walk:
+    """Inlines a jaxpr into a graph."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.loops = 0
+
+    def fresh(self, var: Any) -> int:
+        """A new value of the shape of a variable."""
+        self.graph.values.append(Value(tuple(var.aval.shape), str(var.aval.dtype)))
+        return len(self.graph.values) - 1
+
+    def constant(self, var: Any) -> int:
+        """A new value that is known when the graph is compiled."""
+        index = self.fresh(var)
+        self.graph.constants.add(index)
+        return index
+
+    def open(self, jaxpr: Any, inputs: Sequence[int], place: _Place) -> tuple[int, ...]:
+        """Inline a jaxpr; gives its outputs."""
+        env: dict[Any, int] = {var: self.constant(var) for var in jaxpr.constvars}
+        env |= dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> int:
+            return self.constant(atom) if isinstance(atom, core.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            outputs = self.equation(eqn, [read(atom) for atom in eqn.invars], place)
+            env |= dict(zip(eqn.outvars, outputs, strict=True))
+        return tuple(read(atom) for atom in jaxpr.outvars)
+
+    def equation(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """One equation: inlined where it holds a jaxpr, else a node."""
+        name = eqn.primitive.name
+        stack = str(eqn.source_info.name_stack)
+        scope = "/".join(part for part in (place.scope, stack) if part)
+        inside = _Place(scope, place.calls, place.loop, place.repeat)
+        if name == "scan":
+            return self.scan(eqn, inputs, inside)
+        if name == "while":
+            return self.while_loop(eqn, inputs, inside)
+        if name == "cond":
+            return self.cond(eqn, inputs, inside)
+        if name == "optimization_barrier":
+            self.graph.equations += 1
+            return tuple(inputs)
+        called = eqn.params.get("name")
+        inner = _inner_jaxpr(eqn)
+        if inner is not None and not (called in OPAQUE_CALLS and _only_moves(inner)):
+            calls = (*place.calls, called) if isinstance(called, str) else place.calls
+            deeper = _Place(scope, calls, place.loop, place.repeat)
+            return self.open(inner, inputs, deeper)
+        self.graph.equations += 1
+        primitive = called if inner is not None else name
+        return self.node(primitive, eqn, inputs, inside)
+
+    def node(self, primitive: str, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """Add a node for an equation."""
+        outputs = tuple(self.fresh(var) for var in eqn.outvars)
+        self._add(primitive, eqn.params, tuple(inputs), outputs, place)
+        return outputs
+
+    def _add(
+        self,
+        primitive: str,
+        params: Mapping[str, Any],
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        place: _Place,
+    ) -> None:
+        mark = _mark_of(place.scope)
+        node = Node(
+            primitive, params, inputs, outputs, place.scope, mark, place.calls, place.loop,
+            place.repeat,
+        )  # fmt: skip
+        self.graph.nodes.append(node)
+
+    def scan(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """The body once, repeated; what it scans over is sliced, what it stacks is written."""
+        params = eqn.params
+        consts, carries = params["num_consts"], params["num_carry"]
+        body = params["jaxpr"].jaxpr
+        inside = self._loop(place, params["length"])
+        first = consts + carries
+        sliced = [
+            self._view("scan_slice", index, var, inside)
+            for index, var in zip(inputs[first:], body.invars[first:], strict=True)
+        ]
+        carried = self._turn(body, consts, inputs[:first], inside)
+        made = self.open(body, [*inputs[:consts], *carried, *sliced], inside)
+        stacked = [
+            self._view("scan_stack", index, var, inside)
+            for index, var in zip(made[carries:], eqn.outvars[carries:], strict=True)
+        ]
+        return (*self._after(carried, made[:carries], eqn.outvars, place), *stacked)
+
+    def _loop(self, place: _Place, length: int) -> _Place:
+        self.loops += 1
+        return _Place(place.scope, place.calls, self.loops, place.repeat * length)
+
+    def _turn(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
+        """What the body starts a turn with: what it hands on as it is needs no other place."""
+        variables = body.invars[consts : len(inputs)]
+        return [
+            index if before is after else self._view("scan_carry", index, before, inside)
+            for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False)
+        ]
+
+    def _after(
+        self, carried: Sequence[int], made: Sequence[int], variables: Sequence[Any], place: _Place
+    ) -> list[int]:
+        """What a loop leaves of what it carries."""
+        self.graph.carried += [
+            (before, after) for before, after in zip(carried, made, strict=True) if before != after
+        ]
+        return [
+            after if before == after else self._view("scan_carry", after, var, place)
+            for before, after, var in zip(carried, made, variables, strict=False)
+        ]
+
+    def _view(self, primitive: str, source: int, var: Any, place: _Place) -> int:
+        index = self.fresh(var)
+        self._add(primitive, {}, (source,), (index,), place)
+        return index
+
+    def while_loop(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """A loop that counts to a constant, as often as it counts; others can't be priced."""
+        count = trip_count(eqn)
+        if count is None:
+            raise UnboundedLoopError(
+                f"while loop in {place.scope or 'the function'}: its number of trips can't be read "
+                "off; write it as jax.lax.scan or as jax.lax.fori_loop with constant bounds"
+            )
+        skipped, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        body = eqn.params["body_jaxpr"].jaxpr
+        inside = self._loop(place, count)
+        given = inputs[skipped:]
+        carried = self._turn(body, consts, given, inside)
+        made = self.open(body, [*given[:consts], *carried], inside)
+        return tuple(self._after(carried, made, eqn.outvars, place))
+
+    def cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """One of the branches: that for any platform, or else the dearest."""
+        branches = eqn.params["branches"]
+        if eqn.params.get("branches_platforms") is not None:
+            chosen = branches[-1]
+        else:
+            chosen = max(branches, key=lambda branch: _weight(branch.jaxpr))
+        return self.open(chosen.jaxpr, inputs[1:], place)
+
+
+def _inner_jaxpr(eqn: Any) -> Any:
+    """The jaxpr that a call-like equation calls, if it is one."""
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(key)
+        if inner is not None:
+            inner = getattr(inner, "jaxpr", inner)
+            return inner if len(inner.invars) == len(eqn.invars) else None
+    return None
+
+
+def _only_moves(jaxpr: Any) -> bool:
+    """Whether a jaxpr is of slices and comparisons alone, as this package's pooling is."""
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
+    return not any(name.startswith(heavy) for name in names)
+
+
+def _mark_of(scope: str) -> Marked:
+    if "transpose(" in scope:
+        return "backward"
+    return "forward" if "jvp(" in scope else "unmarked"
+
+
+def _weight(jaxpr: Any) -> int:
+    """Elements that a jaxpr makes, matrix products by their multiply-adds: enough to compare."""
+    return sum(_weight_of(eqn) for eqn in jaxpr.eqns)
+
+
+def _weight_of(eqn: Any) -> int:
+    inner = _inner_jaxpr(eqn)
+    if inner is not None:
+        return int(eqn.params.get("length", 1)) * _weight(inner)
+    if eqn.primitive.name == "cond":
+        return max(_weight(branch.jaxpr) for branch in eqn.params["branches"])
+    if eqn.primitive.name == "while":
+        return (trip_count(eqn) or 1) * _weight(eqn.params["body_jaxpr"].jaxpr)
+    made = sum(math.prod(var.aval.shape) for var in eqn.outvars)
+    if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
+        made *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
+    return made

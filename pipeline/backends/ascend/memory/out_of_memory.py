@@ -1,0 +1,135 @@
+"""What is said of a step that a device has no room for: who asked, who holds most, what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from pipeline.backends.ascend.chip.tasks import TaskGraph
+from pipeline.backends.ascend.memory.lifetimes import owners
+from pipeline.backends.ascend.memory.memory_plan import GIB, Limit, MemoryPlan, Placement, Pool
+from pipeline.backends.ascend.memory.placement import Block, live_bytes
+
+MIB = 2**20
+BATCHED = ("activation", "input", "output")
+
+
+def out_of_memory_message(
+    plan: MemoryPlan, graph: TaskGraph, *, batch: int | None = None, device_id: int = 0
+) -> str:
+    """The message for a plan whose verdict is "out of memory", in MindSpore's manner.
+
+    It names the first kernel that finds no room and what it asks for, then the ten largest tensors
+    that are live at the peak and, where the batch size is given, the largest that should fit.
+    """
+    limit = plan.tightest
+    victim = _first_beyond(plan, limit)
+    kernel = _maker(graph, victim)
+    lines = [
+        f"Device(id:{device_id}) memory isn't enough: kernel name: {kernel}, "
+        f"alloc size: {victim.nbytes}B.",
+        f"The step takes {_gib(limit.used_bytes)} of {_gib(limit.limit_bytes)} ({limit.what}). "
+        f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "
+        + ", ".join(f"{name} {_gib(size)}" for name, size in plan.components.items() if size)
+        + ".",
+        "The largest tensors there:",
+        *(f"  {_describe(graph, placed)}" for placed in largest_tensors(plan)),
+    ]
+    if batch is not None:
+        lines.append(_advise(batch, largest_batch(plan, graph, batch)))
+    return "\n".join(lines)
+
+
+def largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
+    """The largest buffers that are live at the peak, by size, then index."""
+    live = [p for p in plan.placements if p.birth <= plan.peak_task < p.death]
+    return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:count]
+
+
+def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
+    """The largest batch size that fits, estimated from a plan for `batch`; 0 where none does.
+
+    A part of the feature maps at the peak grows with the batch, the rest of the plan does not:
+    floor(batch * (1 + (limit - used) / growing)), where `growing` has its share of the pool's
+    fragmentation. Good as long as the peak stays in the same task.
+    """
+    pool = plan.pools["feature maps"]
+    fixed = [limit for limit in plan.limits if limit.what in ("parameters", "communication")]
+    if any(limit.used_bytes > limit.limit_bytes for limit in fixed):
+        return 0
+    (limit,) = (limit for limit in plan.limits if limit not in fixed)
+    growing = sum(placed.nbytes for placed in _growing(plan, graph, batch))
+    if not growing:
+        return batch if limit.used_bytes <= limit.limit_bytes else 0
+    growing = growing * pool.used_bytes // pool.lower_bound_bytes
+    return max(batch + batch * (limit.limit_bytes - limit.used_bytes) // growing, 0)
+
+
+def _growing(plan: MemoryPlan, graph: TaskGraph, batch: int) -> Iterator[Placement]:
+    """Buffers live at the peak that come of the inputs and have the batch in their first axis.
+
+    In what a scan stacks that is the second axis.
+    """
+    batched = _from_inputs(graph)
+    stacked = {buffer.within for buffer in graph.buffers}
+    for placed in plan.placements:
+        buffer = graph.buffers[placed.buffer]
+        axes = buffer.shape[: 2 if placed.buffer in stacked else 1]
+        leads = any(size % batch == 0 for size in axes)
+        live = placed.birth <= plan.peak_task < placed.death
+        if live and leads and buffer.role in BATCHED and placed.buffer in batched:
+            yield placed
+
+
+def _from_inputs(graph: TaskGraph) -> set[int]:
+    """What the forward and backward passes make of a batch: no cast of a weight, no update."""
+    owner = owners(graph)
+    reached = {owner[index] for index in graph.inputs}
+    for task in graph.tasks:
+        of_network = task.phase in ("forward", "backward")
+        if task.phase == "data" or (of_network and any(owner[i] in reached for i in task.reads)):
+            reached.update(owner[index] for index in task.writes)
+    return reached
+
+
+def _first_beyond(plan: MemoryPlan, limit: Limit) -> Placement:
+    """The largest buffer of the first task during which more is live than the limit allows.
+
+    Where gaps alone are too much, the largest that ends above the limit. With one limit for all
+    pools, the feature maps have what the others leave.
+    """
+    pool = cast(Pool, "feature maps" if limit.what == "device memory" else limit.what)
+    others = sum(use.used_bytes for name, use in plan.pools.items() if name != pool)
+    room = limit.limit_bytes - (others if limit.what == "device memory" else 0)
+    inside = [placed for placed in plan.placements if placed.pool == pool]
+    blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
+    over = (live_bytes(blocks, len(plan.live_bytes)) > room).nonzero()[0]
+    asking = [placed for placed in inside if over.size and placed.birth == over[0]]
+    beyond = [placed for placed in inside if placed.offset_bytes + placed.nbytes > room]
+    return max(asking or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
+
+
+def _maker(graph: TaskGraph, placed: Placement) -> str:
+    """The task that writes a buffer as `scope/Type-op3`; a buffer that is given by its name."""
+    owner = owners(graph)
+    for position, task in enumerate(graph.tasks):
+        if placed.buffer in (owner[index] for index in task.writes):
+            return f"{task.scope or 'Default'}/{task.type}-op{position}"
+    return graph.buffers[placed.buffer].name
+
+
+def _describe(graph: TaskGraph, placed: Placement) -> str:
+    buffer = graph.buffers[placed.buffer]
+    shape = "x".join(map(str, buffer.shape)) or "scalar"
+    size = f"{placed.nbytes / MIB:.1f} MiB"
+    return f"{size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}"
+
+
+def _advise(batch: int, fits: int) -> str:
+    if fits < 1:
+        return f"No batch size fits (asked for: {batch}): what doesn't grow with it is too large."
+    return f"A batch of {fits} should fit (asked for: {batch})."
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB"

@@ -1,0 +1,196 @@
+"""A training step, traced once and lowered as often as it is priced under another precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from pipeline.backends.ascend.chip.tasks import TaskGraph
+from pipeline.backends.ascend.compiler.device_formats import item_bytes
+from pipeline.backends.ascend.compiler.op_patterns import Patterns, vendor_patterns
+from pipeline.backends.ascend.compiler.phases import Precision
+from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.tasks_from_kernels import Signature, lower
+from pipeline.backends.ascend.frontend.graph import Graph
+from pipeline.backends.ascend.frontend.tracing import trace_with_result
+from pipeline.errors import RunError
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+TRACES_KEPT = 16
+
+
+class TracedStep:
+    """The graph of `step(state, batch) -> (state, anything)`, and what its inputs are."""
+
+    def __init__(self, graph: Graph, signature: Signature) -> None:
+        self.graph, self.signature = graph, signature
+        self._lowered: dict[Any, TaskGraph] = {}
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a batch on its way to the device."""
+        values = (self.graph.values[index] for index in self.signature.inputs)
+        return round(sum(value.size * item_bytes(value.dtype) for value in values))
+
+    @property
+    def batch_size(self) -> int:
+        """The first axis of the largest input of a batch; 1 where there is none."""
+        values = [self.graph.values[index] for index in self.signature.inputs]
+        largest = max(values, key=lambda value: value.size, default=None)
+        return largest.shape[0] if largest is not None and largest.shape else 1
+
+    @property
+    def batch_pixels(self) -> int | None:
+        """Height x width of the images in a batch; None where nothing looks like images."""
+        for index in self.signature.inputs:
+            shape = self.graph.values[index].shape
+            if len(shape) == 4:
+                sides = shape[1:3] if shape[3] <= shape[1] else shape[2:4]
+                return sides[0] * sides[1]
+        return None
+
+    def tasks(
+        self,
+        precision: Precision | None,
+        *,
+        by_op: bool = False,
+        strict: bool = False,
+        without: frozenset[str] = frozenset(),
+    ) -> TaskGraph:
+        """The tasks of the step; `without` names fusions to leave out."""
+        key = (precision, by_op, strict, without)
+        if key not in self._lowered:
+            patterns: Patterns = vendor_patterns().without(without)
+            self._lowered[key] = lower(
+                self.graph, self.signature, precision, patterns, by_op=by_op, strict=strict
+            )
+        return self._lowered[key]
+
+
+def trace_step(
+    step: Step, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
+) -> TracedStep:
+    """Trace a step from shapes. The last few are remembered by function and shapes.
+
+    Raises RunError where the step doesn't give (state, anything), or `parameters` picks leaves
+    that the state doesn't have.
+    """
+    leaves, tree = jax.tree.flatten((state, batch))
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(_shaped, leaves))
+    try:
+        hash((step, tree, parameters))
+    except TypeError:
+        return _trace(step, tree, shapes, parameters)
+    return _traced(step, tree, shapes, parameters)
+
+
+def _shaped(leaf: Any) -> Any:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return leaf
+    if isinstance(leaf, (bool, int, float, complex)):
+        return jax.numpy.asarray(leaf)
+    raise RunError(
+        f"state or batch holds {leaf!r}; its leaves must be arrays, numbers or ShapeDtypeStructs"
+    )
+
+
+@lru_cache(maxsize=TRACES_KEPT)
+def _traced(
+    step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
+) -> TracedStep:
+    return _trace(step, tree, shapes, parameters)
+
+
+def _trace(
+    step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
+) -> TracedStep:
+    state, batch = jax.tree.unflatten(tree, shapes)
+    graph, made = trace_with_result(step, state, batch)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise RunError(f"step gives {type(made).__name__}; it must give (state, anything)")
+    return TracedStep(graph, _signature(graph, state, batch, made[0], parameters))
+
+
+def _signature(
+    graph: Graph, state: Any, batch: Any, new_state: Any, parameters: Callable[[Any], Any] | None
+) -> Signature:
+    paths = [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    of_state = dict(zip(graph.inputs, paths, strict=False))
+    inputs = dict(
+        zip(
+            graph.inputs[len(paths) :],
+            [_batch_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)],
+            strict=True,
+        )
+    )
+    updates: dict[int, int] = {}
+    if _shapes(new_state) == _shapes(state):
+        updates = dict(zip(graph.outputs[: len(paths)], graph.inputs[: len(paths)], strict=True))
+    chosen = _trained(graph, state, of_state, updates, parameters)
+    trained = {index: name for index, name in of_state.items() if index in chosen}
+    rest = {index: name for index, name in of_state.items() if index not in chosen}
+    return Signature(trained, rest, inputs, updates)
+
+
+def _shapes(tree: Any) -> list[tuple[Any, str]]:
+    """Leaves take one another's places by their order: what holds them may differ."""
+    return [(tuple(leaf.shape), str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _batch_name(path: Any) -> str:
+    return "/".join(part for part in ("batch", _name(path)) if part)
+
+
+def _trained(
+    graph: Graph,
+    state: Any,
+    of_state: Mapping[int, str],
+    updates: Mapping[int, int],
+    parameters: Callable[[Any], Any] | None,
+) -> set[int]:
+    """The state's leaves that are trained: those picked, or those that the loss depends on and
+    the step changes.
+    """
+    if parameters is not None:
+        numbered = jax.tree.unflatten(jax.tree.structure(state), list(of_state))
+        picked = set(jax.tree.leaves(parameters(numbered)))
+        if not picked or not picked <= set(of_state):
+            raise RunError(
+                "parameters picks no leaf of the state; it should, as lambda state: state.params"
+            )
+        return picked
+    used = _read_by_the_loss(graph)
+    taught = _taught(graph)
+    return {
+        into for out, into in updates.items() if into in of_state and into in used and out in taught
+    }
+
+
+def _read_by_the_loss(graph: Graph) -> set[int]:
+    """What marked nodes of the forward pass read, also by way of a view, a cast or a loop."""
+    used: set[int] = set()
+    for node in reversed(graph.nodes):
+        hands_on = kind_of(node.primitive) in ("view", "loop_view")
+        hands_on = hands_on or node.primitive == "convert_element_type"
+        if node.mark == "forward" or (hands_on and not used.isdisjoint(node.outputs)):
+            used.update(node.inputs)
+    return used
+
+
+def _taught(graph: Graph) -> set[int]:
+    """Values that gradients reach as numbers: not running statistics, which come of the forward
+    pass, nor a loss scale, which depends on no more than whether gradients are finite.
+    """
+    made: set[int] = set()
+    for node in graph.nodes:
+        if node.mark == "backward" or any(index in made for index in node.inputs):
+            floats = (out for out in node.outputs if "float" in graph.values[out].dtype)
+            made.update(floats)
+    return made

@@ -1,0 +1,180 @@
+"""What would make a step faster: changes of how it is run, each priced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from pipeline.backends.ascend.chip.options import OptionError
+
+if TYPE_CHECKING:
+    from pipeline.backends.ascend.price.pricing import Pricing, Question
+
+DISTINGUISHABLE = 0.01
+"""A predicted gain below this is no reason to change anything."""
+
+LONG_SINK = 1000
+BUCKETS = (2, 3, 4)
+FIRST_SHARES = (0.02, 0.05, 0.1, 0.25)
+"""Shares of the gradients in an all-reduce of their own at the network's input: the last to be
+ready is the one that no backward pass hides."""
+
+Retrace = Callable[[int], "Pricing"]
+"""The same step with another batch size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing done otherwise. `override` is how a recipe says it, `gain` the predicted share of
+    samples a second that it adds.
+    """
+
+    kind: str
+    what: str
+    override: str
+    step_ms: float
+    samples_per_s: float
+    gain: float
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the gain is large enough to be told from none."""
+        return self.gain >= DISTINGUISHABLE
+
+    def __str__(self) -> str:
+        sure = f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
+        return f"{self.override}: {self.what}, {sure}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Idea:
+    """A change before it is priced."""
+
+    kind: str
+    what: str
+    override: str
+    pricing: Pricing
+    question: Question
+
+
+def advise(
+    pricing: Pricing, question: Question, retrace: Retrace | None = None
+) -> tuple[Change, ...]:
+    """Changes by their predicted gain, largest first; of one kind only the best.
+
+    `retrace(batch_size)` gives the step with another batch; without it no batch is tried. Left out
+    is what the device has no memory for, and what it can't be asked.
+    """
+    before = _samples_per_s(pricing, question)
+    best: dict[str, Change] = {}
+    for idea in _ideas(pricing, question, retrace):
+        change = _priced(idea, before)
+        if change and (idea.kind not in best or change.gain > best[idea.kind].gain):
+            best[idea.kind] = change
+    return tuple(sorted(best.values(), key=lambda change: (-change.gain, change.kind)))
+
+
+def _priced(idea: _Idea, before: float) -> Change | None:
+    try:
+        if idea.kind in ("batch", "precision") and not _fits(idea):
+            return None
+        step_us = idea.pricing.timeline(idea.question).step_us
+    except OptionError:
+        return None
+    after = _rate(idea.pricing, idea.question, step_us)
+    return Change(idea.kind, idea.what, idea.override, step_us / 1e3, after, after / before - 1)
+
+
+def _fits(idea: _Idea) -> bool:
+    return idea.pricing.memory(idea.question).verdict != "out of memory"
+
+
+def _samples_per_s(pricing: Pricing, question: Question) -> float:
+    return _rate(pricing, question, pricing.timeline(question).step_us)
+
+
+def _rate(pricing: Pricing, question: Question, step_us: float) -> float:
+    return pricing.traced.batch_size * question.devices / step_us * 1e6
+
+
+def _ideas(pricing: Pricing, question: Question, retrace: Retrace | None) -> Iterator[_Idea]:
+    for kind, what, override, changes in _otherwise(pricing, question):
+        yield _Idea(kind, what, override, pricing, replace(question, **changes))
+    if retrace is not None:
+        size = 2 * pricing.traced.batch_size
+        what = f"{size} samples a batch instead of {size // 2}"
+        yield _Idea("batch", what, f"train.batch_size={size}", retrace(size), question)
+
+
+Otherwise = tuple[str, str, str, dict[str, Any]]
+
+
+def _otherwise(pricing: Pricing, question: Question) -> Iterator[Otherwise]:
+    """Kind, words, override and changed fields of everything that keeps the batch."""
+    yield from _precisions(question)
+    yield from _sinks(question)
+    if question.devices > 1:
+        yield from _buckets(pricing, question)
+    if question.host_workers is not None:
+        for workers in (2 * question.host_workers, 4 * question.host_workers):
+            what = f"{workers} processes preparing data instead of {question.host_workers}"
+            yield "workers", what, f"device.host_workers={workers}", {"host_workers": workers}
+    if not question.auto_tune:
+        what = "tiles searched by AutoTune"
+        yield "auto_tune", what, "device.auto_tune=exhaustive", {"auto_tune": "exhaustive"}
+
+
+def _precisions(question: Question) -> Iterator[Otherwise]:
+    if question.precision in ("O0", None):
+        what = "float16 but for batch normalisation and the loss"
+        yield "precision", what, "device.precision=O2", {"precision": "O2"}
+    if question.precision in ("O0", "O2"):
+        what = "float16 throughout, batch normalisation included"
+        yield "precision", what, "device.precision=O3", {"precision": "O3"}
+
+
+def _sinks(question: Question) -> Iterator[Otherwise]:
+    if question.mode == "op_by_op":
+        graph = {"mode": "graph_sink", "data_sink": False}
+        yield "sink", "one launch a step", "device.mode=graph_sink", graph
+    if question.mode != "loop_sink" or question.sink_size < LONG_SINK:
+        what = f"a loop of {LONG_SINK:,} steps a launch"
+        override = f"train.sink=true train.sink_size={LONG_SINK}"
+        override += "" if question.mode == "loop_sink" else " device.mode=loop_sink"
+        changes = {"mode": "loop_sink", "sink_size": LONG_SINK, "data_sink": True}
+        yield "sink", what, override, changes
+
+
+def _buckets(pricing: Pricing, question: Question) -> Iterator[Otherwise]:
+    graph, _ = pricing.tasks(question)
+    in_order = sorted(graph.gradients, key=itemgetter(2))[::-1]
+    for points in split_points([nbytes for _, nbytes, _ in in_order]):
+        if points != question.fusion:
+            what = f"gradients in {len(points) + 1} all-reduces"
+            override = f"device.all_reduce_fusion={list(points)}".replace(" ", "")
+            yield "buckets", what, override, {"fusion": points}
+
+
+def split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Ways to split gradients of these bytes, given in the order of the parameters.
+
+    Two to four all-reduces of about equal bytes, and two of which the network's first layers have
+    a small one. A point is the last parameter of a segment, as in `all_reduce_fusion_config`.
+    """
+    shares = [tuple(part / count for part in range(1, count)) for count in BUCKETS]
+    shares += [(share,) for share in FIRST_SHARES]
+    running = list(accumulate(sizes))
+    found = []
+    for wanted in shares:
+        ends = {_nearest(running, share * running[-1]) for share in wanted} if running else set()
+        points = tuple(sorted(end for end in ends if end < len(sizes) - 1))
+        if points and points not in found:
+            found.append(points)
+    return tuple(found)
+
+
+def _nearest(running: list[int], wanted: float) -> int:
+    return min(range(len(running)), key=lambda index: abs(running[index] - wanted))

@@ -1,0 +1,160 @@
+"""A timeline as a trace that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.backends.ascend.chip.tasks import TaskGraph
+from pipeline.backends.ascend.simulate.timeline import STREAMS, Span, Stream, Timeline
+from pipeline.files.atomic_write import write_whole
+
+Event = dict[str, Any]
+
+HOST_PID, DEVICE_PID = 1, 2
+ITERATION_TID = 1
+LANES_PER_STREAM = 16
+HOST_STREAMS = frozenset({"host", "feed", "pcie"})
+CATEGORIES: dict[Stream, str] = {
+    "get_next": "AI_CPU",
+    "compute": "AI_CORE",
+    "ai_cpu": "AI_CPU",
+    "hccl": "HCCL",
+}
+"""The task types of msprof; what is not in here is the host's."""
+
+
+def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int = 3) -> None:
+    """Write some steps in the Trace Event Format (JSON object, times in microseconds).
+
+    A launch is there once per sink. Every duration is modelled, none was measured.
+
+    Raises:
+        ValueError: fewer than one step.
+    """
+    if steps < 1:
+        raise ValueError(f"a trace of {steps} steps: should be 1 or more")
+    spans = tuple(_several(timeline, steps))
+    trace = {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "what": "modelled, not measured",
+            "mode": timeline.mode,
+            "devices": timeline.devices,
+            "modelled_step_us": round(timeline.step_us, 3),
+            "bound": timeline.bound,
+        },
+        "traceEvents": [
+            *_names(spans),
+            *_iterations(timeline, steps),
+            *(_event(span, graph) for span in spans),
+        ],
+    }
+    write_whole(path, json.dumps(trace, allow_nan=False, separators=(",", ":")))
+
+
+def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
+    """The spans of steps one after another, each sink after its launch."""
+    if timeline.steps_per_launch == 1:
+        for step in range(steps):
+            yield from _shifted(timeline.spans, step * timeline.step_us)
+        return
+    launch = [span for span in timeline.spans if _is_launch(span)]
+    fed = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
+    rest = [span for span in timeline.spans if span not in launch and span not in fed]
+    for step in range(steps):
+        begin_us = _begin_us(timeline, step)
+        if step % timeline.steps_per_launch == 0:
+            at_us, us = begin_us - timeline.launch_us, timeline.launch_us
+            yield from (replace(span, start_us=at_us, duration_us=us) for span in launch)
+        yield from _shifted(rest, begin_us - timeline.launch_us / timeline.steps_per_launch)
+        # What feeds the queue keeps the mean pace, through the launches of sinks as well.
+        yield from _shifted(fed, step * timeline.step_us)
+
+
+def _shifted(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
+    return (replace(span, start_us=span.start_us + by_us) for span in spans)
+
+
+def _begin_us(timeline: Timeline, step: int) -> float:
+    """When a step begins, once what launches it or its sink is done."""
+    launches = step // timeline.steps_per_launch + 1
+    within_us = timeline.step_us - timeline.launch_us / timeline.steps_per_launch
+    return launches * timeline.launch_us + step * within_us
+
+
+def _is_launch(span: Span) -> bool:
+    return span.stream == "host" and span.task is None
+
+
+def _iterations(timeline: Timeline, steps: int) -> Iterator[Event]:
+    """The step trace: interval, FP and BP, tail."""
+    share_us = timeline.launch_us / timeline.steps_per_launch
+    parts = (
+        ("Interval", timeline.iteration.interval_us - share_us),
+        ("FP_BP", timeline.iteration.fp_bp_us),
+        ("Tail", timeline.iteration.tail_us),
+    )
+    for step in range(steps):
+        at_us = _begin_us(timeline, step)
+        for name, us in parts:
+            yield _complete(name, "ITERATION", at_us, us, ITERATION_TID) | {
+                "args": {"iteration": step + 1}
+            }
+            at_us += us
+
+
+def _event(span: Span, graph: TaskGraph) -> Event:
+    category = CATEGORIES.get(span.stream, "HOST")
+    event = _complete(span.name, category, span.start_us, span.duration_us, _tid(span))
+    event["pid"] = _pid(span)
+    args: dict[str, Any] = {"kind": span.kind, "phase": span.phase}
+    if span.task is not None:
+        task = graph.tasks[span.task]
+        args |= {"type": task.type, "scope": task.scope, "repeat": task.repeat}
+        args |= {"bound": span.limit} if span.limit else {}
+        args |= {"fused": list(task.fused)} if task.fused else {}
+    return event | {"args": args}
+
+
+def _complete(name: str, category: str, at_us: float, us: float, tid: int) -> Event:
+    # Both ends are rounded alike, so that neighbours don't overlap by a rounding error.
+    start, end = round(at_us, 3), round(at_us + us, 3)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "ts": start,
+        "dur": round(end - start, 3),
+        "pid": DEVICE_PID,
+        "tid": tid,
+    }
+
+
+def _pid(span: Span) -> int:
+    return HOST_PID if span.stream in HOST_STREAMS else DEVICE_PID
+
+
+def _tid(span: Span) -> int:
+    number = [stream for stream, _ in STREAMS].index(span.stream) + 1
+    return number * LANES_PER_STREAM + span.lane
+
+
+def _names(spans: tuple[Span, ...]) -> Iterator[Event]:
+    """Metadata: what processes and threads are called, in the order of their numbers."""
+    for pid, name in ((HOST_PID, "Host (modelled)"), (DEVICE_PID, "Ascend (modelled)")):
+        yield _metadata("process_name", pid, 0, {"name": name})
+        yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
+    labels = dict(STREAMS)
+    threads = {(_pid(span), _tid(span)): labels[span.stream] for span in spans}
+    threads[DEVICE_PID, ITERATION_TID] = "Iterations"
+    for (pid, tid), name in sorted(threads.items()):
+        yield _metadata("thread_name", pid, tid, {"name": name})
+        yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
+
+
+def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}

@@ -1,0 +1,172 @@
+"""A price in lines for a terminal: what the step takes, goes to, is limited by and would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from pipeline.backends.ascend.memory.memory_plan import GIB
+from pipeline.backends.ascend.report.advice import Change
+from pipeline.backends.ascend.report.html_timeline import LABELS
+from pipeline.backends.ascend.simulate.breakdown import FORMAT
+
+if TYPE_CHECKING:
+    from pipeline.backends.ascend.report.report import Report
+
+LAYERS = 10
+UNBROKEN = "\N{NO-BREAK SPACE}"
+LIMITS = {
+    "cube": "products of matrices on the cube",
+    "vector": "the vector unit",
+    "memory": "traffic to and from device memory",
+    "format": "conversion of types and layouts",
+    "communication": "all-reduces that no computation hides",
+    "ai_cpu": "operators on the AI CPU",
+    "interval": "GetNext and loop control between two steps",
+    "host launch": "the host, which launches",
+    "host data": "the host, which prepares the data",
+    "pcie": "copies of batches over PCIe",
+}
+"""What a bound means."""
+
+
+def printout(
+    report: Report, changes: Sequence[Change] | None = None, steps: int | None = None
+) -> str:
+    """Everything that a user asks first, about 40 lines of at most 100 columns.
+
+    `changes` are those that would help, best first, None where none was looked for; `steps` is
+    the length of the whole run.
+    """
+    helpful = [] if changes is None else ["", *_changes(report, changes)]
+    return "\n".join(
+        (
+            *_head(report, steps),
+            "",
+            *_modes(report),
+            "",
+            *_spent(report),
+            "",
+            *_tuning(report),
+            *_memory(report),
+            "",
+            *_layers(report),
+            *helpful,
+        )
+    )
+
+
+def _unit(report: Report) -> str:
+    return "images/s" if report.pricing.traced.batch_pixels else "samples/s"
+
+
+def _how(report: Report) -> str:
+    question = report.question
+    of_sink = f" of {question.sink_size:,} steps" if question.mode == "loop_sink" else ""
+    types = question.precision or "types as traced"
+    count = f"{question.devices:,} x " if question.devices > 1 else ""
+    chip, batch = report.pricing.chip.name, report.pricing.traced.batch_size
+    return f"{count}{chip}, batch {batch:,}, {types}, {question.mode}{of_sink}"
+
+
+def _head(report: Report, steps: int | None) -> Iterator[str]:
+    low, high = report.interval_ms
+    yield f"MODELLED, not measured: {_how(report)}"
+    yield (
+        f"  step       {report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms; "
+        f"{report.samples_per_s:,.0f} {_unit(report)}"
+    )
+    if steps is not None:
+        count = report.question.devices
+        shared = f", the data shared by {count:,} devices" if count > 1 else ""
+        yield f"  whole run  {steps:,} steps in {_duration(report.step_ms * steps / 1e3)}{shared}"
+    yield f"  limit      {report.bound}: {LIMITS[report.bound]}"
+    dearest = _dearest_types(report)
+    if dearest:
+        yield f"             above all {dearest}"
+
+
+def _dearest_types(report: Report, count: int = 2) -> str:
+    """The op types that most of what limits the step goes to, with their share of it."""
+    spent: dict[str, float] = {}
+    for task in report.tasks:
+        # Tasks at the floor of their engine count with it, as they do in the timeline's bound.
+        engine = task.bound if task.bound in LIMITS else task.engine
+        own = "format" if task.cost_class in FORMAT else engine
+        if own == report.bound:
+            spent[task.type] = spent.get(task.type, 0.0) + task.us
+    dearest = sorted(spent, key=lambda name: (-spent[name], name))[:count]
+    return ", ".join(f"{name} {spent[name] / report.timeline.step_us:.0%}" for name in dearest)
+
+
+def _modes(report: Report) -> Iterator[str]:
+    yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_unit(report):>14}"
+    for mode, other in report.modes.items():
+        low, high = other.interval_ms
+        chosen = "  <- as asked" if mode == report.question.mode else ""
+        yield (
+            f"  {mode:<12}{other.step_ms:>12,.2f}{f'{low:,.2f} to {high:,.2f}':>24}"
+            f"{other.samples_per_s:>14,.0f}{chosen}"
+        )
+
+
+def _spent(report: Report) -> Iterator[str]:
+    kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
+    lines = wrap(", ".join(kind.replace(" ", UNBROKEN) for kind in kinds), 86)
+    (first, *rest) = (line.replace(UNBROKEN, " ") for line in lines)
+    yield f"  shares     {first}"
+    yield from (" " * 13 + line for line in rest)
+    trace = report.iteration
+    yield (
+        f"  iteration  {trace.iteration_us / 1e3:,.2f} ms = data tail "
+        f"{trace.interval_us / 1e3:,.2f} + FP and BP {trace.fp_bp_us / 1e3:,.2f} + "
+        f"aggregation and update tail {trace.tail_us / 1e3:,.2f}"
+    )
+
+
+def _tuning(report: Report) -> Iterator[str]:
+    if report.tuning is not None and report.tuning.tasks:
+        before, after = report.tuned_us
+        count = len(report.tuning.tasks)
+        yield (
+            f"  auto_tune  {count} products: {before / 1e3:,.2f} ms with default tiles, "
+            f"{after / 1e3:,.2f} with those found ({after / before - 1:+.1%})"
+        )
+        yield ""
+
+
+def _memory(report: Report) -> Iterator[str]:
+    plan = report.memory
+    pools = [
+        f"{limit.what} {limit.used_bytes / GIB:.2f} of {limit.limit_bytes / GIB:.0f}"
+        for limit in plan.limits
+    ]
+    yield f"  memory     {plan.verdict}; in GiB: {', '.join(pools)}"
+
+
+def _layers(report: Report) -> Iterator[str]:
+    dearest = report.layers[:LAYERS]
+    wide = max((len(layer.layer) for layer in dearest), default=0)
+    wide = min(max(wide, len("dearest layers")), 60)
+    yield f"  {'dearest layers':<{wide}}{'ms':>10}{'of all':>9}{'tasks':>7}"
+    for layer in dearest:
+        name = layer.layer if len(layer.layer) <= wide else f"...{layer.layer[3 - wide :]}"
+        yield f"  {name:<{wide}}{layer.us / 1e3:>10,.3f}{layer.share:>9.1%}{layer.tasks:>7}"
+
+
+def _changes(report: Report, changes: Sequence[Change]) -> Iterator[str]:
+    yield "  what would help most"
+    if not changes:
+        yield "    nothing that was tried"
+    for change in changes:
+        sure = f"{change.gain:+.1%}" if change.distinguishable else "not distinguishable"
+        rate = f"{change.samples_per_s:,.0f} {_unit(report)}"
+        yield f"    {sure:>19}  {rate:>18}  {change.override}  ({change.what})"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 60 else f"{hours:,.1f} h"

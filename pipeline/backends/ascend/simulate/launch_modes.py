@@ -1,0 +1,175 @@
+"""A step under a launch mode: op by op, the graph at once, or a loop of steps on the device.
+
+`op_by_op` and `graph_sink` return to the host after every step, which reads the loss, calls back
+and feeds the next batch (`host_step_us`); a sink does so once for all its steps. Between two steps
+there is at least the interval that MindInsight shows in a sink (GetNext, loop control): no figure
+says that a host-driven step has a shorter one.
+
+Op by op, the host launches the next step's ops while the device still runs this step's, so that a
+steady step takes what the slower of the two takes: the host its launches, the device a graph's
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.options import StepOptions
+from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
+from pipeline.backends.ascend.simulate.breakdown import (
+    Part,
+    bound_of,
+    busy_of,
+    exposed_of,
+    kind_of,
+    parts_of,
+)
+from pipeline.backends.ascend.simulate.feeding import feed_of
+from pipeline.backends.ascend.simulate.host_launch import Issue, issue_times, launch_spans, wrapped
+from pipeline.backends.ascend.simulate.step_interval import Boundary, boundary_of
+from pipeline.backends.ascend.simulate.stream_assignment import Lane, Plan, make_plan
+from pipeline.backends.ascend.simulate.streams import Run, critical_path_us, run_step
+from pipeline.backends.ascend.simulate.timeline import (
+    STREAMS,
+    Bound,
+    IterationTrace,
+    Kind,
+    Span,
+    Timeline,
+)
+
+
+def schedule(
+    graph: TaskGraph, times: Sequence[TaskTime], hw: Hardware, options: StepOptions
+) -> Timeline:
+    """One steady step of a graph whose task i takes `times[i]`.
+
+    For the same graph and the same options otherwise, loop_sink <= graph_sink <= op_by_op.
+
+    Raises:
+        OptionError: devices, a fusion of gradients or a batch that the hardware can't have.
+        ValueError: not one time per task.
+    """
+    if len(times) != len(graph.tasks):
+        raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
+    plan = make_plan(graph, options, hw)
+    launched = _launched(graph, times, plan, hw, options)
+    run, boundary, issue = launched.run, launched.boundary, launched.issue
+    parts = (*boundary.parts(), *parts_of(graph, times, run))
+    host_us = boundary.host_us + (issue.end_us if issue else 0.0)
+    return Timeline(
+        mode=options.mode,
+        devices=options.devices,
+        spans=_in_order((*_host_spans(graph, plan, launched), *_run_spans(graph, times, launched))),
+        step_us=launched.step_us,
+        device_us=launched.device_us,
+        host_us=host_us,
+        critical_path_us=critical_path_us(graph, times, plan),
+        iteration=_iteration(graph, run, boundary.end_us),
+        exposed_us=exposed_of(parts),
+        busy_us=_busy(graph, run, boundary, host_us),
+        bound=_bound(parts, launched),
+        launch_us=boundary.host_us * options.steps_per_launch,
+        steps_per_launch=options.steps_per_launch,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step laid out: what precedes it, its tasks, and how far ahead the host launches them."""
+
+    boundary: Boundary
+    run: Run
+    lanes: tuple[Lane, ...]
+    device_us: float
+    issue: Issue | None = None
+    ahead_us: float = 0.0
+    host_led: bool = False
+
+    @property
+    def step_us(self) -> float:
+        return self.boundary.end_us + self.run.end_us
+
+
+def _launched(
+    graph: TaskGraph, times: Sequence[TaskTime], plan: Plan, hw: Hardware, options: StepOptions
+) -> _Launched:
+    feed = feed_of(options, hw)
+    alone = run_step(graph, times, plan, hw, options)
+    if options.mode != "op_by_op":
+        boundary = boundary_of(feed, alone.end_us, hw, options)
+        return _Launched(boundary, alone, plan.lanes, alone.end_us)
+    each_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
+    issue = issue_times(graph, plan, each_us, hw)
+    waiting = run_step(graph, times, plan, hw, options, issue)
+    device_us = hw.graph_launch_us + alone.end_us
+    ahead_us = max(0.0, waiting.end_us - max(issue.end_us, device_us))
+    run = run_step(graph, times, plan, hw, options, issue.ahead_by(ahead_us, hw))
+    boundary = boundary_of(feed, run.end_us, hw, options)
+    host_led = issue.end_us > device_us
+    return _Launched(boundary, run, plan.lanes, alone.end_us, issue, ahead_us, host_led)
+
+
+def _bound(parts: Sequence[Part], launched: _Launched) -> Bound:
+    """Who is waited for sets the pace, however little of the step the wait is."""
+    if launched.boundary.wait_us:
+        return launched.boundary.starved_by
+    return "host launch" if launched.host_led else bound_of(parts)
+
+
+def _busy(graph: TaskGraph, run: Run, boundary: Boundary, host_us: float) -> dict[Kind, float]:
+    busy = busy_of(graph, run)
+    busy["host"] += host_us
+    busy["data"] += boundary.busy_us
+    return busy
+
+
+def _iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
+    """From the first task of the forward pass to the end of the last of the backward pass."""
+    passes = [
+        index for index, task in enumerate(graph.tasks) if task.phase in ("forward", "backward")
+    ]
+    first_us = min((run.starts_us[index] for index in passes), default=0.0)
+    last_us = max((run.ends_us[index] for index in passes), default=0.0)
+    return IterationTrace(begin_us + first_us, last_us - first_us, run.end_us - last_us)
+
+
+def _run_spans(graph: TaskGraph, times: Sequence[TaskTime], launched: _Launched) -> Iterator[Span]:
+    run, begin_us = launched.run, launched.boundary.end_us
+    for index, task in enumerate(graph.tasks):
+        yield Span(
+            task.type,
+            launched.lanes[index],
+            begin_us + run.starts_us[index],
+            run.ends_us[index] - run.starts_us[index],
+            kind_of(task),
+            task.phase,
+            index,
+            run.ai_cpu_lanes.get(index, 0),
+            times[index].bound,
+        )
+    for number, (start, end) in enumerate(run.buckets_us, 1):
+        name = f"AllReduce {number}" if len(run.buckets_us) > 1 else "AllReduce"
+        at_us, us = begin_us + start, end - start
+        yield Span(name, "hccl", at_us, us, "communication", "communication")
+
+
+def _host_spans(graph: TaskGraph, plan: Plan, launched: _Launched) -> Iterator[Span]:
+    """What precedes the step; a host that runs ahead does its part of it earlier."""
+    begin_us = launched.boundary.end_us - launched.ahead_us
+    for span in launched.boundary.spans():
+        if span.stream == "host" and launched.ahead_us:
+            early_us = begin_us - launched.boundary.interval_us - span.duration_us
+            yield from wrapped(replace(span, start_us=early_us), launched.step_us)
+        else:
+            yield span
+    if launched.issue:
+        yield from launch_spans(graph, plan, launched.issue, begin_us, launched.step_us)
+
+
+def _in_order(spans: Sequence[Span]) -> tuple[Span, ...]:
+    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
+    shown = (span for span in spans if span.duration_us > 0)
+    return tuple(sorted(shown, key=lambda span: (rank[span.stream], span.lane, span.start_us)))

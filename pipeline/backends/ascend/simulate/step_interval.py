@@ -1,0 +1,77 @@
+"""What is between two steps: the host's turn, the wait for data, GetNext and loop control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.options import StepOptions
+from pipeline.backends.ascend.simulate.breakdown import Part
+from pipeline.backends.ascend.simulate.feeding import Feed
+from pipeline.backends.ascend.simulate.timeline import Bound, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """From the end of a step to the moment at which the next may begin.
+
+    `host_us` is the step's share of what the host does for a launch, `wait_us` the device's wait
+    for a batch, `copy_us` the copy of a batch that no queue hides, `interval_us` all of GetNext,
+    loop control and that copy.
+    """
+
+    host_us: float
+    wait_us: float
+    copy_us: float
+    interval_us: float
+    feed: Feed
+
+    @property
+    def end_us(self) -> float:
+        return self.host_us + self.wait_us + self.interval_us
+
+    @property
+    def starved_by(self) -> Bound:
+        return "host data" if self.feed.host_us >= self.feed.pcie_us or self.copy_us else "pcie"
+
+    @property
+    def busy_us(self) -> float:
+        """Work on a batch, hidden or not: preparing, copying, GetNext and loop control."""
+        return self.feed.host_us + self.feed.pcie_us + self.interval_us - self.copy_us
+
+    def parts(self) -> Iterator[Part]:
+        """The boundary's time, taken apart."""
+        yield Part("host", "host launch", self.host_us)
+        yield Part("data", self.starved_by, self.wait_us)
+        yield Part("data", "pcie", self.copy_us)
+        yield Part("data", "interval", self.interval_us - self.copy_us)
+
+    def spans(self) -> Iterator[Span]:
+        """What a picture shows of it; the host prepares the next batch while the step runs."""
+        begin_us = self.host_us + self.wait_us
+        yield Span("Callbacks and launch", "host", 0.0, self.host_us, "host")
+        yield Span("Prepare a batch", "feed", 0.0, self.feed.host_us, "data")
+        copy_at_us = begin_us if self.copy_us else 0.0
+        yield Span("Copy a batch", "pcie", copy_at_us, self.feed.pcie_us, "data")
+        yield Span("Wait for data", "get_next", self.host_us, self.wait_us, "data")
+        yield Span("Step interval", "get_next", begin_us, self.interval_us, "data")
+
+
+def boundary_of(feed: Feed, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
+    """What precedes a step that then runs for `run_us`.
+
+    A queue fills while the device computes and while the host calls back, so data is waited for
+    only where preparing or copying a batch takes longer than a whole step. Without a queue the
+    copy is in the step; workers still prepare the next batch meanwhile.
+    """
+    host_us = hw.host_step_us
+    if options.mode != "op_by_op":
+        host_us = (host_us + hw.graph_launch_us) / options.steps_per_launch
+    distributed = options.devices > 1
+    interval_us = hw.sink_interval_distributed_us if distributed else hw.sink_interval_us
+    copy_us = 0.0 if options.queued else feed.pcie_us
+    interval_us = max(interval_us, copy_us)
+    due_us = feed.period_us if options.queued else feed.host_us
+    wait_us = max(0.0, due_us - (host_us + interval_us + run_us))
+    return Boundary(host_us, wait_us, copy_us, interval_us, feed)

@@ -1,0 +1,197 @@
+"""Streams of the device under a plan: when each task and each all-reduce starts and ends.
+
+Every start is a maximum over what has to come before, plus constants (max-plus). So nothing that
+comes later makes anything else come earlier, and launching op by op is never faster than at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.options import StepOptions
+from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
+from pipeline.backends.ascend.simulate.host_launch import Issue
+from pipeline.backends.ascend.simulate.stream_assignment import Lane, Plan
+
+Cause = Literal["host", "ai_cpu", "communication"]
+CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Times of a step's tasks and all-reduces (start, end), from the moment it may begin.
+
+    `compute_us[i]` keeps the AI Cores busy, with the gap before each kernel; with `holes_us`,
+    the time for which they stood still and for what, that adds up to `end_us`.
+    """
+
+    starts_us: Sequence[float]
+    ends_us: Sequence[float]
+    ai_cpu_lanes: dict[int, int]
+    buckets_us: Sequence[tuple[float, float]]
+    compute_us: Sequence[float]
+    holes_us: dict[Cause, float]
+    end_us: float
+
+
+def run_step(
+    graph: TaskGraph,
+    times: Sequence[TaskTime],
+    plan: Plan,
+    hw: Hardware,
+    options: StepOptions,
+    issue: Issue | None = None,
+) -> Run:
+    """Lay out one step; `issue` has the host launch op by op, else all is there from the start."""
+    device = _Device(graph, times, plan, hw, options, issue)
+    for index in plan.order:
+        lane = plan.lanes[index]
+        if lane == "compute":
+            device.compute(index)
+        elif lane == "ai_cpu":
+            device.ai_cpu(index)
+        else:
+            device.collective(index)
+    return device.finish()
+
+
+class _Device:
+    """The streams while a step is laid out."""
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        times: Sequence[TaskTime],
+        plan: Plan,
+        hw: Hardware,
+        options: StepOptions,
+        issue: Issue | None,
+    ) -> None:
+        count = len(graph.tasks)
+        self.tasks, self.times, self.plan = graph.tasks, times, plan
+        self.hw, self.overlap, self.issue = hw, options.overlap, issue
+        self.starts, self.ends = [0.0] * count, [0.0] * count
+        self.busy = [0.0] * count
+        self.holes: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
+        self.buckets: list[tuple[float, float]] = []
+        self.lanes: dict[int, int] = {}
+        self.compute_free = self.hccl_free = 0.0
+        streams = min(options.ai_cpu_streams, int(hw.ai_cpu_workers_count))
+        self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
+
+    def compute(self, index: int) -> None:
+        at, cause = self.available(index)
+        if at > self.compute_free:
+            self.holes[cause] += at - self.compute_free
+            self.compute_free = at
+        one_us = self.times[index].us + self.hw.task_gap_us
+        self.starts[index] = self.compute_free + self.hw.task_gap_us
+        self.busy[index] = one_us * self.tasks[index].repeat
+        late_us = self.turns_us(index, one_us) - self.busy[index]
+        self.holes["host"] += late_us
+        self.compute_free += self.busy[index] + late_us
+        self.ends[index] = self.compute_free
+
+    def ai_cpu(self, index: int) -> None:
+        at, _ = self.available(index)
+        free, lane = heapq.heappop(self.ai_cpu_free)
+        end = max(at, free) + self.turns_us(index, self.times[index].us)
+        heapq.heappush(self.ai_cpu_free, (end, lane))
+        self.lanes[index] = lane
+        self.starts[index], self.ends[index] = max(at, free), end
+
+    def collective(self, index: int) -> None:
+        at, _ = self.available(index)
+        start = max(at + self.hw.collective_launch_us, self.hccl_free)
+        self.hccl_free = start + self.turns_us(index, self.times[index].us)
+        self.starts[index], self.ends[index] = start, self.hccl_free
+
+    def turns_us(self, index: int, one_us: float) -> float:
+        """All turns of a scan's task; the host may be late with each."""
+        each_us = self.issue.each_us if self.issue else 0.0
+        return one_us + (self.tasks[index].repeat - 1) * max(one_us, each_us)
+
+    def available(self, index: int) -> tuple[float, Cause]:
+        """From when the host and other streams let a task start, and which of them was last."""
+        at = self.issue.tasks_us[index] if self.issue else 0.0
+        cause: Cause = "host"
+        for producer in self.plan.waits[index]:
+            handed = self.ends[producer] + self.handover_us(producer)
+            if handed > at:
+                at, cause = handed, CAUSES.get(self.plan.lanes[producer], "host")
+        need = self.plan.needs[index]
+        if need >= 0:
+            self.reduce_until(need)
+            handed = self.buckets[need][1] + self.hw.event_handover_us
+            if handed > at:
+                at, cause = handed, "communication"
+        return at, cause
+
+    def handover_us(self, producer: int) -> float:
+        """An event between streams; the one after GetNext is in the interval between steps."""
+        return 0.0 if self.tasks[producer].phase == "data" else self.hw.event_handover_us
+
+    def reduce_until(self, last: int) -> None:
+        """Lay out the all-reduces up to `last`, the AI Cores having computed until now."""
+        for number in range(len(self.buckets), last + 1):
+            ready = max(self.ends[index] for index in self.plan.sources[number])
+            if self.issue:
+                ready = max(ready, self.issue.buckets_us[number])
+            if not self.overlap:
+                ready = max(ready, self.compute_free)
+            start = max(ready + self.hw.collective_launch_us, self.hccl_free)
+            self.hccl_free = self.reduced_at(start, self.plan.costs_us[number])
+            self.buckets.append((start, self.hccl_free))
+
+    def reduced_at(self, start: float, alone_us: float) -> float:
+        """An all-reduce is slower for as long as the AI Cores use the memory as well."""
+        slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
+        shared = self.compute_free - start
+        if shared <= 0:
+            return start + alone_us
+        if alone_us * slowdown <= shared:
+            return start + alone_us * slowdown
+        return self.compute_free + alone_us - shared / slowdown
+
+    def finish(self) -> Run:
+        self.reduce_until(len(self.plan.costs_us) - 1)
+        end = max(self.compute_free, self.hccl_free)
+        self.holes["communication"] += end - self.compute_free
+        last = max((self.ends[index] for index in self.lanes), default=0.0)
+        self.holes["ai_cpu"] += max(0.0, last - end)
+        least = self.hw.graph_launch_us if self.issue else 0.0
+        self.holes["host"] += max(0.0, least - max(end, last))
+        return Run(
+            self.starts,
+            self.ends,
+            self.lanes,
+            self.buckets,
+            self.busy,
+            self.holes,
+            max(end, last, least),
+        )
+
+
+def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: Plan) -> float:
+    """The longest chain of tasks and all-reduces of which each needs the one before."""
+    ends = [0.0] * len(graph.tasks)
+    reduced = [-1.0] * len(plan.costs_us)
+    for index in plan.order:
+        start = max((ends[one] for one in plan.producers[index]), default=0.0)
+        need = plan.needs[index]
+        if need >= 0:
+            start = max(start, _reduced_at(need, reduced, ends, plan))
+        ends[index] = start + times[index].us * graph.tasks[index].repeat
+    unread = (_reduced_at(number, reduced, ends, plan) for number in range(len(plan.costs_us)))
+    return max((*ends, *unread), default=0.0)
+
+
+def _reduced_at(number: int, reduced: list[float], ends: Sequence[float], plan: Plan) -> float:
+    if reduced[number] < 0:
+        made = max(ends[index] for index in plan.sources[number])
+        reduced[number] = made + plan.costs_us[number]
+    return reduced[number]

@@ -1,0 +1,113 @@
+"""One steady step on the device: who did what when, and what the time went to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.backends.ascend.chip.options import Mode
+from pipeline.backends.ascend.chip.tasks import Phase
+
+Stream = Literal["host", "feed", "pcie", "get_next", "compute", "ai_cpu", "hccl"]
+Kind = Literal["cube", "vector", "format", "communication", "ai_cpu", "data", "host"]
+Bound = Literal[
+    "cube",
+    "vector",
+    "memory",
+    "format",
+    "communication",
+    "ai_cpu",
+    "interval",
+    "host launch",
+    "host data",
+    "pcie",
+]
+"""What a step is limited by. `interval` is GetNext and loop control between two steps."""
+
+STREAMS: tuple[tuple[Stream, str], ...] = (
+    ("host", "Host"),
+    ("feed", "Data pipeline"),
+    ("pcie", "PCIe"),
+    ("get_next", "Step interval"),
+    ("compute", "AI Core"),
+    ("ai_cpu", "AI CPU"),
+    ("hccl", "HCCL"),
+)
+"""Streams from the host to the links, with what to call them."""
+
+KINDS: tuple[Kind, ...] = (
+    "cube",
+    "vector",
+    "format",
+    "communication",
+    "ai_cpu",
+    "data",
+    "host",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that keeps a stream busy.
+
+    `task` is the index of the task that it is or launches, `limit` what decided that task's time;
+    `lane` parts what runs side by side on one stream.
+    """
+
+    name: str
+    stream: Stream
+    start_us: float
+    duration_us: float
+    kind: Kind
+    phase: Phase | None = None
+    task: int | None = None
+    lane: int = 0
+    limit: str | None = None
+
+    @property
+    def end_us(self) -> float:
+        return self.start_us + self.duration_us
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTrace:
+    """An iteration in the terms of MindInsight's step trace.
+
+    The interval is the time from the end of the iteration before to the first forward task (data
+    fetch, launch), `tail_us` what is left of all-reduces after the backward pass, and the update.
+    """
+
+    interval_us: float
+    fp_bp_us: float
+    tail_us: float
+
+    @property
+    def iteration_us(self) -> float:
+        return self.interval_us + self.fp_bp_us + self.tail_us
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One steady step, from the end of the step before to its own end.
+
+    `spans` cover the step, in order of start within a stream; the launch of a sink is there with
+    its share of one step. `device_us` is the step's work on the device if nothing had to wait for
+    the host, `host_us` what the host spends on launches and callbacks. `exposed_us` says by kind
+    what the step was spent on and sums to `step_us`; `busy_us` is how long each kind was at work,
+    hidden or not. `launch_us` is what the host spends before a sink of `steps_per_launch` steps.
+    """
+
+    mode: Mode
+    devices: int
+    spans: tuple[Span, ...]
+    step_us: float
+    device_us: float
+    host_us: float
+    critical_path_us: float
+    iteration: IterationTrace
+    exposed_us: Mapping[Kind, float]
+    busy_us: Mapping[Kind, float]
+    bound: Bound
+    launch_us: float
+    steps_per_launch: int

@@ -1,0 +1,246 @@
+"""AutoTune, emulated: a search for the tiling of every product, with a bank of what was found.
+
+The flow is CANN's: an operator is looked up in the custom bank, then in the built-in one. A hit is
+used as it is unless tuning is asked to repeat; a miss is tuned, and the better of the tuned and
+the default tiling is stored in the custom bank. The modes are CANN's GA (genetic search over
+tilings) and RL (a tree search over a chain of decisions), besides an exhaustive one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
+from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
+from pipeline.backends.ascend.cost.task_time import (
+    CUBE_CLASSES,
+    price_tasks,
+    runs_on_vector,
+    task_product,
+)
+from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling
+from pipeline.backends.ascend.tune.tile_search import Objective, TuneMode, search_tiles
+from pipeline.errors import RunError
+from pipeline.files.knowledge_bank import Round, Status, add_to_bank, read_bank, ticks_best
+
+CORE_FIGURES = (
+    "ai_cores_count",
+    "ai_core_clock_mhz",
+    "cube_fp16_macs_per_cycle",
+    "l0a_kib",
+    "l0b_kib",
+    "l0c_kib",
+    "l1_kib",
+    "l1_to_l0a_bytes_per_cycle",
+    "l1_to_l0b_bytes_per_cycle",
+    "l0c_to_ub_bytes_per_cycle",
+    "ub_to_l2_bytes_per_cycle",
+    "l2_read_bytes_per_cycle",
+)
+"""What a tiling depends on: a bank's entries are of one kind of core."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunedTask:
+    """One product, before and after. `trials` is how many tilings were priced; 0 for a bank hit."""
+
+    index: int
+    type: str
+    scope: str
+    key: str
+    before_us: float
+    after_us: float
+    tiling: Tiling
+    trials: int
+    status: Status
+    rounds: tuple[Round, ...]
+
+    @property
+    def gain(self) -> float:
+        """Share of the time that tuning saves."""
+        return 1 - self.after_us / self.before_us
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What AutoTune did to a graph. `tiles` are what `price_tasks` takes."""
+
+    mode: TuneMode
+    tasks: tuple[TunedTask, ...]
+
+    @property
+    def tiles(self) -> Mapping[int, Tiling]:
+        """Tiling by index of the task."""
+        return {task.index: task.tiling for task in self.tasks}
+
+    @property
+    def before_us(self) -> float:
+        """Time of all products with the vendor's default tilings."""
+        return sum(task.before_us for task in self.tasks)
+
+    @property
+    def after_us(self) -> float:
+        return sum(task.after_us for task in self.tasks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result file: times in microseconds, the bank's part as booleans, as CANN has it."""
+        operators = [_operator(task, self.mode) for task in self.tasks]
+        totals = {"before_tune": self.before_us, "after_tune": self.after_us}
+        return {"mode": self.mode, "result_data": totals, "operators": operators}
+
+
+def tune(
+    graph: TaskGraph,
+    hw: Hardware,
+    *,
+    mode: TuneMode = "exhaustive",
+    bank_path: Path | None = None,
+    builtin_path: Path | None = None,
+    seed: int = 0,
+    repeat: bool = False,
+    efficiency: Efficiency | None = None,
+) -> TuneResult:
+    """Tilings for every product of the graph, none slower than the vendor's default.
+
+    `bank_path` is the custom bank: read first, written after; `repeat` tunes what it has again.
+    Raises RunError for an unknown mode and for a bank that is not one.
+    """
+    if mode not in get_args(TuneMode):
+        raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
+    efficiency = efficiency or load_efficiency()
+    overlap = efficiency.constants.cube_overlap
+    custom = read_bank(bank_path, _checked) if bank_path else {}
+    builtin = read_bank(builtin_path, _checked) if builtin_path else {}
+    looks: dict[str, _Look] = {}
+    for index in tunable_tasks(graph):
+        key, product = _product_at(graph, index, hw)
+        if key not in looks:
+            known = custom.get(key) or builtin.get(key)
+            looks[key] = _look(key, known, product, hw, overlap, mode, seed, repeat)
+    if bank_path:
+        found = {key: _entry(look) for key, look in looks.items() if look.status != "bank_hit"}
+        add_to_bank(bank_path, found, _checked)
+    return TuneResult(mode, _before_and_after(graph, hw, efficiency, looks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the banks or a search have for a key."""
+
+    tiling: Tiling
+    us: float
+    trials: int
+    status: Status
+    rounds: tuple[Round, ...]
+
+
+def _product_at(graph: TaskGraph, index: int, hw: Hardware) -> tuple[str, Product]:
+    task = graph.tasks[index]
+    assert task.cube is not None
+    product = task_product(task, task.cube, graph.buffers)
+    return bank_key(task.cost_class, product, hw), product
+
+
+def _look(
+    key: str,
+    known: Mapping[str, Any] | None,
+    product: Product,
+    hw: Hardware,
+    overlap: float,
+    mode: TuneMode,
+    seed: int,
+    repeat: bool,
+) -> _Look:
+    """Bank, else search; of a repeated search and the bank the better."""
+    if known and not repeat:
+        return _Look(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
+    default = default_tiling(product, hw, overlap).tiling
+    found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
+    us, rounds = found.rounds[-1].best_us, found.rounds
+    if known and float(known["us"]) <= us:
+        tiling = Tiling(*known["tiling"])
+        return _Look(tiling, float(known["us"]), found.trials, "bank_reserved", rounds)
+    status: Status = "bank_update" if known else "bank_append"
+    return _Look(found.tiling, us, found.trials, status, rounds)
+
+
+def _entry(look: _Look) -> dict[str, Any]:
+    return {"tiling": list(astuple(look.tiling)), "us": look.us}
+
+
+def _before_and_after(
+    graph: TaskGraph, hw: Hardware, efficiency: Efficiency, looks: Mapping[str, _Look]
+) -> tuple[TunedTask, ...]:
+    """Every product in its graph, where the default stays if the tuned tiling gains nothing."""
+    found = {index: _product_at(graph, index, hw) for index in tunable_tasks(graph)}
+    tiles = {index: looks[key].tiling for index, (key, _) in found.items()}
+    before = price_tasks(graph, hw, efficiency)
+    after = price_tasks(graph, hw, efficiency, tiles)
+    tuned = []
+    for index, (key, product) in found.items():
+        task, look = graph.tasks[index], looks[key]
+        tiling, after_us = look.tiling, after[index].us
+        if after_us >= before[index].us:
+            tiling = default_tiling(product, hw, efficiency.constants.cube_overlap).tiling
+            after_us = before[index].us
+        tuned.append(
+            TunedTask(
+                index=index,
+                type=task.type,
+                scope=task.scope,
+                key=key,
+                before_us=before[index].us,
+                after_us=after_us,
+                tiling=tiling,
+                trials=look.trials,
+                status=look.status,
+                rounds=look.rounds,
+            )
+        )
+    return tuple(tuned)
+
+
+def tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
+    """Indices of the tasks that the cube runs."""
+    return tuple(index for index, task in enumerate(graph.tasks) if _runs_on_cube(task))
+
+
+def _runs_on_cube(task: Task) -> bool:
+    return task.cube is not None and task.cost_class in CUBE_CLASSES and not runs_on_vector(task)
+
+
+def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
+    """Op class, shape in fractals, and a digest of the core's figures."""
+    figures = json.dumps([getattr(hw, name) for name in CORE_FIGURES])
+    chip = hashlib.sha256(figures.encode()).hexdigest()[:12]
+    p = product
+    shape = f"{p.batch}x{p.m}x{p.k}x{p.n}"
+    return f"{cost_class} {shape} /{p.expansion:g} out{p.out_bytes} images{p.images} core{chip}"
+
+
+def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
+    tiling, us = Tiling(*(int(value) for value in entry["tiling"])), float(entry["us"])
+    if min(astuple(tiling)) < 1 or not us > 0:
+        raise ValueError(f"entry {entry}")
+    return {"tiling": list(astuple(tiling)), "us": us}
+
+
+def _operator(task: TunedTask, mode: TuneMode) -> dict[str, Any]:
+    names: tuple[Status, ...] = get_args(Status)
+    return {
+        "op": [part for part in (task.scope, task.type) if part],
+        "mode": mode,
+        "key": task.key,
+        "result_data": {"before_tune": task.before_us, "after_tune": task.after_us},
+        "gain": task.gain,
+        "status_data": {name: task.status == name for name in names},
+        "tiling": asdict(task.tiling),
+        "trials": task.trials,
+        "ticks_best": ticks_best(task.rounds),
+    }

@@ -1,0 +1,230 @@
+"""Searches of the tile space of one product: exhaustive, genetic, and a tree of decisions."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.cost.tiling import (
+    Product,
+    Tiling,
+    blocks_of,
+    candidates,
+    row_of,
+    stage_cycles,
+    total_cycles,
+)
+from pipeline.files.knowledge_bank import Round
+
+TuneMode = Literal["exhaustive", "ga", "rl"]
+POPULATION_COUNT, GENERATIONS_COUNT, ELITE_COUNT = 24, 12, 6
+MUTATION_CHANCE = 0.3
+ROUNDS_COUNT, WALKS_PER_ROUND = 10, 20
+EXPLORATION = 0.5
+"""Weight of the upper confidence bound; rewards are between 0 and 1, the default's is 1/2."""
+
+Genes = tuple[int, int, int, int, int]
+"""Cores of the batch, m, k, n, and the index of the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Time of a product, its stages summed as `overlap` says, and of starting the cores."""
+
+    product: Product
+    hw: Hardware
+    overlap: float
+
+    def times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Microseconds of each candidate row."""
+        cycles = total_cycles(stage_cycles(self.product, self.hw, rows), self.overlap)
+        span_us = max(self.hw.task_floor_all_cores_us - self.hw.task_floor_one_core_us, 0.0)
+        core_us = span_us / self.hw.ai_cores_count
+        return np.asarray(cycles / self.hw.ai_core_clock_mhz + rows[:, :4].prod(axis=1) * core_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a search found, how many tilings it priced, the best time after each of its rounds."""
+
+    tiling: Tiling
+    trials: int
+    rounds: tuple[Round, ...]
+
+
+def search_tiles(
+    objective: Objective, default: Tiling, mode: TuneMode, seed: int, key: str
+) -> Search:
+    """The best tiling that the mode finds, the default among what it tries.
+
+    The random numbers depend on `seed` and `key` alone.
+    """
+    if mode == "exhaustive":
+        return _search_all(objective, default)
+    generator = np.random.default_rng([seed, zlib.crc32(key.encode())])
+    search = _search_genes if mode == "ga" else _search_tree
+    return search(objective, default, generator)
+
+
+def _tiling(row: NDArray[np.float64]) -> Tiling:
+    return Tiling(*(int(value) for value in row))
+
+
+def _search_all(objective: Objective, default: Tiling) -> Search:
+    rows = np.concatenate([row_of(default), candidates(objective.product, objective.hw)])
+    times_us = objective.times_us(rows)
+    at = int(np.argmin(times_us))
+    return Search(_tiling(rows[at]), len(rows), (Round(float(times_us[at])),))
+
+
+class _Ledger:
+    """Genes that were priced: each once, the best so far, and the best of each round."""
+
+    def __init__(self, objective: Objective, default: Tiling) -> None:
+        self.objective, self.blocks = objective, blocks_of(objective.hw)
+        self.known: dict[Genes, float] = {}
+        self.best_row = row_of(default)[0]
+        self.best_us = float(objective.times_us(row_of(default))[0])
+        self.default_us = self.best_us
+        self.rounds: list[Round] = []
+
+    def price(self, genes: Sequence[Genes]) -> None:
+        fresh = sorted(set(genes) - self.known.keys())
+        if not fresh:
+            return
+        rows = np.array([(*g[:4], *self.blocks[g[4]]) for g in fresh], dtype=np.float64)
+        times_us = self.objective.times_us(rows)
+        self.known.update(zip(fresh, times_us.tolist(), strict=True))
+        at = int(np.argmin(times_us))
+        if times_us[at] < self.best_us:
+            self.best_us, self.best_row = float(times_us[at]), rows[at]
+
+    def end_round(self) -> None:
+        self.rounds.append(Round(self.best_us))
+
+    def result(self) -> Search:
+        return Search(_tiling(self.best_row), len(self.known) + 1, tuple(self.rounds))
+
+
+def _limits(objective: Objective) -> tuple[int, int, int, int]:
+    product = objective.product
+    return product.batch, product.m, product.k, product.n
+
+
+def _repaired(genes: Sequence[int], objective: Objective) -> Genes:
+    """Genes within the product and the cores; what is over is taken from the later ones."""
+    left, found = int(objective.hw.ai_cores_count), []
+    for value, limit in zip(genes, _limits(objective), strict=False):
+        found.append(max(min(int(value), limit, left), 1))
+        left //= found[-1]
+    batch, m, k, n = found
+    return batch, m, k, n, int(genes[4])
+
+
+def _random_genes(objective: Objective, generator: np.random.Generator, blocks: int) -> Genes:
+    cores = math.log2(max(objective.hw.ai_cores_count, 1))
+    shares = generator.dirichlet(np.ones(4)) * cores
+    values = [round(2**share) for share in shares]
+    return _repaired([*values, int(generator.integers(blocks))], objective)
+
+
+def _search_genes(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
+    """Generations of crossings and mutations of the fittest."""
+    ledger = _Ledger(objective, default)
+    blocks = len(ledger.blocks)
+    population = [_random_genes(objective, generator, blocks) for _ in range(POPULATION_COUNT)]
+    for _ in range(GENERATIONS_COUNT):
+        ledger.price(population)
+        ledger.end_round()
+        ranked = sorted(set(population), key=lambda genes: (ledger.known[genes], genes))
+        elite = ranked[:ELITE_COUNT]
+        children = [
+            _child(elite, objective, generator, blocks)
+            for _ in range(POPULATION_COUNT - len(elite))
+        ]
+        population = [*elite, *children]
+    return ledger.result()
+
+
+def _child(
+    elite: Sequence[Genes], objective: Objective, generator: np.random.Generator, blocks: int
+) -> Genes:
+    mother, father = (elite[int(generator.integers(len(elite)))] for _ in range(2))
+    genes = [a if generator.random() < 0.5 else b for a, b in zip(mother, father, strict=True)]
+    for at in range(4):
+        if generator.random() < MUTATION_CHANCE:
+            genes[at] = round(genes[at] * float(generator.choice((0.5, 0.75, 1.5, 2.0))))
+    if generator.random() < MUTATION_CHANCE:
+        genes[4] = int(generator.integers(blocks))
+    return _repaired(genes, objective)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A decision of the chain that was taken: how often, and the sum of what came of it."""
+
+    visits: int = 0
+    reward: float = 0.0
+    children: dict[int, _Node] = field(default_factory=dict)
+
+
+def _search_tree(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
+    """Walks down a chain of decisions, each chosen by its upper confidence bound."""
+    ledger = _Ledger(objective, default)
+    root = _Node()
+    for _ in range(ROUNDS_COUNT):
+        for _ in range(WALKS_PER_ROUND):
+            _walk(root, ledger, objective, generator)
+        ledger.end_round()
+    return ledger.result()
+
+
+def _walk(
+    root: _Node, ledger: _Ledger, objective: Objective, generator: np.random.Generator
+) -> None:
+    node, path = root, [root]
+    chosen: list[int] = []
+    for depth in range(5):
+        options = _options(depth, chosen, objective, len(ledger.blocks))
+        choice = _choose(node, options, generator)
+        chosen.append(choice)
+        node = node.children.setdefault(choice, _Node())
+        path.append(node)
+    genes = _repaired(chosen, objective)
+    ledger.price([genes])
+    reward = 1 / (1 + ledger.known[genes] / ledger.default_us)
+    for node in path:
+        node.visits += 1
+        node.reward += reward
+
+
+def _options(depth: int, chosen: Sequence[int], objective: Objective, blocks: int) -> list[int]:
+    """Powers of two of cores that are left, and all of them; at the end the blocks."""
+    if depth == 4:
+        return list(range(blocks))
+    left = int(objective.hw.ai_cores_count) // math.prod(chosen)
+    most = min(left, _limits(objective)[depth])
+    if depth == 3:
+        return [max(most, 1)]
+    powers = {2**power for power in range(most.bit_length()) if 2**power <= most}
+    return sorted(powers | {max(most, 1)})
+
+
+def _choose(node: _Node, options: Sequence[int], generator: np.random.Generator) -> int:
+    fresh = [option for option in options if option not in node.children]
+    if fresh:
+        return fresh[int(generator.integers(len(fresh)))]
+
+    def bound(option: int) -> float:
+        child = node.children[option]
+        wonder = math.sqrt(math.log(node.visits + 1) / child.visits)
+        return child.reward / child.visits + EXPLORATION * wonder
+
+    return max(options, key=bound)

@@ -1,0 +1,45 @@
+"""`python -m pipeline convert weights|records ...`: from one format into another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.errors import UsageError
+from pipeline.files.error_text import no_such
+
+HELP = """usage: python -m pipeline convert weights SOURCE TARGET [+recipe=NAME] [KEY=VALUE ...]
+       python -m pipeline convert records OUT [--overwrite] dataset=NAME [KEY=VALUE ...]
+
+Convert weights from one format and one set of names into another, or a dataset into ArrayRecord
+files. `convert weights --help` and `convert records --help` say more.
+
+example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10
+"""
+
+
+def convert(args: Sequence[str]) -> int:
+    """Convert what the first argument names and return the exit status.
+
+    Raises UsageError for anything else than weights or records.
+    """
+    kinds: dict[str, Callable[[Sequence[str]], int]] = {"weights": _weights, "records": _records}
+    if asks_for_help(args[:1]):
+        return show_usage(HELP)
+    if not args:
+        raise UsageError(["convert"], f"must be followed by one of {', '.join(kinds)}")
+    if args[0] not in kinds:
+        raise UsageError(["convert", args[0]], no_such("conversion", args[0], kinds))
+    return kinds[args[0]](args[1:])
+
+
+def _weights(args: Sequence[str]) -> int:
+    from pipeline.cli.convert_weights import convert_weights
+
+    return convert_weights(args)
+
+
+def _records(args: Sequence[str]) -> int:
+    from pipeline.cli.convert_records import convert_records
+
+    return convert_records(args)

@@ -1,0 +1,291 @@
+"""`python -m pipeline doctor ...`: is everything there that a run of this recipe needs?"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from packaging.requirements import Requirement
+
+from pipeline.cache import PROGRAMS, cache_root, find_exposure
+from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.config.chosen import untrained
+from pipeline.config.compose import diagnose
+from pipeline.config.recipe import Recipe
+from pipeline.data.download import DownloadError
+from pipeline.data.feed.feed import split_bytes
+from pipeline.errors import PipelineError, UsageError, printable
+from pipeline.files.package_paths import PACKAGE
+from pipeline.host.limits import read_limits
+from pipeline.runner.record.fingerprint import fingerprint
+from pipeline.runner.record.run_directory import OUTPUTS
+from pipeline.runner.record.summary import versions
+
+Level = Literal["ok", "warn", "fail"]
+
+PROJECT = "recipe-pipeline"
+GB = 1e9
+FREE_BYTES, FREE_FILES = 1e9, 10_000
+"""Below these a disk is about to be full."""
+CACHE_BYTES = 20e9
+OPEN_FILES = 1024
+MEMORY_BYTES = 2e9
+"""What a small run takes at most, compilation included."""
+SKEW_S = 60
+"""How far a file server's clock may be off: the newest run is found by the times of files."""
+BUSY = 0.5
+"""Above this load a core others are at work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found, and where it is not well, what to do."""
+
+    level: Level
+    what: str
+    text: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        said = f"{self.level:<5} {self.what:<12} {self.text}"
+        return printable(f"{said}; {self.advice}" if self.advice else said)
+
+
+Check = Callable[[Recipe], Iterator[Finding]]
+
+HELP = """usage: python -m pipeline doctor [+recipe=NAME] [KEY=VALUE ...]
+
+See before a run whether device, cache, data, disk and limits are as it needs them. Nothing is
+downloaded.
+
+  +recipe=NAME   the recipe, lenet5_digits unless it is given
+  KEY=VALUE      keys and parts of the recipe, as for a run
+
+Exit status: 0 all is well or worth a look, 1 a check has failed, 2 the recipe is wrong.
+
+example: python -m pipeline doctor +recipe=lenet5_mnist dataset.root=DIR
+"""
+
+
+def doctor(args: Sequence[str]) -> int:
+    """Print what every check finds; the exit status is 1 where one has failed, else 0.
+
+    Takes overrides as a run does. Nothing is downloaded. Raises UsageError for a flag, RecipeError
+    for a recipe that is wrong.
+    """
+    if asks_for_help(args):
+        return show_usage(HELP)
+    flags = [arg for arg in args if arg.startswith("-")]
+    if flags:
+        raise UsageError(flags[:1], "doctor takes KEY=VALUE of one recipe, no flags")
+    recipe, levels = diagnose(untrained(args)), []
+    for check in (software, device, cache, data, outputs, limits, extras):
+        for finding in _findings(check, recipe):
+            print(finding, flush=True)
+            levels.append(finding.level)
+    failed, warned = levels.count("fail"), levels.count("warn")
+    print(f"{len(levels)} checks of {recipe.name}: {failed} failed, {warned} to look at")
+    return 1 if failed else 0
+
+
+def _findings(check: Check, recipe: Recipe) -> Iterator[Finding]:
+    """What a check finds; that it fails is a finding too."""
+    try:
+        yield from check(recipe)
+    except PipelineError as error:
+        yield Finding("fail", check.__name__, " ".join(str(error).split()))
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        yield Finding("fail", check.__name__, where)
+
+
+def software(recipe: Recipe) -> Iterator[Finding]:
+    """What is installed."""
+    told = ", ".join(f"{name} {version}" for name, version in versions({}).items())
+    yield Finding("ok", "software", f"{told}; {PACKAGE}")
+
+
+def device(recipe: Recipe) -> Iterator[Finding]:
+    """The device is there, and computes."""
+    backend = recipe.device.open()
+    about = backend.describe()
+    said = ", ".join(v if k == "device" else f"{k} {v}" for k, v in about.items())
+    numbers = jax.device_put(jnp.arange(8.0), backend.device)
+    total = float(jax.jit(jnp.sum)(numbers))
+    if total != 28.0:
+        yield Finding("fail", "device", f"{said}: the sum of 0 to 7 is {total}", "use another")
+    else:
+        yield Finding("ok", "device", said)
+
+
+def cache(recipe: Recipe) -> Iterator[Finding]:
+    """The cache can be written; without it all is compiled and downloaded anew."""
+    root = cache_root(recipe.cache)
+    try:
+        with _scratch(root):
+            space = list(_space("the cache", root))
+    except OSError as error:
+        reason = f"{root}: can't be written: {error.strerror}"
+        yield Finding("fail", "cache", reason, "name another: cache.root=DIR")
+        return
+    # What vanishes meanwhile, as others' drafts do, is passed over by `walk`.
+    held_bytes = sum(
+        _file_bytes(Path(folder, name)) for folder, _, names in os.walk(root) for name in names
+    )
+    advice = f"delete {root / PROGRAMS}" if held_bytes > CACHE_BYTES else ""
+    text = f"{root}: writable, holds {held_bytes / GB:.2f} GB"
+    yield Finding("warn" if advice else "ok", "cache", text, advice)
+    if exposure := find_exposure(root):
+        text = f"{exposure}, so compiled programs are neither read nor kept"
+        yield Finding("warn", "cache", text, exposure.advice)
+    yield from space
+
+
+def _file_bytes(path: Path) -> int:
+    """0 for what is no file, or not any more: others use the cache at the same time."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+
+
+def data(recipe: Recipe) -> Iterator[Finding]:
+    """The data is there and can be read; nothing is downloaded for this."""
+    dataset = recipe.dataset.model_copy(update={"mirrors": ()})
+    try:
+        raw = dataset.read(cache_root(recipe.cache))
+    except DownloadError:
+        where = cache_root(recipe.cache) / dataset.name
+        mirrors = ", ".join(recipe.dataset.mirrors)
+        advice = f"a run downloads it from {mirrors}" if mirrors else "name it: dataset.root=DIR"
+        yield Finding("warn" if mirrors else "fail", "data", f"not in {where}", advice)
+        return
+    for split in (raw.train, raw.eval):
+        fingerprint(split)
+    size_bytes = split_bytes(raw.train) + split_bytes(raw.eval)
+    counts = f"{len(raw.train):,} training and {len(raw.eval):,} evaluation samples"
+    yield Finding("ok", "data", f"{dataset.name}: {counts}, {size_bytes / 1e6:,.1f} MB, readable")
+
+
+def outputs(recipe: Recipe) -> Iterator[Finding]:
+    """Run directories can be made here, with all that a run does in them."""
+    with _scratch(OUTPUTS) as folder:
+        yield Finding("ok", "outputs", f"{OUTPUTS.absolute()}: writable")
+        yield from _locks(folder)
+        yield from _clock(folder)
+        yield from _space("outputs", folder)
+
+
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    """A folder in `parent` in which a file was written and renamed; nothing of it stays."""
+    missing = [path for path in (parent, *parent.parents) if not path.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=parent))
+    try:
+        (folder / "draft").write_bytes(bytes(4096))
+        (folder / "draft").replace(folder / "file")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in missing:
+            # Another process may have put something there meanwhile.
+            with suppress(OSError):
+                path.rmdir()
+
+
+def _locks(folder: Path) -> Iterator[Finding]:
+    try:
+        with (folder / "file").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        text = f"{folder.parent}: the file system has no locks ({error.strerror})"
+        advice = "train.resume=auto passes over runs that were killed; name them"
+        yield Finding("warn", "locks", text, advice)
+    else:
+        yield Finding("ok", "locks", "the file system has them")
+
+
+def _clock(folder: Path) -> Iterator[Finding]:
+    skew_s = (folder / "file").stat().st_mtime - time.time()
+    if abs(skew_s) > SKEW_S:
+        text = f"the file system's is {skew_s:+,.0f} s off this machine's"
+        yield Finding("warn", "clock", text, "the newest run is found by the times of files")
+    else:
+        yield Finding("ok", "clock", f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}, files agree")
+
+
+def _space(what: str, folder: Path) -> Iterator[Finding]:
+    disk = os.statvfs(folder)
+    free_bytes = disk.f_bavail * disk.f_frsize
+    # File systems without a fixed number of files say that they have none.
+    files_end = disk.f_files > 0 and disk.f_favail < FREE_FILES
+    text = f"{free_bytes / GB:,.1f} GB free where {what} lies"
+    if free_bytes < FREE_BYTES or files_end:
+        more = f", {disk.f_favail:,} files" if files_end else ""
+        yield Finding("warn", "disk", text + more, "make room, or work in another folder")
+    else:
+        yield Finding("ok", "disk", text)
+
+
+def limits(recipe: Recipe) -> Iterator[Finding]:
+    """What a shared machine leaves to this process."""
+    found = read_limits()
+    if found.open_files is not None and found.open_files < OPEN_FILES:
+        yield Finding("warn", "open files", f"{found.open_files:,} at most", "ulimit -n 4096")
+    else:
+        yield Finding("ok", "open files", f"{found.open_files or 'any number'} at most")
+    for name, limit in (("file size", found.file_bytes), ("addresses", found.address_bytes)):
+        if limit is not None:
+            text = f"limited to {limit / GB:,.1f} GB"
+            yield Finding("warn", name, text, "a run may end there; ulimit -a shows it")
+    level: Level = "ok" if found.memory_bytes >= MEMORY_BYTES else "warn"
+    advice = "" if level == "ok" else "a run may be killed for want of memory"
+    yield Finding(level, "memory", f"{found.memory_bytes / GB:,.1f} GB can be had", advice)
+    busy = found.load > BUSY * found.machine_cores
+    text = f"{found.cores:g} of {found.machine_cores} may be used, load {found.load:.1f}"
+    advice = "others are at work; times will scatter" if busy else ""
+    yield Finding("warn" if busy else "ok", "cores", text, advice)
+
+
+def extras(recipe: Recipe) -> Iterator[Finding]:
+    """Which extras of the package are installed; none has to be."""
+    try:
+        names = metadata(PROJECT).get_all("Provides-Extra") or []
+    except PackageNotFoundError:
+        yield Finding("ok", "extras", f"{PROJECT} runs without being installed")
+        return
+    for extra in sorted(names):
+        missing = lacking(PROJECT, extra)
+        text = f"{extra}: lacks {', '.join(missing)}" if missing else f"{extra}: installed"
+        advice = f"pip install '{PROJECT}[{extra}]' where it is needed" if missing else ""
+        yield Finding("ok", "extras", text, advice)
+
+
+def lacking(distribution: str, extra: str) -> list[str]:
+    """What of an extra of a distribution is not installed, extras of its own included."""
+    found: list[str] = []
+    for requirement in map(Requirement, requires(distribution) or ()):
+        marker = requirement.marker
+        wanted = [marker is not None and marker.evaluate({"extra": name}) for name in ("", extra)]
+        if wanted != [False, True]:
+            continue
+        try:
+            version(requirement.name)
+        except PackageNotFoundError:
+            found.append(requirement.name)
+            continue
+        for inner in requirement.extras:
+            found += lacking(requirement.name, inner)
+    return found

@@ -1,0 +1,236 @@
+"""`python -m pipeline explain ...`: what sinks would buy a recipe here, and what they do buy.
+
+The recipe is composed as for a run and compiled, and its steps are timed on weights that are
+thrown away. Nothing is written but `explain.json`, into a directory named as `hydra.run.dir`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pipeline.autosink.choose_sink import (
+    Sinkable,
+    measured_bounds,
+    mechanisms_of,
+    modelled_bounds,
+    modelled_costs,
+    unmeasurable,
+)
+from pipeline.autosink.dispatch_costs import (
+    OFF,
+    ROUNDS,
+    SINGLES,
+    Measurement,
+    error_of_gain,
+    first_look,
+    measure,
+    undisturbed,
+)
+from pipeline.autosink.explanation import Achieved, Calendar, Dispatch, Explanation, Memory, Run
+from pipeline.autosink.timed_runs import Trials, Way
+from pipeline.backends.base import Backend, SinkPrice
+from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.config.compose import diagnose
+from pipeline.config.overrides import key_of, value_of
+from pipeline.config.recipe import Recipe
+from pipeline.data.feed.feed import Feed
+from pipeline.errors import RunError, UsageError
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.strict_json import json_text
+from pipeline.observe.reporter import Reporter
+from pipeline.sink.choice import Choice, choose, no_sink
+from pipeline.sink.schedule import Course, Event
+from pipeline.stages.build import Built, build
+from pipeline.stages.compile import compile_run
+from pipeline.stages.data import Dataset, load_data
+from pipeline.stages.estimate import propose
+from pipeline.stages.lower import lower
+from pipeline.stages.train.event_periods import event_periods
+
+FILE = "explain.json"
+RUN_DIR = "hydra.run.dir"
+BUDGET_S = 6.0
+"""How long dispatches are measured, and how long it is tried what they said."""
+ACHIEVING_S = 0.2
+"""About how long each of the runs with and without sinks lasts that are compared in the end."""
+BUSY = 0.5
+"""Above this load a processor nothing can be timed well."""
+SHOWN_EVENTS = 4
+
+HELP = """usage: python -m pipeline explain [+recipe=NAME] [KEY=VALUE ...] [hydra.run.dir=DIR]
+
+Measure what a dispatch costs here, say which sink size is chosen and why, where events cut sinks,
+and train a few steps to see whether it holds. The weights are thrown away.
+
+  +recipe=NAME        the recipe, lenet5_digits unless it is given
+  KEY=VALUE           keys and parts of the recipe, as for a run
+  hydra.run.dir=DIR   also write explain.json there
+
+example: python -m pipeline explain +recipe=lenet5_digits train.batch_size=64
+"""
+
+
+def explain(args: Sequence[str]) -> int:
+    """Print what there is to know of the sinks of a recipe; the exit status is 0.
+
+    Raises UsageError for a flag, RecipeError for a recipe that is wrong, RunError where its steps
+    can't be run.
+    """
+    if asks_for_help(args):
+        return show_usage(HELP)
+    flags = [arg for arg in args if arg.startswith("-")]
+    if flags:
+        raise UsageError(flags[:1], "explain takes KEY=VALUE of one recipe, no flags")
+    asked = value_of(args, RUN_DIR)
+    recipe = diagnose([arg for arg in args if key_of(arg) != RUN_DIR])
+    if asked is not None:
+        with _writing(Path(asked)):
+            Path(asked).mkdir(parents=True, exist_ok=True)
+    with Reporter() as reporter:
+        _warn_of_load(reporter)
+        explanation = explain_recipe(recipe, reporter)
+        reporter.say(f"\n{explanation}")
+    if asked is not None:
+        with _writing(Path(asked)):
+            write_whole(Path(asked, FILE), json_text(explanation.to_dict(), indent=2) + "\n")
+    return 0
+
+
+def _warn_of_load(reporter: Reporter) -> None:
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    if load > BUSY * processors:
+        reporter.warn(
+            f"load {load:.1f} on {processors} processors: others use them, so times will scatter"
+        )
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Around writing into a folder. Raises RunError where the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{folder}: can't write {FILE}: {error.strerror}") from error
+
+
+def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
+    """Build, compile and measure; on an emulated device, ask its model instead."""
+    backend = recipe.device.open()
+    dataset = load_data(recipe, reporter)
+    built = build(recipe, dataset, reporter)
+    modelled = _modelled(recipe, dataset, built, backend)
+    if modelled is not None:
+        return modelled
+    built = lower(recipe, dataset, built, backend, None, reporter)
+    executable = compile_run(recipe, dataset, built, backend, reporter)
+    run = Sinkable(recipe, built.course, executable, backend, None)
+    terminal = reporter.console.is_terminal
+    with (
+        reporter.clock("measuring sinks"),
+        Trials(recipe, built.course, executable, terminal=terminal) as trials,
+    ):
+        return _measured(run, trials)
+
+
+def _modelled(
+    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
+) -> Explanation | None:
+    """What the model of an emulated device says; None on a device that is there."""
+    bounds, seen = modelled_bounds(recipe, built.course), []
+
+    def choose_sink(price: SinkPrice) -> Choice:
+        seen.append(modelled_costs(price))
+        return choose(seen[-1], bounds)
+
+    proposal = replace(propose(recipe, dataset, built), choose_sink=choose_sink)
+    estimate = backend.estimate(proposal)
+    if estimate is None or estimate.choice is None:
+        return None
+    run = Run(recipe.name, estimate.device, recipe.train.batch_size, _asked(recipe, built.course))
+    calendar = calendar_of(recipe, built.course)
+    return Explanation(run, bounds, calendar, estimate.choice, seen[-1], modelled=True)
+
+
+def _measured(run: Sinkable, trials: Trials) -> Explanation:
+    """Measure, choose, and see what the choice achieves."""
+    recipe, course = run.recipe, run.course
+    bounds, single_ms = measured_bounds(run), first_look(trials)
+    device = run.backend.describe()["device"]
+    about = Run(recipe.name, device, recipe.train.batch_size, _asked(recipe, course))
+    explanation = partial(Explanation, about, bounds, calendar_of(recipe, course))
+    memory = memory_of(run.executable.feed)
+    reason = unmeasurable(single_ms, bounds)
+    if reason is not None:
+        return explanation(no_sink(single_ms, reason), memory=memory)
+    measured = measure(trials, single_ms, mechanisms_of(recipe), BUDGET_S)
+    choice = choose(measured.costs, bounds)
+    return explanation(
+        choice, measured.costs, dispatch_of(measured), memory, achieve(trials, choice)
+    )
+
+
+def _asked(recipe: Recipe, course: Course) -> int | None:
+    return None if recipe.train.sink_size == "auto" else course.sink_steps
+
+
+def dispatch_of(measured: Measurement) -> Dispatch:
+    """What is left of single dispatches when the step inside a long one is taken off."""
+    step_ms = measured.costs.sinks[0].step_ms
+    median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
+    return Dispatch(float(median_us), float(p90_us))
+
+
+def memory_of(feed: Feed) -> Memory:
+    """What batches take on the device, by looking at a window of them."""
+    window = feed.window(0)
+    steps, inputs = window.stop - window.start, window.inputs
+    moved = [inputs.indices, inputs.passes, inputs.counts]
+    moved += [] if inputs.resident else list(inputs.columns.values())
+    total = sum(array.nbytes for array in jax.tree.leaves(moved))
+    return Memory(inputs.resident, feed.device_bytes, round(total / steps), steps)
+
+
+def calendar_of(recipe: Recipe, course: Course) -> Calendar:
+    """The events of a run besides the ends of its sinks."""
+    every = event_periods(recipe, course.steps_per_pass)
+    if "checkpoint" not in recipe.stages:
+        every = {**every, Event.CHECKPOINT: ()}
+    due = {event.value: _boundaries(periods, course.total) for event, periods in every.items()}
+    first = sorted({step for steps in due.values() for step in steps[:SHOWN_EVENTS].tolist()})
+    shown = tuple(
+        (step, ", ".join(name for name, steps in due.items() if step in steps))
+        for step in first[:SHOWN_EVENTS]
+    )
+    ends = np.unique(np.concatenate([*due.values(), [course.total]]))
+    longest = int(np.diff(ends, prepend=0).max())
+    return Calendar({name: len(steps) for name, steps in due.items()}, shown, longest, course.total)
+
+
+def _boundaries(periods: Sequence[int], total: int) -> np.ndarray:
+    """The multiples of any of the periods up to `total`, ascending, int (n,)."""
+    multiples = [np.arange(period, total + 1, period) for period in periods]
+    return np.unique(np.concatenate([np.arange(0), *multiples]))
+
+
+def achieve(trials: Trials, choice: Choice) -> Achieved | None:
+    """Train with and without the sinks that were chosen, in turn; None where none were."""
+    if choice.size is None:
+        return None
+    way = Way(choice.size, choice.mechanism)
+    sinks = max(3, round(1000 * ACHIEVING_S / (choice.size * choice.step_ms)) + 1)
+    singles = max(SINGLES, round(1000 * ACHIEVING_S / choice.off_ms))
+    round_s = (singles * choice.off_ms + sinks * choice.size * choice.step_ms) / 1e3
+    rounds = int(np.clip(BUDGET_S / round_s, *ROUNDS))
+    off, sunk = [], []
+    for _ in range(rounds):
+        off.append(trials.time(OFF, singles).step_ms)
+        sunk.append(trials.time(way, sinks * choice.size).step_ms)
+    return Achieved(undisturbed(off), undisturbed(sunk), rounds, error_of_gain(off, sunk))

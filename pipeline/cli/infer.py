@@ -1,0 +1,123 @@
+"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: what a trained network says of images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.errors import DataError, UsageError, printable
+from pipeline.files.error_text import shown
+from pipeline.weights.export import is_export, read_export
+from pipeline.weights.image_inputs import read_images
+from pipeline.weights.prediction import make_predict
+from pipeline.weights.trained_run import Samples, read_trained_run
+
+USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json and --top=N"
+HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER IMAGE ... [--json] [--top=N]
+
+Print the class and its probability that a trained network gives to each image.
+
+  RUN_DIR   a run that has saved a checkpoint, or one of its checkpoints
+  FOLDER    what `export` wrote
+  IMAGE     images as the network was trained on, or .npy arrays of them
+  --json    a JSON object a line
+  --top=N   the N most probable classes, 1 unless it is given
+
+example: python -m pipeline infer digits_network seven.png --top=3
+"""
+JSON, TOP = "--json", "--top="
+MAX_DIGITS = 9
+"""Of the number behind --top: Python reads none of thousands."""
+BATCH = 64
+"""Images a call; a file of fewer is one call of its own size."""
+
+Logits = Callable[[np.ndarray], np.ndarray]
+"""Images (n, *shape) as they are read -> logits float32 (n, classes)."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the arguments say."""
+
+    source: Path
+    files: tuple[Path, ...]
+    as_json: bool
+    top: int
+
+
+def infer(args: Sequence[str]) -> int:
+    """Print class and probability of every image; the exit status is 0.
+
+    Raises UsageError for other arguments, RecipeError and DataError for what can't be read.
+    """
+    if asks_for_help(args):
+        return show_usage(HELP)
+    asked = _parse(args)
+    logits, samples = _network(asked.source)
+    for file in asked.files:
+        images = read_images(file, samples)
+        for index, probabilities in enumerate(_probabilities(logits, images)):
+            name = str(file) if len(images) == 1 else f"{file}[{index}]"
+            print(_line(asked, name, probabilities, samples.classes))
+    return 0
+
+
+def _parse(args: Sequence[str]) -> Asked:
+    words = [arg for arg in args if not arg.startswith("-")]
+    tops = [arg for arg in args if arg.startswith(TOP)]
+    wrong = [arg for arg in args if arg not in (*words, *tops, JSON)]
+    if wrong or len(words) < 2:
+        raise UsageError(wrong[:1] or args, USAGE)
+    top = tops[-1].removeprefix(TOP) if tops else "1"
+    if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
+        raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
+    source, *files = map(Path, words)
+    return Asked(source, tuple(files), JSON in args, int(top))
+
+
+def _network(source: Path) -> tuple[Logits, Samples]:
+    """The function of a run or an export, and what it takes."""
+    if is_export(source):
+        exported = read_export(source)
+        weights = jax.device_put(exported.arrays)
+        call = jax.jit(exported.program.call)
+        return lambda images: np.asarray(call(weights, images)), exported.samples
+    run = read_trained_run(source)
+    weights = jax.device_put(dict(run.arrays))
+    predict = jax.jit(make_predict(run))
+    return lambda images: np.asarray(predict(weights, images)), run.samples
+
+
+def _probabilities(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
+    """The softmax of each image's logits, float64 (classes,)."""
+    for start in range(0, len(images), BATCH):
+        batch = images[start : start + BATCH]
+        # A last batch of another size would be compiled anew.
+        missing = min(BATCH, len(images)) - len(batch)
+        padded = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
+        values = logits(padded)[: len(batch)].astype(np.float64)
+        if values.ndim != 2:
+            raise DataError(
+                f"the network gives logits of shape {values.shape[1:]} for an image, not one for "
+                "each class; export it and call the program"
+            )
+        powers = np.exp(values - values.max(axis=-1, keepdims=True))
+        yield from powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _line(asked: Asked, name: str, probabilities: np.ndarray, classes: Sequence[str]) -> str:
+    best = np.argsort(-probabilities, kind="stable")[: asked.top]
+    found = [
+        {"class": classes[i], "label": int(i), "probability": round(float(probabilities[i]), 6)}
+        for i in best
+    ]
+    if asked.as_json:
+        return json.dumps({"file": name, **found[0], "top": found})
+    told = ", ".join(f"{shown(entry['class'])} {entry['probability']:.4f}" for entry in found)
+    return f"{printable(name)}: {told}"

@@ -1,0 +1,210 @@
+"""`python -m pipeline reproduce RUN_DIR`: does a run give the same numbers again, here and now?
+
+The recipe is run anew, by a process of its own in the folder where the run was begun, with the
+lowerings that the run had. Its losses are compared step by step; where they are not the same, so is
+what else may have made the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.config.compose import check_tree
+from pipeline.config.overrides import key_of, quoted, value_of
+from pipeline.errors import DataError, RecipeError, RunError, UsageError
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_bytes
+from pipeline.files.package_paths import PACKAGE
+from pipeline.files.tree_diff import Difference
+from pipeline.host.signals import find_stops
+from pipeline.runner.record import run_directory
+from pipeline.runner.record.compare_steps import Comparison, compare_steps
+from pipeline.runner.record.log_lines import METRICS, last_step
+from pipeline.runner.record.run_directory import LOWERINGS, RECIPE
+from pipeline.runner.record.run_record import (
+    RunRecord,
+    compare_origins,
+    compare_outcomes,
+    read_record,
+)
+from pipeline.runner.record.side_by_side import SideBySide
+
+USAGE = "reproduce takes RUN_DIR and KEY=VALUE"
+HELP = """usage: python -m pipeline reproduce RUN_DIR [KEY=VALUE ...] [hydra.run.dir=DIR]
+
+Run the recipe of a run again, here and now, and compare the losses step by step, bit for bit.
+
+  RUN_DIR             the run to repeat
+  KEY=VALUE           keys to change, such as cache.root=DIR
+  hydra.run.dir=DIR   where the new run writes
+
+Exit status: 0 all is the same, 1 something differs or the new run failed, 2 a run can't be read.
+
+example: python -m pipeline reproduce outputs/2026-11-21/14-46-29_lenet5_digits
+"""
+RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
+LOOKS_S = 0.2
+"""How often it is looked how far the new run has come."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the arguments say."""
+
+    source: Path
+    overrides: tuple[str, ...]
+    run_dir: str | None
+
+
+def reproduce(args: Sequence[str]) -> int:
+    """Run a recipe again and compare; the exit status is 0 where all is the same, else 1.
+
+    A run that ended early is repeated as far as it went. Raises UsageError for other arguments,
+    RecipeError and DataError where the run can't be read, RunError where it can't be run again.
+    """
+    if asks_for_help(args):
+        return show_usage(HELP)
+    asked = _parse(args)
+    kept = read_record(asked.source)
+    name = check_tree(dict(kept.recipe)).name
+    steps = last_step(kept.run_dir / METRICS)
+    if steps is None:
+        raise DataError(f"{kept.run_dir / METRICS}: has no step to compare with")
+    run_dir = (
+        run_directory.make(Path(asked.run_dir))
+        if asked.run_dir
+        else run_directory.create(f"{name}_reproduced")
+    )
+    _take_lowerings(kept.run_dir, run_dir)
+    status = _rerun(kept, run_dir, asked.overrides, None if kept.status == "done" else steps)
+    if not (run_dir / RECIPE).exists():
+        _remove_unused(run_dir, named=asked.run_dir is not None)
+        if status != RecipeError.exit_status:
+            raise RunError(f"{run_dir}: the new run ended before it began, exit status {status}")
+    if status == RecipeError.exit_status:
+        return status
+    return judge(kept, read_record(run_dir))
+
+
+def _parse(args: Sequence[str]) -> Asked:
+    # Folders of sweeps may be called after what they vary: `lr=0.1`.
+    words = [arg for arg in args if "=" not in arg or Path(arg).exists()]
+    if len(words) != 1 or words[0].startswith("-"):
+        raise UsageError(args, USAGE)
+    if resume := [arg for arg in args if key_of(arg) == RESUME]:
+        raise UsageError(
+            resume, "goes on with a run, where reproduce makes a new one; leave it out"
+        )
+    overrides = tuple(arg for arg in args if arg not in words and key_of(arg) != RUN_DIR)
+    return Asked(Path(words[0]), overrides, value_of(args, RUN_DIR))
+
+
+def _take_lowerings(source: Path, target: Path) -> None:
+    """How convolutions were computed is part of what makes a run repeat itself."""
+    if (source / LOWERINGS).is_file() and not (source / LOWERINGS).is_symlink():
+        try:
+            write_whole(target / LOWERINGS, read_bytes(source / LOWERINGS))
+        except OSError as error:
+            raise RunError(f"{error.filename}: {error.strerror}") from error
+        except ValueError as error:
+            raise DataError(f"{source / LOWERINGS}: {error}") from error
+
+
+def _remove_unused(run_dir: Path, *, named: bool) -> None:
+    """Leave nothing of a run that never began; a directory that the user has named stays."""
+    (run_dir / LOWERINGS).unlink(missing_ok=True)
+    if not named:
+        with suppress(OSError):
+            run_dir.rmdir()
+
+
+def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int | None) -> int:
+    """Run the recipe in a process of its own, up to step `steps` or its end; its exit status."""
+    recipe = kept.run_dir.absolute() / RECIPE
+    asked = [f"+recipe={recipe}", f"{RESUME}=null", f"{RUN_DIR}={quoted(str(run_dir.absolute()))}"]
+    # -P: the folder is what a run says, and what lies there must not be imported.
+    command = [sys.executable, "-P", "-m", "pipeline", *asked, *overrides]
+    folder = Path(str(kept.made_by.get("folder", ".")))
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    cwd = folder if folder.is_dir() else Path.cwd()
+    with subprocess.Popen(command, cwd=cwd, env=environment) as process, _stopped_with(process):
+        while process.poll() is None:
+            if steps is not None and (last_step(run_dir / METRICS) or 0) >= steps:
+                process.terminate()
+                steps = None
+            time.sleep(LOOKS_S)
+    return process.returncode
+
+
+@contextmanager
+def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Meanwhile, whoever stops this process stops that one, which then saves what it has."""
+    # Ctrl-C comes to both, and so does the end of a terminal; `kill` comes to this one alone.
+    numbers = [number for number in find_stops() if number != signal.SIGINT]
+    before = {number: signal.signal(number, lambda *_: process.terminate()) for number in numbers}
+    try:
+        yield
+    except KeyboardInterrupt:
+        # The terminal has interrupted both.
+        process.wait()
+        raise
+    except Exception:
+        process.terminate()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def judge(kept: RunRecord, repeated: RunRecord) -> int:
+    """Say what came of it: 0 where all that was kept has come again, else 1.
+
+    Raises DataError where a log can't be read, RunError where the new run has none.
+    """
+    if not (repeated.run_dir / METRICS).exists():
+        raise RunError(f"{repeated.run_dir}: {repeated.summary.get('reason', 'has no steps')}")
+    found = compare_steps(kept.run_dir / METRICS, repeated.run_dir / METRICS)
+    metrics = _metrics_that_differ(kept, repeated)
+    same = found.first is None and not found.only_one and not metrics
+    page = SideBySide(kept, repeated)
+    page.show_steps(found)
+    page.show_differences("metrics", metrics)
+    if not same:
+        page.show_origins()
+    elif changed := _changed_keys(kept, repeated):
+        page.show_text("although", f"{', '.join(changed)} differ")
+    page.show_text("verdict", _verdict(same, found, kept))
+    return 0 if same else 1
+
+
+def _metrics_that_differ(kept: RunRecord, repeated: RunRecord) -> list[Difference] | None:
+    """Those of the last evaluation; None for a run that ended before it had one."""
+    if kept.status != "done":
+        return None
+    found = compare_outcomes(kept, repeated)
+    return [difference for difference in found if difference.where[0] == "metrics"]
+
+
+def _changed_keys(kept: RunRecord, repeated: RunRecord) -> list[str]:
+    found = compare_origins(kept, repeated).values()
+    return [difference.key for section in found for difference in section or ()]
+
+
+def _verdict(same: bool, found: Comparison, kept: RunRecord) -> str:
+    if same:
+        return f"reproduced: {found.steps:,} steps are the same, bit for bit"
+    if found.first is None and found.only_one:
+        return f"not reproduced: the new run lacks the last {found.only_one:,} steps"
+    resumed = len(kept.processes) > 1
+    note = "; A was resumed, and may have been given another length" if resumed else ""
+    return f"not reproduced{note}"

@@ -1,0 +1,230 @@
+"""From command-line arguments to one run or a sweep of runs, through Hydra."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra._internal.utils import get_args_parser
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.chosen import with_recipe
+from pipeline.config.compose import UNCOMPOSABLE, check, diagnose
+from pipeline.config.overrides import expand_sweeps, key_of, quoted, swept_keys, value_of
+from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
+from pipeline.files.package_paths import CONF
+from pipeline.observe.reporter import MARGIN
+from pipeline.runner.record import run_directory
+from pipeline.runner.resume_command import (
+    RESUME,
+    SWEEP_DIR,
+    resume_run_command,
+    resume_sweep_command,
+)
+from pipeline.sweep.command import command_of, find_sweep, read_command
+from pipeline.sweep.directory import find_failures, find_jobs
+from pipeline.sweep.jobs import Job, OnChanged
+from pipeline.sweep.table import conclude
+
+RESUME_CHANGED = "train.resume_changed"
+OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
+"""What is said of going on, and no part of what a sweep is asked for."""
+MULTIRUN = ("-m", "--multirun")
+HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
+
+
+def launch(args: Sequence[str], begun: float | None = None) -> int:
+    """Run what the arguments describe and return the exit status.
+
+    `begun` is when the command began, by `time.perf_counter`; now unless it is given. Raises
+    RecipeError with every problem when the recipe can't be composed.
+    """
+    parsed = get_args_parser().parse_intermixed_args(list(args))
+    flags = [arg for arg in args if arg not in parsed.overrides]
+    if parsed.hydra_help or parsed.info or parsed.shell_completion:
+        _hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
+        return 0
+    _require_sections(parsed.overrides)
+    if parsed.cfg == "job" and not parsed.package:
+        return _show(parsed.overrides)
+    if parsed.multirun:
+        return _sweep(args, flags, parsed.overrides)
+    return _single(args, flags, parsed.overrides, begun)
+
+
+def _show(overrides: Sequence[str]) -> int:
+    """Print the recipe as it would be run."""
+    tree = diagnose(overrides).model_dump(mode="json")
+    print(yaml.safe_dump(tree, sort_keys=False), end="")
+    return 0
+
+
+def _single(
+    args: Sequence[str], flags: Sequence[str], typed: Sequence[str], begun: float | None
+) -> int:
+    """Run once the recipe that Hydra composes, outside its hands: it prints what it catches."""
+    composed = _compose(flags, typed, with_recipe(typed))
+    if composed is None:
+        return 0
+    config, hydra_config = composed
+    recipe = check(config, hydra_config.overrides.task)
+    with _resolved():
+        asked = hydra_config.run.dir
+    from pipeline.runner.run import run
+
+    run_dir = None if asked == "." else Path(asked)
+    how_to_resume = partial(resume_run_command, args)
+    return run(recipe, run_dir, begun=begun, how_to_resume=how_to_resume).exit_status
+
+
+def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> int:
+    """Do what is left to do of a sweep, in the directory that is named, found or made for it."""
+    overrides = with_recipe(typed)
+    on_changed = _on_changed(overrides)
+    typed = [override for override in typed if key_of(override) not in OF_ONE_COMMAND]
+    besides = (*OF_ONE_COMMAND, SWEEP_DIR)
+    asked = [override for override in overrides if key_of(override) not in besides]
+    known = _known_directory(flags, typed, overrides)
+    recipe = value_of(overrides, "recipe") or ""
+    name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
+    sweep_dir = known or run_directory.create(name)
+    placed = [*asked, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
+    stopped = 0
+    try:
+        job = Job(swept_keys(asked), find_failures(sweep_dir), on_changed)
+        _hydra(flags, typed, placed, job)
+    except RecipeError:
+        if known is None and not find_jobs(sweep_dir):
+            shutil.rmtree(sweep_dir)
+        raise
+    except KeyboardInterrupt as interruption:
+        print("the sweep was stopped", file=sys.stderr)
+        stopped = exit_status_of(interruption)
+    status = max(stopped, conclude(sweep_dir))
+    if stopped or status == RunError.exit_status:
+        print(printable(f"{'resume':<{MARGIN}} {resume_sweep_command(args, sweep_dir)}"))
+    if known is None:
+        _tell_of_an_equal_one(sweep_dir)
+    return status
+
+
+def _on_changed(overrides: Sequence[str]) -> OnChanged:
+    """What is to become of jobs whose data are not what they were.
+
+    Raises RecipeError for a value that there is not: no job would check it.
+    """
+    match value_of(overrides, RESUME_CHANGED):
+        case None | "refuse":
+            return "refuse"
+        case "allow":
+            return "allow"
+        case other:
+            raise RecipeError([f"{RESUME_CHANGED} = {other}: must be 'refuse' or 'allow'"])
+
+
+def _tell_of_an_equal_one(sweep_dir: Path) -> None:
+    """A command that is given again begins anew; what is done already need not be."""
+    command = read_command(sweep_dir)
+    earlier = command and find_sweep(command, besides=sweep_dir)
+    if earlier:
+        name = printable(str(earlier))
+        print(f"{name} is a sweep of the same command; {RESUME}=auto goes on with the newest")
+
+
+def _require_sections(typed: Sequence[str]) -> None:
+    """Raise RecipeError for the name of an option in the place of the section that it chooses."""
+    given = {key: value_of(typed, key) for key in HYDRA_GROUPS}
+    problems = [
+        f"{key} = {value}: is a section; an option of it is chosen by "
+        f"{key.replace('.', '/')}={value}"
+        for key, value in given.items()
+        if value is not None and not value.startswith("{")
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def _known_directory(
+    flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
+) -> Path | None:
+    """The directory that a sweep is given, or that of the sweep to go on with; None for a new one.
+
+    Raises RecipeError where several are given, or `train.resume` means a single run.
+    """
+    given, resume = value_of(overrides, SWEEP_DIR), value_of(overrides, RESUME)
+    if not given and resume in (None, "null"):
+        return None
+    if not given and resume != "auto":
+        rule = f"a sweep can go on with one of the same command: auto, or {SWEEP_DIR}=DIR"
+        raise RecipeError([f"{RESUME} = {resume}: {rule}"])
+    swept = swept_keys(overrides)
+    if SWEEP_DIR in swept:
+        raise RecipeError([f"{SWEEP_DIR} = {given}: must be one directory; quote what has commas"])
+    single = [flag for flag in flags if flag not in MULTIRUN]
+    asked = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
+    fixed = [override for override in asked if key_of(override) not in swept]
+    composed = _compose(single, typed, fixed)
+    assert composed is not None, "Hydra composes where it is not asked for something else"
+    with _resolved():
+        if given:
+            return Path(composed[1].sweep.dir)
+        return find_sweep(command_of(composed[1], _of_recipe(asked)))
+
+
+def _of_recipe(overrides: Sequence[str]) -> list[str]:
+    """The overrides that Hydra hands to a sweeper: all but those of its own keys."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [one.input_line for one in parsed if one.input_line and not one.is_hydra_override()]
+
+
+@contextmanager
+def _resolved() -> Iterator[None]:
+    """Where keys of Hydra's own are read: what they refer to may not be there."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise RecipeError([f"{error.full_key}: {first_line(error)}"]) from error
+
+
+def _compose(
+    flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
+) -> tuple[DictConfig, HydraConf] | None:
+    """What Hydra composes, and its own section; None where it is asked to show something."""
+    composed: list[tuple[DictConfig, HydraConf]] = []
+
+    def keep(config: DictConfig) -> None:
+        composed.append((config, HydraConfig.get()))
+
+    _hydra(flags, typed, overrides, keep)
+    return composed[0] if composed else None
+
+
+def _hydra(
+    flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction
+) -> None:
+    """Have Hydra compose and call; what it can't compose is diagnosed in full, as it was typed."""
+    # Hydra reports errors itself and exits, unless this is set: then it raises.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv = ["pipeline", *flags, *overrides]
+    try:
+        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)()
+    except (*UNCOMPOSABLE, RecursionError) as error:
+        for job in expand_sweeps(typed):
+            diagnose(job)
+        raise RecipeError([first_line(error)]) from error
+    except OSError as error:
+        if error.filename is None:
+            raise RunError(str(error)) from error
+        message = f"{error.filename}: can't make the run directory: {error.strerror}"
+        raise RunError(message) from error

@@ -1,0 +1,66 @@
+"""A split that lies on the device whole; a window moves only the order of its samples."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
+
+import jax
+
+from pipeline.data.columns import Split
+from pipeline.data.feed.feed_stats import Effort
+from pipeline.data.feed.window import Window, put_inputs
+from pipeline.data.order import Order
+
+Prepared = tuple[Window, Effort]
+
+
+class ResidentSupply:
+    """Windows of a resident split. The next one's order is drawn on a thread of its own.
+
+    Drawing it takes 7 ms for 60,000 samples, a few per cent of what 1,024 steps of a small network
+    take.
+    """
+
+    kind: Literal["resident", "stream"] = "resident"
+
+    def __init__(
+        self, split: Split, order: Order, device: jax.Device, window_steps: int, stop: int | None
+    ) -> None:
+        self._order, self._device = order, device
+        self._steps, self._stop = window_steps, stop
+        self._columns = {
+            name: jax.device_put(column[:], device) for name, column in split.columns.items()
+        }
+        self.device_bytes = sum(column.nbytes for column in self._columns.values())
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="order")
+        self._ahead: tuple[int, Future[Prepared]] | None = None
+
+    def ready_steps(self, step: int) -> int:
+        """All of a window or nothing."""
+        ahead = self._ahead
+        return self._steps if ahead and ahead[0] == step and ahead[1].done() else 0
+
+    def take(self, step: int) -> Prepared:
+        """The window from `step`, and the next one in the making."""
+        if self._ahead is not None and self._ahead[0] == step:
+            prepared = self._ahead[1].result()
+        else:
+            prepared = self._prepare(step)
+        following = step + self._steps
+        if self._stop is None or following < self._stop:
+            self._ahead = following, self._thread.submit(self._prepare, following)
+        return prepared
+
+    def close(self) -> None:
+        """Forget what was prepared."""
+        self._ahead = None
+
+    def _prepare(self, step: int) -> Prepared:
+        begun = time.perf_counter()
+        batches = self._order.batches(step, self._steps)
+        ordered = time.perf_counter()
+        inputs = put_inputs(self._columns, batches, self._order.seed, self._device, resident=True)
+        seconds = {"order": ordered - begun, "transfer": time.perf_counter() - ordered}
+        return Window(step, step + self._steps, inputs), Effort(seconds)

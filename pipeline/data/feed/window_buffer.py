@@ -1,0 +1,165 @@
+"""A window of a streamed split in the making: what is read, by how many threads, and whereto."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.data.columns import DECODING_THREADS, Column, LazyColumn, Split
+from pipeline.data.feed.feed_stats import Effort, SlowSample
+from pipeline.data.feed.window import Window, put_inputs
+from pipeline.data.order import Batches, Order
+from pipeline.errors import DataError, PipelineError
+from pipeline.files.error_text import shown
+
+PARTS = 16
+"""A window is read in so many parts: enough to share among threads, few enough to cost nothing."""
+
+ALIGNMENT_BYTES = 64
+"""XLA uses a host buffer that starts at a multiple of this as it is, and copies any other."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is read, how it is cut into windows, and where it goes."""
+
+    split: Split
+    order: Order
+    device: jax.Device
+    window_steps: int
+    stop: int | None
+    """No window that starts here or later is read ahead, and of the last no sample behind it."""
+    clock: Clock
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of all columns."""
+        return self.order.batch_size * self.split.sample_bytes
+
+    @property
+    def threads(self) -> int:
+        """How many read at a time: columns in memory are gathered by one, which is fast enough."""
+        lazy = any(isinstance(column, LazyColumn) for column in self.split.columns.values())
+        return min(DECODING_THREADS if lazy else 1, self.parts)
+
+    @property
+    def parts(self) -> int:
+        """Into how many reads a window is cut."""
+        return min(PARTS, self.window_steps * self.order.batch_size)
+
+    def window_stop(self, start: int) -> int:
+        """Where a window that starts at `start` ends."""
+        stop = start + self.window_steps
+        return stop if self.stop is None or start >= self.stop else min(stop, self.stop)
+
+
+class Filling:
+    """A window that is being read, by several threads at once."""
+
+    def __init__(self, plan: Plan, start: int) -> None:
+        begun = plan.clock()
+        self._plan, self._start = plan, start
+        self._batches: Batches = plan.order.batches(start, plan.window_steps)
+        self._indices = self._batches.indices.ravel()
+        self._columns = {
+            name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
+            for name, column in plan.split.columns.items()
+        }
+        self._missing, self._lock = plan.parts, threading.Lock()
+        self._order_s = plan.clock() - begun
+
+    def read(self, part: int) -> tuple[Effort, Window | None]:
+        """Read one part; with the last one to be completed comes the window."""
+        rows = self._rows(part)
+        efforts = [self._read_column(name, rows) for name in self._columns]
+        with self._lock:
+            self._missing -= 1
+            complete = self._missing == 0
+        if not complete:
+            return Effort.total(efforts), None
+        begun = self._plan.clock()
+        window = self._on_device()
+        seconds = {"order": self._order_s, "transfer": self._plan.clock() - begun}
+        return Effort.total([*efforts, Effort(seconds)]), window
+
+    def _rows(self, part: int) -> slice:
+        """The rows of a part, without those behind the last step."""
+        plan, size = self._plan, len(self._indices)
+        wanted = (plan.window_stop(self._start) - self._start) * plan.order.batch_size
+        first, last = (n * size // plan.parts for n in (part, part + 1))
+        return slice(min(first, wanted), min(last, wanted))
+
+    def _read_column(self, name: str, rows: slice) -> Effort:
+        plan, column, out = self._plan, self._plan.split.columns[name], self._columns[name][rows]
+        begun = plan.clock()
+        slowest = read_into(name, column, self._indices[rows], out, plan.clock)
+        return Effort({name: plan.clock() - begun}, slowest)
+
+    def _on_device(self) -> Window:
+        plan, shape = self._plan, self._batches.indices.shape
+        columns = {
+            name: jax.device_put(values.reshape(*shape, *values.shape[1:]), plan.device)
+            for name, values in self._columns.items()
+        }
+        inputs = put_inputs(columns, self._batches, plan.order.seed, plan.device, resident=False)
+        return Window(self._start, plan.window_stop(self._start), inputs)
+
+
+def read_into(
+    name: str, column: Column, indices: np.ndarray, out: np.ndarray, clock: Clock
+) -> SlowSample | None:
+    """Read samples into `out`, and say which took longest where they are read one by one.
+
+    Raises DataError that names the sample where it can.
+    """
+    if isinstance(column, np.ndarray):
+        np.take(column, indices, axis=0, out=out, mode="clip")
+        return None
+    try:
+        if isinstance(column, LazyColumn):
+            return _decode_into(name, column, indices, out, clock)
+        out[:] = column[indices]
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise DataError(f"column {name}: {type(error).__name__}: {error}") from error
+    return None
+
+
+def _decode_into(
+    name: str, column: LazyColumn, indices: np.ndarray, out: np.ndarray, clock: Clock
+) -> SlowSample | None:
+    slowest = None
+    for position, sample in enumerate(indices.tolist()):
+        if position and sample == indices[position - 1]:
+            # A short batch is filled up with one sample, over and over.
+            out[position] = out[position - 1]
+            continue
+        begun = clock()
+        try:
+            out[position] = column.sample(sample)
+        except PipelineError:
+            raise
+        except Exception as error:
+            where = f"column {name}, sample {sample} ({shown(column.sample_name(sample))})"
+            raise DataError(f"{where}: {type(error).__name__}: {error}") from error
+        read_s = clock() - begun
+        if slowest is None or read_s > slowest.read_s:
+            slowest = SlowSample(name, sample, shown(column.sample_name(sample)), read_s)
+    return slowest
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros that a CPU device takes over without a copy."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[first : first + size].view(dtype).reshape(shape)

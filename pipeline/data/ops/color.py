@@ -1,0 +1,240 @@
+"""Brightness, contrast, saturation and hue, computed on bytes as OpenCV computes them (D-05).
+
+Amounts come as an array of all that can be drawn, with the number of the one that each image gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import permutations
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import AfterValidator
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import Op
+from pipeline.data.ops.image import image_shape
+from pipeline.data.ops.interpolation import rounded_quotient
+from pipeline.data.ops.loop import in_turns
+from pipeline.data.ops.ranges import Range, pick, steps
+from pipeline.data.random import integers
+from pipeline.registry import part
+
+Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
+"""(xp, bytes, amounts (n,), which of them each image gets, int32 (batch,)) -> bytes."""
+
+_FACTOR_BITS = 16
+_TABLES = 32
+"""Up to so many factors of a blend are tabulated, in 64 KiB each."""
+_GREY_BITS = 15
+_GREY = np.array([9798, 19235, 3735], np.int32)
+_HUE_BITS = 12
+_SIXTH = 85
+"""A sixth of the colour circle, of which OpenCV has 255ths, doubled."""
+
+
+def _check_factor(given: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= given[0] <= given[1] <= 128:
+        raise ValueError(f"a factor is from 0 to 128, not {list(given)}")
+    return given
+
+
+def _check_hue(given: tuple[float, float]) -> tuple[float, float]:
+    if not -0.5 <= given[0] <= given[1] <= 0.5:
+        raise ValueError(f"a turn of the hue is from -0.5 to 0.5, not {list(given)}")
+    return given
+
+
+FactorRange = Annotated[Range, AfterValidator(_check_factor)]
+HueRange = Annotated[Range, AfterValidator(_check_hue)]
+
+
+@part("op")
+class RandomColorAdjust(Op):
+    """Change brightness, contrast, saturation and hue in an order drawn for each sample.
+
+    The first three are factors, 1 changes nothing; `hue` is in turns of the colour circle. Each is
+    drawn evenly from its range [least, most]. RGB bytes only.
+    """
+
+    name: Literal["random_color_adjust"] = "random_color_adjust"
+    brightness: FactorRange = (1.0, 1.0)
+    contrast: FactorRange = (1.0, 1.0)
+    saturation: FactorRange = (1.0, 1.0)
+    hue: HueRange = (0.0, 0.0)
+
+    draws: ClassVar[int] = 5
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        check_rgb_bytes(value)
+        return value
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        changes = self._changes(xp, uniforms)
+        orders = np.array(list(permutations(range(len(changes)))), np.int32)
+        order = pick(xp, uniforms[:, 4], orders)
+
+        def change_once(turn: Any, values: Any) -> Any:
+            chosen, changed = of_images(order[:, turn]), values
+            for which, (change, amounts, numbers) in enumerate(changes):
+                changed = xp.where(chosen == which, change(xp, values, amounts, numbers), changed)
+            return changed
+
+        return in_turns(xp, change_once, len(changes), values)
+
+    def _changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
+        """What is not always left as it is: the function, its amounts and their numbers."""
+        amounts: dict[Adjust, np.ndarray] = {
+            adjust_brightness: steps(*self.brightness),
+            adjust_contrast: steps(*self.contrast),
+            adjust_saturation: steps(*self.saturation),
+            adjust_hue: steps(*self.hue),
+        }
+        idle: dict[Adjust, float] = {adjust_hue: 0.0}
+        return [
+            (change, drawn, integers(xp, uniforms[:, draw], len(drawn)))
+            for draw, (change, drawn) in enumerate(amounts.items())
+            if drawn.tolist() != [idle.get(change, 1.0)]
+        ]
+
+
+def check_rgb_bytes(value: ColumnSpec) -> None:
+    """Raises ValueError for what is not an image of three channels of bytes."""
+    *_, channels = image_shape(value)
+    if value.dtype != "uint8" or channels != 3:
+        raise ValueError(
+            f"takes uint8 images of 3 channels, not {value.dtype} of {channels}; list it before "
+            "rescale and normalize"
+        )
+
+
+def exact_factors(factors: np.ndarray) -> np.ndarray:
+    """Factors f of 16 bits, float32: the products of bytes with f and with 1 - f are exact."""
+    unit = np.maximum(np.frexp(factors)[1], 0) - _FACTOR_BITS
+    return np.ldexp(np.rint(np.ldexp(factors, -unit)), unit).astype(np.float32)
+
+
+def of_images(amount: Any) -> Any:
+    """One number for each image, in the shape in which it meets the pixels."""
+    return amount[:, None, None, None]
+
+
+def _as_bytes(xp: Any, levels: Any) -> Any:
+    return xp.rint(levels).clip(0, 255).astype(np.uint8)
+
+
+def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
+    """Bytes times the factors."""
+    factor = xp.asarray(factors.astype(np.float32))[numbers]
+    return _as_bytes(xp, values.astype(np.float32) * of_images(factor))
+
+
+def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
+    """base + (values - base) * factor, on bytes.
+
+    Of few factors the results are tabulated, rounding as OpenCV's fused multiplication does. Of
+    many, each has 16 bits: one rounding is left, whether or not a compiler fuses.
+    """
+    if len(factors) > _TABLES:
+        factor = exact_factors(factors)
+        own, rest = (of_images(xp.asarray(share)[numbers]) for share in (factor, 1 - factor))
+        return _as_bytes(xp, base.astype(np.float32) * rest + values.astype(np.float32) * own)
+    tables = np.concatenate([blend_table(factor, "base") for factor in factors.tolist()])
+    return look_up_blend(xp, base, values, tables, numbers)
+
+
+def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: Any) -> Any:
+    """What tables of blends, uint8 (n, 256, 256), make of bytes and their base."""
+    row = of_images(numbers) * 256 + base.astype(np.int32)
+    return xp.take(tables.reshape(-1), row * 256 + values.astype(np.int32), mode="clip")
+
+
+@lru_cache(maxsize=_TABLES)
+def blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
+    """What a factor makes of every base and value: uint8 (1, 256, 256).
+
+    `fused` is the product that is added unrounded, which OpenCV's order of operands decides.
+    """
+    byte, share = np.arange(256, dtype=np.float32), np.float32(factor)
+    of_base, of_value = byte[:, None] * (1 - share), byte * share
+    if fused == "base":
+        total = byte[:, None].astype(np.float64) * np.float64(1 - share) + of_value
+    else:
+        total = byte.astype(np.float64) * np.float64(share) + of_base
+    return np.rint(total.astype(np.float32)).clip(0, 255).astype(np.uint8)[None]
+
+
+def grey(values: Any) -> Any:
+    """The luma of RGB bytes, int32 (batch, height, width)."""
+    weighted = (values.astype(np.int32) * _GREY).sum(axis=-1, dtype=np.int32)
+    return (weighted + (1 << (_GREY_BITS - 1))) >> _GREY_BITS
+
+
+def mean_grey(values: Any) -> Any:
+    """The rounded mean of each image's luma, int32 (batch, 1, 1, 1)."""
+    luma = grey(values)
+    total = luma.sum(axis=(1, 2), dtype=np.int32)
+    return of_images(rounded_quotient(total, luma.shape[1] * luma.shape[2]))
+
+
+def adjust_contrast(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
+    """Blend with the mean luma of each image."""
+    return blend(xp, mean_grey(values), values, factors, numbers)
+
+
+def adjust_saturation(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
+    """Blend with the luma of each pixel."""
+    return blend(xp, grey(values)[..., None], values, factors, numbers)
+
+
+def adjust_hue(xp: Any, values: Any, turns: np.ndarray, numbers: Any) -> Any:
+    """Move the hue by so many turns of the colour circle."""
+    turn = xp.asarray((turns * 255).astype(np.int32))[numbers]
+    hue, saturation, value = to_hsv(xp, values.astype(np.int32))
+    return to_rgb(xp, (hue + turn[:, None, None]) & 255, saturation, value)
+
+
+def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
+    """Hue in 256ths of a circle, saturation and value, int32 0..255, as OpenCV's HSV_FULL."""
+    red, green, blue = (rgb[..., channel] for channel in range(3))
+    value = rgb.max(axis=-1)
+    range_ = value - rgb.min(axis=-1)
+    byte = np.maximum(np.arange(256), 1)
+    per_value = np.rint((255 << _HUE_BITS) / byte).astype(np.int32)
+    per_range = np.rint((256 << _HUE_BITS) / (6 * byte)).astype(np.int32)
+    half = 1 << (_HUE_BITS - 1)
+    saturation = (range_ * xp.asarray(per_value)[value] + half) >> _HUE_BITS
+    sixth = xp.where(
+        value == red,
+        green - blue,
+        xp.where(value == green, blue - red + 2 * range_, red - green + 4 * range_),
+    )
+    hue = (sixth * xp.asarray(per_range)[range_] + half) >> _HUE_BITS
+    return xp.where(hue < 0, hue + 256, hue), saturation, value
+
+
+def to_rgb(xp: Any, hue: Any, saturation: Any, value: Any) -> Any:
+    """RGB bytes of int32 hue, saturation and value; OpenCV goes back with a circle of 255ths."""
+    sector, within = 2 * hue // _SIXTH % 6, 2 * hue % _SIXTH
+    whole = 255 * _SIXTH
+
+    def mixed(share: Any) -> Any:
+        return (2 * value * (whole - saturation * share) + whole) // (2 * whole)
+
+    low, falling, rising = mixed(_SIXTH), mixed(within), mixed(_SIXTH - within)
+    channels = (
+        (value, falling, low, low, rising, value),
+        (rising, value, value, falling, low, low),
+        (low, low, rising, value, value, falling),
+    )
+    return xp.stack([_chosen(xp, sector, levels) for levels in channels], axis=-1).astype(np.uint8)
+
+
+def _chosen(xp: Any, number: Any, choices: tuple[Any, ...]) -> Any:
+    """The choice with the number that each pixel has."""
+    chosen = choices[0]
+    for candidate in range(1, len(choices)):
+        chosen = xp.where(number == candidate, choices[candidate], chosen)
+    return chosen

@@ -1,0 +1,138 @@
+"""Images and labels of their positions padded to buckets, and a batch cut to one of them (D-18)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.data.columns import Column, Split
+from pipeline.data.padding.buckets import (
+    SIZE,
+    Bucket,
+    PaddedColumn,
+    RaggedColumn,
+    UniformColumn,
+    assign_buckets,
+    canvas,
+)
+from pipeline.data.random import integers, uniforms
+
+UNCUT_SIZE = "uncut_size"
+"""The column that tells how large each image was read, int32 (dimensions,); there where some are
+cut to a bucket."""
+
+CROP_OP = 1 << 30
+"""The op that the places of crops are drawn for: no list of map ops is as long."""
+
+
+def pad_split(
+    split: Split,
+    buckets: Sequence[Bucket],
+    *,
+    ignore_index: int | None = None,
+    crop: bool = False,
+) -> Split:
+    """The split with images padded to what holds all buckets, and a column of their sizes.
+
+    Labels of positions are padded with `ignore_index`. Where some samples are larger than every
+    bucket and `crop` says to cut them, all are padded to what holds the largest of them too, and
+    the sizes are those behind the cut; `cut_to` makes it. Raises ValueError where an image is
+    larger than every bucket and may not be cut, or has other dimensions than they, and where labels
+    can't be padded.
+    """
+    images = _of_several_sizes(split.columns["image"], len(buckets[0]))
+    uncut = images.sizes
+    sizes = _sizes_in(buckets, uncut, crop=crop)
+    columns: dict[str, Column] = {**split.columns, SIZE: sizes}
+    holds = canvas(buckets)
+    if not np.array_equal(sizes, uncut):
+        columns[UNCUT_SIZE] = uncut
+        holds = canvas([holds, tuple(uncut.max(axis=0).tolist())])
+    columns["image"] = PaddedColumn(images, holds)
+    columns["label"] = _padded_labels(split.columns["label"], uncut, holds, ignore_index)
+    return Split(columns)
+
+
+def _of_several_sizes(column: Column, dimensions: int) -> RaggedColumn:
+    return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
+
+
+def _sizes_in(buckets: Sequence[Bucket], uncut: np.ndarray, *, crop: bool) -> np.ndarray:
+    """How large each image is in its bucket, int32 (samples, dimensions)."""
+    if uncut.shape[1] != len(buckets[0]):
+        shown = [list(bucket) for bucket in buckets]
+        raise ValueError(f"{shown}: must have {uncut.shape[1]} numbers each for these images")
+    numbers = assign_buckets(uncut, buckets, crop=crop)
+    return np.minimum(uncut, np.array(buckets)[numbers]).astype(np.int32)
+
+
+def _padded_labels(
+    labels: Column, sizes: np.ndarray, holds: Bucket, ignore_index: int | None
+) -> Column:
+    """Labels of positions padded as the images are; of one label a sample nothing is padded."""
+    dimensions = len(labels.shape) - 1
+    if dimensions == 0:
+        return labels
+    positions = _of_several_sizes(labels, dimensions)
+    if not np.array_equal(positions.sizes, sizes):
+        raise ValueError(
+            f"labels of shape {labels.shape[1:]} are not of the places of the images, so that "
+            "there is no telling how to pad them"
+        )
+    return PaddedColumn(positions, holds, _label_of_padding(labels, ignore_index))
+
+
+def _label_of_padding(labels: Column, ignore_index: int | None) -> int:
+    """Raises ValueError where there is none, or labels can't hold it."""
+    if ignore_index is None:
+        raise ValueError(
+            f"labels of shape {labels.shape[1:]} need padding too; set dataset.ignore_index to "
+            "the label that padding gets, such as -100"
+        )
+    bounds = np.iinfo(labels.dtype)
+    if not bounds.min <= ignore_index <= bounds.max:
+        raise ValueError(
+            f"labels are {labels.dtype}, which can't hold dataset.ignore_index = "
+            f"{ignore_index}; must be {bounds.min} to {bounds.max}"
+        )
+    return ignore_index
+
+
+def cut_to(
+    xp: Any,
+    bucket: Bucket,
+    columns: Mapping[str, Any],
+    seed: Any,
+    pass_: Any,
+    sample: Any,
+    *,
+    drawn: bool,
+) -> dict[str, Any]:
+    """A batch of `pad_split`'s columns with images, and labels of positions, of one bucket.
+
+    Of a sample that is larger, a crop is left: at a place drawn from (seed, pass, sample), or in
+    the middle. `xp` is numpy or jax.numpy and gives the same in both; the rest as in `apply_ops`.
+    """
+    names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
+    if UNCUT_SIZE not in columns:
+        inside = (slice(None), *(slice(length) for length in bucket))
+        return {**columns, **{name: columns[name][inside] for name in names}}
+    room = columns[UNCUT_SIZE] - columns[SIZE]
+    if drawn:
+        places = uniforms(xp, seed, pass_, sample, CROP_OP, len(bucket))
+        corner = integers(xp, places, (room + 1).astype(np.float32))
+    else:
+        corner = room // 2
+    rows = np.arange(len(room), dtype=np.int32).reshape(-1, *(1,) * len(bucket))
+    index = (rows, *(_along(axis, corner, bucket) for axis in range(len(bucket))))
+    return {**columns, **{name: columns[name][index] for name in names}}
+
+
+def _along(axis: int, corner: Any, bucket: Bucket) -> Any:
+    """The places along one axis of the crops at these corners: int32 (batch, 1.., length, ..1)."""
+    places = corner[:, axis : axis + 1] + np.arange(bucket[axis], dtype=np.int32)
+    shape = [1] * len(bucket)
+    shape[axis] = bucket[axis]
+    return places.reshape(-1, *shape)

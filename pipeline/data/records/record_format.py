@@ -1,0 +1,181 @@
+"""A dataset as ArrayRecord files: what they hold, and the description that lies beside them (D-13).
+
+    records.json                                    what follows, in words that a program reads
+    train-image-00000-of-00003.array_record         one record a sample
+    train-label-00000-of-00001.array_record         one record for many small samples
+    eval-...
+
+A record is a checksum, uint32, and the values, both little-endian. The checksum is the CRC-32 of
+the values, begun with that of the file's first record plus the record's number: a record that was
+changed, moved or put there from another dataset is found when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, PositiveInt, ValidationError, model_validator
+
+from pipeline.errors import DataError, listed
+from pipeline.files.bounded_read import read_json
+from pipeline.files.error_text import describe
+from pipeline.registry import Seq, Spec
+
+DESCRIPTION = "records.json"
+FORMAT = "pipeline.records"
+CHECKSUM_BYTES = 4
+Dtype = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|float(16|32|64))$")]
+
+
+class RecordFile(Spec):
+    """One ArrayRecord file of a column."""
+
+    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*\.array_record$")]
+    samples: PositiveInt
+    size_bytes: Annotated[int, Field(gt=0, lt=2**63)]
+    first_crc32: Annotated[int, Field(ge=0, lt=2**32)]
+    """Of the values in the first record."""
+
+
+class RecordColumnSpec(Spec):
+    """One column of a split, cut into files."""
+
+    dtype: Dtype
+    shape: Seq[PositiveInt | None]
+    """Of one value; null where values differ."""
+    samples_per_record: PositiveInt
+    files: Seq[RecordFile]
+    sizes: RecordColumnSpec | None = None
+    """Where values differ, a column of their leading dimensions, int32."""
+
+    @property
+    def trailing(self) -> tuple[int, ...]:
+        """The dimensions that all values share."""
+        return tuple(length for length in self.shape if length is not None)
+
+    @property
+    def samples(self) -> int:
+        """How many samples the files have."""
+        return sum(file.samples for file in self.files)
+
+    @model_validator(mode="after")
+    def _tells_sizes_where_they_differ(self) -> Self:
+        differing = len(self.shape) - len(self.trailing)
+        if any(length is not None for length in self.shape[:differing]):
+            raise ValueError(f"shape {list(self.shape)} must have its nulls first")
+        told = () if self.sizes is None else self.sizes.shape
+        if told != ((differing,) if differing else ()):
+            raise ValueError(f"shape {list(self.shape)} has {differing} nulls, sizes are {told}")
+        if self.sizes is not None and (self.sizes.dtype, self.samples_per_record) != ("int32", 1):
+            raise ValueError("values of several sizes have int32 sizes and a record each")
+        value_bytes = math.prod(self.trailing) * np.dtype(self.dtype).itemsize
+        for file in self.files:
+            # Records are not compressed, so that nothing small stands for much.
+            if file.size_bytes < file.samples * value_bytes:
+                raise ValueError(
+                    f"{file.name} has {file.size_bytes:,} bytes, too few for {file.samples:,} "
+                    f"samples of {value_bytes:,} or more"
+                )
+        if self.sizes is not None and self.sizes.samples != self.samples:
+            raise ValueError(f"{self.samples:,} samples have {self.sizes.samples:,} sizes")
+        return self
+
+    def records(self, file: RecordFile) -> int:
+        """How many records a file has."""
+        return -(-file.samples // self.samples_per_record)
+
+
+class RecordSplitSpec(Spec):
+    """One split: how many samples, and where their columns are."""
+
+    samples: PositiveInt
+    columns: Mapping[Annotated[str, Field(pattern=r"^\w+$")], RecordColumnSpec]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> RecordSplitSpec:
+        for name, column in self.columns.items():
+            if column.samples != self.samples:
+                raise ValueError(
+                    f"column {name} has {column.samples:,} samples, the split {self.samples:,}"
+                )
+        return self
+
+
+class RecordsSpec(Spec):
+    """What records.json says."""
+
+    format: Literal["pipeline.records"] = "pipeline.records"
+    version: Literal[1] = 1
+    source: str
+    """The dataset that the records were made from."""
+    classes: Annotated[Seq[str], Field(min_length=1)]
+    train: RecordSplitSpec
+    eval: RecordSplitSpec
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_sample(self) -> RecordsSpec:
+        kinds = [
+            {name: (column.dtype, tuple(column.shape)) for name, column in split.columns.items()}
+            for split in (self.train, self.eval)
+        ]
+        if kinds[0] != kinds[1]:
+            raise ValueError(f"train has the columns {kinds[0]}, eval {kinds[1]}; must be the same")
+        missing = {"image", "label"} - set(kinds[0])
+        if missing:
+            raise ValueError(f"lacks the column {', '.join(sorted(missing))}")
+        return self
+
+
+def read_description(folder: Path) -> RecordsSpec:
+    """The description in a folder. Raises DataError where there is none that can be understood."""
+    file = folder / DESCRIPTION
+    try:
+        tree = read_json(file)
+    except OSError as error:
+        raise DataError(
+            f"{file}: can't be read: {error.strerror}; dataset.root must be a folder that "
+            "`python -m pipeline convert records` has written"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{file}: is damaged, not JSON: {error}") from error
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise DataError(f"{file}: is not of this program; its format must be {FORMAT}")
+    try:
+        return RecordsSpec.model_validate(tree)
+    except ValidationError as error:
+        raise DataError(f"{file}: {'; '.join(listed(describe(error, tree)))}") from error
+
+
+def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:
+    """Record `number` of a file: checksum and values, C order, little-endian."""
+    body = body_of(values)
+    return _checksum(body, first_crc32, number).to_bytes(CHECKSUM_BYTES, "little") + body
+
+
+def body_of(values: np.ndarray) -> bytes:
+    """The values as they are stored."""
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def decode(
+    record: bytes, dtype: Any, shape: tuple[int, ...], first_crc32: int, number: int
+) -> np.ndarray:
+    """The values of a record, read-only. Raises ValueError where it is not what was written."""
+    dtype = np.dtype(dtype)
+    right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
+    if len(record) != right_bytes:
+        raise ValueError(f"has {len(record):,} bytes instead of {right_bytes:,}")
+    body = memoryview(record)[CHECKSUM_BYTES:]
+    if int.from_bytes(record[:CHECKSUM_BYTES], "little") != _checksum(body, first_crc32, number):
+        raise ValueError("its checksum is wrong")
+    values = np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape)
+    return values.astype(dtype, copy=False)
+
+
+def _checksum(body: bytes | memoryview, first_crc32: int, number: int) -> int:
+    return zlib.crc32(body, (first_crc32 + number) % 2**32)

@@ -1,0 +1,172 @@
+"""Writing a dataset as ArrayRecord files: whole or not at all, with little in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.data.columns import Column, RawData, Split
+from pipeline.data.padding.buckets import RaggedColumn
+from pipeline.data.records.record_format import (
+    DESCRIPTION,
+    RecordColumnSpec,
+    RecordFile,
+    RecordSplitSpec,
+    RecordsSpec,
+    body_of,
+    encode,
+)
+from pipeline.errors import RunError
+
+FILE_BYTES = 256 << 20
+"""A column is cut into files of about this size."""
+
+NARROW_BYTES = 64
+"""Columns whose samples are no larger have many of them in a record, and are read whole."""
+
+SAMPLES_PER_NARROW_RECORD = 4096
+
+CHUNK_SAMPLES = 256
+"""So many samples are read from the source at once."""
+
+OPTIONS = "group_size:1,uncompressed"
+"""A record can be read without its neighbours."""
+
+Tell = Callable[[str, int, int], None]
+"""Called with a column of a split, how many of its samples are written, and how many it has."""
+
+
+def write_records(
+    folder: Path, source: str, data: RawData, *, overwrite: bool, tell: Tell
+) -> RecordsSpec:
+    """Write both splits of a dataset into `folder`, which appears once all of it is there.
+
+    Raises RunError where the folder is there already, unless it holds records that may be
+    overwritten, and where it can't be written; DataError where a sample can't be read.
+    """
+    with _appearing(folder, overwrite) as scratch:
+        spec = RecordsSpec(
+            source=source,
+            classes=data.classes,
+            train=_write_split(scratch, "train", data.train, tell),
+            eval=_write_split(scratch, "eval", data.eval, tell),
+        )
+        text = json.dumps(spec.model_dump(mode="json", exclude_none=True), indent=1)
+        (scratch / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+    return spec
+
+
+@contextmanager
+def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder beside `folder` to write into, which takes its place in the end."""
+    check_free(folder, overwrite)
+    scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    replaced = folder.with_name(f"{folder.name}.{os.getpid()}.old")
+    try:
+        scratch.mkdir(parents=True)
+        yield scratch
+        if folder.exists():
+            folder.rename(replaced)
+        scratch.rename(folder)
+    except OSError as error:
+        raise RunError(f"{folder}: can't be written: {error}") from error
+    finally:
+        for left in (scratch, replaced):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Raises RunError where `folder` must not be written to."""
+    if not os.path.lexists(folder):
+        return
+    if not (folder / DESCRIPTION).is_file():
+        raise RunError(f"{folder}: is there already and holds no records; name another folder")
+    if not overwrite:
+        raise RunError(f"{folder}: holds records already; name another folder, or add --overwrite")
+
+
+def _write_split(folder: Path, split_name: str, split: Split, tell: Tell) -> RecordSplitSpec:
+    samples = len(split)
+    columns = {}
+    for name, column in split.columns.items():
+        stem = f"{split_name}-{name}"
+
+        def told(written: int, stem: str = stem) -> None:
+            tell(stem, written, samples)
+
+        columns[name] = _write_column(folder, stem, column, samples, told)
+    return RecordSplitSpec(samples=samples, columns=columns)
+
+
+def _write_column(
+    folder: Path, stem: str, column: Column, samples: int, told: Callable[[int], None]
+) -> RecordColumnSpec:
+    dtype, shape = np.dtype(column.dtype), tuple(column.shape[1:])
+    stored: tuple[int | None, ...] = shape
+    value_bytes = math.prod(shape) * dtype.itemsize
+    per_record, size_bytes, sizes = 1, samples * value_bytes, None
+    if isinstance(column, RaggedColumn):
+        lengths = column.sizes.astype(np.int64).prod(axis=1)
+        size_bytes = int(lengths.sum()) * math.prod(column.trailing) * dtype.itemsize
+        stored = (*[None] * column.sizes.shape[1], *column.trailing)
+        sizes = _write_column(folder, f"{stem}.sizes", column.sizes, samples, lambda _: None)
+    elif value_bytes <= NARROW_BYTES:
+        per_record = SAMPLES_PER_NARROW_RECORD
+    count = max(1, -(-size_bytes // FILE_BYTES))
+    # A file ends with a record: whole records are dealt out evenly.
+    records = -(-samples // per_record)
+    ends = [min(samples, records * n // count * per_record) for n in range(count + 1)]
+    files = []
+    for number in range(count):
+        name = f"{stem}-{number:05}-of-{count:05}.array_record"
+        rows = range(ends[number], ends[number + 1])
+        files.append(_write_file(folder / name, column, rows, per_record))
+        told(rows.stop)
+    return RecordColumnSpec(
+        dtype=dtype.name,
+        shape=stored,
+        samples_per_record=per_record,
+        files=tuple(files),
+        sizes=sizes,
+    )
+
+
+def _write_file(path: Path, column: Column, rows: range, per_record: int) -> RecordFile:
+    """One file with the samples `rows` of a column. Raises RunError where it can't be written."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    first_crc32 = 0
+    try:
+        writer = ArrayRecordWriter(str(path), OPTIONS)
+        for number, values in enumerate(_records(column, rows, per_record)):
+            if number == 0:
+                first_crc32 = zlib.crc32(body_of(values))
+            writer.write(encode(values, first_crc32, number))
+        writer.close()
+        size_bytes = path.stat().st_size
+    except (RuntimeError, OSError) as error:
+        raise RunError(f"{path}: can't be written: {error}") from error
+    return RecordFile(
+        name=path.name, samples=len(rows), size_bytes=size_bytes, first_crc32=first_crc32
+    )
+
+
+def _records(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
+    """The samples of each record, (samples, *shape), reading several records' at once."""
+    if isinstance(column, RaggedColumn):
+        for index in rows:
+            yield column.value(index)[np.newaxis]
+        return
+    chunk = max(per_record, CHUNK_SAMPLES // per_record * per_record)
+    for first in range(rows.start, rows.stop, chunk):
+        values = column[first : min(first + chunk, rows.stop)]
+        for start in range(0, len(values), per_record):
+            yield values[start : start + per_record]

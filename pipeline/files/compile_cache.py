@@ -1,0 +1,153 @@
+"""XLA's persistent cache of compiled programs: files that are whole or not there at all.
+
+JAX's own cache writes an entry where it is read, so that a process that is killed, or a disk that
+is full, leaves half of one. JAX then warns at every start, and never writes that entry again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import jax
+
+# JAX has no public way to put another cache in the place of its own.
+from jax._src import compilation_cache
+
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.ownership import find_foreign_owner, find_writers, make_private
+
+_SHORTEST_S = "jax_persistent_cache_min_compile_time_secs"
+_SUFFIX = ".program"
+OWN = stat.S_IRUSR | stat.S_IWUSR
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+Tell = Callable[[str], None]
+"""Takes a line for the user."""
+
+
+def keep_programs(folder: Path | None, tell: Tell) -> None:
+    """Keep every program that is compiled from now on in `folder`; None: keep none.
+
+    What is wrong with the folder or an entry costs a compilation, and `tell` gets a line.
+    """
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
+    jax.config.update(_SHORTEST_S, 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.get_file_cache = partial(_open, tell)  # type: ignore[assignment]
+    # JAX opens its cache once; it may have compiled something before.
+    compilation_cache.reset_cache()
+
+
+@contextmanager
+def unkept() -> Iterator[None]:
+    """Programs that are compiled inside are not written to the cache.
+
+    Those that call oneDNN can't be: XLA has no form for it, and fails with `std::bad_alloc`.
+    """
+    before = jax.config.values[_SHORTEST_S]
+    jax.config.update(_SHORTEST_S, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(_SHORTEST_S, before)
+
+
+@dataclass
+class ProgramFiles:
+    """A folder with a file for each program: the SHA-256 of its key and itself, 32 bytes, and it.
+
+    Has the methods that JAX asks of a cache. A file that is not what was written for its key, or
+    that others may write, is reported, removed and so compiled again; JAX would hand whatever
+    decompresses to XLA, and run it. Files appear whole.
+    """
+
+    _path: Path
+    """Under the name that JAX has for it."""
+    tell: Tell
+    _told: set[str] = field(default_factory=set)
+
+    def get(self, key: str) -> bytes | None:
+        """The program of a key as JAX wrote it; None where there is none that can be used."""
+        file = self._file(key)
+        try:
+            content = _read_own(file)
+        except FileNotFoundError:
+            return None
+        except _NotOwnError as error:
+            self._discard(file, str(error))
+            return None
+        except OSError as error:
+            self._tell_once(f"{self._path}: compiled programs can't be read: {error.strerror}")
+            return None
+        digest, program = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if digest == _digest(key, program):
+            return program
+        if digest != hashlib.sha256(program).digest():
+            self._discard(file, "was damaged")
+        # Else it is whole, and from before the digest said of which key it is: it is replaced.
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep the program of a key. What can't be written is compiled again by the next run."""
+        try:
+            make_private(self._path)
+            write_whole(self._file(key), _digest(key, value) + value, OWN)
+        except OSError as error:
+            self._tell_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
+
+    def _file(self, key: str) -> Path:
+        return self._path / f"{key}{_SUFFIX}"
+
+    def _discard(self, file: Path, why: str) -> None:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            self.tell(f"{file}: {why} and can't be removed: {error.strerror}; compiling again")
+        else:
+            self.tell(f"{file}: {why} and is removed; compiling again")
+
+    def _tell_once(self, text: str) -> None:
+        """Every program of a run meets the same disk."""
+        if text not in self._told:
+            self._told.add(text)
+            self.tell(text)
+
+
+class _NotOwnError(Exception):
+    """A file is none that this program has written; says why."""
+
+
+def _read_own(file: Path) -> bytes:
+    """The content of a regular file that nobody else may write. Raises OSError as `open` does.
+
+    Asked of what was opened: a name may lead elsewhere a moment later. A link is followed nowhere,
+    and a pipe, which may never end, not waited for.
+    """
+    if file.is_symlink():
+        raise _NotOwnError("was a link")
+    with open(file, "rb", opener=lambda path, _: os.open(path, _READ)) as opened:
+        found = os.fstat(opened.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise _NotOwnError("was no file")
+        if owner := find_foreign_owner(found):
+            raise _NotOwnError(f"belonged to {owner}")
+        if writers := find_writers(found):
+            raise _NotOwnError(f"could be written by {writers}")
+        return opened.read()
+
+
+def _digest(key: str, program: bytes) -> bytes:
+    name = key.encode()
+    return hashlib.sha256(len(name).to_bytes(8, "little") + name + program).digest()
+
+
+def _open(tell: Tell, path: str) -> tuple[ProgramFiles, str]:
+    return ProgramFiles(Path(path), tell), path

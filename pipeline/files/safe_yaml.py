@@ -1,0 +1,111 @@
+"""YAML as plain data: keys that are texts, values that are texts, numbers, switches or null.
+
+A few hundred bytes of YAML can stand for gigabytes (aliases of aliases), build other types (tags)
+or overflow the stack (nesting). All of that is refused while a file is composed, before anything
+is made of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
+
+from pipeline.files.bounded_read import read_text
+
+MAX_BYTES = 256 * 2**10
+MAX_DEPTH = 64
+MAX_NODES = 20_000
+"""Keys and values, those behind an alias counted wherever it stands."""
+MAX_NUMBER_LENGTH = 100
+"""Characters; Python takes seconds over numbers of many digits, and prints none above 4300."""
+
+_CORE = "tag:yaml.org,2002:"
+_PLAIN = frozenset(f"{_CORE}{kind}" for kind in ("null", "bool", "str", "seq", "map", "merge"))
+_NUMBERS = frozenset(f"{_CORE}{kind}" for kind in ("int", "float"))
+_MALFORMED = (*(yaml.YAMLError, ValueError, LookupError), *(AttributeError, TypeError))
+"""What PyYAML raises: values that don't fit an explicit tag raise whatever converting them does."""
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds, None where it is empty.
+
+    Numbers and switches are recognised as OmegaConf does. Raises OSError where it can't be read,
+    and ValueError for whatever is wrong with it.
+    """
+    return parse_yaml(read_text(path, MAX_BYTES))
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text holds. Raises ValueError for whatever is wrong with it."""
+    try:
+        return yaml.load(text, Loader=_PlainLoader)
+    except _MALFORMED as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(reason) from error
+
+
+def yaml_text(value: Any) -> str:
+    """Plain data as a YAML text, of which `parse_yaml` makes the same again."""
+    return yaml.dump(value, Dumper=get_omega_conf_dumper(), sort_keys=False)
+
+
+class _PlainLoader(get_yaml_loader()):  # type: ignore[misc]  # a class made by a function
+    """OmegaConf's loader of YAML, within bounds."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._nodes = 0
+        self._nodes_of: dict[str, int] = {}
+        """By anchor, once it is whole."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node, counted. Raises ValueError where it goes beyond a bound or is no plain value."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            self._count(self._expanded(event))
+            return super().compose_node(parent, index)
+        before = self._nodes
+        self._count(1)
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ValueError(f"{_place(event)}nested more than {MAX_DEPTH} levels deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if event.anchor is not None:
+            self._nodes_of[event.anchor] = self._nodes - before
+        _require_plain(node)
+        return node
+
+    def _expanded(self, alias: yaml.AliasEvent) -> int:
+        """How many nodes an alias stands for; 0 for one that PyYAML will find undefined."""
+        if alias.anchor in self.anchors and alias.anchor not in self._nodes_of:
+            raise ValueError(f"{_place(alias)}*{alias.anchor} stands within itself")
+        return self._nodes_of.get(alias.anchor, 0)
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            raise ValueError(f"more than {MAX_NODES:,} keys and values, aliases written out")
+
+
+def _require_plain(node: yaml.Node) -> None:
+    if node.tag in _NUMBERS:
+        if len(node.value) > MAX_NUMBER_LENGTH:
+            raise ValueError(f"{_place(node)}a number of {len(node.value):,} characters")
+    elif node.tag not in _PLAIN:
+        tag = node.tag.replace(_CORE, "!!")
+        raise ValueError(
+            f"{_place(node)}the tag {tag}; values must be texts, numbers, true, false or null"
+        )
+    if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            if key.tag not in (f"{_CORE}str", f"{_CORE}merge"):
+                shown = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
+                raise ValueError(f"{_place(key)}the key {shown} must be a text")
+
+
+def _place(mark: Any) -> str:
+    return f"line {mark.start_mark.line + 1}: "

@@ -1,0 +1,118 @@
+"""The lowerings of convolutions, by role and name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from jax import Array
+
+from pipeline.lowerings.formulas import (
+    conv2d_forward,
+    conv2d_input_grad,
+    conv2d_weight_grad,
+    winograd,
+)
+from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.formula import Family, always
+from pipeline.lowerings.problem.lowering import WIDENED, Engine, Lowering, Role
+from pipeline.lowerings.problem.problems import ConvolutionProblem
+
+PATCHED_CHANNELS = 32
+FEW_CHANNELS, MOST_TERMS = 4, 150
+"""Up to these, a convolution is tried as a sum of shifted images: more terms compile for long."""
+
+Slide = Callable[[Window, Lowering, Array, Array], Array]
+
+
+def _ungrouped(problem: ConvolutionProblem) -> bool:
+    return problem.window.groups == 1
+
+
+def _narrow(problem: ConvolutionProblem) -> bool:
+    """Patches of many channels are too much to write and read again."""
+    wider_than_a_pixel = problem.window.kernel != (1, 1)
+    return _ungrouped(problem) and wider_than_a_pixel and problem.channels <= PATCHED_CHANNELS
+
+
+def _pointwise(problem: ConvolutionProblem) -> bool:
+    return problem.window.is_pointwise
+
+
+def _few_terms(problem: ConvolutionProblem) -> bool:
+    """Of each sum over positions in the kernel and channels, of a group if there are groups."""
+    summed = problem.features if problem.role == "images_gradient" else problem.channels
+    channels, (height, width) = summed // problem.window.groups, problem.window.kernel
+    return channels <= FEW_CHANNELS and height * width * channels <= MOST_TERMS
+
+
+def _grouped(problem: ConvolutionProblem) -> bool:
+    return problem.window.groups > 1
+
+
+def _strided(problem: ConvolutionProblem) -> bool:
+    window = problem.window
+    return (
+        window.dilation == (1, 1)
+        and window.strides != (1, 1)
+        and min(*window.pads[0], *window.pads[1]) >= 0
+    )
+
+
+def _three_by_three(problem: ConvolutionProblem) -> bool:
+    window = problem.window
+    plain = window.strides == window.dilation == (1, 1) and window.groups == 1
+    return plain and window.kernel == (3, 3)
+
+
+def _in_float32(problem: ConvolutionProblem) -> bool:
+    """The sums before the products would lose digits of bfloat16."""
+    return _three_by_three(problem) and problem.dtype in ("float32", *WIDENED)
+
+
+def _family(
+    slide: Slide,
+    fits: Callable[[ConvolutionProblem], bool] = always,
+    engines: tuple[Engine, ...] = ("xla", "onednn"),
+    chunked: bool = False,
+) -> Family:
+    def compute(problem: ConvolutionProblem, how: Lowering, first: Array, second: Array) -> Array:
+        return slide(problem.window, how, first, second)
+
+    return Family(compute, fits, engines, chunked)
+
+
+def _tiled(slide: Slide) -> Family:
+    return _family(slide, _in_float32, chunked=True)
+
+
+def _tiled_sum(slide: Slide) -> Family:
+    return _family(slide, _three_by_three, chunked=True)
+
+
+CONVOLUTIONS: Mapping[Role, Mapping[str, Family]] = {
+    "forward": {
+        "convolution": _family(conv2d_forward.by_convolution),
+        "patches": _family(conv2d_forward.by_patches, _narrow, chunked=True),
+        "pixels": _family(conv2d_forward.by_pixels, _pointwise),
+        "multiply_adds": _family(conv2d_forward.by_multiply_adds, _few_terms, engines=("xla",)),
+        "winograd2": _tiled(winograd.forward_by_tiles(2)),
+        "winograd4": _tiled(winograd.forward_by_tiles(4)),
+    },
+    "images_gradient": {
+        "convolution": _family(conv2d_input_grad.by_convolution),
+        "phases": _family(conv2d_input_grad.by_phases, _strided),
+        "pixels": _family(conv2d_input_grad.by_pixels, _pointwise),
+        "multiply_adds": _family(conv2d_input_grad.by_multiply_adds, _few_terms, engines=("xla",)),
+        "winograd2": _tiled(winograd.images_gradient_by_tiles(2)),
+        "winograd4": _tiled(winograd.images_gradient_by_tiles(4)),
+    },
+    "kernel_gradient": {
+        "convolution": _family(conv2d_weight_grad.by_convolution, chunked=True),
+        "positions": _family(conv2d_weight_grad.by_positions, _ungrouped, chunked=True),
+        "patches": _family(conv2d_weight_grad.by_patches, _narrow, chunked=True),
+        "blocks": _family(conv2d_weight_grad.by_blocks, _grouped, chunked=True),
+        "winograd2": _tiled_sum(winograd.kernel_gradient_by_tiles(2)),
+        "winograd4": _tiled_sum(winograd.kernel_gradient_by_tiles(4)),
+    },
+}
+"""The first of each role, by XLA and all images at once, always works."""

@@ -1,0 +1,108 @@
+"""Ways to bring a result's cotangent back to the images: (window, lowering, kernel, cotangent)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.lowerings.formulas.bf16_bits import moved, padded
+from pipeline.lowerings.formulas.conv2d_forward import by_multiply_adds as slide_by_multiply_adds
+from pipeline.lowerings.formulas.matmuls import convolve, multiply
+from pipeline.lowerings.formulas.rotate_and_swap import turned
+from pipeline.lowerings.problem.conv_window import Axis, Pair, Window
+from pipeline.lowerings.problem.lowering import Lowering
+
+
+def by_convolution(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Slide the flipped kernel over the cotangent, spread by the strides."""
+    flipped, pads = turned(kernel, window.groups), window.images_gradient_pads
+    if how.engine == "xla":
+        return _slide(window, flipped, cotangent, pads)
+    spread = _spread(cotangent, window.strides)
+    return convolve("onednn", spread, flipped, (1, 1), pads, window.dilation, window.groups)
+
+
+def _slide(window: Window, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
+    """What negative pads would take from the spread cotangent is cut from the result instead."""
+    rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
+    whole = lax.conv_general_dilated(
+        cotangent,
+        flipped,
+        (1, 1),
+        (rows, columns),
+        lhs_dilation=window.strides,
+        rhs_dilation=window.dilation,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=window.groups,
+    )
+    top, left = (max(-before, 0) for before, _ in pads)
+    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
+
+
+def by_phases(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Rows of the images that a stride apart meet the same rows of the kernel: each such phase is
+    a convolution of its own with a part of the kernel, and none multiplies zeros."""
+    down, across = window.strides
+    phases = [
+        [_phase(window, how, kernel, cotangent, (row, column)) for column in range(across)]
+        for row in range(down)
+    ]
+    return moved(functools.partial(_interleaved, window), *itertools.chain(*phases))
+
+
+def by_pixels(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Of a kernel of one pixel: times its transpose; what the strides skip gets nothing."""
+    product = multiply(how.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
+    pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
+    ends = ((0, axis.size - 1 - axis.reach) for axis in (window.rows, window.columns))
+    steps = ((*end, stride - 1) for end, stride in zip(ends, window.strides, strict=True))
+    return padded(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
+
+
+def by_multiply_adds(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Shifted cotangents times a weight each."""
+    spread = _spread(cotangent, window.strides)
+    return slide_by_multiply_adds(window.turned, how, spread, turned(kernel, window.groups))
+
+
+def _spread(cotangent: Array, strides: Pair) -> Array:
+    if strides == (1, 1):
+        return cotangent
+    steps = ((0, 0, stride - 1) for stride in strides)
+    return padded(cotangent, ((0, 0, 0), *steps, (0, 0, 0)))
+
+
+def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offsets: Pair) -> Array:
+    """Rows and columns of the padded images' gradient whose number modulo the stride is this."""
+    (row, column), (down, across) = offsets, window.strides
+    part = kernel[row::down, column::across]
+    heights, widths = (_phase_size(axis) for axis in (window.rows, window.columns))
+    if 0 in part.shape:
+        shape = (cotangent.shape[0], heights, widths, kernel.shape[2] * window.groups)
+        return jnp.zeros(shape, cotangent.dtype)
+    rows, columns = (
+        (taps - 1, size - positions)
+        for taps, size, positions in zip(
+            part.shape[:2], (heights, widths), window.positions, strict=True
+        )
+    )
+    flipped = turned(part, window.groups)
+    return convolve(how.engine, cotangent, flipped, (1, 1), (rows, columns), groups=window.groups)
+
+
+def _interleaved(window: Window, *phases: Array) -> Array:
+    """Rows and columns of the phases in turn, without what is beyond the images."""
+    down, across = window.strides
+    batch, height, width, channels = phases[0].shape
+    rows = [jnp.stack(phases[i : i + across], axis=3) for i in range(0, down * across, across)]
+    whole = jnp.stack(rows, axis=2).reshape(batch, height * down, width * across, channels)
+    top, left = window.rows.pads[0], window.columns.pads[0]
+    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
+
+
+def _phase_size(axis: Axis) -> int:
+    """Rows of one phase of the padded images, rounded up."""
+    return -(-(axis.size + sum(axis.pads)) // axis.stride)

@@ -1,0 +1,60 @@
+"""The lowerings of a dense layer's three products: (problem, lowering, first, second) -> result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from pipeline.lowerings.formulas import onednn
+from pipeline.lowerings.problem.formula import Family, always
+from pipeline.lowerings.problem.lowering import Lowering, Role
+from pipeline.lowerings.problem.problems import DenseProblem
+
+SUMMED: Mapping[Role, tuple[int, int]] = {
+    "forward": (1, 0),
+    "images_gradient": (1, 1),
+    "kernel_gradient": (0, 0),
+}
+"""Which axes of the left and the right matrix are summed over: of inputs and kernel, of cotangent
+and kernel, of inputs and cotangent."""
+
+
+def product(problem: DenseProblem, how: Lowering, first: Array, second: Array) -> Array:
+    """Left times right."""
+    left, right = _in_order(problem, first, second)
+    return _multiply(how, left, right, *SUMMED[problem.role])
+
+
+def turned(problem: DenseProblem, how: Lowering, first: Array, second: Array) -> Array:
+    """Right times left, and the result transposed: the rows of one are the columns of the other.
+
+    Libraries split the rows of a product among cores and its columns among vectors.
+    """
+    left, right = _in_order(problem, first, second)
+    summed_left, summed_right = SUMMED[problem.role]
+    transposed = _multiply(how, right, left, summed_right, summed_left)
+    # In a call of its own, because else XLA moves the transpose into the product again.
+    with set_xla_metadata(inlineable="false"):
+        return jax.jit(jnp.transpose)(transposed)
+
+
+def _in_order(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:
+    return (second, first) if problem.role == "images_gradient" else (first, second)
+
+
+def _multiply(how: Lowering, left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
+    if how.engine == "onednn":
+        return onednn.matmul(left, right, transpose_a=left_axis == 0, transpose_b=right_axis == 1)
+    dimensions = (((left_axis,), (right_axis,)), ((), ()))
+    summed = lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
+    return summed.astype(left.dtype)
+
+
+PRODUCTS: Mapping[Role, Mapping[str, Family]] = {
+    role: {"product": Family(product, always), "turned": Family(turned, always)} for role in SUMMED
+}
+"""By role and name; the first, by XLA, always works."""

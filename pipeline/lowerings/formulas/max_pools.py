@@ -1,0 +1,78 @@
+"""The lowerings of max pooling: (problem, lowering, images), of the gradient also a cotangent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.lowerings.formulas.bf16_bits import as_bits, from_bits
+from pipeline.lowerings.formulas.matmuls import over_chunks
+from pipeline.lowerings.problem.conv_window import Pair
+from pipeline.lowerings.problem.formula import Family, always
+from pipeline.lowerings.problem.lowering import Lowering, Role
+from pipeline.lowerings.problem.problems import PoolingProblem
+
+
+def by_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
+    """One axis reduced after the other, by maxima of strided slices.
+
+    What has 16 bits is compared, and its gradient summed, in float32: XLA:CPU would convert it to
+    and fro at every step.
+    """
+    wide = jnp.promote_types(images.dtype, jnp.float32)
+    values = jnp.pad(images.astype(wide), ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
+    for axis, size, stride in zip((1, 2), window, strides, strict=True):
+        stop = values.shape[axis] - size + 1
+        slices = [
+            lax.slice_in_dim(values, first, first + stop, stride, axis) for first in range(size)
+        ]
+        values = functools.reduce(jnp.maximum, slices)
+    return values.astype(images.dtype)
+
+
+def axes(problem: PoolingProblem, how: Lowering, images: Array) -> Array:
+    """`by_axes`, of some images at a time."""
+    return over_chunks(lambda chunk: _by_axes(problem, chunk), how.images, images)
+
+
+def reduced(problem: PoolingProblem, how: Lowering, images: Array) -> Array:
+    """XLA's own windows."""
+    lowest = jnp.array(-jnp.inf, images.dtype)
+    pads = ((0, 0), *problem.pads, (0, 0))
+    window, strides = (1, *problem.window, 1), (1, *problem.strides, 1)
+    return lax.reduce_window(images, lowest, lax.max, window, strides, pads)
+
+
+def axes_gradient(problem: PoolingProblem, how: Lowering, images: Array, cotangent: Array) -> Array:
+    """What jax derives of `by_axes`, of some images at a time: tied values share it."""
+
+    def pull(images: Array, cotangent: Array) -> Array:
+        return jax.vjp(functools.partial(_by_axes, problem), images)[1](cotangent)[0]
+
+    if how.images is None or how.images >= problem.batch:
+        return pull(images, cotangent)
+    dtype = images.dtype
+    chunks = tuple(as_bits(a).reshape(-1, how.images, *a.shape[1:]) for a in (images, cotangent))
+
+    def chunk(bits: tuple[Array, Array]) -> Array:
+        return as_bits(pull(*(from_bits(each, dtype) for each in bits)))
+
+    return from_bits(lax.map(chunk, chunks).reshape(problem.shape), dtype)
+
+
+def _by_axes(problem: PoolingProblem, images: Array) -> Array:
+    return by_axes(images, problem.window, problem.strides, problem.pads)
+
+
+POOLINGS: Mapping[Role, Mapping[str, Family]] = {
+    "forward": {
+        "axes": Family(axes, always, ("xla",), chunked=True),
+        "reduced": Family(reduced, always, ("xla",)),
+    },
+    "images_gradient": {"axes": Family(axes_gradient, always, ("xla",), chunked=True)},
+}
+"""By role and name; the first, of all images at once, is the plain one."""

@@ -1,0 +1,95 @@
+"""What a bank's entries depend on, and which engines can be trusted here."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jaxlib
+
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
+from pipeline.files.ownership import make_private
+from pipeline.lowerings.problem.lowering import WIDENED, Engine
+
+PROBE_TIMEOUT_S = 120
+_LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+"""Flags of a processor that decide how fast its products are, the best first."""
+
+
+def describe_device(device: jax.Device) -> str:
+    """What timings are valid for: the instruction set and the cores, or the accelerator's kind."""
+    if device.platform != "cpu":
+        return f"{device.platform} {device.device_kind}"
+    flags = _cpu_flags()
+    level = next((level for level in _LEVELS if level in flags), platform.machine())
+    return f"cpu {level} x{len(os.sched_getaffinity(0))}"
+
+
+def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
+    """XLA, and oneDNN where it passes its probe; the outcome is kept in `folder`."""
+    plain: frozenset[Engine] = frozenset(("xla",))
+    if device.platform != "cpu" or not _may_have_onednn():
+        return plain
+    able = _passes_probe(WIDENED.get(dtype, dtype), folder)
+    return plain | {"onednn"} if able else plain
+
+
+def _may_have_onednn() -> bool:
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+def _passes_probe(dtype: str, folder: Path) -> bool:
+    """Whether oneDNN computes rightly; asked once for every jaxlib and processor.
+
+    In a process of its own, because a call that oneDNN refuses ends the process.
+    """
+    key = f"jaxlib {jaxlib.__version__}, {describe_device(jax.devices('cpu')[0])}, {dtype}"
+    known = _read(folder)
+    if key not in known:
+        code = f"from pipeline.lowerings.formulas.onednn import probe; probe({dtype!r})"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env=environment,
+                capture_output=True,
+                timeout=PROBE_TIMEOUT_S,
+            )
+            known[key] = done.returncode == 0
+        except subprocess.TimeoutExpired:
+            known[key] = False
+        _write(folder, known)
+    return known[key]
+
+
+def _read(folder: Path) -> dict[str, bool]:
+    """What was probed before; a file that can't be read costs only another probe."""
+    try:
+        known = read_json(folder / "engines.json")
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(folder: Path, known: dict[str, bool]) -> None:
+    try:
+        make_private(folder)
+        write_whole(folder / "engines.json", json.dumps(known, indent=1) + "\n")
+    except OSError:
+        # Where nothing can be kept, the next run asks again.
+        pass
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())

@@ -1,0 +1,104 @@
+"""How long something takes where a sink will run it: in the body of a loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from pipeline.files.compile_cache import unkept
+from pipeline.lowerings.candidates import compute
+from pipeline.lowerings.formulas.bf16_bits import as_bits, from_bits
+from pipeline.lowerings.problem.lowering import Lowering, Problem
+
+ROUNDS = 4
+ROUND_S = 0.02
+"""A round repeats the computation for about this long, and is done at least once."""
+
+SHORTEST_S = 1e-8
+"""Less than any computation takes: of noise a time of nothing could come."""
+
+
+class Timer:
+    """Times functions of the same operands, the first of which is an array of numbers."""
+
+    def __init__(self, operands: tuple[Any, ...], device: jax.Device) -> None:
+        self._operands = jax.device_put(operands, device)
+
+    def time_us(self, function: Callable[..., Any], give_up_us: float = float("inf")) -> float:
+        """Microseconds a call; a single one is timed if it takes `give_up_us`.
+
+        The least of some rounds: whatever else the machine does can only add to it. What the
+        program does around the loop, copies of the operands among it, is taken off.
+        """
+        lowered = repeatedly(function).lower(*self._operands, np.int32(1))
+        with unkept():
+            run = lowered.compile()
+        self._seconds(run, 1)
+        around_s, once_s = self._seconds(run, 0), self._seconds(run, 1)
+        if (once_s - around_s) * 1e6 > give_up_us:
+            return (once_s - around_s) * 1e6
+        count = max(1, int(ROUND_S / once_s))
+        around_s = min(around_s, *(self._seconds(run, 0) for _ in range(ROUNDS)))
+        rounds_s = min(self._seconds(run, count) for _ in range(ROUNDS)) - around_s
+        return 1e6 * max(rounds_s / count, SHORTEST_S)
+
+    def _seconds(self, run: Any, count: int) -> float:
+        begun = time.perf_counter()
+        jax.block_until_ready(run(*self._operands, np.int32(count)))
+        return time.perf_counter() - begun
+
+
+class Stopwatch(Timer):
+    """Times the lowerings of one problem on operands that are made once."""
+
+    def __init__(self, problem: Problem, device: jax.Device) -> None:
+        self._problem = problem
+        shapes = problem.operand_shapes
+        super().__init__(tuple(make_up(shape, problem.dtype) for shape in shapes), device)
+
+    def __call__(self, how: Lowering, give_up_us: float) -> float:
+        """Microseconds that a lowering takes, as `Timer.time_us` has them."""
+        return self.time_us(lambda *operands: compute(self._problem, how, *operands), give_up_us)
+
+
+def repeatedly(function: Callable[..., Any]) -> Any:
+    """The function `count` times, each on operands that depend on the result before.
+
+    The whole result is carried, so that no part of it can be left out.
+    """
+
+    def run(first: Array, *others_and_count: Any) -> Any:
+        *others, count = others_and_count
+        shapes = jax.eval_shape(function, first, *others)
+
+        def body(_: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+            result = function(carry[0], *others)
+            corners = jnp.stack([_corner(leaf) for leaf in jax.tree.leaves(result)])
+            return _nudged(carry[0], 1e-30 * corners.astype(jnp.float32).sum()), result
+
+        start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+        return lax.fori_loop(0, count, body, (first, start))[1]
+
+    return jax.jit(run)
+
+
+def _corner(array: Array) -> Array:
+    return from_bits(as_bits(array)[(0,) * array.ndim], array.dtype)
+
+
+def _nudged(array: Array, by: Array) -> Array:
+    """With something added to its first value, which is changed where it lies."""
+    value = (_corner(array) + by).astype(array.dtype)
+    return from_bits(as_bits(array).at[(0,) * array.ndim].set(as_bits(value)), array.dtype)
+
+
+def make_up(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Numbers between -1 and 1, none of them so small that arithmetic slows down."""
+    values = np.resize(np.random.default_rng(0).uniform(-1, 1, 4096), shape)
+    return jnp.asarray(values, dtype)

@@ -1,0 +1,125 @@
+"""Layers that many networks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.models.layers.fields import Padding, Size
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import (
+    BatchNorm,
+    Conv,
+    Dense,
+    Gate,
+    GlobalAvgPool,
+    MaxPool,
+    Relu,
+    Residual,
+    Sequence,
+    Sigmoid,
+)
+
+Stack = tuple[LayerSpec, ...]
+
+HALVE = MaxPool(kernel=3, stride=2, padding="same")
+
+EXPANSION = {"basic": 1, "bottleneck": 4}
+"""How many times its width a residual block gives (He et al. 2016)."""
+
+
+def conv_norm(
+    features: int,
+    kernel: Size,
+    stride: Size = 1,
+    *,
+    groups: int = 1,
+    padding: Padding = "same",
+    epsilon: float = 1e-5,
+) -> Stack:
+    """A convolution without bias, and batch norm."""
+    conv = Conv(features=features, kernel=kernel, stride=stride, padding=padding, groups=groups)
+    return conv, BatchNorm(epsilon=epsilon)
+
+
+def imagenet_stem(features: int, *, epsilon: float = 1e-5) -> Stack:
+    """A 7x7 convolution, batch norm, ReLU and a max pool: a quarter of the height and width."""
+    return (*conv_norm(features, 7, 2, epsilon=epsilon), Relu(), HALVE)
+
+
+def bottleneck(inner: int, features: int, stride: int, groups: int) -> Stack:
+    """A 1x1 to `inner` features, a 3x3 that has the stride and the groups, a 1x1 to `features`."""
+    return (
+        *conv_norm(inner, 1),
+        Relu(),
+        *conv_norm(inner, 3, stride, groups=groups),
+        Relu(),
+        *conv_norm(features, 1),
+    )
+
+
+def projection(channels: int, features: int, stride: int) -> Stack:
+    """The shortcut around a body that changes the shape: a 1x1 convolution; else the identity."""
+    changes = stride != 1 or channels != features
+    return conv_norm(features, 1, stride) if changes else ()
+
+
+def inverted(
+    channels: int,
+    hidden: int,
+    features: int,
+    kernel: int,
+    stride: int,
+    act: LayerSpec,
+    gate: Stack = (),
+    *,
+    epsilon: float = 1e-5,
+) -> Stack:
+    """The body of an inverted residual (Sandler et al. 2018, fig. 3).
+
+    A 1x1 from `channels` to `hidden` features (none where they are as many), a depthwise
+    convolution, `gate`, and a linear 1x1 to `features`.
+    """
+    expand = (*conv_norm(hidden, 1, epsilon=epsilon), act) if hidden != channels else ()
+    depthwise = conv_norm(hidden, kernel, stride, groups=hidden, epsilon=epsilon)
+    return (*expand, *depthwise, act, *gate, *conv_norm(features, 1, epsilon=epsilon))
+
+
+def squeeze_excite(
+    channels: int, hidden: int, act: LayerSpec | None = None, gate: LayerSpec | None = None
+) -> Gate:
+    """Weigh each channel by what two dense layers make of all their means (Hu et al. 2018).
+
+    `act` follows the first of them, ReLU unless given, and `gate` the second, sigmoid.
+    """
+    first, second = Dense(features=hidden), Dense(features=channels)
+    body = (GlobalAvgPool(), first, act or Relu(), second, gate or Sigmoid())
+    return Gate(scope="squeeze_excite", body=body)
+
+
+def residual_if(same: bool, scope: str, body: Stack) -> LayerSpec:
+    """body(x) + x where the body keeps the shape, else the body alone, in the same scope."""
+    return Residual(scope=scope, body=body) if same else Sequence(scope=scope, body=body)
+
+
+def map_layers(change: Callable[[LayerSpec], LayerSpec], stack: Stack) -> Stack:
+    """The layers, and those inside of them, as `change` gives them; the innermost come first."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(changed(item) for item in value)
+        if not isinstance(value, LayerSpec):
+            return value
+        fields = {field: changed(inner) for field, inner in value}
+        return change(value.model_copy(update=fields))
+
+    return tuple(changed(layer) for layer in stack)
+
+
+def rounded(width: float, divisor: int = 8) -> int:
+    """The multiple of `divisor` nearest to `width`, but never less than 90 % of it.
+
+    The rule of the MobileNets, from their reference implementation (tensorflow/models, slim).
+    """
+    nearest = max(divisor, int(width + divisor / 2) // divisor * divisor)
+    return nearest if nearest >= 0.9 * width else nearest + divisor

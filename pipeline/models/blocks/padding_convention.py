@@ -1,0 +1,40 @@
+"""Networks that halve their images, and where the zeros of the windows that do so go."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal
+
+from pipeline.models.blocks.common_blocks import Stack, map_layers
+from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.standard import Conv, Pool
+
+
+class StridedModelSpec(LayeredModelSpec):
+    """Base of the networks in which convolutions or pools with a stride are padded.
+
+    At odd sizes all ways to pad are one. At even sizes a window of 3 with a stride of 2 needs one
+    row of zeros, which stands behind the image or before it.
+    """
+
+    padding: Literal["same", "symmetric", "symmetric_convs"] = "same"
+    """same: as MindSpore's pad_mode="same" and TensorFlow have it; symmetric: as many zeros before
+    as behind, as torchvision has it; symmetric_convs: so for convolutions alone, as mindcv has
+    it."""
+
+    @abstractmethod
+    def same_layers_for(self, classes: int) -> Stack:
+        """The network with `same` padding, as a list of layers that ends in `classes` logits."""
+
+    def layers_for(self, classes: int) -> Stack:
+        layers = self.same_layers_for(classes)
+        if self.padding == "same":
+            return layers
+        kinds = (Conv,) if self.padding == "symmetric_convs" else (Conv, Pool)
+
+        def padded(layer: LayerSpec) -> LayerSpec:
+            if isinstance(layer, kinds) and layer.padding == "same":
+                return layer.model_copy(update={"padding": "symmetric"})
+            return layer
+
+        return map_layers(padded, layers)

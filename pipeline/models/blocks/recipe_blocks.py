@@ -1,0 +1,158 @@
+"""Blocks: lists of layers that a recipe writes once and uses with parameters.
+
+A block writes a parameter with a dollar, `{name: conv, features: $features}`, and is used as
+`{use: block, repeat: 2, with: {features: 64}}` wherever a layer may stand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails
+
+from pipeline.models.layers.fields import Count
+from pipeline.models.layers.model_spec import Layers
+from pipeline.models.layers.standard import CLASSES, Sequence
+from pipeline.registry import Spec
+
+Blocks = Mapping[str, Any]
+Location = tuple[int | str, ...]
+
+
+class BlockUse(Spec):
+    """The layers of a block, `repeat` times over, in a scope of their own."""
+
+    use: str
+    """The block's name under `blocks`."""
+    values: dict[str, Any] = Field({}, alias="with")
+    """What the block's parameters stand for."""
+    repeat: Count = 1
+    scope: str | None = None
+    """null: the block's name and a number."""
+
+
+MAX_USES = 1000
+"""Of all blocks together: a block that uses another twice, which uses a third one twice, ..."""
+
+
+def expand_uses(
+    node: Any,
+    blocks: Blocks,
+    where: Location,
+    within: tuple[str, ...] = (),
+    uses: Counter[str] | None = None,
+) -> Any:
+    """Put a sequence in place of every use of a block in `node`, which stands at `where`.
+
+    The layers of a block are checked here, so that a problem is reported where the block writes
+    it. `within` names the blocks that are being expanded, and `uses` counts them. Raises
+    ValidationError.
+    """
+    uses = Counter() if uses is None else uses
+    if isinstance(node, Mapping):
+        items = node.items()
+        return {k: expand_uses(value, blocks, (*where, k), within, uses) for k, value in items}
+    if not isinstance(node, list):
+        return node
+    counts: Counter[str] = Counter()
+    expanded = []
+    for index, entry in enumerate(node):
+        if isinstance(entry, Mapping) and "use" in entry:
+            use = _read_use(entry, (*where, index))
+            body = _body(use, blocks, (*where, index), within, uses)
+            scope = use.scope or f"{use.use}_{counts[use.use]}"
+            expanded.append(Sequence(scope=scope, repeat=use.repeat, body=body))
+            counts[use.use] += 1
+        else:
+            expanded.append(expand_uses(entry, blocks, (*where, index), within, uses))
+    return expanded
+
+
+def _read_use(entry: Mapping[str, Any], where: Location) -> BlockUse:
+    try:
+        return BlockUse.model_validate(entry)
+    except ValidationError as error:
+        problems = [
+            InitErrorDetails(
+                type=details["type"],
+                loc=(*where, *details["loc"]),
+                input=details["input"],
+                ctx=details.get("ctx", {}),
+            )
+            for details in error.errors()
+        ]
+        raise ValidationError.from_exception_data("BlockUse", problems) from None
+
+
+def _body(
+    use: BlockUse, blocks: Blocks, where: Location, within: tuple[str, ...], uses: Counter[str]
+) -> Any:
+    """The layers of the block, with the values that the use gives its parameters."""
+    name = use.use
+    if name not in blocks:
+        hint = _nearest(name, blocks)
+        raise _problem(f"there is no block {name!r}{hint}", (*where, "use"), name)
+    if name in within:
+        chain = " -> ".join((*within, name))
+        raise _problem(f"a block can't use itself: {chain}", (*where, "use"), name)
+    uses[name] += 1
+    if uses.total() > MAX_USES:
+        raise _problem(f"blocks are used more than {MAX_USES:,} times", (*where, "use"), name)
+    _check_parameters(use, set(_parameters(blocks[name])), (*where, "with"))
+    filled = _filled(blocks[name], use.values)
+    body = expand_uses(filled, blocks, ("blocks", name), (*within, name), uses)
+    return _sections().validate_python({"blocks": {name: body}})["blocks"][name]
+
+
+@cache
+def _sections() -> TypeAdapter[Any]:
+    """Layers at `blocks.<name>`, where their problems are to be located."""
+    return TypeAdapter(dict[str, dict[str, Layers]])
+
+
+def _check_parameters(use: BlockUse, wanted: set[str], where: Location) -> None:
+    for name in sorted(wanted - use.values.keys()):
+        raise _problem(f"block {use.use!r} needs a value for {name!r}", where, use.values)
+    for name in sorted(use.values.keys() - wanted):
+        hint = _nearest(name, wanted) or f"; it has {', '.join(sorted(wanted)) or 'none'}"
+        raise _problem(f"block {use.use!r} has no parameter {name!r}{hint}", (*where, name), name)
+
+
+def _parameters(node: Any) -> Iterator[str]:
+    """The names behind the dollars of a block, but for `$classes`."""
+    if isinstance(node, str) and node.startswith("$") and node != CLASSES:
+        yield node[1:]
+    elif isinstance(node, Mapping):
+        for value in node.values():
+            yield from _parameters(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _parameters(value)
+
+
+def _filled(node: Any, values: Mapping[str, Any]) -> Any:
+    """A block with its parameters replaced."""
+    if isinstance(node, str) and node.startswith("$"):
+        return values.get(node[1:], node)
+    if isinstance(node, Mapping):
+        return {key: _filled(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_filled(value, values) for value in node]
+    return node
+
+
+def _problem(message: str, where: Location, value: Any) -> ValidationError:
+    details = InitErrorDetails(
+        type="value_error", loc=where, input=value, ctx={"error": ValueError(message)}
+    )
+    return ValidationError.from_exception_data("BlockUse", [details])
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

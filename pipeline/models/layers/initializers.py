@@ -1,0 +1,168 @@
+"""Initialisers of fresh weights, with the meaning and the defaults that MindSpore gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any, Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from pipeline.models.layers.model_spec import InitializerSpec
+from pipeline.registry import part
+
+Init = Callable[..., Any]
+"""(key, shape, dtype) -> array."""
+
+
+@part("initializer")
+class TruncatedNormal(InitializerSpec):
+    """Normal of deviation `sigma` cut at two sigma, not widened to make up for the cut (M-02)."""
+
+    name: Literal["truncated_normal"] = "truncated_normal"
+    sigma: PositiveFloat = 0.01
+
+    def build(self) -> Init:
+        from jax.nn import initializers
+
+        return initializers.truncated_normal(self.sigma)
+
+
+@part("initializer")
+class Normal(InitializerSpec):
+    """Normal of deviation `sigma` around `mean`."""
+
+    name: Literal["normal"] = "normal"
+    sigma: PositiveFloat = 0.01
+    mean: float = 0.0
+
+    def build(self) -> Init:
+        from jax.nn import initializers
+
+        centred = initializers.normal(self.sigma)
+        return lambda key, shape, dtype: centred(key, shape, dtype) + self.mean
+
+
+@part("initializer")
+class Uniform(InitializerSpec):
+    """Uniform in [-scale, scale)."""
+
+    name: Literal["uniform"] = "uniform"
+    scale: PositiveFloat = 0.07
+
+    def build(self) -> Init:
+        from jax import random
+
+        return lambda key, shape, dtype: random.uniform(key, shape, dtype, -self.scale, self.scale)
+
+
+class _He(InitializerSpec):
+    """Variance `gain**2 / fan`, gain**2 = 2 / (1 + negative_slope**2) (He et al. 2015, eq. 14)."""
+
+    mode: Literal["fan_in", "fan_out"] = "fan_in"
+
+    def _scaled(self, negative_slope: float, distribution: Literal["normal", "uniform"]) -> Init:
+        return _variance_scaling(self.name, 2 / (1 + negative_slope**2), self.mode, distribution)
+
+
+@part("initializer")
+class HeNormal(_He):
+    """Plain normal of deviation gain / sqrt(fan); slope 0 stands for ReLU (M-08)."""
+
+    name: Literal["he_normal"] = "he_normal"
+    negative_slope: NonNegativeFloat = 0.0
+
+    def build(self) -> Init:
+        return self._scaled(self.negative_slope, "normal")
+
+
+@part("initializer")
+class HeUniform(_He):
+    """Uniform within gain * sqrt(3 / fan); slope sqrt(5) gives 1 / sqrt(fan) (M-08)."""
+
+    name: Literal["he_uniform"] = "he_uniform"
+    negative_slope: NonNegativeFloat = sqrt(5)
+
+    def build(self) -> Init:
+        return self._scaled(self.negative_slope, "uniform")
+
+
+@part("initializer")
+class XavierNormal(InitializerSpec):
+    """Normal of deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
+
+    name: Literal["xavier_normal"] = "xavier_normal"
+    gain: PositiveFloat = 1.0
+
+    def build(self) -> Init:
+        return _variance_scaling(self.name, self.gain**2, "fan_avg", "normal")
+
+
+@part("initializer")
+class XavierUniform(InitializerSpec):
+    """Uniform within gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
+
+    name: Literal["xavier_uniform"] = "xavier_uniform"
+    gain: PositiveFloat = 1.0
+
+    def build(self) -> Init:
+        return _variance_scaling(self.name, self.gain**2, "fan_avg", "uniform")
+
+
+@part("initializer")
+class Constant(InitializerSpec):
+    """The same value everywhere."""
+
+    name: Literal["constant"] = "constant"
+    value: float
+
+    def build(self) -> Init:
+        from jax.nn import initializers
+
+        return initializers.constant(self.value)
+
+
+@part("initializer")
+class Zeros(InitializerSpec):
+    """Zero everywhere."""
+
+    name: Literal["zeros"] = "zeros"
+
+    def build(self) -> Init:
+        from jax.nn import initializers
+
+        return initializers.zeros
+
+
+@part("initializer")
+class Ones(InitializerSpec):
+    """One everywhere."""
+
+    name: Literal["ones"] = "ones"
+
+    def build(self) -> Init:
+        from jax.nn import initializers
+
+        return initializers.ones
+
+
+def _variance_scaling(
+    name: str,
+    scale: float,
+    mode: Literal["fan_in", "fan_out", "fan_avg"],
+    distribution: Literal["normal", "uniform"],
+) -> Init:
+    from jax.nn import initializers
+
+    scaled = initializers.variance_scaling(scale, mode, distribution)
+
+    def draw(key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        if len(shape) < 2:
+            raise ValueError(
+                f"initializer {name} scales by the inputs and outputs of a kernel, which a bias of "
+                f"shape {shape} has not; give biases constant, normal, truncated_normal, uniform "
+                "or zeros"
+            )
+        return scaled(key, shape, dtype)
+
+    return draw

@@ -1,0 +1,111 @@
+"""What a recipe says of a network: layers, initialisers and the networks made of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from pipeline.registry import PartOf, Seq, Spec
+
+if TYPE_CHECKING:
+    from flax import linen as nn
+
+
+MAX_LAYERS = 10_000
+
+
+class InitializerSpec(Spec):
+    """How fresh weights are drawn: the part of kind "initializer"."""
+
+    name: str
+
+    @abstractmethod
+    def build(self) -> Any:
+        """A `jax.nn.initializers`-style function (key, shape, dtype) -> array."""
+
+
+Initializer = Annotated[InitializerSpec, PartOf("initializer")]
+
+
+class LayerSpec(Spec):
+    """One layer of a network: the part of kind "layer"."""
+
+    name: str
+    scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
+    """The layer's name in parameter paths; null numbers it by kind (`conv_0`, `conv_1`, ...)."""
+
+
+Layer = Annotated[LayerSpec, PartOf("layer")]
+Layers = Seq[Layer]
+
+
+class InitRule(Spec):
+    """How the parameters are drawn that a pattern covers, such as `dense_2/kernel`."""
+
+    pattern: str
+    init: Initializer
+
+
+class InitSpec(Spec):
+    """Which initialiser each kind of weight gets where its layer names none (M-08)."""
+
+    conv: Initializer
+    dense: Initializer
+    bias: Initializer
+    rules: Seq[InitRule] = ()
+    """Of those that cover a parameter the last draws it, whatever else is said."""
+
+
+class ModelSpec(Spec):
+    """Base of every network: the part of kind "model" that a recipe names."""
+
+    name: str
+    init: InitSpec
+
+    @abstractmethod
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """The flax module, called as `module(images NHWC, train=bool) -> logits (batch, classes)`.
+
+        `dtype` is what activations are computed in; parameters stay float32.
+        """
+
+
+class LayeredModelSpec(ModelSpec):
+    """Base of the networks that are a list of layers, which other backends can read."""
+
+    @abstractmethod
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        """The network as a list of layers that ends in `classes` logits."""
+
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """A `Network` of the layers. Raises ValueError where there are too many."""
+        from pipeline.models.modules.standard import Network
+
+        layers = self.layers_for(classes)
+        count_layers(layers)
+        return Network(layers, initializers=self.init, dtype=dtype)
+
+
+def count_layers(layers: Any, counted: int = 0) -> int:
+    """`counted` and the layers, those inside of others too, as often as these are repeated.
+
+    Raises ValueError above what can be traced within minutes.
+    """
+    for layer in _layers_in(layers):
+        counted += 1
+        if counted > MAX_LAYERS:
+            raise ValueError(f"more than {MAX_LAYERS:,} layers, those inside of others among them")
+        for _ in range(getattr(layer, "repeat", 1)):
+            counted = count_layers(tuple(value for _, value in layer), counted)
+    return counted
+
+
+def _layers_in(value: Any) -> Iterator[LayerSpec]:
+    if isinstance(value, LayerSpec):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _layers_in(item)

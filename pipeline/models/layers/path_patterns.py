@@ -1,0 +1,52 @@
+"""Patterns over paths: what a recipe means by `residual_*`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from pipeline.files.error_text import nearest, shown
+
+Path = tuple[str, ...]
+"""The scopes of a layer from the outside in and, of a parameter, its own name at the end."""
+
+MAX_SCOPES = 40
+
+
+def covers(pattern: str, path: Path) -> bool:
+    """Whether a glob matches a path, or that of a scope around it; its * crosses slashes."""
+    around = ("/".join(path[:depth]) for depth in range(1, len(path) + 1))
+    return any(fnmatchcase(name, pattern) for name in around)
+
+
+def require_covered(
+    patterns: Sequence[str], paths: Sequence[Path], noun: str, key: str = ""
+) -> None:
+    """Raise ValueError, which begins with `key`, for a pattern that covers none of the paths.
+
+    The message has the outermost scopes, of which there are few, and how much is in each.
+    """
+    for pattern in patterns:
+        if any(covers(pattern, path) for path in paths):
+            continue
+        counts = outermost(paths)
+        scopes = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
+        if len(scopes) > MAX_SCOPES:
+            scopes[MAX_SCOPES:] = ["..."]
+        guess = nearest(pattern, counts)
+        raise ValueError(
+            f"{key}pattern {shown(repr(pattern))} matches none of the {len(paths)} {noun} in "
+            f"{', '.join(scopes)}, such as {'/'.join(paths[0])}"
+            f"{f'; did you mean {guess}?' if guess else ''}"
+        )
+
+
+def outermost(paths: Sequence[Path]) -> dict[str, int]:
+    """The outermost scopes that tell paths apart, and how many of the paths each is around."""
+    deepest = max(map(len, paths))
+    for depth in range(1, deepest + 1):
+        counts = Counter("/".join(path[:depth]) for path in paths)
+        if len(counts) > 1:
+            break
+    return dict(counts)

@@ -1,0 +1,128 @@
+"""What type each layer computes in: MindSpore's amp levels, bfloat16, and types by layer.
+
+Levels follow `build_train_network` and `auto_mixed_precision` of mindspore/train/amp.py (2.10).
+Whatever the level, weights are stored in float32 and cast where a layer reads them, gradients are
+float32, and so is the loss (P-01).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from pipeline.models.layers.path_patterns import Path, covers
+from pipeline.registry import Spec
+
+Level = Literal["O0", "O1", "O2", "O3", "bf16"]
+FloatType = Literal["float32", "float16", "bfloat16"]
+
+WHITE_LIST = frozenset({"conv", "conv_transpose", "dense", "relu", "self_attention"})
+"""Kinds of layers that O1 computes in float16: what `AMP_WHITE_LIST` has of them (`nn.Conv2d`,
+`nn.Conv2dTranspose`, `nn.Dense`, `P.ReLU`; the products of attention are `nn.Dense` and
+`P.BatchMatMul`)."""
+
+BLACK_LIST = frozenset({"batch_norm", "layer_norm"})
+"""Kinds of layers that O2 keeps in float32: `AMP_BLACK_LIST`."""
+
+
+class TypeRule(Protocol):
+    """Says which layers compute in another type than the network."""
+
+    @property
+    def dtype(self) -> str:
+        """What the layers that are covered compute in."""
+
+    @property
+    def casts_back(self) -> bool:
+        """Whether what they give is cast to the network's type."""
+
+    def covers(self, kind: str, path: Path) -> bool:
+        """Whether it is about a layer of a kind at a path."""
+
+
+@dataclass(frozen=True)
+class KindRule:
+    """Layers of these kinds compute in `dtype`; the network goes on in its own."""
+
+    kinds: frozenset[str]
+    dtype: FloatType
+    casts_back: bool = True
+
+    def covers(self, kind: str, path: Path) -> bool:
+        """Whether the kind is one of them."""
+        return kind in self.kinds
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(self.kinds))
+
+
+class ToFloat(Spec):
+    """`to_float`: a layer whose path matches a glob, and all inside of it, computes in `dtype`.
+
+    A path is that of the layer's scope, as in the names of parameters, such as
+    `residual_0/conv_1`; * crosses slashes. What such a layer gives stays of that type.
+    """
+
+    pattern: str
+    dtype: FloatType
+
+    @property
+    def casts_back(self) -> bool:
+        """MindSpore's `to_float` casts what a cell reads, not what it gives."""
+        return False
+
+    def covers(self, kind: str, path: Path) -> bool:
+        """Whether the glob matches the path, or that of a layer around it."""
+        return covers(self.pattern, path)
+
+    def __str__(self) -> str:
+        return self.pattern
+
+
+@dataclass(eq=False)
+class PathListing:
+    """A rule about no layer, which takes down the paths of all while a network is traced."""
+
+    dtype: str = "float32"
+    casts_back: bool = False
+    paths: dict[Path, None] = field(default_factory=dict)
+
+    def covers(self, kind: str, path: Path) -> bool:
+        """No; the path is on the list now."""
+        self.paths[path] = None
+        return False
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a network computes in, and the layers that compute in something else.
+
+    The last rule that covers a layer decides.
+    """
+
+    dtype: FloatType
+    rules: tuple[KindRule | ToFloat, ...] = ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Every type that is computed in, each once."""
+        return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
+
+
+LEVELS: Mapping[Level, Precision] = MappingProxyType(
+    {
+        "O0": Precision("float32"),
+        "O1": Precision("float32", (KindRule(WHITE_LIST, "float16"),)),
+        "O2": Precision("float16", (KindRule(BLACK_LIST, "float32"),)),
+        "O3": Precision("float16"),
+        "bf16": Precision("bfloat16"),
+    }
+)
+
+
+def rule_for(rules: tuple[TypeRule, ...], kind: str, path: Path) -> TypeRule | None:
+    """The rule that decides about a layer; None: it computes in the network's type."""
+    covering = [rule for rule in rules if rule.covers(kind, path)]
+    return covering[-1] if covering else None

@@ -1,0 +1,281 @@
+"""What a network can be made of, with MindSpore's defaults; `network` says what each computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from pipeline.models.layers.fields import CLASSES, Count, Features, Padding, Size
+from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
+from pipeline.registry import Seq, part
+
+
+@part("layer")
+class Conv(LayerSpec):
+    """Two-dimensional convolution of images (batch, height, width, channels)."""
+
+    name: Literal["conv"] = "conv"
+    features: Features
+    kernel: Size
+    stride: Size = 1
+    padding: Padding = "same"
+    dilation: Size = 1
+    groups: PositiveInt = 1
+    bias: bool = False
+    kernel_init: Initializer | None = None
+    bias_init: Initializer | None = None
+
+    @model_validator(mode="after")
+    def _groups_divide_features(self) -> Self:
+        if self.features != CLASSES and self.features % self.groups:
+            raise ValueError(
+                f"features {self.features} is not a multiple of groups {self.groups}; "
+                "every group must give as many features"
+            )
+        return self
+
+
+@part("layer")
+class ConvTranspose(LayerSpec):
+    """The transpose of a convolution: every pixel spreads over a window of the result.
+
+    `same` gives size * stride positions, `valid` all that the windows reach.
+    """
+
+    name: Literal["conv_transpose"] = "conv_transpose"
+    features: Features
+    kernel: Size
+    stride: Size = 1
+    padding: Literal["same", "valid"] = "same"
+    bias: bool = False
+    kernel_init: Initializer | None = None
+    bias_init: Initializer | None = None
+
+
+@part("layer")
+class Dense(LayerSpec):
+    """Linear map of (batch, features), or of each token of (batch, tokens, features)."""
+
+    name: Literal["dense"] = "dense"
+    features: Features
+    bias: bool = True
+    kernel_init: Initializer | None = None
+    bias_init: Initializer | None = None
+
+
+@part("layer")
+class BatchNorm(LayerSpec):
+    """Normalise each channel over the batch; `momentum` is what the running statistics keep."""
+
+    name: Literal["batch_norm"] = "batch_norm"
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
+    epsilon: PositiveFloat = 1e-5
+    scale_init: float = 1.0
+    """What the scale starts at; 0 in the last of a residual body makes a fresh block the identity
+    (Goyal et al. 2017, sec. 5.1)."""
+
+
+@part("layer")
+class LayerNorm(LayerSpec):
+    """Normalise each sample over its channels."""
+
+    name: Literal["layer_norm"] = "layer_norm"
+    epsilon: PositiveFloat = 1e-7
+
+
+@part("layer")
+class GroupNorm(LayerSpec):
+    """Normalise each sample over its positions and each group of channels."""
+
+    name: Literal["group_norm"] = "group_norm"
+    groups: PositiveInt
+    epsilon: PositiveFloat = 1e-5
+
+
+class Activation(LayerSpec):
+    """Base of the layers that map each value on its own."""
+
+
+@part("layer")
+class Relu(Activation):
+    """max(x, 0)."""
+
+    name: Literal["relu"] = "relu"
+
+
+@part("layer")
+class Relu6(Activation):
+    """min(max(x, 0), 6)."""
+
+    name: Literal["relu6"] = "relu6"
+
+
+@part("layer")
+class Gelu(Activation):
+    """Gaussian error linear unit, in the tanh form with 0.044715 (G-03)."""
+
+    name: Literal["gelu"] = "gelu"
+
+
+@part("layer")
+class Tanh(Activation):
+    """Hyperbolic tangent."""
+
+    name: Literal["tanh"] = "tanh"
+
+
+@part("layer")
+class Sigmoid(Activation):
+    """1 / (1 + exp(-x))."""
+
+    name: Literal["sigmoid"] = "sigmoid"
+
+
+@part("layer")
+class Swish(Activation):
+    """x * sigmoid(x)."""
+
+    name: Literal["swish"] = "swish"
+
+
+@part("layer")
+class HardSigmoid(Activation):
+    """min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, sec. 5.2)."""
+
+    name: Literal["hard_sigmoid"] = "hard_sigmoid"
+
+
+@part("layer")
+class HardSwish(Activation):
+    """x * hard_sigmoid(x)."""
+
+    name: Literal["hard_swish"] = "hard_swish"
+
+
+class Pool(LayerSpec):
+    """Base of the layers that reduce a moving window of the image."""
+
+    kernel: Size
+    stride: Size | None = None
+    """null moves the window by its own size."""
+    padding: Padding = "valid"
+
+
+@part("layer")
+class MaxPool(Pool):
+    """Largest value of every window; padding never wins."""
+
+    name: Literal["max_pool"] = "max_pool"
+
+
+@part("layer")
+class AvgPool(Pool):
+    """Mean of every window; padding does not count."""
+
+    name: Literal["avg_pool"] = "avg_pool"
+
+
+@part("layer")
+class GlobalAvgPool(LayerSpec):
+    """Mean over all positions: (batch, height, width, channels) -> (batch, channels)."""
+
+    name: Literal["global_avg_pool"] = "global_avg_pool"
+
+
+@part("layer")
+class Upsample(LayerSpec):
+    """Every pixel `factor` times over, in height and in width (nearest neighbour)."""
+
+    name: Literal["upsample"] = "upsample"
+    factor: PositiveInt = 2
+
+
+@part("layer")
+class ChannelShuffle(LayerSpec):
+    """Deal the channels of `groups` groups out in turn (Zhang et al. 2018, fig. 1)."""
+
+    name: Literal["channel_shuffle"] = "channel_shuffle"
+    groups: PositiveInt
+
+
+@part("layer")
+class Flatten(LayerSpec):
+    """All values of a sample in one row: (batch, ...) -> (batch, features)."""
+
+    name: Literal["flatten"] = "flatten"
+
+
+@part("layer")
+class Dropout(LayerSpec):
+    """Zero a share `rate` of the values in training and scale up the others to match."""
+
+    name: Literal["dropout"] = "dropout"
+    rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
+
+
+@part("layer")
+class Sequence(LayerSpec):
+    """Layers in a scope of their own, `repeat` times over, each time with weights of their own."""
+
+    name: Literal["sequence"] = "sequence"
+    body: Layers
+    repeat: Count = 1
+
+
+@part("layer")
+class Residual(LayerSpec):
+    """body(x) + shortcut(x) (He et al. 2016); an empty shortcut is the identity."""
+
+    name: Literal["residual"] = "residual"
+    body: Layers
+    shortcut: Layers = ()
+
+
+@part("layer")
+class Branches(LayerSpec):
+    """What several branches make of x, their channels side by side; an empty one passes x on.
+
+    With `split` each branch reads its own share of the channels instead of all of them.
+    """
+
+    name: Literal["branches"] = "branches"
+    branches: Annotated[Seq[Layers], Field(min_length=1)]
+    split: bool = False
+
+
+@part("layer")
+class Gate(LayerSpec):
+    """x * body(x), where the body gives one factor for each channel, or values of x's shape."""
+
+    name: Literal["gate"] = "gate"
+    body: Layers
+
+
+@part("layer")
+class DualPath(LayerSpec):
+    """Of body(x) and shortcut(x) the first `added` channels are added, the rest stand side by side
+    (Chen et al. 2017, sec. 4); an empty shortcut is the identity."""
+
+    name: Literal["dual_path"] = "dual_path"
+    body: Layers
+    added: PositiveInt
+    shortcut: Layers = ()
+
+
+def scope_names(layers: Iterable[LayerSpec]) -> list[str]:
+    """What sibling layers are called in parameter paths: their scope, or their kind numbered.
+
+    Raises ValueError where two of them would share a name.
+    """
+    counts: Counter[str] = Counter()
+    names: list[str] = []
+    for layer in layers:
+        name = layer.scope or f"{layer.name}_{counts[layer.name]}"
+        counts[layer.name] += layer.scope is None
+        if name in names:
+            raise ValueError(f"two layers share the scope {name!r}; each must have its own")
+        names.append(name)
+    return names

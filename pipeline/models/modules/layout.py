@@ -1,0 +1,100 @@
+"""The order of axes that a network computes its images in.
+
+NHWC is what images come in and what every layer knows. CHWN has the batch innermost: vectors are
+made of samples instead of channels, which is faster where channels are few. Height and width are
+axes 1 and 2 in both, and parameters are the same, so that a checkpoint of one is one of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
+
+from jax import Array
+
+from pipeline.lowerings.problem.lowering import Problem
+from pipeline.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import LayerSpec
+
+Layout = Literal["nhwc", "chwn"]
+
+PATCHES_LIMIT_BYTES = 13 << 20
+"""The largest patches with which CHWN is taken: they are written once and read twice a step, and
+must stay in the last-level cache. Measured on 2 cores with 32 MiB of it, float32, a whole step in
+NHWC over one in CHWN, by the largest patches of the network, in MB:
+
+    LeNet-5, batch 32    2.5   2.5 times      32, 64: 3x3, batch 64             14.5  1.0
+    LeNet-5, batch 128  10.0   2.9            32, 64, 128: 3x3, 32x32, 64       18.9  1.3
+    8, 16: 7x7, 32x32   12.8   1.7            64, 128: 3x3, 32x32, batch 32     18.9  0.8
+    16, 32: 3x3, 32x32   9.4   1.3            16, 16: 5x5, 64x64, batch 32      52.4  0.7
+"""
+
+_KNOWN = (
+    standard.Activation,
+    standard.AvgPool,
+    standard.BatchNorm,
+    standard.Conv,
+    standard.Dense,
+    standard.Dropout,
+    standard.Flatten,
+    standard.GlobalAvgPool,
+    standard.MaxPool,
+)
+"""The layers that can be computed in CHWN."""
+
+
+def batch_last(images: Array) -> Array:
+    """Images (batch, height, width, channels) as (channels, height, width, batch)."""
+    return images.transpose(3, 1, 2, 0)
+
+
+def batch_first(x: Array, layout: Layout) -> Array:
+    """Images of a layout as (batch, height, width, channels); what is no image is given back."""
+    return x.transpose(3, 1, 2, 0) if channel_axis(x, layout) == 0 else x
+
+
+def channel_axis(x: Array, layout: Layout) -> int:
+    """Which axis holds the channels, or the features of what is no image: 0 or -1."""
+    return 0 if x.ndim == 4 and layout == "chwn" else -1
+
+
+def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
+    """The shape of x; of images as (batch, height, width, channels) in any layout."""
+    channels, *sizes, batch = x.shape
+    return (batch, *sizes, channels) if channel_axis(x, layout) == 0 else x.shape
+
+
+def first_without_batch_last(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
+    """The first layer that can't be computed in CHWN, if there is one."""
+    return next((layer for layer in stack if not _knows_batch_last(layer)), None)
+
+
+def _knows_batch_last(layer: LayerSpec) -> bool:
+    return isinstance(layer, _KNOWN) and getattr(layer, "groups", 1) == 1
+
+
+def best_layout(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> Layout:
+    """The layout that a network of these layers is fastest in, as far as a rule can say.
+
+    `problems` are those of a training step in NHWC. CHWN is for float32 on the CPU, where all
+    layers know it, there is a convolution, and the patches of each are small.
+    """
+    slid = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
+    if not has_choice(stack, slid, platform):
+        return "nhwc"
+    small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in slid)
+    return "chwn" if small and {problem.dtype for problem in slid} == {"float32"} else "nhwc"
+
+
+def has_choice(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> bool:
+    """Whether there is more than one layout: on the CPU, where all layers know both, for images."""
+    slides = any(isinstance(problem, ConvolutionProblem) for problem in problems)
+    return platform == "cpu" and slides and first_without_batch_last(stack) is None
+
+
+def _patches_bytes(problem: ConvolutionProblem) -> int:
+    """The size of the matrix that a convolution in CHWN makes of its images, in float32."""
+    window = problem.window
+    return 4 * prod(window.kernel) * problem.channels * prod(window.positions) * problem.batch

@@ -1,0 +1,69 @@
+"""The computation of Wide & Deep."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from pipeline.models.layers.model_spec import Initializer, InitSpec, LayerSpec
+from pipeline.models.layers.precision import TypeRule
+from pipeline.models.layers.standard import Dense, Relu
+from pipeline.models.modules.standard import Site, walk
+
+
+class WideDeepNetwork(nn.Module):
+    """A linear model of sparse features beside dense layers on their embeddings."""
+
+    classes: int
+    vocabulary: int
+    embedding: int
+    hidden: tuple[int, ...]
+    table_init: Initializer
+    initializers: InitSpec
+    dtype: str
+    """What the dense layers compute in."""
+    rules: tuple[TypeRule, ...] = ()
+    """Which of them compute in another type."""
+
+    @nn.compact
+    def __call__(self, samples: Array, train: bool) -> Array:
+        """Logits (batch, 2), float32, of samples (batch, fields, 1, 2): of each field the number of
+        its feature and its value.
+
+        The first logit is 0, so that softmax is the logistic function of the second. A number that
+        is not in the vocabulary gives NaN. Raises ValueError on samples of another shape, and on
+        other than two classes.
+        """
+        if self.classes != 2:
+            raise ValueError(
+                f"tells 2 classes apart, and the dataset has {self.classes}; give labels 0 and 1"
+            )
+        if samples.ndim != 4 or samples.shape[2:] != (1, 2):
+            raise ValueError(
+                "reads samples (batch, fields, 1, 2), the number and the value of each "
+                f"field, and shape {samples.shape} reaches it"
+            )
+        numbers, values = samples[:, :, 0, 0].astype(jnp.int32), samples[:, :, 0, 1]
+        logit = self._wide(numbers, values) + self._deep(numbers, values, train)
+        return jnp.concatenate([jnp.zeros_like(logit), logit], axis=1)
+
+    def _table(self, name: str, features: int) -> Array:
+        shape = (self.vocabulary, features)
+        return self.param(name, self.table_init.build(), shape, jnp.float32)
+
+    def _wide(self, numbers: Array, values: Array) -> Array:
+        """(batch, 1): a weight for every feature, times its value, summed."""
+        weights = jnp.take(self._table("wide", 1), numbers, axis=0)
+        bias = self.param("wide_bias", self.initializers.bias.build(), (1,), jnp.float32)
+        return (weights * values[..., None]).sum(1) + bias
+
+    def _deep(self, numbers: Array, values: Array, train: bool) -> Array:
+        """(batch, 1): dense layers, each behind a ReLU, on the embeddings times the values."""
+        vectors = jnp.take(self._table("deep", self.embedding), numbers, axis=0)
+        rows = (vectors * values[..., None]).reshape(numbers.shape[0], -1)
+        layers: tuple[LayerSpec, ...] = ()
+        for features in (*self.hidden, 1):
+            layers += (Relu(), Dense(features=features))
+        site = Site((), self.initializers, self.dtype, train, rules=self.rules)
+        return walk(layers, rows.astype(self.dtype), site).astype(jnp.float32)

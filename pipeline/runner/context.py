@@ -1,0 +1,49 @@
+"""What a run is about, and what its first three stages make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.autosink.choose_sink import Settled
+from pipeline.backends.base import Backend, Estimate, Executable
+from pipeline.config.recipe import Recipe
+from pipeline.files.folder_lock import Lock
+from pipeline.host.signals import Signals
+from pipeline.observe.monitors import Judge
+from pipeline.observe.reporter import Reporter
+from pipeline.runner.record.summary import Summary
+from pipeline.stages.build import Built
+from pipeline.stages.data import Dataset
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one run is about, beside what its stages make."""
+
+    recipe: Recipe
+    run_dir: Path
+    resuming: bool
+    reporter: Reporter
+    summary: Summary
+    changed: Mapping[str, Any]
+    begun: float
+    """When the command began, by `time.perf_counter`."""
+    signals: Signals
+    judge: Judge | None = None
+    lock: Lock | None = None
+    """What keeps other processes out of the directory."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the first three stages made; `estimate` on emulated devices, `sink` for training."""
+
+    backend: Backend
+    dataset: Dataset
+    built: Built
+    executable: Executable
+    estimate: Estimate | None
+    sink: Settled | None = None

@@ -1,0 +1,62 @@
+"""Which code a process runs: the package's files, and its git state where it is a checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from pipeline.files.package_paths import PACKAGE
+
+NOT_CODE = frozenset({"__pycache__", "conf", "recipes"})
+"""Folders of the package that decide nothing once a recipe is composed."""
+GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
+GIT_S = 5.0
+"""How long git may take, on a file system that hangs."""
+CHANGES_KEPT = 50
+FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
+"""Of a line of `git status`, how many stand before the path."""
+
+
+def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
+    """SHA-256 over names and contents of the package's files, the same in a checkout and a wheel.
+
+    In a checkout `git` has the commit, whether anything differs from it, and which files do; it is
+    absent elsewhere.
+    """
+    digest = hashlib.sha256()
+    for folder, inner, files in os.walk(package):
+        inner[:] = sorted(set(inner) - NOT_CODE)
+        for file in sorted(files):
+            path = os.path.join(folder, file)
+            if not os.path.isfile(path):
+                continue  # such as an editor's lock, a link to nowhere
+            with open(path, "rb") as opened:
+                content = opened.read()
+            name = os.path.relpath(path, package)
+            digest.update(f"{name}\0{len(content)}\0".encode())
+            digest.update(content)
+    git = _read_git_state(package.parent)
+    return {"sha256": digest.hexdigest()} | ({"git": git} if git else {})
+
+
+def _read_git_state(root: Path) -> dict[str, Any] | None:
+    # Not asked of git, which would find the checkout of a user who has the package inside of it.
+    if not (root / ".git").exists():
+        return None
+    try:
+        said = subprocess.run(
+            GIT, cwd=root, capture_output=True, text=True, timeout=GIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"commit": None, "why": str(error).splitlines()[0]}
+    lines = said.stdout.splitlines()
+    commit = next(line.split()[-1] for line in lines if line.startswith("# branch.oid "))
+    changed = [
+        line.split(" ", FIELDS[line[0]])[-1].partition("\t")[0]
+        for line in lines
+        if line[0] in FIELDS
+    ]
+    return {"commit": commit, "dirty": bool(changed), "changed": changed[:CHANGES_KEPT]}

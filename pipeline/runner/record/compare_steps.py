@@ -1,0 +1,117 @@
+"""Two runs step by step: from where on their numbers differ, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.runner.record.log_lines import NUMBERS, LogLine, read_lines
+
+NEAR = 1000
+"""Up to so many float32 apart, it is told how many: rounding may have made the difference."""
+
+
+@dataclass(frozen=True)
+class Discrepancy:
+    """A number of a step that two runs do not have in common; None where it was not finite."""
+
+    step: int
+    name: str
+    one: float | None
+    other: float | None
+
+    @property
+    def distance(self) -> float:
+        """How far the values are apart; infinitely, where one was not finite."""
+        if self.one is None or self.other is None:
+            return math.inf
+        return abs(self.other - self.one)
+
+    def __str__(self) -> str:
+        said = f"step {self.step:,}: {self.name} {_shown(self.one)} and {_shown(self.other)}"
+        if self.one is None or self.other is None:
+            return said
+        places = abs(_place(self.other) - _place(self.one))
+        near = f" ({places:,} in the last place of float32)" if places <= NEAR else ""
+        return f"{said}, {self.distance:.2g} apart{near}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of two logs of steps."""
+
+    steps: int
+    """How many both have."""
+    differing: int
+    """How many of them are not the same, bit for bit."""
+    first: Discrepancy | None
+    first_loss: Discrepancy | None
+    largest_loss: Discrepancy | None
+    only_one: int
+    only_other: int
+    """Steps that one of them lacks."""
+
+
+def compare_steps(one: Path, other: Path) -> Comparison:
+    """Compare two metrics.jsonl. Numbers in there read back as the float32 that was computed.
+
+    Where a sink begins and ends is no difference. Raises DataError for a log that can't be read, or
+    a line that is no step.
+    """
+    steps = differing = only_one = only_other = 0
+    first = first_loss = largest = None
+    for mine, yours in _pairs(one, other):
+        if mine is None or yours is None:
+            only_one, only_other = only_one + (yours is None), only_other + (mine is None)
+            continue
+        found = [] if mine.text == yours.text else _discrepancies(mine, yours)
+        steps, differing = steps + 1, differing + bool(found)
+        first = first or next(iter(found), None)
+        loss = next((entry for entry in found if entry.name == "loss"), None)
+        first_loss = first_loss or loss
+        if loss and (largest is None or loss.distance > largest.distance):
+            largest = loss
+    return Comparison(steps, differing, first, first_loss, largest, only_one, only_other)
+
+
+def _pairs(one: Path, other: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
+    """The lines of the same step; one alone where the other log has no such step."""
+    left, right = read_lines(one), read_lines(other)
+    mine, yours = next(left, None), next(right, None)
+    while mine is not None or yours is not None:
+        order = _order(mine, yours)
+        yield mine if order <= 0 else None, yours if order >= 0 else None
+        mine = next(left, None) if order <= 0 else mine
+        yours = next(right, None) if order >= 0 else yours
+
+
+def _order(mine: LogLine | None, yours: LogLine | None) -> int:
+    """-1 where `mine` is of an earlier step than `yours`, 1 where of a later one, else 0."""
+    if mine is None or yours is None:
+        return 1 if mine is None else -1
+    if mine.text == yours.text:
+        return 0
+    return (mine.step > yours.step) - (mine.step < yours.step)
+
+
+def _discrepancies(mine: LogLine, yours: LogLine) -> list[Discrepancy]:
+    first, second = mine.numbers(), yours.numbers()
+    return [
+        Discrepancy(mine.step, name, first[name], second[name])
+        for name in NUMBERS
+        if first[name] != second[name]
+    ]
+
+
+def _shown(value: float | None) -> str:
+    return "not finite" if value is None else str(np.float32(value))
+
+
+def _place(value: float) -> int:
+    """The number of a float32 when all are counted in ascending order, from zero."""
+    bits = int(np.float32(value).view(np.int32))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)

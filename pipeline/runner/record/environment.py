@@ -1,0 +1,80 @@
+"""What this process brings to a run: its machine, its settings, the data that it has read."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pipeline.data.columns import Split
+from pipeline.lowerings.tune.machine import describe_device
+from pipeline.runner.record.code_version import describe_code
+from pipeline.runner.record.fingerprint import fingerprint
+from pipeline.runner.record.provenance import Provenance
+
+SETTINGS = ("XLA_", "JAX_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "CUDA_VISIBLE", "NVIDIA_TF32")
+"""How the variables of the environment begin that can change numbers or threads."""
+
+
+def describe_process(
+    seed: int, versions: Mapping[str, str], device: jax.Device, splits: Mapping[str, Split]
+) -> Provenance:
+    """This process, as it stands. Raises DataError where a sample can't be read."""
+    return Provenance(
+        begun=datetime.now().astimezone().isoformat(timespec="seconds"),
+        command=shlex.join(sys.orig_argv),
+        folder=str(Path.cwd()),
+        seed=seed,
+        code=describe_code(),
+        versions=versions,
+        machine=describe_machine(device),
+        settings=describe_settings(),
+        data={
+            name: {column: asdict(found) for column, found in fingerprint(split).items()}
+            for name, split in splits.items()
+        },
+    )
+
+
+def describe_machine(device: jax.Device) -> dict[str, Any]:
+    """The processor, what this process may use of it, and the device that computes."""
+    return {
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.release()}",
+        "libc": _read_libc(),
+        "processor": _read_processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "device": f"{device.platform}:{device.id} {device.device_kind}",
+        "instructions": describe_device(device),
+    }
+
+
+def _read_processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def _read_libc() -> str:
+    """Of which exponentials and logarithms may come; asking `platform` would take 20 ms."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    except ValueError:
+        return "unknown"
+
+
+def describe_settings() -> dict[str, str]:
+    """The variables of the environment that can change numbers or threads."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SETTINGS)}

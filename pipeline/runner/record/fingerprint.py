@@ -1,0 +1,70 @@
+"""Fingerprints of data: what says whether two runs were given the same samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.data.columns import Column, Split
+from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
+
+SAMPLED = 32
+"""So many samples of a column are read that is not in memory: decoding all would take minutes."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The shape and type of a column, and the SHA-256 of its values, C order, little-endian.
+
+    Of values of several sizes these come first, and padding is left out.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+    of: str
+    """Which values: all of them, or samples that lie evenly spread."""
+
+
+def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
+    """The fingerprint of every column.
+
+    A column in memory is hashed as a whole, some 1 ms a megabyte at most, padded ones before they
+    are padded; of any other, its shape and `SAMPLED` samples. Raises DataError where one of these
+    can't be read.
+    """
+    return {name: _of_column(column) for name, column in split.columns.items()}
+
+
+def _of_column(column: Column) -> Fingerprint:
+    samples, dtype = column.shape[0], np.dtype(column.dtype)
+    hashed, of = _arrays_of(column), "all"
+    if hashed is None:
+        rows = np.unique(np.linspace(0, samples - 1, SAMPLED).astype(np.int64))
+        hashed, of = (column[rows],), f"{len(rows)} of {samples:,}"
+    return Fingerprint(tuple(column.shape), dtype.name, _sha256(hashed), of)
+
+
+def _arrays_of(column: Column) -> tuple[np.ndarray, ...] | None:
+    """What holds a column in memory, sizes first where they differ; None: it is read on demand."""
+    match column:
+        case np.ndarray():
+            return (column,)
+        case RaggedArray(flat=flat, sizes=sizes):
+            return sizes, flat
+        case PaddedColumn(values=padded):
+            return _arrays_of(padded)
+        case UniformColumn(column=uniform):
+            return _arrays_of(uniform)
+    return None
+
+
+def _sha256(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for values in arrays:
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        digest.update(np.ascontiguousarray(little).data)
+    return digest.hexdigest()

@@ -1,0 +1,79 @@
+"""How a run ends: its summary is written, and what the system refuses is told in one line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from jax.errors import JaxRuntimeError
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError, exit_status_of, first_line, status_after
+from pipeline.host.signals import Interrupted
+from pipeline.runner.record import run_directory
+from pipeline.runner.record.summary import Summary
+
+
+@contextmanager
+def refused_by_path(run_dir: Path) -> Iterator[None]:
+    """Around a run: what the system refuses, as a full disk does, is told by its path."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{error.filename or run_dir}: {error.strerror or error}") from error
+
+
+@contextmanager
+def short_of_memory() -> Iterator[None]:
+    """Around a run: sizes that this machine has no memory for are told in one line."""
+    try:
+        yield
+    except MemoryError as error:
+        raise RunError(f"out of memory: {first_line(error)}") from error
+    except JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RunError(f"out of memory: {first_line(error)}") from error
+
+
+@contextmanager
+def summarised(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
+    """The summary of a run, written whatever happens to it, short of being killed.
+
+    That of the run that is resumed goes first: should this one be killed, it is not done.
+    """
+    (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
+    summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
+    begun = time.perf_counter()
+    try:
+        yield summary
+    except BaseException as error:
+        summary.status = status_after(error)
+        summary.reason = str(error) or type(error).__name__
+        summary.exit_status = exit_status_of(error)
+        raise
+    finally:
+        summary.time["total_s"] = time.perf_counter() - begun
+        # Where a run has failed and its summary can't be written, the first failure says more.
+        with suppress(OSError) if summary.status == "failed" else nullcontext():
+            summary.write(run_dir)
+
+
+@contextmanager
+def stoppable(summary: Summary) -> Iterator[None]:
+    """Around the stages: a signal that interrupts them ends the run as stopped."""
+    try:
+        yield
+    except Interrupted as signal:
+        summary.status, summary.reason = "stopped", str(signal)
+        summary.exit_status = exit_status_of(signal)
+
+
+@contextmanager
+def timed(summary: Summary, name: str) -> Iterator[None]:
+    """Around a stage: its seconds are kept in the summary."""
+    begun = time.perf_counter()
+    yield
+    summary.time[name] = time.perf_counter() - begun

@@ -1,0 +1,67 @@
+"""provenance.json: what a run was made from and by, besides its recipe.
+
+Of every process that worked on the run, a resumed one adding its own: the command, the code, the
+versions, the machine, the settings that libraries take from the environment, and the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
+from pipeline.files.strict_json import json_text
+
+PROVENANCE = "provenance.json"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What one process brought to a run."""
+
+    begun: str
+    """When, with the offset of its time zone."""
+    command: str
+    folder: str
+    """Where the command was given: relative paths of the recipe start there."""
+    seed: int
+    """The only one: every random draw is a function of it, and of where the draw is made."""
+    code: Mapping[str, Any]
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    settings: Mapping[str, str]
+    """Of the environment."""
+    data: Mapping[str, Any]
+    """Fingerprints of columns by split."""
+
+
+def add_provenance(run_dir: Path, process: Provenance) -> None:
+    """Put a process behind those that worked on the run before."""
+    try:
+        before = read_provenance(run_dir)
+    except DataError:
+        # What came before is lost; that is no reason not to go on with the run.
+        before = []
+    processes = [*before, asdict(process)]
+    write_whole(run_dir / PROVENANCE, json_text({"processes": processes}, indent=2) + "\n")
+
+
+def read_provenance(run_dir: Path) -> Sequence[Mapping[str, Any]]:
+    """The processes that worked on a run, the first one first; none where nothing was kept.
+
+    Raises DataError for a file that is damaged.
+    """
+    file = run_dir / PROVENANCE
+    try:
+        processes = read_json(file)["processes"]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{file}: can't be read: {error}; delete it to go without") from error
+    if not isinstance(processes, list) or not all(isinstance(item, dict) for item in processes):
+        raise DataError(f"{file}: must hold a list of processes; delete it to go without")
+    return processes

@@ -1,0 +1,301 @@
+"""Run directories: made so that no two runs share one, found again to resume.
+
+outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
+                                 provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
+A bad step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ once
+it is resumed. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's
+result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.defaults import normalised
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError, RecipeError, RunError, printable
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
+from pipeline.files.error_text import show
+from pipeline.files.folder_lock import LOCK, Lock, owned_folder
+from pipeline.files.real_files import require_real, require_real_trees
+from pipeline.files.safe_yaml import read_yaml
+from pipeline.files.tree_diff import differences
+
+OUTPUTS = Path("outputs")
+RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
+LOWERINGS = "lowerings.json"
+"""How the convolutions of the run are computed."""
+AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
+"""What was found in a bad step that has ended the run, and what computes it again."""
+EARLIER_AUTOPSY = "earlier_autopsy"
+"""Both, of the newest life that was ended so and taken up since."""
+OVERRIDES, CLAIM = "overrides.yaml", ".claim"
+"""What sets a job of a sweep apart, and what whoever is at it locks."""
+
+APPENDED = (LOG, "metrics.jsonl", "evals.jsonl")
+"""Files that are changed in place."""
+REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, OVERRIDES)
+"""Files that are written as a whole, besides those of an emulated device."""
+PRICES = ("price.json", "trace.json", "timeline.html")
+FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY)
+BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS)
+"""What is there of a run that has not begun: a sweep's notes, and the lowerings to compute with."""
+DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
+"""How what was half written is called, before it ends in `.part`."""
+OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
+"""What Hydra writes of a run before it begins, in a folder that `hydra.output_subdir` names."""
+SHOWN_ENTRIES = 3
+
+LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
+FREE_TO_CHANGE = (
+    *LENGTH,
+    ("train", "sink"),
+    ("train", "sink_size"),
+    ("train", "mechanism"),
+    ("train", "dispatch_seconds"),
+    ("train", "feed"),
+    ("train", "resume"),
+    ("train", "resume_changed"),
+    ("dataset", "root"),
+    ("dataset", "mirrors"),
+    ("stages",),
+    ("autotune",),
+    ("autotune_search",),
+    ("debug",),
+    ("checkpoint",),
+    ("eval",),
+    ("monitor",),
+    ("cache",),
+)
+"""What a resumed run may have other than the run it continues: nothing that decides its losses,
+but its length (the learning-rate schedule stretches with it), and that only when it is named."""
+
+
+def decides(where: Sequence[int | str]) -> bool:
+    """Whether a key decides the numbers of a run, its length left aside."""
+    return not any(tuple(where[: len(prefix)]) == prefix for prefix in FREE_TO_CHANGE)
+
+
+def create(name: str, outputs: Path = OUTPUTS) -> Path:
+    """A new directory for a run of the named recipe. Raises RunError where none can be made."""
+    day, clock = time.strftime("%Y-%m-%d"), time.strftime("%H-%M-%S")
+    return make_unique(outputs / day / f"{clock}_{name}")
+
+
+def make_unique(wanted: Path) -> Path:
+    """Make a directory that did not exist before, `wanted` or `wanted_1`, `wanted_2`, ...
+
+    `mkdir` either makes the directory or fails, so two processes never get the same one.
+    """
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1000):
+            path = wanted if attempt == 0 else wanted.with_name(f"{wanted.name}_{attempt}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+    except OSError as error:
+        raise RunError(f"{wanted}: can't make the run directory: {error.strerror}") from error
+    raise RunError(f"{wanted}: a thousand directories of that name are there already")
+
+
+def make(run_dir: Path) -> Path:
+    """Make a directory that the user has named, unless it is there.
+
+    Raises RunError where it can't be made, or holds a run that would be overwritten, DataError
+    where it holds something else.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        require_unused(run_dir)
+    except OSError as error:
+        raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
+    return run_dir
+
+
+def require_unused(run_dir: Path) -> None:
+    """Raise RunError where a directory holds a run, DataError where it holds anything else.
+
+    What prepares a run may be there, and what one has left that was killed before it began.
+    """
+    if (run_dir / RECIPE).exists():
+        raise RunError(
+            f"{run_dir}: holds a run already; name another directory, or go on with that run: "
+            f"train.resume={run_dir}"
+        )
+    require_own(run_dir)
+    there = sorted(path.name for path in run_dir.iterdir() if not _prepares_a_run(path))
+    if not there:
+        return
+    left = [name for name in there if name in (*APPENDED, *REPLACED, *FOLDERS)]
+    what = f"what is left of a run without its {RECIPE}" if left else "no run, and is not empty"
+    more = f" and {len(there) - SHOWN_ENTRIES:,} more" if len(there) > SHOWN_ENTRIES else ""
+    names = ", ".join(map(printable, there[:SHOWN_ENTRIES]))
+    raise DataError(
+        f"{run_dir}: holds {what}: {names}{more}; name a directory that is empty or not there yet"
+    )
+
+
+def _prepares_a_run(path: Path) -> bool:
+    if path.name in BEFORE_A_RUN or (path.name.endswith(".part") and path.name.startswith(DRAFTS)):
+        return True
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return OF_HYDRA >= {file.name for file in path.iterdir()} > set()
+
+
+def require_own(run_dir: Path) -> None:
+    """Raise DataError where an entry that a run writes or deletes is a link or no regular file.
+
+    The directory may be somebody else's. What else lies in it is never touched.
+    """
+    require_real(run_dir, (*APPENDED, *REPLACED, *PRICES, LOCK, CLAIM), APPENDED)
+    require_real_trees(run_dir, FOLDERS)
+
+
+def write_recipe(run_dir: Path, recipe: Recipe) -> None:
+    """Keep the resolved recipe beside what it made."""
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    write_whole(run_dir / RECIPE, text)
+
+
+@contextmanager
+def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
+    """Keep every other process out of a run directory, as far as its file system has locks.
+
+    Raises RunError where one is in there, or, for a `new` run, has been, and DataError where what
+    lies there would have files elsewhere written.
+    """
+    require_real(run_dir, (LOCK,), ())
+    with owned_folder(run_dir) as lock:
+        if lock is None:
+            raise RunError(f"{run_dir}: another process is writing this run")
+        # Under the lock: two processes may have been given the directory when it was empty.
+        if new:
+            require_unused(run_dir)
+        else:
+            require_own(run_dir)
+        yield lock
+
+
+def _is_free(run_dir: Path) -> bool:
+    """Is nobody at this run? Where there are no locks, only of one that has ended that is known."""
+    try:
+        with owned_folder(run_dir) as lock:
+            if lock is None:
+                return False
+            return lock.is_certain or read_status(run_dir) is not None
+    except OSError:
+        return False
+
+
+def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
+    """The run directory that `train.resume` means; None when `auto` finds no unfinished run.
+
+    Raises RecipeError when the named directory is no run, or one of a recipe that would have
+    had other losses.
+    """
+    wanted = recipe.train.resume
+    if wanted is None:
+        return None
+    if wanted != "auto":
+        before = _recipe_to_resume(Path(wanted), wanted)
+        changed = list(_differences(recipe, before, FREE_TO_CHANGE))
+        if changed:
+            raise RecipeError(changed)
+        return Path(wanted)
+    runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
+    return next((f.parent for f in reversed(runs) if _is_unfinished(f.parent, recipe)), None)
+
+
+def written_at_ns(file: Path) -> int:
+    """When a file was written; long ago, where it was removed meanwhile."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
+    """Is this a run of the same recipe and length that isn't done, and that nobody is at?
+
+    One whose recipe can't be read is none.
+    """
+    try:
+        same = not changed_keys(recipe, run_dir)
+    except RecipeError:
+        return False
+    return same and read_status(run_dir) != "done" and _is_free(run_dir)
+
+
+def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
+    """A line for each key that a run directory's recipe has otherwise, its length included.
+
+    Raises RecipeError where there is no recipe to be read.
+    """
+    free = [where for where in FREE_TO_CHANGE if where not in LENGTH]
+    return list(_differences(recipe, _recipe_to_resume(run_dir, str(run_dir)), free))
+
+
+def run_of(folder: Path) -> Path | None:
+    """The directory of the run that a path is, or lies in as its checkpoints or one of them."""
+    for candidate in (folder, folder.parent, folder.parent.parent):
+        if (candidate / RECIPE).is_file():
+            return candidate
+    return None
+
+
+def read_status(run_dir: Path) -> str | None:
+    """The status in a run's summary; None for a run that was killed before it wrote one.
+
+    A summary that can't be read is as good as none.
+    """
+    try:
+        status = read_json(run_dir / SUMMARY)["status"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return status if isinstance(status, str) else None
+
+
+def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:
+    try:
+        return read_kept_recipe(run_dir)
+    except DataError as error:
+        reason = f"no run directory, {RECIPE} can't be read from it"
+        raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error
+
+
+def read_kept_recipe(run_dir: Path) -> Mapping[str, Any]:
+    """What a run was made of, with the defaults of keys that there are only since then.
+
+    Raises DataError where it can't be read.
+    """
+    file = run_dir / RECIPE
+    try:
+        tree = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: can't be read: {error}") from error
+    if not isinstance(tree, dict):
+        raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
+    return normalised(tree)
+
+
+def _differences(
+    recipe: Recipe, before: Mapping[str, Any], free: Sequence[tuple[str, ...]]
+) -> Iterator[str]:
+    """The keys that are not as they were, but for those that are free to change."""
+    for found in differences(recipe.model_dump(mode="json"), before):
+        if not any(found.where[: len(prefix)] == prefix for prefix in free):
+            yield (
+                f"{found.key} = {show(found.one)}: was {show(found.other)} in the run to resume; "
+                "keep it, or start a new run with checkpoint.restore"
+            )

@@ -1,0 +1,117 @@
+"""What the directory of a run tells of it, and where two runs differ in that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.files.bounded_read import read_json
+from pipeline.files.tree_diff import Difference, differences
+from pipeline.runner.record.provenance import read_provenance
+from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_kept_recipe, run_of
+
+ENVIRONMENT = ("versions", "machine", "settings")
+SPEEDS = ("step_ms", "images_per_s", "train_s", "first_step_s")
+"""What is compared of a summary's times."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as it was kept; `recipe` with the defaults of keys that there are only since then."""
+
+    run_dir: Path
+    recipe: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    """Empty for a run that was killed."""
+    processes: Sequence[Mapping[str, Any]]
+    """Those that worked on it; none for a run from before this was kept."""
+
+    @property
+    def status(self) -> str:
+        """done, stopped or failed; killed where there is no summary."""
+        return str(self.summary.get("status", "killed"))
+
+    @property
+    def made_by(self) -> Mapping[str, Any]:
+        """The process that began the run; of one that was resumed, others have followed."""
+        return self.processes[0] if self.processes else {}
+
+
+def read_record(folder: Path) -> RunRecord:
+    """A run directory, its checkpoints folder or one checkpoint in there.
+
+    Raises DataError where it is none, or what it holds can't be read.
+    """
+    run_dir = run_of(folder)
+    if run_dir is None:
+        raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
+    recipe, summary = read_kept_recipe(run_dir), _read_summary(run_dir)
+    return RunRecord(run_dir, recipe, summary, read_provenance(run_dir))
+
+
+def _read_summary(run_dir: Path) -> Mapping[str, Any]:
+    file = run_dir / SUMMARY
+    try:
+        summary = read_json(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: can't be read: {error}") from error
+    if not isinstance(summary, dict):
+        raise DataError(f"{file}: must hold a section of keys")
+    return summary
+
+
+def compare_origins(one: RunRecord, other: RunRecord) -> dict[str, list[Difference] | None]:
+    """Where recipe, data, code and environment of two runs differ; None where one has not kept it.
+
+    By what the process that began each run has kept.
+    """
+    found: dict[str, list[Difference] | None] = {"config": differences(one.recipe, other.recipe)}
+    first, second = _origin(one), _origin(other)
+    for section in ("data", "code", "environment"):
+        known = bool(one.processes and other.processes)
+        found[section] = differences(first[section], second[section]) if known else None
+    return found
+
+
+def _origin(record: RunRecord) -> dict[str, Any]:
+    made_by = record.made_by
+    code = made_by.get("code")
+    return {
+        "data": made_by.get("data"),
+        "code": _with_one_list_of_changes(code) if isinstance(code, Mapping) else code,
+        "environment": {name: made_by.get(name) for name in ENVIRONMENT},
+    }
+
+
+def _with_one_list_of_changes(code: Mapping[str, Any]) -> Mapping[str, Any]:
+    git = code.get("git")
+    if not isinstance(git, Mapping) or not isinstance(git.get("changed"), list):
+        return code
+    return {**code, "git": {**git, "changed": ", ".join(map(str, git["changed"]))}}
+
+
+def compare_outcomes(one: RunRecord, other: RunRecord) -> list[Difference]:
+    """Where what became of two runs differs: status, lengths, metrics, speeds."""
+    return differences(_outcome(one), _outcome(other))
+
+
+def _outcome(record: RunRecord) -> dict[str, Any]:
+    summary = record.summary
+    metrics, times = summary.get("metrics"), summary.get("time")
+    return {
+        "status": record.status,
+        **{name: summary.get(name) for name in ("reason", "steps", "passes", "parameters")},
+        "metrics": _single_numbers(metrics) if isinstance(metrics, Mapping) else {},
+        "time": {name: times.get(name) for name in SPEEDS} if isinstance(times, Mapping) else {},
+    }
+
+
+def _single_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is told of each class; of precision, recall and F1 the macro average."""
+    macros = {k: v.get("macro") if isinstance(v, Mapping) else v for k, v in metrics.items()}
+    return {name: value for name, value in macros.items() if not isinstance(value, list)}

@@ -1,0 +1,94 @@
+"""Two runs side by side, as `diff` and `reproduce` print them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.errors import printable
+from pipeline.files.error_text import show, shown
+from pipeline.files.tree_diff import Difference
+from pipeline.runner.record.compare_steps import Comparison
+from pipeline.runner.record.run_record import RunRecord, compare_origins
+
+MARGIN = 12
+"""Characters that the name of a section has."""
+DIGEST = 12
+"""So many digits of a checksum are shown."""
+NOT_KEPT = "not kept by both runs"
+
+
+class SideBySide:
+    """Prints runs A and B: which they are, then a section for each thing that is compared."""
+
+    def __init__(self, one: RunRecord, other: RunRecord) -> None:
+        self._runs = one, other
+        self._console = Console(highlight=False, markup=False)
+        for letter, record in zip("AB", self._runs, strict=True):
+            said = printable(f"{letter}  {describe_run(record)}")
+            self._console.print(said, soft_wrap=True)
+
+    def show_text(self, section: str, text: str) -> None:
+        """A section of one line."""
+        self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
+
+    def show_differences(self, section: str, found: Sequence[Difference] | None) -> None:
+        """A table of differences; a line where there are none, or it can't be told (None)."""
+        if not found:
+            self.show_text(section, "the same" if found is not None else NOT_KEPT)
+            return
+        table = Table(section, "A", "B", "B against A", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for difference in found:
+            one, other = difference.one, difference.other
+            table.add_row(shown(difference.key), _cell(one), _cell(other), _change(one, other))
+        self._console.print(table)
+
+    def show_origins(self) -> None:
+        """Where recipe, data, code and environment differ, a section for each."""
+        for section, found in compare_origins(*self._runs).items():
+            self.show_differences(section, found)
+
+    def show_steps(self, found: Comparison | None) -> None:
+        """How two logs of steps compare; None where one is not there."""
+        self.show_text("steps", NOT_KEPT if found is None else _steps_text(found))
+
+
+def describe_run(record: RunRecord) -> str:
+    """A run in one line."""
+    steps = record.summary.get("steps")
+    done = f", {steps:,} steps" if type(steps) is int else ""
+    several = f", by {len(record.processes)} processes" if len(record.processes) > 1 else ""
+    return f"{record.run_dir}: {shown(record.status)}{done}{several}"
+
+
+def _steps_text(found: Comparison) -> str:
+    alone = [("A", found.only_one), ("B", found.only_other)]
+    more = [f"{letter} has {steps:,} more" for letter, steps in alone if steps]
+    if found.first is None:
+        return "; ".join([f"{found.steps:,} are the same, bit for bit", *more])
+    said = [f"{found.differing:,} of {found.steps:,} differ, from {found.first}"]
+    if found.first_loss not in (None, found.first):
+        said.append(f"the losses from {found.first_loss}")
+    if found.largest_loss not in (None, found.first_loss):
+        said.append(f"furthest apart at {found.largest_loss}")
+    return "; ".join([*said, *more])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
+        return value[:DIGEST]
+    return f"{value:,.6g}" if isinstance(value, float) else show(value)
+
+
+def _change(one: Any, other: Any) -> str:
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (one, other))
+    try:
+        return f"{other / one - 1:+.2%}" if numbers and one else ""
+    except OverflowError:  # whole numbers beyond any float
+        return ""

@@ -1,0 +1,95 @@
+"""summary.json: what became of a run, for other programs to read."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.strict_json import json_text
+from pipeline.registry import ENTRY_POINT_GROUP
+
+Status = Literal["done", "pruned", "stopped", "failed"]
+
+
+@dataclass
+class Summary:
+    """The fields of summary.json; filled in as the stages go by.
+
+    `steps`, `passes` and `sinks` count what was trained in all, resumed parts included. Times are
+    of this process alone. `modelled` is empty on devices that are not emulated.
+    """
+
+    recipe: str
+    device: str
+    seed: int
+    stages: tuple[str, ...]
+    run_dir: str | None
+    status: Status = "done"
+    reason: str | None = None
+    exit_status: int = 0
+    steps: int = 0
+    passes: float = 0.0
+    sinks: int = 0
+    sink: dict[str, Any] = field(default_factory=dict)
+    feed: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    """`image`: shape and dtype of an image as it is read; `classes`: their names in label order."""
+    parameters: int | None = None
+    loss_scale: dict[str, float] = field(default_factory=dict)
+    bad_steps: dict[str, Any] = field(default_factory=dict)
+    """The policy `on_nan`, how many steps have no update for it, and the rollbacks among them."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    time: dict[str, float | None] = field(default_factory=dict)
+    modelled: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    resumed_from: dict[str, Any] | None = None
+    logs: dict[str, Any] = field(default_factory=dict)
+    """Of each log that was found not to be as it was written: `missing` ranges of steps (the first
+    few), how many `missing_lines`, whether the others are `verified`, and what was `restored`."""
+
+    def write(self, run_dir: Path) -> None:
+        """Replace the file as a whole, so that a reader never sees half of it."""
+        write_whole(run_dir / "summary.json", json_text(asdict(self), indent=2) + "\n")
+
+
+START_UP = {
+    "imports and recipe": "start_s",
+    "data": "data_s",
+    "build": "build_s",
+    "compile": "compile_s",
+    "first dispatch": "first_dispatch_s",
+}
+"""The parts of the time to the first step that are timed, by their keys in `Summary.time`."""
+
+
+def start_up(time: Mapping[str, float | None]) -> str:
+    """How long it took until the first step was done, and what took it, for the user."""
+    first_step_s = time["first_step_s"] or 0.0
+    parts = {name: time.get(key) or 0.0 for name, key in START_UP.items()}
+    parts["other"] = first_step_s - sum(parts.values())
+    told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
+    return f"first step after {first_step_s:.2f} s: {told}"
+
+
+DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "scipy")
+"""Packages that compute or read something of a run, besides those that a backend names."""
+
+
+def versions(backend: Mapping[str, str]) -> dict[str, str]:
+    """What may change a run's numbers besides its recipe; other packages' parts are of these."""
+    ours = {name: _version(name) for name in DECISIVE}
+    others = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
+    parts = {dist.name: dist.version for dist in others if dist is not None}
+    return {"python": platform.python_version(), **ours, **parts, **backend}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,176 @@
+"""Checkpoint: the state of a run on disk, whole or not at all.
+
+A checkpoint is written in the background under the name of a draft, sealed with a manifest and
+renamed when it is complete, so a run that is killed while saving keeps the one before. It holds
+every array of `TrainState` under its path, written by orbax, and, as JSON, the recipe and what the
+host knows: the state of the monitors that decide something. The data position, the schedule and the
+random generator are functions of the step. The metrics alone may come later, where the evaluation
+of the step was given up and the resumed run has done it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from pipeline.config.recipe import CheckpointSpec
+from pipeline.errors import RunError
+from pipeline.stages.checkpoint.checkpoint_folder import (
+    DRAFT,
+    FOLDER,
+    HOST,
+    JSON,
+    METRICS,
+    RECIPE,
+    STATE,
+    remove_checkpoint,
+    remove_draft,
+    remove_drafts,
+    saved_steps,
+)
+from pipeline.stages.checkpoint.manifest import DamagedError, require_complete, write_manifest
+from pipeline.stages.checkpoint.orbax_arrays import silence_orbax, write_arrays
+from pipeline.stages.checkpoint.restore import by_path, fill, read_checkpoint
+from pipeline.stages.checkpoint.retention import Retention, add_metrics, metrics_text
+from pipeline.training.state import TrainState
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest `keep`, and the best when the recipe says by what.
+
+    `recipe` is the run's, as JSON. Of the steps that are multiples of those `held`, the newest
+    `keep` are kept whatever else is saved between them. Raises RunError where the folder can't be
+    made.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        spec: CheckpointSpec,
+        recipe: Mapping[str, Any] | None = None,
+        held: Sequence[int] = (),
+    ) -> None:
+        silence_orbax()
+        self._root = (run_dir / FOLDER).absolute()
+        self._recipe = dict(recipe or {})
+        self._retention = Retention(spec.keep, spec.best, held)
+        self._asked: int | None = None
+        self._written: Future[None] | None = None
+        with self._writing("make it"):
+            self._root.mkdir(parents=True, exist_ok=True)
+            remove_drafts(self._root)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        host: Mapping[str, Any],
+        metrics: Mapping[str, float] | None,
+    ) -> None:
+        """Save once per step; written in the background. Raises RunError when the disk refuses.
+
+        A step that is saved already, its evaluation having been given up, is given its metrics.
+        """
+        with self._writing(f"save step {step}"):
+            known = step == self._asked or step in saved_steps(self._root)
+        kept_metrics = metrics if self._retention.best is not None else None
+        self.finish()
+        self._asked = step
+        if known:
+            if kept_metrics:
+                self._add_metrics(step, kept_metrics)
+            return
+        # Copied: the device is given these buffers again while they are still being written.
+        arrays = {path: np.array(leaf) for path, leaf in by_path(state).items()}
+        texts = {f"{HOST}/{JSON}": json.dumps(host), f"{RECIPE}/{JSON}": json.dumps(self._recipe)}
+        if kept_metrics:
+            texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
+        self._written = self._writer.submit(self._write, step, arrays, texts)
+
+    def _write(self, step: int, arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
+        """Write a checkpoint, then let go of those that need not be kept any more."""
+        draft = self._root / f"{step}{DRAFT}"
+        try:
+            draft.mkdir(parents=True)
+            write_arrays(draft / STATE, arrays)
+            for name, text in texts.items():
+                (draft / name).parent.mkdir()
+                (draft / name).write_text(text, encoding="utf-8")
+            write_manifest(draft, self._recipe)
+            draft.rename(self._root / str(step))
+        except BaseException:
+            # Where the disk is full, the summary needs the room.
+            remove_draft(draft)
+            raise
+        self._let_go()
+
+    def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Complete a checkpoint, and let go of those that would have gone when it was saved."""
+        with self._writing(f"save the metrics of step {step}"):
+            add_metrics(self._root / str(step), metrics)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for step in self._retention.removable(self._root, saved_steps(self._root)):
+            with self._writing(f"remove step {step}"):
+                remove_checkpoint(self._root / str(step))
+
+    def finish(self) -> None:
+        """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""
+        if self._written is not None:
+            with self._writing(f"save step {self._asked}"):
+                self._written.result()
+
+    def steps(self) -> Sequence[int]:
+        """The steps of those that can be gone back to, ascending."""
+        self.finish()
+        return saved_steps(self._root)
+
+    def read(self, step: int, like: TrainState) -> TrainState:
+        """The state of one of `steps`. Raises DataError when it is not what was saved."""
+        saved = read_checkpoint(self._root / str(step))
+        return fill(saved.where, saved.arrays, like)
+
+    def _require_saved(self) -> None:
+        """Raise RunError where what was saved last is not there as it was written."""
+        if self._asked is not None:
+            try:
+                require_complete(self._root / str(self._asked))
+            except DamagedError as error:
+                raise RunError(f"{error}; step {self._asked} was saved and is not there") from error
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # tensorstore makes a ValueError of a full disk
+            raise RunError(f"{self._root}: can't {what}: {_reason(error)}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait until all is on disk, whatever ends the run. Raises RunError when it can't be.
+
+        A run that says it is done has what it should have saved.
+        """
+        try:
+            self.finish()
+            if error is None:
+                self._require_saved()
+        finally:
+            self._writer.shutdown()
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, without the specification that tensorstore adds in some 1,500 letters."""
+    first = str(error).partition("\n")[0]
+    return re.split(r" \[(?:tensorstore_spec|os_error_code)=", first)[0]

@@ -1,0 +1,151 @@
+"""The manifest of a checkpoint: its files with their sizes and SHA-256, and the recipe's digest.
+
+It is written when all files are there and before the folder gets its name, so that a checkpoint
+without one is none; but for those of versions that wrote none, which have no recipe in them either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.files import bounded_read
+from pipeline.files.tree_diff import leaves
+from pipeline.runner.record.run_directory import decides
+from pipeline.stages.checkpoint.checkpoint_folder import (
+    HOST,
+    JSON,
+    MANIFEST,
+    METRICS,
+    RECIPE,
+    STATE,
+)
+
+DESCRIPTION = "_METADATA"
+"""File of `STATE` in which orbax says which arrays there are."""
+MADE_OF = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
+"""What every manifest lists."""
+LATE_METRICS = f"{METRICS}/{METRICS}"
+"""What a checkpoint may be given later: numbers by which the best is chosen, and no more."""
+UNLISTED = frozenset({MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"})
+"""What no manifest lists, at the top: itself, and what older versions had orbax write last."""
+MOST_JSON_BYTES = 64 << 20
+
+
+class DamagedError(DataError):
+    """A checkpoint that is not as it was written; names the file and what is wrong with it."""
+
+
+def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
+    """Seal a checkpoint whose files are all there; `recipe` is the one that is trained."""
+    files = {name: _entry(file) for name, file in _files(folder).items()}
+    manifest = {"recipe": recipe_digest(recipe), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def verify(folder: Path) -> None:
+    """Read every file and hold it against the manifest.
+
+    Raises DamagedError for the first file that is missing, not listed, or not as it was written.
+    """
+    for file, entry in _listed(folder):
+        try:
+            found = _entry(file)
+        except OSError as error:
+            raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
+        _compare_sizes(file, found["bytes"], entry)
+        if found != entry:
+            raise DamagedError(f"{file}: is not what was written, by its SHA-256")
+
+
+def require_complete(folder: Path) -> None:
+    """Look whether every file of a sealed checkpoint is there with its size; none is read.
+
+    Raises DamagedError.
+    """
+    for file, entry in _listed(folder):
+        try:
+            size_bytes = file.stat().st_size
+        except OSError as error:
+            raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
+        _compare_sizes(file, size_bytes, entry)
+
+
+def read_json(file: Path) -> Any:
+    """A JSON file of a checkpoint. Raises DamagedError where it is none."""
+    try:
+        return bounded_read.read_json(file, MOST_JSON_BYTES)
+    except OSError as error:
+        raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DamagedError(f"{file}: is no JSON: {error}") from error
+
+
+def recipe_digest(recipe: Mapping[str, Any]) -> str:
+    """SHA-256 over the keys of a resolved recipe that decide the numbers of a run."""
+    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides(where)}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+    """The files of a checkpoint with their entries, where there are those of the manifest alone."""
+    entries, files = _read_entries(folder / MANIFEST), _files(folder)
+    for name in entries:
+        if name not in files:
+            raise DamagedError(f"{folder / name}: is missing")
+    for name in files:
+        if name not in entries and name != LATE_METRICS:
+            raise DamagedError(f"{folder / name}: is not listed in {MANIFEST}")
+    return [(folder / name, entry) for name, entry in entries.items()]
+
+
+def _compare_sizes(file: Path, found_bytes: int, entry: Mapping[str, Any]) -> None:
+    if found_bytes != entry["bytes"]:
+        raise DamagedError(f"{file}: has {found_bytes:,} bytes, not {entry['bytes']}")
+
+
+def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    match read_json(file):
+        case {"recipe": str(), "files": dict(entries)} if all(map(_is_entry, entries.values())):
+            pass
+        case _:
+            raise DamagedError(f"{file}: is no manifest of a checkpoint")
+    for name in MADE_OF:
+        if name not in entries:
+            raise DamagedError(f"{file}: does not list {name}")
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    match entry:
+        case {"bytes": int(), "sha256": str()}:
+            return len(entry) == 2
+    return False
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The files of a checkpoint by path.
+
+    Raises DamagedError for a link, which means another file, and for what is no regular file.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            raise DamagedError(f"{path}: is a link")
+        if path.is_dir() or name in UNLISTED:
+            continue
+        if not path.is_file():
+            raise DamagedError(f"{path}: is no regular file")
+        found[name] = path
+    return found
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        return {"bytes": content.tell(), "sha256": digest}

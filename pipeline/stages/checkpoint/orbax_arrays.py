@@ -1,0 +1,85 @@
+"""Arrays on disk: written by orbax, read back from files that may have been made to do harm."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from pipeline.files.error_text import shown
+from pipeline.stages.checkpoint.manifest import DESCRIPTION, DamagedError, read_json
+
+
+def silence_orbax() -> None:
+    """Else it logs what it raises as well, with tracebacks, and warns of files it does not need.
+
+    Where a write fails, Python would warn of what it leaves undone, and tensorstore print of every
+    array that can't be written after the first that nobody waits for it any more.
+    """
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    undone = r"coroutine '\S+' was never awaited"
+    warnings.filterwarnings("ignore", undone, category=RuntimeWarning)
+    if getattr(sys.unraisablehook, "func", None) is not _show:
+        sys.unraisablehook = partial(_show, sys.unraisablehook)
+
+
+def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays into a new folder, whole or not at all. Raises OSError or ValueError.
+
+    orbax's asynchronous writers, CheckpointManager's among them, make folders in a thread and have
+    others wait for it. Where that fails nobody notifies those, and a process can't end before them.
+    """
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+        writer.save(folder.absolute(), args=ocp.args.StandardSave(dict(arrays)))
+
+
+def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
+    """Arrays by path, no more of them than memory holds. Raises DamagedError."""
+    silence_orbax()
+    try:
+        _check_places(folder)
+        with ocp.StandardCheckpointer() as reader:
+            _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
+            arrays = reader.restore(folder.absolute())
+    except Exception as error:  # orbax raises whatever bytes that are none of its make happen
+        raise DamagedError(
+            f"{folder}: can't be read: {str(error).partition(chr(10))[0]}"
+        ) from error
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        raise DamagedError(f"{folder}: holds other things than arrays")
+    return arrays
+
+
+def _show(shown: Callable[[Any], object], unraisable: Any) -> None:
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        shown(unraisable)
+
+
+def _check_places(folder: Path) -> None:
+    """Outside of its database orbax makes paths of names, of which one may lead anywhere."""
+    described = read_json(folder / DESCRIPTION)
+    entries = described["tree_metadata"].values()
+    names = [key["key"] for entry in entries for key in entry["key_metadata"]]
+    if described["use_ocdbt"] is not True:
+        raise ValueError("its arrays are not in the database that this program writes")
+    for name in names:
+        if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"{shown(str(name))} is the name of no array")
+
+
+def _check_size(shapes: Mapping[str, Any]) -> None:
+    """A few bytes can claim to be an array of any size."""
+    claimed = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in shapes.values())
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if claimed > there:
+        raise ValueError(f"claims {claimed:,} bytes of arrays; this machine has {there:,}")

@@ -1,0 +1,235 @@
+"""Checkpoints that were saved: found, verified, read back and put in their place.
+
+Each is verified file by file before anything in it is parsed. Where the newest of a run is damaged,
+it is named and the one before is taken.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from pipeline.config.defaults import normalised
+from pipeline.errors import DataError, RecipeError, printable_lines
+from pipeline.files.error_text import show
+from pipeline.files.tree_diff import differences
+from pipeline.runner.record.run_directory import decides
+from pipeline.stages.checkpoint.checkpoint_folder import (
+    FOLDER,
+    HOST,
+    JSON,
+    MANIFEST,
+    RECIPE,
+    STATE,
+    saved_steps,
+    set_aside,
+    step_of,
+    strangers,
+)
+from pipeline.stages.checkpoint.host_state import HostState, parse_host_state
+from pipeline.stages.checkpoint.manifest import DamagedError, read_json, recipe_digest, verify
+from pipeline.stages.checkpoint.orbax_arrays import read_arrays
+from pipeline.training.state import TrainState
+
+WEIGHTS = ("params", "batch_stats")
+MOST_TOLD = 5
+T = TypeVar("T")
+Warn = Callable[[str], None]
+
+
+def tell_user(text: str) -> None:
+    """Warn on stderr, where there is no run whose log would say it."""
+    print(printable_lines(f"warning: {text}"), file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint as it was read; `recipe` is None where one was not kept yet."""
+
+    where: Path
+    arrays: Mapping[str, np.ndarray]
+    host: HostState
+    recipe: Mapping[str, Any] | None
+
+    @property
+    def step(self) -> int:
+        """The step at which it was made."""
+        return int(self.arrays["step"])
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Parameters and batch statistics by path; of parameters that were averaged the average,
+        which evaluations looked at."""
+        averages = {
+            path.replace("average", "params", 1): path
+            for path in self.arrays
+            if path.startswith("average/")
+        }
+        return {
+            path: self.arrays[averages.get(path, path)]
+            for path in self.arrays
+            if path.partition("/")[0] in WEIGHTS
+        }
+
+    def changes(self, recipe: Mapping[str, Any]) -> list[str]:
+        """The keys that decide a run's numbers and are not in `recipe` as they were here."""
+        if self.recipe is None or recipe_digest(self.recipe) == recipe_digest(recipe):
+            return []
+        return [
+            f"{changed.key} = {show(changed.one)}: was {show(changed.other)}"
+            for changed in differences(recipe, normalised(self.recipe))
+            if decides(changed.where)
+        ]
+
+
+def restore_state(
+    run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
+) -> tuple[TrainState, HostState] | None:
+    """Everything a run had saved last, state and host data; None when it had saved nothing.
+
+    What is damaged, or named as a checkpoint and none, is named to `warn` and set aside, so that
+    the run can save these steps. Raises DataError when nothing can be read or is of another
+    network, RecipeError when it is of a recipe that would have had other losses.
+    """
+    root, found, damaged = run_dir / FOLDER, None, []
+    if steps := saved_steps(root):
+        saved = _read_to_resume(root, warn)
+        if changes := saved.changes(recipe):
+            raise RecipeError([f"{change} in {saved.where}" for change in changes])
+        found = fill(saved.where, saved.arrays, like), saved.host
+        damaged = [root / str(step) for step in steps if step > saved.step]
+    for path in damaged:
+        warn(f"{path}: set aside as {set_aside(path, 'damaged').name}")
+    for path in strangers(root):
+        warn(f"{path}: is no checkpoint; set aside as {set_aside(path, 'foreign').name}")
+    return found
+
+
+def _read_to_resume(root: Path, warn: Warn) -> Saved:
+    try:
+        return _read_newest(root, warn)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; to start over, move that folder elsewhere") from error
+
+
+def restore_weights(
+    folder: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
+) -> tuple[TrainState, Saved]:
+    """`like` with parameters and batch statistics of a checkpoint, and that checkpoint.
+
+    `folder` is as in `read_saved`. Raises DataError when there is none, or of another network; the
+    keys of `recipe` that differ are in its message.
+    """
+    saved = read_saved(folder, warn)
+    wanted = {"params": like.params, "batch_stats": like.batch_stats}
+    try:
+        return replace(like, **fill(saved.where, saved.weights(), wanted)), saved
+    except DataError as error:
+        changes = listed(saved.changes(recipe))
+        raise DataError(f"{error}; {changes}" if changes else str(error)) from error
+
+
+def read_saved(folder: Path, warn: Warn = tell_user) -> Saved:
+    """A checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
+
+    Of several the newest that can be read is taken, the others are named to `warn`. Raises
+    DataError when there is none.
+    """
+    try:
+        if step_of(folder) is not None and step_of(folder) in saved_steps(folder.parent):
+            return read_checkpoint(folder, warn)
+        for root in (folder / FOLDER, folder):
+            if saved_steps(root):
+                return _read_newest(root, warn)
+    except OSError as error:
+        raise DataError(f"{error.filename or folder}: can't be read: {error.strerror}") from error
+    raise DataError(
+        f"{folder}: holds no checkpoint; name a run directory, its {FOLDER} folder or one "
+        "checkpoint in there"
+    )
+
+
+def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Saved:
+    """One checkpoint, every byte of which is as it was written. Raises DamagedError."""
+    if (folder / MANIFEST).exists() or (folder / RECIPE).exists():
+        verify(folder)
+        recipe = read_json(folder / RECIPE / JSON)
+    else:
+        warn(f"{folder}: of a version without checksums; taken as it is")
+        recipe = None
+    if not isinstance(recipe, dict | None):
+        raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
+    host = _read_host(folder / HOST / JSON)
+    saved = Saved(folder, read_arrays(folder / STATE), host, recipe)
+    _require_step(saved)
+    return saved
+
+
+def _read_host(file: Path) -> HostState:
+    try:
+        return parse_host_state(read_json(file))
+    except ValueError as error:
+        raise DamagedError(f"{file}: is not what a run saves: {error}") from error
+
+
+def _require_step(saved: Saved) -> None:
+    step = saved.arrays.get("step")
+    if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
+        raise DamagedError(f"{saved.where / STATE}: says of no step that it was made there")
+    if saved.step != step_of(saved.where):
+        raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by path, such as "params/conv_0/kernel"."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
+    """The arrays in the structure of `like`; every name, shape and dtype must agree.
+
+    Raises DataError.
+    """
+    wanted = by_path(like)
+    problems = [f"{path} is missing" for path in wanted if path not in arrays]
+    problems += [f"{path} is not in this network" for path in arrays if path not in wanted]
+    problems += [
+        f"{path} is {_form(arrays[path])}, this network needs {_form(leaf)}"
+        for path, leaf in wanted.items()
+        if path in arrays and _form(arrays[path]) != _form(leaf)
+    ]
+    if problems:
+        raise DataError(f"{where}: of another recipe: {listed(problems)}")
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in wanted])
+
+
+def _form(array: Any) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first few on one line, and how many more there are."""
+    more = f" and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
+    return f"{'; '.join(problems[:MOST_TOLD])}{more}"
+
+
+def _read_newest(root: Path, warn: Warn) -> Saved:
+    damaged = []
+    for step in reversed(saved_steps(root)):
+        try:
+            saved = read_checkpoint(root / str(step), warn)
+        except DamagedError as error:
+            damaged.append(error)
+            continue
+        for found in damaged:
+            warn(f"{found}; taking the checkpoint of step {saved.step}")
+        return saved
+    raise DamagedError(
+        f"{root}: none of its checkpoints can be read: {listed(list(map(str, damaged)))}"
+    )

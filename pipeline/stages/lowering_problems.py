@@ -1,0 +1,92 @@
+"""A network as the lowering stage looks at it: what it poses, and what a step of it takes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from pipeline.lowerings.problem.lowering import ROLES, Listing, Problem
+from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
+from pipeline.lowerings.tune.machine import describe_device
+from pipeline.lowerings.tune.timing import Timer, make_up
+from pipeline.models.modules.standard import Network
+from pipeline.training.state import TrainState
+from pipeline.training.step import StepParts, image_shape
+
+
+def list_problems(
+    parts: StepParts, state: TrainState, train_batch: int, eval_batch: int
+) -> tuple[Problem, ...]:
+    """Every computation in a step or an evaluation that can be lowered, by tracing the network.
+
+    Gradients are needed of training alone, and none of the images that the network is given.
+    """
+    trained, evaluated = (
+        _traced(parts, state, train_batch, True),
+        _traced(parts, state, eval_batch, False),
+    )
+    problems = [p for p in trained if not _reads_input(p, image_shape(parts.image))]
+    return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
+
+
+def _traced(parts: StepParts, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:
+    listing = Listing()
+    images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
+    network: nn.Module = parts.network.clone(chooser=listing)
+    jax.eval_shape(_forward(network, train), images, state.params, state.batch_stats)
+    return tuple(listing.problems)
+
+
+def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
+    """Logits, and what changes beside them, of (images, parameters, statistics)."""
+
+    def call(images: Array, params: Any, batch_stats: Any) -> Any:
+        weights, key = {"params": params, "batch_stats": batch_stats}, jax.random.key(0)
+        return network.apply(
+            weights, images, train=train, mutable=["batch_stats"], rngs={"dropout": key}
+        )
+
+    return call
+
+
+def _reads_input(problem: Problem, image: tuple[int, ...]) -> bool:
+    """Whether this is the gradient of the network's own input, which nobody asks for."""
+    if problem.role != ROLES[1]:
+        return False
+    if isinstance(problem, ConvolutionProblem):
+        return (*problem.window.sizes, problem.channels) == image
+    return isinstance(problem, DenseProblem) and problem.channels == prod(image)
+
+
+def time_gradients_us(
+    network: Network, parts: StepParts, state: TrainState, batch: int, device: jax.Device
+) -> float:
+    """Microseconds that the gradients of all parameters take, in a loop, for made-up numbers."""
+    forward = _forward(network, True)
+
+    def loss(params: Any, images: Array, batch_stats: Any) -> Array:
+        logits, _ = forward(images, params, batch_stats)
+        return jnp.square(logits).mean()
+
+    def gradients(images: Array, params: Any, batch_stats: Any) -> Any:
+        return jax.grad(loss)(params, images, batch_stats)
+
+    shapes = (state.params, state.batch_stats)
+    weights = jax.tree.map(lambda shape: make_up(shape.shape, shape.dtype), shapes)
+    images = make_up((batch, *image_shape(parts.image)), "float32")
+    return Timer((images, *weights), device).time_us(gradients)
+
+
+def layout_key(network: Network, parts: StepParts, batch: int, device: jax.Device) -> str:
+    """What a bank calls a network, its images and the device by."""
+    text = repr((network.layers, network.rules, network.padding_mask))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    shape = "x".join(map(str, (batch, *image_shape(parts.image))))
+    return f"network {digest} {shape} {network.dtype} on {describe_device(device)}"

@@ -1,0 +1,39 @@
+"""Early stop: has a metric stopped getting better?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.recipe import EarlyStopSpec
+from pipeline.observe.monitors import Evaluation
+from pipeline.training.part_specs import METRICS
+
+
+@dataclass
+class EarlyStop:
+    """Has a metric stopped getting better? The only monitor that decides something."""
+
+    spec: EarlyStopSpec
+    best: float | None = None
+    waited: int = 0
+
+    def take_note(self, evaluation: Evaluation) -> None:
+        """An evaluation was done; `is_over` tells whether patience has run out with it."""
+        if self.spec.metric is None:
+            return
+        value = evaluation.scalars()[self.spec.metric]
+        sign = 1 if METRICS[self.spec.metric] == "max" else -1
+        if self.best is None or sign * (value - self.best) > self.spec.min_delta:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Has patience run out, in this process or before a checkpoint was saved?"""
+        return self.spec.metric is not None and self.waited >= self.spec.patience
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it."""
+        return {"best": self.best, "waited": self.waited}

@@ -1,0 +1,254 @@
+"""Train: run the course segment by segment, and let things happen at exactly their steps.
+
+The order at a boundary is fixed: telemetry to the monitors, then evaluation, then the checkpoint
+(which holds what the evaluation decided), then stopping. A signal to stop is answered between
+dispatches, those of an evaluation too: what was left of its boundary is then kept with the state,
+and a resumed run begins there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.backends.base import Executable, Mechanism
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError
+from pipeline.host.signals import Signals
+from pipeline.observe.monitors import Evaluation, Judge, Monitor
+from pipeline.sink.schedule import Course, Event, Segment
+from pipeline.sink.telemetry import Telemetry
+from pipeline.stages.checkpoint.checkpointer import Checkpoints
+from pipeline.stages.checkpoint.host_state import GivenUp, HostState
+from pipeline.stages.train.dispatch_size import Pace
+from pipeline.stages.train.early_stop import EarlyStop
+from pipeline.stages.train.event_periods import event_periods
+from pipeline.stages.train.history import History
+from pipeline.stages.train.rollback import Rollbacks
+from pipeline.stages.train.sink_clock import SinkClock
+from pipeline.training.state import TrainState
+from pipeline.training.update import left_out
+
+UNFINISHED = "unfinished_boundary"
+"""Where a checkpoint keeps that the evaluation of its step was given up."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training is done with; `checkpoints` is None without the checkpoint stage."""
+
+    recipe: Recipe
+    course: Course
+    executable: Executable
+    mechanism: Mechanism
+    monitors: Sequence[Monitor]
+    evaluate: Callable[[TrainState], Evaluation | None]
+    """Evaluate; None where a signal to stop has had it given up."""
+    checkpoints: Checkpoints | None
+    host: Mapping[str, Any] = field(default_factory=dict)
+    """What every checkpoint keeps for a resumed run, besides the state of the monitors."""
+    signals: Signals = field(default_factory=Signals)
+    """What was asked for from outside; training looks behind every dispatch."""
+    rollbacks: Rollbacks | None = None
+    """What can be gone back to, where bad steps are to be answered so."""
+    examine: Callable[[TrainState, int], None] | None = None
+    """Look into a step that ended the run, from the state before it."""
+    judge: Judge | None = None
+    """The one of the monitors that may end the run at a boundary, as not worth going on."""
+    log_marks: Callable[[int], Mapping[str, Any]] | None = None
+    """What a checkpoint of a step keeps of the logs, so that a resumed run knows them again."""
+
+
+def train(training: Training, state: TrainState, host: HostState, history: History) -> TrainState:
+    """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
+
+    The state that is returned has been saved, and `history` tells how it came about. Raises
+    RunError naming the step when a loss or gradient is not finite and the recipe does not say to go
+    on; the state before that step has been saved then, and `history` ends there.
+    """
+    return _Loop(training, state, host, history).run()
+
+
+class _Loop:
+    """Training under way."""
+
+    def __init__(
+        self, training: Training, state: TrainState, host: HostState, history: History
+    ) -> None:
+        self._training, self._state, self._history = training, state, history
+        self._signals = training.signals
+        kept = host.early_stop
+        self._early = EarlyStop(training.recipe.monitor.early_stop, kept.best, kept.waited)
+        self._given_up = host.unfinished_boundary
+        self._kept_verdict = self._given_up.verdict if self._given_up else None
+        if self._given_up is not None:
+            history.loss = self._given_up.loss
+        self._pace = Pace(training.recipe.train.dispatch_seconds, history.newest_step_s)
+        self._sink = SinkClock()
+        self._begun = self._saved_at = time.monotonic()
+        self._answered_saves = 0
+        if training.rollbacks is not None:
+            training.rollbacks.remember(host.rollbacks)
+
+    def run(self) -> TrainState:
+        """Go through what is left of the course; the state that is returned has been saved."""
+        if self._training.rollbacks is not None and self._history.step == 0:
+            # The first that can be gone back to.
+            self._save()
+        if self._given_up is not None:
+            self._evaluate_and_save(self._history.step, {Event.EVALUATE, Event.CHECKPOINT})
+        for segment in self._segments():
+            if self._is_over():
+                break
+            self._go_to(segment)
+        self._conclude()
+        return self._state
+
+    def _segments(self) -> Iterator[Segment]:
+        every = event_periods(self._training.recipe, self._training.course.steps_per_pass)
+        if self._training.checkpoints is None:
+            every[Event.CHECKPOINT] = ()
+        return self._training.course.segments(self._history.step, every)
+
+    def _is_over(self) -> bool:
+        return bool(self._signals.stop or self._early.is_over or self._verdict())
+
+    def _verdict(self) -> str | None:
+        """Why the run should end here; one that has ended is never pruned."""
+        judge, at_end = self._training.judge, self._history.step == self._training.course.total
+        if judge is None or at_end or self._given_up is not None:
+            return None
+        return judge.verdict or self._kept_verdict
+
+    def _conclude(self) -> None:
+        """Tell how training has ended, and save where."""
+        history, early = self._history, self._early
+        if early.is_over:
+            history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
+        elif verdict := self._verdict():
+            history.status, history.reason = "pruned", verdict
+        elif self._given_up is not None or history.step < self._training.course.total:
+            history.status, history.reason = "stopped", self._signals.stop
+        self._save()
+        history.left_out = left_out(self._state)
+        history.train_s = time.monotonic() - self._begun
+
+    def _go_to(self, segment: Segment) -> None:
+        """Train up to a boundary and through what happens there, as long as no signal says stop."""
+        while self._history.step < segment.stop and not self._signals.stop:
+            self._answer_bad_step(self._dispatch(segment.stop))
+            if self._history.step == segment.stop:
+                # Before any other save: a resumed run starts behind what happens here.
+                self._at_boundary(segment)
+            if self._is_save_due():
+                self._save()
+                self._saved_at, self._answered_saves = time.monotonic(), self._signals.saves
+
+    def _dispatch(self, until: int) -> Telemetry:
+        """Run towards boundary `until`, so far that a signal is still answered in time."""
+        training, start = self._training, self._history.step
+        stop = min(until, start + self._pace.affordable)
+        begun = time.perf_counter()
+        self._state, telemetry = training.executable.run(
+            self._state, start, stop, training.mechanism
+        )
+        ended = time.perf_counter()
+        seconds = ended - begun
+        self._pace.take_note(len(telemetry), seconds)
+        self._history.add_dispatch(len(telemetry), seconds, ended)
+        self._history.step, self._history.loss = stop, float(telemetry.loss[-1])
+        for monitor in training.monitors:
+            monitor.on_steps(telemetry, seconds)
+        self._sink.add(telemetry, seconds)
+        return telemetry
+
+    def _at_boundary(self, segment: Segment) -> None:
+        """Report the sink, evaluate and save, where due."""
+        if Event.SINK_END in segment.events:
+            report = self._sink.report(segment.stop)
+            for monitor in self._training.monitors:
+                monitor.on_sink(report)
+        self._evaluate_and_save(segment.stop, segment.events)
+
+    def _evaluate_and_save(self, step: int, events: Collection[Event]) -> None:
+        """What is left of a boundary behind the end of a sink; where it is given up, so noted."""
+        metrics = None
+        if Event.EVALUATE in events:
+            evaluation = self._training.evaluate(self._state)
+            if evaluation is None:
+                self._give_up_boundary()
+                return
+            self._given_up, metrics = None, evaluation.scalars()
+            self._history.evaluated = {step: evaluation}
+            self._early.take_note(evaluation)
+            for monitor in self._training.monitors:
+                monitor.on_eval(step, evaluation)
+        if Event.CHECKPOINT in events:
+            self._save(metrics)
+
+    def _give_up_boundary(self) -> None:
+        """Keep for a resumed run that it begins here, and what the end of the sink has decided."""
+        judge = self._training.judge
+        verdict = judge.verdict if judge is not None else None
+        self._given_up = GivenUp(loss=self._history.loss, verdict=verdict or self._kept_verdict)
+
+    def _is_save_due(self) -> bool:
+        period_s = self._training.recipe.checkpoint.every_seconds
+        overdue = period_s is not None and time.monotonic() - self._saved_at >= period_s
+        return overdue or self._signals.saves > self._answered_saves
+
+    def _save(self, metrics: Mapping[str, float] | None = None) -> None:
+        training = self._training
+        if training.checkpoints is None:
+            return
+        # First the log: a resumed run goes on behind the checkpoint.
+        for monitor in training.monitors:
+            monitor.flush()
+        host = {**training.host, "early_stop": self._early.state()}
+        if training.log_marks is not None:
+            host |= training.log_marks(self._history.step)
+        if training.rollbacks is not None:
+            host |= training.rollbacks.kept()
+        if self._given_up is not None:
+            host[UNFINISHED] = self._given_up.model_dump()
+        training.checkpoints.save(self._history.step, self._state, host, metrics)
+
+    def _answer_bad_step(self, telemetry: Telemetry) -> None:
+        """Go back, where the last step was bad. Raises RunError where it ends the run."""
+        bad = telemetry.bad_step
+        if bad is None:
+            return
+        self._history.step = bad
+        why_not = ""
+        if self._training.rollbacks is not None:
+            try:
+                self._go_back(self._training.rollbacks, bad)
+                return
+            except RunError as error:
+                why_not = f"; {error}"
+        self._history.step, self._history.left_out = bad - 1, left_out(self._state)
+        self._save()
+        if self._training.examine is not None:
+            self._training.examine(self._state, bad)
+        raise RunError(self._told_of(telemetry, bad, why_not))
+
+    def _go_back(self, rollbacks: Rollbacks, bad: int) -> None:
+        """Go on with the state behind a bad step, on the device, and tell everyone."""
+        found = rollbacks.go_back(bad, self._state)
+        gone = rollbacks.done[-1]
+        for monitor in self._training.monitors:
+            monitor.on_rollback(gone.step, gone.to)
+        self._state = self._training.executable.put(found)
+
+    def _told_of(self, telemetry: Telemetry, bad: int, why_not: str) -> str:
+        """What is said of a bad step that ends a run, the document's words first (C-02)."""
+        course = self._training.course
+        place = course.place(bad)
+        kept = f"; the state of step {bad - 1} is saved" if self._training.checkpoints else ""
+        return (
+            f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
+            f"Step {bad} of {course.total}: loss is {telemetry.loss[-1]!s}, "
+            f"gradient norm is {telemetry.grad_norm[-1]!s}{why_not}{kept}"
+        )

@@ -1,0 +1,113 @@
+"""Optimizers that scale the update of every array as a whole: LARS, LAMB and Muon (L-03)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from pipeline.registry import part
+from pipeline.training.optimizers.first_order import Moments, MovingAverageRate, add_weight_decay
+from pipeline.training.part_specs import OptimizerSpec
+
+if TYPE_CHECKING:
+    import optax
+
+
+@part("optimizer")
+class Lars(OptimizerSpec):
+    """Momentum at a rate of each array's own (You et al. 2017).
+
+    The rate is trust * |p| / (|g + weight_decay * p| + eps), and 1 where one of the norms is 0.
+    MindSpore's LARS divides by |g| + weight_decay * |p| + eps instead, as the paper does; both are
+    the same without weight decay. The learning rate stays outside of the momentum, as there.
+    """
+
+    name: Literal["lars"] = "lars"
+    momentum: MovingAverageRate
+    nesterov: bool
+    trust: PositiveFloat
+    eps: NonNegativeFloat
+
+    def build(self) -> optax.GradientTransformation:
+        """v <- momentum * v + rate * (g + weight_decay * p)."""
+        import optax
+
+        return optax.chain(
+            add_weight_decay(self.weight_decay, self.decay_rules),
+            optax.scale_by_trust_ratio(trust_coefficient=self.trust, eps=self.eps),
+            optax.trace(self.momentum, nesterov=self.nesterov),
+        )
+
+
+@part("optimizer")
+class Lamb(Moments):
+    """AdamW at a rate of each array's own (You et al. 2020), |p| over the norm of its direction.
+
+    The rate is 1 where one of the norms is 0.
+    """
+
+    name: Literal["lamb"] = "lamb"
+
+    def build(self) -> optax.GradientTransformation:
+        """d * |p| / |d| with d = m_hat / (sqrt(v_hat) + eps) + weight_decay * p."""
+        import optax
+
+        return optax.chain(
+            optax.scale_by_adam(self.b1, self.b2, self.eps),
+            add_weight_decay(self.weight_decay, self.decay_rules),
+            optax.scale_by_trust_ratio(),
+        )
+
+
+@part("optimizer")
+class Muon(OptimizerSpec):
+    """Momentum whose matrices are made orthogonal (Jordan 2024) for kernels, AdamW for the rest.
+
+    A convolution's kernel is the matrix (height * width * channels, features). Weight decay is
+    decoupled. With `rms` one learning rate serves both kinds (Liu et al. 2025, sec. 2.2).
+    """
+
+    name: Literal["muon"] = "muon"
+    momentum: MovingAverageRate
+    nesterov: bool
+    iterations: PositiveInt
+    """Newton-Schulz iterations: five bring the singular values to between 0.7 and 1.2."""
+    rms: PositiveFloat | None
+    """The root mean square of a kernel's direction; null: sqrt(max(1, outputs / inputs)) times the
+    orthogonal matrix."""
+    b1: MovingAverageRate
+    b2: MovingAverageRate
+    """Of Adam, for everything but kernels."""
+    eps: PositiveFloat
+
+    def build(self) -> optax.GradientTransformation:
+        """The orthogonal factor of the momentum or Adam's direction, + weight_decay * p."""
+        import optax
+
+        muon = optax.contrib.muon(
+            # optax gives -learning_rate * direction, and the learning rate comes later here.
+            learning_rate=-1.0,
+            ns_steps=self.iterations,
+            beta=self.momentum,
+            eps=self.eps,
+            nesterov=self.nesterov,
+            adam_b1=self.b1,
+            adam_b2=self.b2,
+            muon_weight_dimension_numbers=_kernels_as_matrices,
+            consistent_rms=self.rms,
+        )
+        return optax.chain(muon, add_weight_decay(self.weight_decay, self.decay_rules))
+
+
+def _kernels_as_matrices(params: Any) -> Any:
+    """Which axes of each kernel are inputs and which outputs; None for everything else."""
+    import jax
+    from optax.contrib import MuonDimensionNumbers
+
+    def axes(path: Any, param: Any) -> MuonDimensionNumbers | None:
+        if path[-1] != jax.tree_util.DictKey("kernel") or param.ndim not in (2, 4):
+            return None
+        return MuonDimensionNumbers(tuple(range(param.ndim - 1)), (param.ndim - 1,))
+
+    return jax.tree.map_with_path(axes, params)

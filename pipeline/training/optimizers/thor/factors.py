@@ -1,0 +1,147 @@
+"""The Kronecker factors of a layer's curvature, their damped inverses, and what those do.
+
+The curvature of a layer with weights (n, m), which is its Fisher matrix averaged over samples, is
+taken to be T * A (x) G with T positions per sample (the pixels that a convolution gives, or
+tokens; 1 for vectors), where over all positions of all samples
+
+    A = mean of a a'     a (n): what the weights multiply, for a convolution a patch of the images
+    G = mean of d d'     d (m): the gradient of one sample's loss at the layer's output
+
+(Grosse & Martens 2016, secs. 3 and 4; THOR, Chen et al. 2021). A bias is no part of it. Both are
+cut into blocks along their diagonal and the rest is left out: a block costs its size cubed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from math import ceil, prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.lowerings.formulas.matmuls import multiply_by_rows, patches
+from pipeline.lowerings.problem.conv_window import Window
+from pipeline.models.modules.layer_capture import Observation
+from pipeline.models.modules.layout import batch_first, shape_nhwc
+from pipeline.training.optimizers.thor.inverses import inverses_by_size
+
+ROWS_LIMIT_BYTES = 8 << 20
+"""The most rows that are written at once: patches are some times as large as their images, and a
+product of what lies in the cache is faster."""
+
+
+class Blocks(NamedTuple):
+    """How many blocks a factor is cut into, and how many rows each has; the last may reach over."""
+
+    number: int
+    size: int
+
+
+class Factors(NamedTuple):
+    """One matrix for the inputs, one for the outputs; float32 (blocks, size, size) each."""
+
+    inputs: Array
+    outputs: Array
+
+
+def cut(features: int, split_dim: int) -> Blocks:
+    """The fewest blocks of at most `split_dim` rows, of one size, that hold so many features."""
+    number = ceil(features / split_dim)
+    return Blocks(number, ceil(features / number))
+
+
+def curvature_factors(
+    observation: Observation, count: Array | int, scale: Array | float, split_dim: int
+) -> Factors:
+    """The blocks of A and G.
+
+    The first `count` samples are real, the others padding. `scale` times the cotangents are the
+    gradients of each sample's own loss.
+    """
+    inputs = batch_first(observation.inputs, observation.layout)
+    cotangents = batch_first(observation.cotangents, observation.layout)
+    real = jnp.arange(inputs.shape[0]) < count
+    inputs = jnp.where(real.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
+    positions = jnp.asarray(count, jnp.float32) * positions_per_sample(observation)
+    return Factors(
+        _second_moment(inputs, observation.window, split_dim) / positions,
+        _second_moment(cotangents, None, split_dim) * (scale**2 / positions),
+    )
+
+
+def damped_inverses(
+    factors: Mapping[str, Factors], damping: Array, positions: Mapping[str, int]
+) -> dict[str, Factors]:
+    """(A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
+
+    Their product over `positions` stands for the inverse of T * A (x) G + damping: half of the
+    damping, as a factor, goes to each side whatever the size of A and G, as in MindSpore.
+    """
+
+    def damped(blocks: Array, share: Array) -> Array:
+        return blocks + share * jnp.eye(blocks.shape[-1], dtype=blocks.dtype)
+
+    shares = {path: jnp.sqrt(damping / positions[path]) for path in factors}
+    systems = {
+        path: Factors(*(damped(blocks, shares[path]) for blocks in layer))
+        for path, layer in factors.items()
+    }
+    stacks, structure = jax.tree.flatten(systems)
+    inverses: dict[str, Factors] = jax.tree.unflatten(structure, inverses_by_size(stacks))
+    return inverses
+
+
+def precondition(gradient: Array, inverses: Factors, positions: int) -> Array:
+    """A^-1 * gradient * G^-1 / positions; the gradient (..., m) is read as a matrix (n, m)."""
+    (rows, height, _), (columns, width, _) = inverses.inputs.shape, inverses.outputs.shape
+    matrix = gradient.reshape(-1, gradient.shape[-1])
+    missing = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
+    padded = jnp.pad(matrix, missing).reshape(rows, height, -1)
+    left = (inverses.inputs @ padded).reshape(-1, columns, width).swapaxes(0, 1)
+    whole = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows * height, -1) / positions
+    return whole[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
+
+
+def positions_per_sample(observation: Observation) -> int:
+    """How many outputs of each feature one sample has."""
+    return prod(shape_nhwc(observation.cotangents, observation.layout)[1:-1])
+
+
+def _second_moment(samples: Array, window: Window | None, split_dim: int) -> Array:
+    """The blocks of the sum of r r' over rows r: patches under the window, or all positions.
+
+    Samples (batch, ..., features) are taken a few at a time, one after the other.
+    """
+    moment = functools.partial(_moment_of_rows, window=window, split_dim=split_dim)
+    size = _samples_at_once(samples, window)
+    if size == samples.shape[0]:
+        return moment(samples)
+    chunks = samples.reshape(-1, size, *samples.shape[1:])
+    shape = jax.eval_shape(moment, chunks[0])
+    zero = jnp.zeros(shape.shape, shape.dtype)
+    return lax.scan(lambda total, chunk: (total + moment(chunk), None), zero, chunks)[0]
+
+
+def _samples_at_once(samples: Array, window: Window | None) -> int:
+    """The largest part of the batch, a divisor of it, whose rows stay below the limit; or 1."""
+    batch, *_ = samples.shape
+    rows = jax.eval_shape(functools.partial(_rows, window=window), samples)
+    most = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))
+    return next(size for size in range(min(batch, most), 0, -1) if batch % size == 0)
+
+
+def _moment_of_rows(samples: Array, window: Window | None, split_dim: int) -> Array:
+    rows = _rows(samples, window)
+    blocks = cut(rows.shape[1], split_dim)
+    padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])
+    # Blocks outermost: a product with them between the others falls into a loop of scalars.
+    tiles = padded.reshape(-1, blocks.number, blocks.size).swapaxes(0, 1)
+    return multiply_by_rows("xla", tiles, tiles)
+
+
+def _rows(samples: Array, window: Window | None) -> Array:
+    """(samples * positions, features), samples slowest."""
+    return samples.reshape(-1, samples.shape[-1]) if window is None else patches(window, samples)

@@ -1,0 +1,64 @@
+"""The optimizer part `thor` (L-06)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from pipeline.registry import Spec, part
+from pipeline.training.optimizers.first_order import MovingAverageRate, add_weight_decay
+from pipeline.training.part_specs import OptimizerSpec
+
+if TYPE_CHECKING:
+    import optax
+
+
+class DampingSpec(Spec):
+    """What is added to the curvature: initial * decay_rate^(t / decay_steps) after t updates."""
+
+    initial: PositiveFloat
+    decay_rate: Annotated[float, Field(gt=0, le=1)]
+    decay_steps: PositiveInt
+
+    def at(self, count: Any) -> Any:
+        """The damping after `count` updates, a scalar or an array of them."""
+        return self.initial * self.decay_rate ** (count / self.decay_steps)
+
+
+@part("optimizer")
+class Thor(OptimizerSpec):
+    """THOR (Chen et al. 2021) as MindSpore has it, for the kernels of dense and conv layers.
+
+    A kernel's direction is v <- momentum * v + (F^-1 g + weight_decay * p), with F the damped
+    curvature of its layer; every other parameter has g in place of F^-1 g.
+    """
+
+    observes_layers: ClassVar[bool] = True
+    name: Literal["thor"] = "thor"
+    momentum: MovingAverageRate
+    nesterov: bool
+    damping: DampingSpec
+    frequency: PositiveInt
+    """The curvature is computed and inverted in every so many updates, the first one included."""
+    split_dim: PositiveInt
+    """Factors with more rows are cut into blocks of at most so many along their diagonal."""
+    clip_norm: PositiveFloat | None
+    """The largest L2 norm that F^-1 g + weight_decay * p of one array may have; null: any."""
+
+    def build(self) -> optax.GradientTransformation:
+        """The direction v or, with nesterov, (F^-1 g + weight_decay * p) + momentum * v."""
+        import optax
+
+        from pipeline.training.optimizers.thor.thor_transform import (
+            clip_each_by_norm,
+            scale_by_thor,
+        )
+
+        clip = optax.identity() if self.clip_norm is None else clip_each_by_norm(self.clip_norm)
+        return optax.chain(
+            scale_by_thor(self.damping.at, self.frequency, self.split_dim),
+            add_weight_decay(self.weight_decay, self.decay_rules),
+            clip,
+            optax.trace(self.momentum, nesterov=self.nesterov),
+        )

@@ -1,0 +1,118 @@
+"""THOR as an optax transformation: precondition gradients by inverses that are refreshed at times.
+
+Every `frequency` updates the factors of all observed layers are computed from that batch alone, and
+inverted; the updates between use the inverses as they are. Both ways are branches of one compiled
+step, chosen by the number of the update, so that a sink may end anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from pipeline.models.modules.layer_capture import Observed
+from pipeline.training.optimizers.first_order import joined_path
+from pipeline.training.optimizers.thor.factors import (
+    Factors,
+    curvature_factors,
+    cut,
+    damped_inverses,
+    positions_per_sample,
+    precondition,
+)
+
+
+class ThorState(NamedTuple):
+    """`updates` (int32 scalar) so far, and the damped inverses by the path of the kernel."""
+
+    updates: Array
+    inverses: dict[str, Factors]
+
+
+def scale_by_thor(
+    damping: Callable[[Array], Array], frequency: int, split_dim: int
+) -> optax.GradientTransformationExtraArgs:
+    """Gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as is.
+
+    `damping` gives the damping at an update from its number, 0 first. Each factor is cut into
+    blocks of at most `split_dim`. `update` takes `observed=Observed(...)`, and raises ValueError
+    without it. Inverses are kept for every kernel of two or four axes, since `init` can't know
+    which of them are observed; those of others stay 0 and are not read.
+    """
+
+    def init(params: optax.Params) -> ThorState:
+        leaves = {joined_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+        kernels = {path: leaf.shape for path, leaf in leaves.items() if _has_factors(path, leaf)}
+        inverses = {path: _empty(shape, split_dim) for path, shape in kernels.items()}
+        return ThorState(jnp.zeros((), jnp.int32), inverses)
+
+    def update(
+        updates: optax.Updates,
+        state: ThorState,
+        params: optax.Params | None = None,
+        *,
+        observed: Observed | None = None,
+        **_: Any,
+    ) -> tuple[optax.Updates, ThorState]:
+        if observed is None:
+            raise ValueError("thor needs what layers saw: update(gradients, ..., observed=...)")
+        seen = {
+            path: observed.layers[path.removesuffix("/kernel")]
+            for path in state.inverses
+            if path.removesuffix("/kernel") in observed.layers
+        }
+        kept = {path: state.inverses[path] for path in seen}
+        positions = {path: positions_per_sample(layer) for path, layer in seen.items()}
+        rate = damping(state.updates)
+
+        def refreshed() -> dict[str, Factors]:
+            factors = {
+                path: curvature_factors(layer, observed.count, observed.scale, split_dim)
+                for path, layer in seen.items()
+            }
+            return damped_inverses(factors, rate, positions)
+
+        inverses = jax.lax.cond(state.updates % frequency == 0, refreshed, lambda: kept)
+        directions = _directions(updates, positions, inverses)
+        return directions, ThorState(state.updates + 1, {**state.inverses, **inverses})
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _directions(
+    gradients: optax.Updates, positions: Mapping[str, int], inverses: Mapping[str, Factors]
+) -> optax.Updates:
+    """The gradients of the kernels that have positions preconditioned, the others as they are."""
+
+    def direction(path: Any, gradient: Array) -> Array:
+        kernel = joined_path(path)
+        if kernel not in positions:
+            return gradient
+        return precondition(gradient, inverses[kernel], positions[kernel])
+
+    return jax.tree.map_with_path(direction, gradients)
+
+
+def clip_each_by_norm(limit: float) -> optax.GradientTransformation:
+    """Scale down every array whose L2 norm is above the limit, each on its own."""
+
+    def clipped(update: Array) -> Array:
+        return update * jnp.minimum(1, limit / jnp.maximum(jnp.linalg.norm(update), 1e-30))
+
+    return optax.stateless(lambda updates, _: jax.tree.map(clipped, updates))
+
+
+def _has_factors(path: str, kernel: Array) -> bool:
+    return path.endswith("/kernel") and kernel.ndim in (2, 4)
+
+
+def _empty(shape: tuple[int, ...], split_dim: int) -> Factors:
+    features, outputs = prod(shape[:-1]), shape[-1]
+    sides = (cut(features, split_dim), cut(outputs, split_dim))
+    return Factors(*(jnp.zeros((side.number, side.size, side.size)) for side in sides))

@@ -1,0 +1,73 @@
+"""Files given to `infer`: images, or arrays of images, as a dataset would have read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
+from pipeline.errors import DataError
+from pipeline.files.npy import read_npy
+from pipeline.weights.files.npz_file import read_npz
+from pipeline.weights.trained_run import Samples
+
+_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP"}
+_MODES = {1: "L", 3: "RGB"}
+_ARRAYS = (".npy", ".npz")
+
+
+def read_images(path: Path, samples: Samples) -> np.ndarray:
+    """The images of a file, (n, height, width, channels), of the shape and dtype of the samples.
+
+    A PNG, JPEG or BMP file is one image, made grey or RGB and resized bilinearly where its size
+    differs. A .npy or .npz file holds one array of one image or more, whose shape must be right.
+    Raises DataError for what can't be read as that.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (*_FORMATS, *_ARRAYS):
+        kinds = ", ".join((*_FORMATS, *_ARRAYS))
+        raise DataError(f"{path}: is no kind of image file; must end in one of {kinds}")
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    try:
+        return _decode(path, samples) if suffix in _FORMATS else _array(path, samples)
+    except UNREADABLE_IMAGE as error:
+        raise DataError(f"{path}: can't be read as images: {error}") from error
+
+
+def _decode(path: Path, samples: Samples) -> np.ndarray:
+    height, width, channels = samples.shape
+    if samples.dtype != "uint8" or channels not in _MODES:
+        raise ValueError(
+            f"the network was trained on {samples.dtype} of {channels} channels; give an array"
+        )
+    with open_image(path, sorted(set(_FORMATS.values()))) as image:
+        converted = eight_bits(image).convert(_MODES[channels])
+    if converted.size != (width, height):
+        converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(converted).reshape(1, height, width, channels)
+
+
+def _array(path: Path, samples: Samples) -> np.ndarray:
+    """The one array of a file, its missing batch and channel axes added."""
+    if path.suffix.lower() == ".npy":
+        array = read_npy(path)
+    else:
+        arrays = read_npz(path)
+        if len(arrays) != 1:
+            raise ValueError(f"it holds {len(arrays)} arrays, {', '.join(arrays)}; must be one")
+        (array,) = arrays.values()
+    height, width, channels = samples.shape
+    if channels == 1 and array.shape[-2:] == (height, width):
+        array = array[..., np.newaxis]
+    if array.shape[-3:] != samples.shape or array.ndim not in (3, 4):
+        raise ValueError(
+            f"it has shape {array.shape}; must be ({height}, {width}, {channels}) or n of these"
+        )
+    if not array.size:
+        raise ValueError("it holds no images")
+    if array.dtype != samples.dtype:
+        raise ValueError(f"it is {array.dtype}; must be {samples.dtype} as in training")
+    return array.reshape(-1, *samples.shape)

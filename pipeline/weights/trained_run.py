@@ -1,0 +1,91 @@
+"""What the directory of a run says of it, for those who only have the directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.compose import diagnose
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError
+from pipeline.files.bounded_read import read_json
+from pipeline.runner.record.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.stages.checkpoint.restore import listed, read_saved
+from pipeline.weights.files.named_arrays import Arrays
+
+DTYPES = frozenset(("uint8", "int32", "float32"))
+"""Of images, and of tokens."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a network is given, before its map ops, and what it tells apart."""
+
+    shape: tuple[int, int, int]
+    """Height, width and channels of an image."""
+    dtype: str
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that has saved a checkpoint: its recipe, its newest weights and what it was fed."""
+
+    recipe: Recipe
+    arrays: Arrays
+    step: int
+    samples: Samples
+
+
+def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run, with keys overridden. Raises RecipeError where it is none any more."""
+    return diagnose([f"+recipe={run_dir / RECIPE}", *overrides])
+
+
+def read_trained_run(folder: Path) -> TrainedRun:
+    """A run directory, its checkpoints folder or one checkpoint in there.
+
+    Raises DataError where it is none or has saved nothing, RecipeError where its recipe is none any
+    more.
+    """
+    run_dir = run_of(folder)
+    if run_dir is None:
+        raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
+    recipe = read_run_recipe(run_dir)
+    saved = read_saved(folder)
+    if changes := saved.changes(recipe.model_dump(mode="json")):
+        raise DataError(
+            f"{saved.where}: of another recipe than {run_dir / RECIPE}: {listed(changes)}"
+        )
+    return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
+
+
+def parse_samples(data: Any) -> Samples:
+    """What `image` and `classes` of a JSON object say. Raises ValueError where they are not so."""
+    match data:
+        case {
+            "image": {"shape": [int(height), int(width), int(channels)], "dtype": str(dtype)},
+            "classes": [*classes],
+        } if (
+            min(height, width, channels) > 0
+            and dtype in DTYPES
+            and all(isinstance(name, str) for name in classes)
+        ):
+            return Samples((height, width, channels), dtype, tuple(classes))
+    raise ValueError("image and classes are missing")
+
+
+def _read_samples(summary: Path, recipe: Recipe) -> Samples:
+    """What the summary says, or else, where the run was killed, what is known of the dataset."""
+    try:
+        return parse_samples(read_json(summary)["data"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        facts = recipe.dataset.facts()
+        if facts is None:
+            raise DataError(
+                f"{summary}: does not say what images and classes the run has; finish the run with "
+                f"train.resume={summary.parent}"
+            ) from error
+        return Samples(facts.image, "uint8", tuple(map(str, range(facts.classes))))

@@ -1,0 +1,181 @@
+"""A run that a bad step ends leaves an autopsy, and a reproducer that one command runs again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.autopsy.on_failure import Examination
+from pipeline.cli.autopsy import autopsy
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError, RunError, UsageError
+from pipeline.observe.reporter import Reporter
+from pipeline.runner.run import run
+from pipeline.sink.telemetry import Telemetry
+from tests import outcome
+from tests.conftest import compose_tiny
+from tests.stages.train.test_bad_steps import VICTIM, poisoned_data
+
+Compose = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
+def ended(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that a sample which is no number has ended."""
+    run_dir = tmp_path_factory.mktemp("ended")
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(compose_tiny(cache, "train.steps=30"), run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def copied(ended: Path, tmp_path: Path) -> Path:
+    """Of that run the reproducer alone, as it might be sent to somebody."""
+    return Path(shutil.copytree(ended / "reproducer", tmp_path / "sent"))
+
+
+def test_the_bad_sample_is_named(ended: Path) -> None:
+    found = json.loads((ended / "autopsy.json").read_text())
+    bad = len(outcome.metrics(ended))
+    assert (found["step"], found["reproduced"], found["loss"]) == (bad, True, "nan")
+    finding = found["finding"]
+    assert (finding["phase"], finding["layer"]) == ("data", None)
+    tensor = finding["tensor"]
+    assert (tensor["kind"], tensor["name"], tensor["nan"]) == ("input column", "image", 1)
+    assert tensor["shape"] == [16, 8, 8, 1]
+    assert (finding["samples"]["ids"], finding["samples"]["of"]) == ([VICTIM], 16)
+
+
+def test_the_finding_is_in_the_log(ended: Path) -> None:
+    log = (ended / "run.log").read_text()
+    bad = len(outcome.metrics(ended))
+    assert f"autopsy    step {bad}: in the data: input column image: float32 16x8x8x1" in log
+    assert f"samples: 1 of 16 samples: {VICTIM}" in log
+    assert f"python -m pipeline autopsy {ended}" in log
+
+
+def test_the_reproducer_is_small_and_whole(ended: Path) -> None:
+    names = {file.name for file in (ended / "reproducer").iterdir()}
+    assert names == {"arrays.npz", "lowerings.json", "recipe.yaml", "step.json"}
+    with np.load(ended / "reproducer" / "arrays.npz", allow_pickle=False) as arrays:
+        assert arrays["batch/columns/image"].shape == (16, 8, 8, 1)
+        assert VICTIM in arrays["batch/sample"]
+        assert not any(name.startswith("state/opt_state") for name in arrays.files)
+
+
+def test_the_command_finds_the_same(
+    ended: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the run directory, and by the reproducer alone."""
+    for where in (ended, copied):
+        assert autopsy([str(where)]) == 0
+        printed = capsys.readouterr().out
+        assert json.loads((ended / "autopsy.json").read_text())["text"] in printed
+        assert printed.endswith("this is what the run has found\n")
+
+
+def test_the_command_says_when_it_finds_something_else(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((copied / "step.json").read_text())
+    document["autopsy"]["text"] = "step 1: something else"
+    (copied / "step.json").write_text(json.dumps(document))
+    assert autopsy([str(copied)]) == 1
+    assert "the run has found:\nstep 1: something else" in capsys.readouterr().out
+
+
+def test_the_command_line_takes_it(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ended / "checkpoints"
+    assert main(["autopsy", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: {folder}: holds no reproducer; it is written where")
+
+
+@pytest.mark.parametrize("args", [[], ["a", "b"], ["--json"]])
+def test_other_arguments_are_refused(args: Sequence[str]) -> None:
+    with pytest.raises(UsageError, match="autopsy takes RUN_DIR or its reproducer"):
+        autopsy(args)
+
+
+DAMAGE = {
+    "no arrays": lambda folder: (folder / "arrays.npz").unlink(),
+    "cut arrays": lambda folder: (folder / "arrays.npz").write_bytes(b"PK"),
+    "no JSON": lambda folder: (folder / "step.json").write_text("{"),
+    "another JSON": lambda folder: (folder / "step.json").write_text('{"image": 3}'),
+    "a class too many": lambda folder: _rewrite(folder, classes=11),
+    "an image of another shape": lambda folder: _rewrite(folder, image=_IMAGE),
+}
+_IMAGE = {"shape": ["x"], "dtype": "float32", "layout": "hwc"}
+
+
+def _rewrite(folder: Path, **changed: Any) -> None:
+    document = json.loads((folder / "step.json").read_text())
+    (folder / "step.json").write_text(json.dumps({**document, **changed}))
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_reproducer_is_refused(damage: Callable[[Path], None], copied: Path) -> None:
+    damage(copied)
+    with pytest.raises(DataError, match=str(copied)):
+        autopsy([str(copied)])
+
+
+class Healthy:
+    """An executable that finds nothing wrong with a step when it is run again."""
+
+    feed = SimpleNamespace(window=None)
+
+    def put(self, state: Any) -> Any:
+        return state
+
+    def run(self, state: Any, start: int, stop: int, mechanism: str) -> tuple[Any, Telemetry]:
+        return state, Telemetry.from_rows(start, np.array([[0.5, 0.1, 2.0, 1.0, 0.0]]))
+
+
+def test_a_fault_of_the_machine_is_told_from_one_of_the_run(tmp_path: Path) -> None:
+    with Reporter(tmp_path) as reporter:
+        examination = Examination(tmp_path, None, Healthy(), None, reporter)  # type: ignore[arg-type]
+        found = examination._runs_again(None, 7)  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.step, found.loss, found.grad_norm) == (7, 0.5, 2.0)
+    assert str(found).startswith("step 7: not reproduced: the same program gave another result")
+    assert found.to_dict()["reproduced"] is False
+
+
+def test_an_autopsy_that_fails_does_not_hide_the_step(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("pipeline.autopsy.on_failure.examine", fails)
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(tiny("train.steps=30"), tmp_path)
+    assert "no autopsy of step" in (tmp_path / "run.log").read_text()
+    assert not (tmp_path / "autopsy.json").exists()
+
+
+def test_a_run_that_is_taken_up_has_no_autopsy_of_the_life_before(
+    ended: Path, tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its data mended, the step turns out well; what was found is kept, and computed again."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(ended, run_dir)
+    mended = ["train.resume_changed=allow", f"train.resume={run_dir}"]
+    assert run(tiny("train.steps=30", *mended)).status == "done"
+    assert not (run_dir / "autopsy.json").exists()
+    assert not (run_dir / "reproducer").exists()
+    earlier = run_dir / "earlier_autopsy"
+    assert f"that of the run before is in {earlier}" in (run_dir / "run.log").read_text()
+    assert json.loads((earlier / "autopsy.json").read_text())["step"] <= 30
+    assert main(["autopsy", str(earlier)]) == 0
+    assert "in the data: input column image" in capsys.readouterr().out

@@ -1,0 +1,77 @@
+"""What layouts store."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.backends.ascend.chip.tasks import Layout
+from pipeline.backends.ascend.compiler.device_formats import (
+    channel_axes,
+    item_bytes,
+    padded_elements,
+)
+from pipeline.backends.ascend.compiler.kernels import Kernels
+from pipeline.backends.ascend.compiler.phases import find_phases
+from pipeline.backends.ascend.frontend.graph import Value
+from pipeline.backends.ascend.frontend.tracing import trace_graph
+from tests.backends.ascend.steps import of
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "axis", "stored"),
+    [
+        ((2, 8, 8, 3), "NC1HWC0", 3, 2 * 8 * 8 * 16),
+        ((2, 3, 8, 8), "NC1HWC0", 1, 2 * 16 * 8 * 8),
+        ((2, 8, 8, 64), "NC1HWC0", 3, 2 * 8 * 8 * 64),
+        ((30, 17), "FRACTAL_NZ", None, 32 * 32),
+        ((17,), "FRACTAL_NZ", None, 17),
+        ((7, 7, 3, 64), "FRACTAL_Z", None, 7 * 16 * 3 * 64),
+        ((3, 3, 64, 64), "FRACTAL_Z", None, 9 * 64 * 64),
+        ((30, 17), "ND", None, 30 * 17),
+        ((), "ND", None, 1),
+    ],
+)  # fmt: skip
+def test_padding(shape: tuple[int, ...], layout: Layout, axis: int | None, stored: int) -> None:
+    assert padded_elements(Value(shape, "float16"), layout, axis) == stored
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=2, max_size=4),
+    st.sampled_from(["ND", "NC1HWC0", "FRACTAL_NZ", "FRACTAL_Z"]),
+)
+def test_padding_never_loses_elements(sides: list[int], layout: Layout) -> None:
+    stored = padded_elements(Value(tuple(sides), "float16"), layout, len(sides) - 1)
+    assert math.prod(sides) <= stored <= math.prod(sides) * 256
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nbytes"),
+    [
+        ("float32", 4),
+        ("float16", 2),
+        ("bfloat16", 2),
+        ("int8", 1),
+        ("bool", 1 / 8),
+        ("key<fry>", 8),
+    ],
+)
+def test_bytes_of_an_element(dtype: str, nbytes: float) -> None:
+    assert item_bytes(dtype) == nbytes
+
+
+def test_channels_follow_element_wise_work() -> None:
+    def network(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = ("NCHW", "OIHW", "NCHW")
+        made = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        return jnp.tanh(made + 1.0)
+
+    graph = trace_graph(network, of(2, 3, 8, 8), of(4, 3, 3, 3))
+    kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
+    axes = channel_axes(graph, kernels.wiring)
+    assert axes[graph.outputs[0]] == 1

@@ -1,0 +1,320 @@
+"""Times of tasks: closed forms, the roofline, monotonicity, dimensions, the L2, timed kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from statistics import median
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.tasks import CostClass, Task, TaskGraph, VectorWork
+from pipeline.backends.ascend.cost.efficiency import load_efficiency
+from pipeline.backends.ascend.cost.task_time import price_tasks
+from pipeline.backends.ascend.cost.tiling import Tiling
+from pipeline.backends.ascend.fit.fit_kernels import measure_residuals, summarise, write_efficiency
+from pipeline.backends.ascend.fit.measured_kernels import read_traces
+from pipeline.errors import RunError
+from tests.backends.ascend.made_up import HW
+from tests.backends.ascend.products import (
+    FAST_MEMORY,
+    FLAT,
+    buffer,
+    convolution,
+    feature_map_task,
+    graph_of,
+    matmul,
+    row_task,
+    stream,
+)
+
+EFFICIENCY = load_efficiency()
+CONSTANTS = EFFICIENCY.constants
+RATES = (
+    "ai_core_clock_mhz",
+    "hbm_nominal_gb_per_s",
+    "hbm_sustained_gb_per_s",
+    "fp32_matmul_gmacs_per_s",
+)
+OVERHEADS = ("task_floor_one_core_us", "task_floor_all_cores_us", "ai_cpu_task_us")
+BETTER = (
+    *RATES,
+    "vector_bytes_per_cycle",
+    "l1_to_l0a_bytes_per_cycle",
+    "l1_to_l0b_bytes_per_cycle",
+    "l0c_to_ub_bytes_per_cycle",
+    "ub_to_l2_bytes_per_cycle",
+    "l2_read_bytes_per_cycle",
+    "l2_write_bytes_per_cycle",
+    "l2_mib",
+)
+
+lengths = st.integers(1, 3000)
+edges, channels = st.integers(1, 60), st.integers(1, 300)
+graphs = st.one_of(
+    st.builds(matmul, lengths, lengths, lengths, st.sampled_from(("float16", "float32"))),
+    st.builds(
+        convolution,
+        st.sampled_from(("conv", "conv_input_grad", "conv_kernel_grad", "depthwise")),
+        st.integers(1, 64),
+        edges,
+        channels,
+        channels,
+        st.sampled_from((1, 9, 49)),
+    ),
+    st.builds(
+        stream,
+        st.sampled_from(("elementwise", "cast", "optimizer", "bn_update", "copy", "sort", "rows")),
+        st.integers(1, 10**8),
+        st.floats(0, 30),
+    ),
+    st.builds(
+        feature_map_task,
+        st.sampled_from(("max_pool", "max_pool_grad", "avg_pool", "bias_grad")),
+        st.integers(1, 64),
+        edges,
+        channels,
+    ),
+    st.builds(
+        row_task, st.sampled_from(("gather", "scatter")), st.integers(1, 10**6), st.integers(1, 64)
+    ),
+)
+
+
+def us(graph: TaskGraph, hw: Hardware = HW) -> float:
+    return sum(time.us for time in price_tasks(graph, hw))
+
+
+def test_a_product_takes_its_blocks_over_cores_clock_and_rate_where_memory_is_free() -> None:
+    blocks = 256**3
+    rate = EFFICIENCY.rate("matmul")
+    expected = HW.task_floor_all_cores_us + blocks / (32 * HW.ai_core_clock_mhz) / rate
+    assert us(matmul(4096, 4096, 4096), FAST_MEMORY) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_stream_takes_its_reads_and_writes_at_their_rates() -> None:
+    nbytes, shape = 400_000_000, ((200_000_000,), "float16")
+    graph = graph_of("copy", [shape, shape], shape)
+    rate = EFFICIENCY.rate("copy")
+    traffic_us = 2 * nbytes / 1e6 / CONSTANTS.hbm_read + nbytes / 1e6 / CONSTANTS.hbm_write
+    expected = HW.task_floor_all_cores_us + traffic_us / rate
+    assert us(graph) == pytest.approx(expected)
+
+
+def test_many_operations_on_little_data_are_bound_by_lanes() -> None:
+    graph = stream("elementwise", 10**6, simple=1000.0)
+    lanes_us = 10**6 * 2 * 1000 / HW.vector_bytes_per_us / CONSTANTS.vector_rate
+    time = price_tasks(graph, HW)[0]
+    expected = HW.task_floor_all_cores_us + lanes_us / EFFICIENCY.rate("elementwise")
+    assert time.bound == "vector"
+    assert time.us == pytest.approx(expected, rel=0.001)
+
+
+def test_float32_products_run_16_rows_a_core_on_the_vector_unit() -> None:
+    """The trace of 2020 has 9174 us for 2 x 9216 x 4096 on one core."""
+    time = price_tasks(matmul(2, 9216, 4096, "float32"), HW)[0]
+    floor_us = 1.5 + (4.2 - 1.5) / 32
+    assert time.us == pytest.approx(floor_us + 2 * 9216 * 4096 / 8.2e3)
+    assert time.us == pytest.approx(9174, rel=0.05)
+    assert time.bound == "vector"
+
+
+def test_convolutions_are_cast_for_the_cube_whatever_their_type() -> None:
+    graph = convolution("conv", 32, 13, 256, 256)
+    task = graph.tasks[0]
+    assert task.cube is not None
+    wide = replace(graph, tasks=(replace(task, cube=replace(task.cube, dtype="float32")),))
+    assert us(wide) == us(graph)
+
+
+def test_the_host_processors_task_has_its_own_time_and_links_none() -> None:
+    shape = ((8,), "float32")
+    ai_cpu = graph_of("ai_cpu", [shape], shape, engine="ai_cpu")
+    link = graph_of("all_reduce", [shape], shape, engine="hccl")
+    assert price_tasks(ai_cpu, HW)[0].us == HW.ai_cpu_task_us
+    assert price_tasks(link, HW)[0].us == 0
+
+
+def test_rows_cost_a_latency_each() -> None:
+    """5 million rows of 32 bytes: 118 million a second gathered in the Wide & Deep trace."""
+    time = us(row_task("gather", 4_992_000, 8))
+    assert time == pytest.approx(42_218, rel=0.15)
+
+
+def test_a_bias_gradient_of_a_matrix_is_far_faster_than_of_a_feature_map() -> None:
+    flat = graph_of("bias_grad", [((32 * 169, 256), "float16")], ((256,), "float16"))
+    assert us(feature_map_task("bias_grad", 32, 13, 256)) > 5 * us(flat)
+
+
+def test_a_transpose_that_keeps_rows_is_a_copy() -> None:
+    rows, elements = ((100, 64, 128), "float16"), ((100, 128, 64), "float16")
+    kept = graph_of("transpose", [rows], ((64, 100, 128), "float16"))
+    torn = graph_of("transpose", [rows], elements)
+    assert us(torn) > 2 * us(kept)
+
+
+def test_a_layout_change_of_rows_that_are_not_whole_blocks_is_slower() -> None:
+    """13 x 13 planes took 14 us in the trace, 28 x 28 planes, more than twice the data, 9 us."""
+    whole, odd = (
+        graph_of("trans_data", [((32, 128, edge, edge), "float16")], ((32, edge, edge, 128), dtype))
+        for edge, dtype in ((28, "float16"), (27, "float16"))
+    )
+    blocked = [
+        replace(g, buffers=(g.buffers[0], replace(g.buffers[1], layout="NC1HWC0")))
+        for g in (whole, odd)
+    ]
+    assert us(blocked[1]) > us(blocked[0])
+
+
+def test_a_slice_of_leading_rows_reads_only_them() -> None:
+    table = ((100_000, 256), "float32")
+    leading = graph_of("copy", [table], ((1000, 256), "float32"))
+    minor = graph_of("copy", [table], ((100_000, 2), "float32"))
+    assert us(leading) < us(minor) / 5
+
+
+def _chain(length: int) -> TaskGraph:
+    """A producer, then a consumer of what it made `length` unrelated kernels later."""
+    shape = (5_000_000,)
+    work = VectorWork(shape[0], "float16")
+
+    def copy(read: int, write: int) -> Task:
+        return Task("Copy", "n", "vector", "forward", "copy", (read,), (write,), vector=work)
+
+    between = [copy(3 + 2 * at, 4 + 2 * at) for at in range(length)]
+    tasks = (copy(0, 1), *between, copy(1, 2))
+    return TaskGraph(tuple(buffer(index, shape) for index in range(3 + 2 * length)), tasks)
+
+
+def test_what_was_just_made_is_read_from_the_l2() -> None:
+    times = [price_tasks(_chain(length), HW)[-1].us for length in range(12)]
+    assert times == sorted(times)
+    assert times[0] < 0.75 * times[-1]
+    assert times[-1] == times[-2]
+
+
+def test_a_slower_tiling_makes_a_slower_task() -> None:
+    graph = matmul(4096, 4096, 4096)
+    one_core = {0: Tiling(1, 1, 1, 1, 8, 16)}
+    slow = price_tasks(graph, HW, tiles=one_core)[0].us
+    assert slow > 20 * us(graph)
+
+
+@given(graphs, st.sampled_from(BETTER), st.floats(0.1, 10))
+@settings(deadline=None)
+def test_no_time_is_below_the_roofline(graph: TaskGraph, figure: str, factor: float) -> None:
+    hw = replace(HW, **{figure: getattr(HW, figure) * factor})
+    task, time = graph.tasks[0], price_tasks(graph, hw)[0]
+    assert math.isfinite(time.us)
+    assert time.us >= time.roofline_us
+    if task.cube:
+        assert time.us >= task.cube.macs / hw.peak_fp16_macs_per_us
+    moved = sum(graph.buffers[index].nbytes for index in (*task.reads, *task.writes))
+    if task.cost_class not in ("gather", "copy"):
+        nominal = max(hw.hbm_nominal_gb_per_s, hw.hbm_sustained_gb_per_s) * 1e3
+        assert time.us >= (moved - hw.l2_mib * 2**20) / nominal
+
+
+@given(graphs, st.sampled_from(BETTER), st.floats(1.01, 8))
+@settings(deadline=None)
+def test_better_hardware_is_never_slower(graph: TaskGraph, figure: str, factor: float) -> None:
+    better = replace(FLAT, **{figure: getattr(HW, figure) * factor})
+    assert us(graph, better) <= us(graph, FLAT) * (1 + 1e-9)
+
+
+@given(graphs, st.integers(1, 40), st.integers(1, 40))
+@settings(deadline=None)
+def test_more_cores_are_never_slower(graph: TaskGraph, few: int, more: int) -> None:
+    less, greater = (replace(FLAT, ai_cores_count=float(count)) for count in (few, few + more))
+    assert us(graph, greater) <= us(graph, less) * (1 + 1e-9)
+
+
+@given(graphs, st.sampled_from(OVERHEADS), st.floats(1.01, 8))
+@settings(deadline=None)
+def test_larger_overheads_are_never_faster(graph: TaskGraph, figure: str, factor: float) -> None:
+    worse = replace(HW, **{figure: getattr(HW, figure) * factor})
+    assert us(graph, worse) >= us(graph) * (1 - 1e-9)
+
+
+@given(graphs)
+@settings(deadline=None)
+def test_all_rates_doubled_and_overheads_halved_halve_the_time(graph: TaskGraph) -> None:
+    changes = {name: getattr(HW, name) * 2 for name in RATES}
+    changes |= {name: getattr(HW, name) / 2 for name in OVERHEADS}
+    assert us(graph, replace(HW, **changes)) == pytest.approx(us(graph) / 2)
+
+
+@given(lengths, lengths, lengths, st.sampled_from(("float16", "float32")), lengths)
+@settings(deadline=None)
+def test_a_longer_product_is_never_faster(m: int, k: int, n: int, dtype: str, more: int) -> None:
+    base = us(matmul(m, k, n, dtype), FLAT)
+    for larger in ((m + more, k, n), (m, k + more, n), (m, k, n + more)):
+        assert us(matmul(*larger, dtype), FLAT) >= base * (1 - 1e-9)
+
+
+@given(st.integers(1, 10**8), st.integers(0, 10**7), st.floats(0, 20), st.floats(0, 20))
+@settings(deadline=None)
+def test_a_longer_stream_is_never_faster(
+    elements: int, more: int, simple: float, other: float
+) -> None:
+    base = us(stream("elementwise", elements, simple))
+    assert us(stream("elementwise", elements + more, simple + other)) >= base * (1 - 1e-9)
+
+
+def test_every_class_has_a_bounded_efficiency_and_says_where_it_is_from() -> None:
+    assert set(EFFICIENCY.classes) == set(get_args(CostClass))
+    assert all(0.05 <= entry.rate <= 1.5 for entry in EFFICIENCY.classes.values())
+    assert all(entry.source and entry.log_sd > 0 for entry in EFFICIENCY.classes.values())
+
+
+def test_a_scaled_class_changes_its_own_tasks_only() -> None:
+    slower = EFFICIENCY.scaled({"cast": 0.5})
+    assert slower.rate("cast") == EFFICIENCY.rate("cast") / 2
+    assert slower.rate("copy") == EFFICIENCY.rate("copy")
+    assert price_tasks(stream("cast", 10**8), HW, slower)[0].us > us(stream("cast", 10**8))
+
+
+@pytest.mark.parametrize(
+    ("multipliers", "message"),
+    [({"convv": 1.0}, "no cost class 'convv'"), ({"conv": -1.0}, "rate multiplier of conv is -1")],
+)
+def test_a_wrong_multiplier_is_refused(multipliers: dict[str, float], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        EFFICIENCY.scaled(multipliers)
+
+
+def test_efficiencies_survive_writing_and_a_broken_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "efficiency.yaml"
+    write_efficiency(EFFICIENCY, path)
+    again = load_efficiency(path)
+    assert again.constants == CONSTANTS
+    assert dict(again.classes) == dict(EFFICIENCY.classes)
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("constants: {}")
+    with pytest.raises(RunError, match=r"broken.yaml: not a file of efficiencies"):
+        load_efficiency(broken)
+
+
+def test_the_constants_are_positive() -> None:
+    assert all(getattr(CONSTANTS, field.name) > 0 for field in fields(CONSTANTS))
+    assert CONSTANTS.l2_full < CONSTANTS.l2_none
+
+
+def test_the_kernels_of_the_2023_trace_are_within_reach() -> None:
+    """A step of AlexNet: in sum within 15 %, the median of a class within 35 %."""
+    (trace,) = (trace for trace in read_traces() if trace.name == "alexnet_b32_2023")
+    residuals = measure_residuals([trace], HW, EFFICIENCY)
+    measured, modelled = (
+        sum(getattr(residual, key) for residual in residuals)
+        for key in ("measured_us", "modelled_us")
+    )
+    assert modelled == pytest.approx(measured, rel=0.15)
+    rows = [row for row in summarise(residuals, EFFICIENCY) if row.count > 2]
+    assert len(rows) >= 10
+    assert all(1 / 1.35 < row.median_ratio < 1.35 for row in rows)
+    assert median(abs(math.log(row.median_ratio)) for row in rows) < 0.12

@@ -1,0 +1,178 @@
+"""Tilings: padded fractals, cycles by hand, capacities, and searches against brute force."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.tasks import CubeWork
+from pipeline.backends.ascend.cost.tiling import (
+    Product,
+    TilePlan,
+    Tiling,
+    blocks_of,
+    candidates,
+    default_tiling,
+    plan_of,
+    product_of,
+    stage_cycles,
+    total_cycles,
+)
+from tests.backends.ascend.made_up import HW
+
+OVERLAP = 1.25
+SMALL = replace(HW, ai_cores_count=6.0)
+sizes = st.integers(1, 400)
+shapes = st.builds(
+    Product,
+    batch=st.integers(1, 40),
+    m=sizes,
+    k=sizes,
+    n=sizes,
+    expansion=st.sampled_from((1.0, 2.25, 9.0)),
+    out_bytes=st.sampled_from((2, 4)),
+)
+products = st.one_of(
+    shapes,
+    st.builds(lambda made, images: replace(made, out_bytes=4, images=images), shapes, sizes),
+)
+"""Kernel gradients, which have images, write float32."""
+
+
+@cache
+def best_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
+    """The best of all that a search may choose from."""
+    rows = candidates(product, hw)
+    at = int(np.argmin(total_cycles(stage_cycles(product, hw, rows), overlap)))
+    return plan_of(Tiling(*(int(value) for value in rows[at])), product, hw, overlap)
+
+
+def test_a_product_of_matrices_is_padded_to_blocks_of_sixteen() -> None:
+    product = product_of(CubeWork(1, 33, 16, 10, 33 * 16 * 10), "matmul", 4)
+    assert product == Product(1, 3, 1, 1, 1.0, 4)
+
+
+def test_every_tap_of_a_convolution_has_its_channels_padded_apart() -> None:
+    stem = CubeWork(1, 32 * 112 * 112, 49 * 3, 64, 1, taps=49, stride=4)
+    product = product_of(stem, "conv")
+    assert (product.m, product.k, product.n) == (32 * 112 * 112 // 16, 49, 4)
+    assert product.expansion == 49 / 4
+
+
+def test_a_kernel_gradient_pads_the_channels_of_its_rows_and_sums_in_float32() -> None:
+    work = CubeWork(1, 121 * 3, 32 * 57 * 57, 64, 1, taps=121, stride=16)
+    product = product_of(work, "conv_kernel_grad", 2, images=32)
+    assert (product.m, product.k, product.n) == (121, 6498, 4)
+    assert (product.out_bytes, product.images) == (4, 32)
+
+
+def test_the_input_gradient_of_a_strided_1x1_convolution_skips_the_zeros() -> None:
+    rows = 32 * 56 * 56
+    work = CubeWork(1, rows, 512, 256, rows * 512 * 256 // 4, taps=1, stride=4)
+    product = product_of(work, "conv_input_grad")
+    assert (product.m, product.k, product.n) == (rows // 4 // 16, 32, 16)
+    assert product.expansion == 1
+
+
+def test_cycles_of_one_tiling_by_hand() -> None:
+    """4096^3 on 8 x 4 cores, blocks of 8 x 16: 32 x 64 blocks of output and 256 deep a core."""
+    product = Product(1, 256, 256, 256, 1.0, 2)
+    plan = plan_of(Tiling(1, 8, 1, 4, 8, 16), product, HW, OVERLAP)
+    heads = 4 * 4 * (256 // 4) * 6
+    assert plan.cycles_cube == 32 * 256 * 64 + heads
+    assert plan.cycles_load == 32 * 256 * 4 * 512 / 512 + 256 * 64 * 4 * 512 / 256
+    assert plan.cycles_l2 == pytest.approx((32 * 256 * 512 * 4 + 256 * 64 * 512 * 4) / 110)
+    assert plan.cycles_out == 32 * 64 * 512 / 64
+
+
+def test_a_panel_that_fits_the_l1_is_loaded_once() -> None:
+    """Operands of 4 blocks depth: both stay in the L1, whatever the passes."""
+    product = Product(1, 256, 4, 256, 1.0, 2)
+    plan = plan_of(Tiling(1, 8, 1, 4, 8, 16), product, HW, OVERLAP)
+    assert plan.cycles_l2 == pytest.approx((32 * 4 + 4 * 64) * 512 / 110)
+
+
+def test_a_depth_cut_over_cores_adds_up_in_float32() -> None:
+    product = Product(1, 16, 64, 16, 1.0, 2)
+    whole = plan_of(Tiling(1, 1, 1, 1, 8, 16), product, HW, OVERLAP)
+    cut = plan_of(Tiling(1, 1, 4, 1, 8, 16), product, HW, OVERLAP)
+    assert cut.cycles_out == 2 * whole.cycles_out
+    assert cut.cycles_cube == pytest.approx(whole.cycles_cube / 4)
+
+
+def test_a_kernel_gradient_is_cut_by_its_images_first() -> None:
+    product = Product(1, 144, 338, 16, 9.0, 4, images=32)
+    assert default_tiling(product, HW, OVERLAP).tiling.cores_k == 32
+    two = default_tiling(replace(product, images=2), HW, OVERLAP).tiling
+    assert (two.cores_k, two.cores_count) == (2, 32)
+
+
+@given(products)
+def test_every_candidate_fits_cores_and_buffers(product: Product) -> None:
+    rows = candidates(product, HW)
+    assert (rows[:, :4].prod(axis=1) <= HW.ai_cores_count).all()
+    assert (rows[:, 4] * rows[:, 5] * 1024 * 2 <= HW.l0c_kib * 1024).all()
+    assert (rows[:, 4] * 512 * 2 <= HW.l0a_kib * 1024).all()
+    assert (rows[:, 5] * 512 * 2 <= HW.l0b_kib * 1024).all()
+    assert (rows >= 1).all()
+
+
+@given(products)
+def test_the_choice_has_something_no_worse_than_the_rule_of_thumb(product: Product) -> None:
+    assert best_tiling(product, HW, OVERLAP).us <= default_tiling(product, HW, OVERLAP).us
+
+
+def _us(product: Product, hw: Hardware, split: tuple[int, ...], block: tuple[int, int]) -> float:
+    """Microseconds of a tiling, written out again in plain Python."""
+    b, m, k, n = (
+        math.ceil(size / cores)
+        for size, cores in zip((product.batch, product.m, product.k, product.n), split, strict=True)
+    )
+    rows, columns = min(m, block[0]), min(n, block[1])
+    passes_m, passes_n = math.ceil(m / block[0]), math.ceil(n / block[1])
+    depth = max(min(64 // rows, 64 // columns), 1)
+    cube = m * k * n + 6 * passes_m * passes_n * math.ceil(k / depth)
+    load = m * k * passes_n + 2 * k * n * passes_m
+    half_l1 = 512 * 1024
+    a = m * k * 512 / product.expansion
+    a *= 1 if rows * k * 512 / product.expansion <= half_l1 else passes_n
+    w = k * n * 512 * (1 if k * n * 512 <= half_l1 else passes_m)
+    out = m * n * 256 * (4 if split[2] > 1 else product.out_bytes) / 64
+    parts = (max(cube, load), (a + w) / 110, out)
+    return b * sum(part**OVERLAP for part in parts) ** (1 / OVERLAP) / hw.ai_core_clock_mhz
+
+
+@given(products)
+@settings(max_examples=15, deadline=None)
+def test_the_search_finds_what_brute_force_finds(product: Product) -> None:
+    product = replace(product, batch=1)
+    cores = range(1, 7)
+    splits = [(1, m, k, n) for m in cores for k in cores for n in cores if m * k * n <= 6]
+    brute = min(_us(product, SMALL, s, block) for s in splits for block in blocks_of(SMALL))
+    assert best_tiling(product, SMALL, OVERLAP).us == pytest.approx(brute)
+
+
+@given(products, st.integers(1, 40), st.integers(1, 40), st.sampled_from(("best", "default")))
+@settings(max_examples=40, deadline=None)
+def test_more_cores_are_never_slower(product: Product, few: int, more: int, kind: str) -> None:
+    plan = best_tiling if kind == "best" else default_tiling
+    few_us, more_us = (
+        plan(product, replace(HW, ai_cores_count=float(count)), OVERLAP).us
+        for count in (few, few + more)
+    )
+    assert more_us <= few_us * (1 + 1e-9)
+
+
+@given(products, st.sampled_from(("batch", "m", "k", "n")), sizes)
+@settings(max_examples=60, deadline=None)
+def test_a_larger_product_is_never_faster(product: Product, side: str, more: int) -> None:
+    larger = replace(product, **{side: getattr(product, side) + more})
+    for plan in (best_tiling, default_tiling):
+        assert plan(larger, HW, OVERLAP).us >= plan(product, HW, OVERLAP).us * (1 - 1e-9)

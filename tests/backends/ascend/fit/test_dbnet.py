@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.backends.ascend.fit.dbnet import dbnet
+from tests.models.build import conf_model, count, initialise, positions, random, shapes
+
+WIDTHS = {
+    "resnet18": (64, 128, 256, 512),
+    "resnet50": (256, 512, 1024, 2048),
+    "mobilenet_v3_large": (24, 40, 112, 960),
+}
+HEADLESS = {
+    "resnet18": 11_689_512 - 513 * 1000,
+    "resnet50": 25_557_032 - 2049 * 1000,
+    "mobilenet_v3_large": 5_483_032 - 961 * 1280 - 1281 * 1000,
+}
+"""Parameters of torchvision's networks without their classifiers."""
+
+
+@pytest.mark.parametrize("backbone", WIDTHS)
+def test_parameters_are_those_of_the_backbone_the_pyramid_and_the_heads(backbone: Any) -> None:
+    pyramid = 256 * sum(WIDTHS[backbone]) + 4 * 9 * 256 * 64
+    head = 9 * 256 * 64 + 2 * 64 + (4 * 64 * 64 + 64) + 2 * 64 + (4 * 64 + 1)
+    expected = HEADLESS[backbone] + pyramid + 2 * head
+    assert count(shapes(dbnet(backbone), (640, 640, 3))) == expected
+
+
+@pytest.mark.parametrize("backbone", WIDTHS)
+def test_the_pyramid_reads_every_size_and_maps_have_the_size_of_the_images(backbone: Any) -> None:
+    seen = positions(dbnet(backbone), (640, 640, 3))
+    assert {stride: seen[f"lateral{stride}"] for stride in (4, 8, 16, 32)} == {
+        4: (160, 160, 256),
+        8: (80, 80, 256),
+        16: (40, 40, 256),
+        32: (20, 20, 256),
+    }
+    assert seen["smooth32"] == (160, 160, 64)
+    assert seen["probability"] == (640, 640, 1)
+    assert seen["__call__"] == (640, 640, 3)
+
+
+def test_the_binary_map_is_a_steep_step_where_probability_crosses_the_threshold() -> None:
+    changes: dict[str, Any] = {"blocks": [1] * 4, "widths": [4] * 4, "stem": "imagenet"}
+    module = dbnet(conf_model("resnet20", **changes), features=8)
+    images = random(2, 32, 64, 3)
+    variables = initialise(module, images)
+    apply = jax.jit(lambda v, x: module.apply(v, x, train=True, mutable=["batch_stats"])[0])
+    maps = np.asarray(apply(variables, images), np.float64)
+    assert maps.shape == (2, 32, 64, 3)
+    probability, threshold, binary = np.moveaxis(maps, -1, 0)
+    assert ((probability > 0) & (probability < 1) & (threshold > 0) & (threshold < 1)).all()
+    np.testing.assert_allclose(
+        binary, 1 / (1 + np.exp(-50 * (probability - threshold))), rtol=1e-3, atol=1e-6
+    )
+
+
+def test_gradients_have_the_shapes_of_the_parameters_in_half_precision() -> None:
+    module = dbnet("mobilenet_v3_large", dtype="float16")
+    variables = shapes(module, (64, 64, 3))
+
+    def loss(params: object, statistics: object, images: jax.Array) -> jax.Array:
+        collections = {"params": params, "batch_stats": statistics}
+        return module.apply(collections, images, train=True, mutable=["batch_stats"])[0].sum()
+
+    images = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+    gradients = jax.eval_shape(
+        jax.grad(loss), variables["params"], variables["batch_stats"], images
+    )
+    assert gradients == variables["params"]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="no backbone 'resnet19'; there are mobilenet_v3_large, r"):
+        dbnet("resnet19")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="backbone lenet5 has no global_avg_pool"):
+        dbnet(conf_model("lenet5"))
+    with pytest.raises(ValueError, match=r"multiples of 32, and shape \(1, 640, 600, 3\)"):
+        shapes(dbnet("resnet18"), (640, 600, 3))

@@ -1,0 +1,297 @@
+"""Where buffers lie: closed forms by hand, laws on any graph, brute force on tiny ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations, product
+from time import process_time
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pipeline.backends.ascend.chip.chip_files import load_chip
+from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
+from pipeline.backends.ascend.chip.tasks import TaskGraph
+from pipeline.backends.ascend.memory.lifetimes import lifetimes
+from pipeline.backends.ascend.memory.memory_plan import GIB, Budget, MemoryPlan, plan_memory
+from tests.backends.ascend.memory_graphs import buffer, chain, graphs, task
+
+HW = hardware_of(load_chip("ascend910"))
+
+
+@pytest.fixture
+def hw() -> Hardware:
+    return HW
+
+
+def overlapping(plan: MemoryPlan) -> list[tuple[int, int]]:
+    """Every pair of buffers that share a byte of a pool during a task, by looking at all pairs."""
+    found = []
+    for one, other in product(plan.placements, repeat=2):
+        if one.buffer < other.buffer and one.pool == other.pool:
+            together = max(one.birth, other.birth) < min(one.death, other.death)
+            ends = (placed.offset_bytes + placed.nbytes for placed in (one, other))
+            if together and max(one.offset_bytes, other.offset_bytes) < min(ends):
+                found.append((one.buffer, other.buffer))
+    return found
+
+
+@given(graphs(), st.sampled_from([1, 2]))
+def test_live_buffers_never_overlap(graph: TaskGraph, devices: int) -> None:
+    plan = plan_memory(graph, HW, devices)
+    assert overlapping(plan) == []
+    assert all(placed.offset_bytes % 512 == placed.nbytes % 512 == 0 for placed in plan.placements)
+
+
+@given(graphs(), st.sampled_from([1, 8]))
+def test_a_plan_spans_what_is_live_at_least(graph: TaskGraph, devices: int) -> None:
+    plan = plan_memory(graph, HW, devices)
+    for pool, use in plan.pools.items():
+        inside = [placed for placed in plan.placements if placed.pool == pool]
+        end = max((placed.offset_bytes + placed.nbytes for placed in inside), default=0)
+        assert use.lower_bound_bytes <= use.used_bytes
+        assert end <= use.used_bytes <= end + 512, "a guard may lie behind the last gradient"
+    assert sum(plan.components.values()) == max(plan.live_bytes) == plan.live_bytes[plan.peak_task]
+    assert max(plan.live_bytes) <= plan.lower_bound_bytes
+    assert plan.fragmentation >= 0
+
+
+@given(graphs())
+def test_what_is_live_is_what_was_taken_and_not_yet_freed(graph: TaskGraph) -> None:
+    plan = plan_memory(graph, HW)
+    live = 0
+    for position, told in enumerate(plan.live_bytes):
+        live += sum(placed.nbytes for placed in plan.placements if placed.birth == position)
+        assert live == told
+        live -= sum(placed.nbytes for placed in plan.placements if placed.death == position + 1)
+    assert live == 0, "every byte is freed"
+
+
+@given(graphs())
+def test_every_buffer_that_a_task_touches_has_a_place_then(graph: TaskGraph) -> None:
+    places = {placed.buffer: placed for placed in plan_memory(graph, HW).placements}
+    for position, each in enumerate(graph.tasks):
+        for index in {*each.reads, *each.writes}:
+            while index in graph.aliases:
+                index = graph.aliases[index]
+            if graph.buffers[index].nbytes:
+                assert places[index].birth <= position < places[index].death
+                assert places[index].nbytes >= graph.buffers[index].nbytes
+    assert not set(places) & set(graph.aliases), "an update in place takes no memory"
+
+
+@given(graphs(), st.integers(1, 4000), st.data())
+def test_one_more_buffer_never_lowers_the_bound(
+    graph: TaskGraph, nbytes: int, data: st.DataObject
+) -> None:
+    assume(graph.tasks)
+    more = buffer(len(graph.buffers), nbytes)
+    tasks = list(graph.tasks)
+    for reads_it in (False, True):
+        at = data.draw(st.integers(0, len(tasks) - 1))
+        touched = "reads" if reads_it else "writes"
+        tasks[at] = replace(tasks[at], **{touched: (*getattr(tasks[at], touched), more.index)})
+    grown = replace(graph, buffers=(*graph.buffers, more), tasks=tuple(tasks))
+    before, after = plan_memory(graph, HW), plan_memory(grown, HW)
+    assert before.lower_bound_bytes <= after.lower_bound_bytes
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.integers(1, 3)), max_size=5))
+def test_no_placement_in_any_order_is_shorter_by_much(spans: list[tuple[int, int, int]]) -> None:
+    """Brute force: every buffer as low as it can lie, in every order, gives the true optimum."""
+    tasks = [([], [i for i, s in enumerate(spans) if s[1] == position]) for position in range(8)]
+    for index, (_, birth, length) in enumerate(spans):
+        if length > 1:
+            tasks[birth + length - 1][0].append(index)
+    graph = TaskGraph(
+        buffers=tuple(buffer(i, 512 * size) for i, (size, _, _) in enumerate(spans)),
+        tasks=tuple(task(reads, writes) for reads, writes in tasks),
+    )
+    alive = {i: set(range(birth, birth + length)) for i, (_, birth, length) in enumerate(spans)}
+    best = min(_lowest(order, spans, alive) for order in permutations(range(len(spans))))
+    use = plan_memory(graph, HW).pools["feature maps"]
+    assert use.lower_bound_bytes <= 512 * best <= use.used_bytes
+    assert use.used_bytes <= 512 * best * 1.5
+
+
+def _lowest(
+    order: tuple[int, ...], spans: list[tuple[int, int, int]], alive: dict[int, set[int]]
+) -> int:
+    """The height of a stack in units, each block at the lowest address that is free for it."""
+    taken: set[tuple[int, int]] = set()
+    for index in order:
+        size, offset = spans[index][0], 0
+        while any((t, offset + u) in taken for t in alive[index] for u in range(size)):
+            offset += 1
+        taken |= {(t, offset + u) for t in alive[index] for u in range(size)}
+    return max((unit + 1 for _, unit in taken), default=0)
+
+
+def test_a_chain_by_hand(hw: Hardware) -> None:
+    """A layer's weight is 512 bytes, an activation 1024; a read lives until its task ends."""
+    buffers = (
+        buffer(0, 1000, "input"),
+        buffer(1, 512, "parameter"),
+        buffer(2, 1024),
+        buffer(3, 1024),
+        buffer(4, 1, "output"),
+    )
+    graph = TaskGraph(
+        buffers=buffers,
+        tasks=(task([0, 1], [2]), task([2], [3]), task([3], [4])),
+        inputs=(0,),
+        parameters=(1,),
+        outputs=(4,),
+    )
+    assert lifetimes(graph) == {0: (0, 1), 1: (0, 3), 2: (0, 2), 3: (1, 3), 4: (2, 3)}
+    plan = plan_memory(graph, hw)
+    assert plan.live_bytes == (512 + 2048, 512 + 2048, 512 + 1024 + 512)
+    assert plan.pools["parameters"].used_bytes == 512
+    assert plan.pools["feature maps"].used_bytes == 2048
+    assert (plan.peak_task, plan.fragmentation) == (0, 0.0)
+    assert {name: size for name, size in plan.components.items() if size} == {
+        "parameters": 512,
+        "workspace and casts": 1024,
+        "input": 1024,
+    }
+
+
+def test_a_network_by_hand(hw: Hardware) -> None:
+    """At the peak all activations are live, with two gradients of activations and one input."""
+    plan = plan_memory(chain(batch=64, layers=6, width=1024), hw)
+    assert plan.peak_task in (6, 7)
+    assert plan.components["parameters"] == plan.components["state"] == 6 * 2048
+    assert plan.components["saved activations"] >= 5 * 64 * 2048
+    assert plan.components["input"] == 64 * 2048
+    assert plan.fragmentation < 0.02
+
+
+def test_a_value_that_enters_or_leaves_a_loop_lives_through_all_of_it() -> None:
+    repeated = [task([0, 1], [2], repeat=5), task([2], [3], repeat=5), task([3], [4], repeat=5)]
+    graph = TaskGraph(
+        buffers=tuple(buffer(i, 512) for i in range(6)),
+        tasks=(task([], [0, 1]), *repeated, task([3], [5])),
+    )
+    alive = lifetimes(graph)
+    assert alive[0] == alive[1] == (0, 4), "read by the first of the loop, needed by every round"
+    assert alive[2] == (1, 3), "made and used inside"
+    assert alive[3] == (1, 5), "used behind the loop"
+
+
+def test_an_update_in_place_takes_no_memory(hw: Hardware) -> None:
+    buffers = (buffer(0, 4096, "parameter"), buffer(1, 4096), buffer(2, 4096, "output"))
+    graph = TaskGraph(
+        buffers=buffers, tasks=(task([0], [1]), task([0, 1], [2])), parameters=(0,), outputs=(2,)
+    )
+    apart = plan_memory(graph, hw)
+    shared = plan_memory(replace(graph, aliases={2: 0}), hw)
+    assert (apart.used_bytes, shared.used_bytes) == (3 * 4096, 2 * 4096)
+
+
+def test_a_slice_lies_in_what_it_is_a_slice_of(hw: Hardware) -> None:
+    """A scan stacks five slices of 512 bytes; they are read again by a scan behind it."""
+    slices = (replace(buffer(1, 512), within=0), replace(buffer(2, 512), within=0))
+    graph = TaskGraph(
+        buffers=(buffer(0, 2560), *slices, buffer(3, 512)),
+        tasks=(
+            task([], [3]),
+            task([3], [1], repeat=5),
+            task([], [3]),
+            task([2], [3], "backward", repeat=5),
+        ),
+    )
+    (stacked, _) = plan_memory(graph, hw).placements
+    assert (stacked.buffer, stacked.nbytes, stacked.birth, stacked.death) == (0, 2560, 1, 4)
+    assert stacked.component == "saved activations"
+
+
+def test_buffers_within_each_other_are_refused(hw: Hardware) -> None:
+    circle = (replace(buffer(0, 512), within=1), replace(buffer(1, 512), within=0))
+    with pytest.raises(ValueError, match=r"^buffer 0 \(b0\) is within itself$"):
+        plan_memory(TaskGraph(circle, (task([0], [1]),)), hw)
+
+
+def test_gradients_that_are_reduced_together_lie_side_by_side(hw: Hardware) -> None:
+    graph = chain(batch=4, layers=6, width=1000)
+    places = {placed.buffer: placed for placed in plan_memory(graph, hw, 8).placements}
+    gradients = [places[5 + 5 * layer] for layer in reversed(range(6))]
+    assert {placed.pool for placed in gradients} == {"communication"}
+    assert [placed.offset_bytes for placed in gradients] == [512 + 2048 * i for i in range(6)]
+    assert len({(placed.birth, placed.death) for placed in gradients}) == 1
+    assert plan_memory(graph, hw, 8).pools["communication"].used_bytes == 6 * 2048 + 2 * 512
+    assert plan_memory(graph, hw, 1).pools["communication"].used_bytes == 0
+
+
+def test_buckets_are_blocks_of_their_own(hw: Hardware) -> None:
+    graph = chain(batch=4, layers=6, width=1000)
+    places = {
+        placed.buffer: placed
+        for placed in plan_memory(graph, hw, 8, buckets=[(0, 1), (2, 3, 4, 5)]).placements
+    }
+    first, second = ([places[5 + 5 * layer] for layer in layers] for layers in ((5, 4), (3, 2)))
+    assert first[1].offset_bytes - first[0].offset_bytes == 2048
+    assert second[1].offset_bytes - second[0].offset_bytes == 2048
+    assert first[0].birth == 6
+    assert second[0].birth == 8
+
+
+def test_a_bucket_without_room_in_its_pool_lies_with_the_feature_maps(hw: Hardware) -> None:
+    small = replace(hw, communication_memory_gib=4096 / GIB)
+    plan = plan_memory(chain(batch=4, layers=6, width=1000), small, 8, buckets=[(0,), range(1, 6)])
+    pools = [placed.pool for placed in plan.placements if placed.component == "communication"]
+    assert sorted(pools) == ["communication"] + 5 * ["feature maps"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "gib", "verdict"),
+    [
+        ("split", 20, "fits"),
+        ("split", 24, "tight"),
+        ("split", 26.1, "out of memory"),
+        ("pooled_30", 26.1, "fits"),
+        ("pooled_30", 28, "tight"),
+        ("pooled_30", 30.1, "out of memory"),
+        ("pooled_31", 30.1, "tight"),
+        ("pooled_31", 31.1, "out of memory"),
+    ],
+)
+def test_a_verdict_is_of_the_budget(budget: Budget, gib: float, verdict: str, hw: Hardware) -> None:
+    graph = TaskGraph(buffers=(buffer(0, int(gib * GIB)),), tasks=(task([], [0]),))
+    assert plan_memory(graph, hw, budget=budget).verdict == verdict
+
+
+def test_parameters_have_a_limit_of_their_own(hw: Hardware) -> None:
+    held = TaskGraph(buffers=(buffer(0, 6 * GIB, "parameter"),), tasks=(task([0], []),))
+    plan = plan_memory(held, hw)
+    assert (plan.verdict, plan.tightest.what) == ("out of memory", "parameters")
+    assert plan_memory(held, hw, budget="pooled_30").verdict == "fits"
+
+
+def test_half_the_memory_halves_the_split(hw: Hardware) -> None:
+    limits = plan_memory(chain(2), replace(hw, hbm_gib=16)).limits
+    assert [limit.limit_bytes / GIB for limit in limits] == [2.5, 13, 0.5]
+
+
+def test_a_graph_without_tasks_holds_what_is_permanent(hw: Hardware) -> None:
+    graph = TaskGraph(buffers=(buffer(0, 100, "parameter"), buffer(1, 7)), tasks=())
+    assert plan_memory(graph, hw).used_bytes == 512
+    assert plan_memory(TaskGraph((), ()), hw).used_bytes == 0
+
+
+def test_a_plan_that_overlaps_is_found_out(hw: Hardware) -> None:
+    plan = plan_memory(chain(4), hw)
+    moved = tuple(replace(placed, offset_bytes=0) for placed in plan.placements)
+    with pytest.raises(AssertionError, match="live together and overlap"):
+        replace(plan, placements=moved).verify()
+
+
+def test_three_thousand_buffers_are_planned_at_once(hw: Hardware) -> None:
+    """Under 100 ms of processor time; the limit leaves room for a slow machine."""
+    graph = chain(batch=8, layers=600)
+    begun = process_time()
+    plan = plan_memory(graph, hw, 8)
+    assert len(plan.placements) == 3001
+    assert process_time() - begun < 1
+    assert plan.fragmentation < 0.01

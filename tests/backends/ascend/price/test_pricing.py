@@ -1,0 +1,318 @@
+"""The public API: any step can be priced, and what can't be is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax.training.train_state import TrainState
+
+from pipeline.backends.ascend import chipset, price
+from pipeline.backends.ascend.chip.chip_files import ChipError
+from pipeline.backends.ascend.chip.options import OptionError
+from pipeline.backends.ascend.compiler.tasks_from_kernels import UnsupportedError
+from pipeline.backends.ascend.frontend.graph import UnboundedLoopError
+from pipeline.backends.ascend.price.pricing import Pricing
+from pipeline.backends.ascend.price.traced_step import trace_step
+from pipeline.backends.ascend.report.report import Report
+from pipeline.errors import PipelineError, RunError
+
+
+def float32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def linear_loss(weights: Any, batch: Any) -> Any:
+    x, y = batch
+    return jnp.mean((x @ weights["w"] - y) ** 2)
+
+
+def linear_step(weights: Any, batch: Any) -> tuple[Any, Any]:
+    loss, gradients = jax.value_and_grad(linear_loss)(weights, batch)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), loss
+
+
+WEIGHTS, BATCH = {"w": float32(1024, 512)}, (float32(2048, 1024), float32(2048, 512))
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        x = nn.relu(nn.Conv(32, (3, 3), name="first")(x))
+        return nn.Dense(10, name="last")(x.mean((1, 2)))
+
+
+def flax_step(state: TrainState, batch: Any) -> tuple[TrainState, Any]:
+    images, labels = batch
+
+    def loss(params: Any) -> Any:
+        logits = state.apply_fn(params, images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    value, gradients = jax.value_and_grad(loss)(state.params)
+    return state.apply_gradients(grads=gradients), value
+
+
+def flax_state(images: Any) -> Any:
+    net, optimizer = Net(), optax.sgd(0.1, momentum=0.9)
+
+    def start(key: Any, images: Any) -> TrainState:
+        variables = net.init(key, images)
+        return TrainState.create(apply_fn=net.apply, params=variables, tx=optimizer)
+
+    return jax.eval_shape(start, jax.random.key(0), images)
+
+
+def test_a_function_written_by_hand() -> None:
+    """One linear layer: a product forward, one for the kernel's gradient; x is no parameter."""
+    report = price(linear_step, WEIGHTS, BATCH, sink_size=100)
+    products = [task for task in report.tasks if task.engine == "cube"]
+    assert [task.phase for task in products] == ["forward", "backward"]
+    macs = 2 * 2048 * 1024 * 512
+    hardware = chipset("ascend910").hardware
+    assert sum(task.us for task in products) >= macs / hardware.peak_fp16_macs_per_us
+    assert report.step_ms > report.device_ms > 0
+    assert not report.coverage["unsupported"]
+
+
+def test_a_flax_model() -> None:
+    images, labels = float32(64, 32, 32, 3), jax.ShapeDtypeStruct((64,), jnp.int32)
+    state = flax_state(images)
+    report = price(
+        flax_step, state, (images, labels), parameters=lambda s: s.params, devices=8, precision="O2"
+    )
+    assert {"first", "last"} <= {layer.layer for layer in report.layers}
+    assert {"forward", "backward", "optimizer", "communication"} <= set(report.phases)
+    made = {name.rpartition("params/")[2]: nbytes for name, nbytes, _ in report.graph.gradients}
+    assert made.keys() == {"first/bias", "first/kernel", "last/bias", "last/kernel"}
+    assert made["first/kernel"] >= 4 * 3 * 3 * 3 * 32
+    assert report.pricing.traced.batch_pixels == 32 * 32
+    same = price(flax_step, state, (images, labels), devices=8)
+    assert same.step_ms == report.step_ms
+
+
+def test_arrays_will_do_in_place_of_shapes() -> None:
+    def real(shape: Any) -> Any:
+        return jnp.zeros(shape.shape, shape.dtype)
+
+    by_shape = price(linear_step, WEIGHTS, BATCH)
+    by_array = price(linear_step, jax.tree.map(real, WEIGHTS), jax.tree.map(real, BATCH))
+    assert by_array.step_ms == by_shape.step_ms
+
+
+def test_a_chip_may_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "slow.yaml"
+    file.write_text(
+        "defaults: [ascend910, _self_]\nchip: Slow\n"
+        "hbm_sustained_gb_per_s: {value: 100, source: a guess, confidence: assumed}\n"
+    )
+    slow = price(linear_step, WEIGHTS, BATCH, hardware=file)
+    assert slow.pricing.chip.name == "Slow"
+    assert slow.device_ms > price(linear_step, WEIGHTS, BATCH).device_ms
+    file.write_text(file.read_text().replace("Slow", "Slow and renamed"))
+    again = price(linear_step, WEIGHTS, BATCH, hardware=file)
+    assert again.pricing.chip.name == "Slow and renamed"
+
+
+def test_what_is_asked_for_is_what_is_imported() -> None:
+    """`price` is the function, whatever of the package was imported before; jax is not."""
+    script = (
+        "import sys; from pipeline.backends.ascend import hardware;"
+        "assert 'jax' not in sys.modules;"
+        "import pipeline.backends.ascend.price.pricing, pipeline.backends.ascend.report.report;"
+        "from pipeline.backends.ascend import price, Report, chipset, Chipset;"
+        "print(price.__name__)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == ("price\n", "")
+    assert isinstance(price, FunctionType)
+
+
+def unbounded(weights: Any, batch: Any) -> tuple[Any, Any]:
+    halved = jax.lax.while_loop(lambda w: (w > 1).any(), lambda w: w / 2, weights["w"])
+    return {"w": halved}, batch[0].sum()
+
+
+def factorised(weights: Any, batch: Any) -> tuple[Any, Any]:
+    square = weights["w"].T @ weights["w"]
+    return weights, jnp.linalg.cholesky(square).sum() + batch[0].sum()
+
+
+def no_pair(weights: Any, batch: Any) -> Any:
+    return linear_loss(weights, batch)
+
+
+def in_bfloat16(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, jnp.bfloat16)
+
+
+BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
+    "an unbounded loop": (
+        lambda: price(unbounded, WEIGHTS, BATCH),
+        UnboundedLoopError,
+        1,
+        "its number of trips can't be read off; write it as jax.lax.scan",
+    ),
+    "an unknown primitive": (
+        lambda: price(factorised, WEIGHTS, BATCH, strict=True),
+        UnsupportedError,
+        1,
+        "no rule for cholesky; price with strict = false",
+    ),
+    "a type that the chip lacks": (
+        lambda: price(
+            linear_step,
+            jax.tree.map(in_bfloat16, WEIGHTS),
+            jax.tree.map(in_bfloat16, BATCH),
+            precision=None,
+        ),
+        OptionError,
+        2,
+        "bfloat16 is not a type of Ascend 910A, which has float16,",
+    ),
+    "no device": (
+        lambda: price(linear_step, WEIGHTS, BATCH, devices=0),
+        OptionError,
+        2,
+        "devices: 0 should be at least 1",
+    ),
+    "no whole server": (
+        lambda: price(linear_step, WEIGHTS, BATCH, devices=12),
+        OptionError,
+        2,
+        "devices: 12 is no whole number of servers of 8; 8 and 16 are",
+    ),
+    "no such mode": (
+        lambda: price(linear_step, WEIGHTS, BATCH, mode="eager"),  # type: ignore[arg-type]
+        OptionError,
+        2,
+        "mode: 'eager' is none of op_by_op, graph_sink, loop_sink",
+    ),
+    "no such precision": (
+        lambda: price(linear_step, WEIGHTS, BATCH, precision="O1"),  # type: ignore[arg-type]
+        OptionError,
+        2,
+        "precision: 'O1' is none of O0, O2, O3",
+    ),
+    "no such chip": (
+        lambda: price(linear_step, WEIGHTS, BATCH, hardware="ascend911"),
+        ChipError,
+        2,
+        "there is no such chip; did you mean ascend910?",
+    ),
+    "a step that gives no pair": (
+        lambda: price(no_pair, WEIGHTS, BATCH),
+        RunError,
+        1,
+        "it must give (state, anything)",
+    ),
+    "parameters from elsewhere": (
+        lambda: price(linear_step, WEIGHTS, BATCH, parameters=lambda w: ()),
+        RunError,
+        1,
+        "parameters picks no leaf of the state",
+    ),
+    "no function": (
+        lambda: price("train", WEIGHTS, BATCH),  # type: ignore[arg-type]
+        OptionError,
+        2,
+        "step: 'train' should be a function",
+    ),
+    "parameters that are none": (
+        lambda: price(linear_step, WEIGHTS, BATCH, parameters=WEIGHTS),  # type: ignore[arg-type]
+        OptionError,
+        2,
+        "parameters: {'w': ShapeDtypeStruct(shape=(1024, 512), dtype=float32)} should be a",
+    ),
+    "an unknown figure": (
+        lambda: Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910")).on(
+            warp=9.0
+        ),
+        OptionError,
+        2,
+        "hardware has no figure 'warp'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_cannot_be_priced_is_said_in_one_sentence(what: str) -> None:
+    action, kind, status, message = BAD[what]
+    with pytest.raises(PipelineError) as caught:
+        action()
+    assert type(caught.value) is kind
+    assert caught.value.exit_status == status
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_primitive_is_priced_by_its_bytes_and_listed() -> None:
+    report = price(factorised, WEIGHTS, BATCH)
+    assert report.coverage["unsupported"] == {"cholesky": 1}
+    assert report.coverage["equations"]["unsupported"] == 1
+
+
+def test_questions_share_what_they_have_in_common() -> None:
+    """A launch mode of the same graph does not lower or price it again."""
+    pricing = price(linear_step, WEIGHTS, BATCH).pricing
+    one = pricing.report(price(linear_step, WEIGHTS, BATCH).question)
+    assert one.times is pricing.report(one.question).times
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": ["O2"]}, "precision: ['O2'] is none of O0, O2, O3"),
+        ({"sink_size": float("nan")}, "sink_size: nan should be a whole number"),
+        ({"sink_size": float("inf")}, "sink_size: inf should be a whole number"),
+        ({"sink_size": "10"}, "sink_size: '10' should be a whole number"),
+        ({"sink_size": True}, "sink_size: True should be a whole number"),
+        ({"devices": None}, "devices: None should be a whole number"),
+        ({"devices": 1.5}, "devices: 1.5 should be a whole number"),
+        ({"devices": 1032}, "devices: 1032 should be at most 1024"),
+        ({"host_workers": 0}, "host_workers: 0 should be at least 1"),
+        ({"host_workers": "8"}, "host_workers: '8' should be a whole number"),
+        ({"all_reduce_fusion": "abc"}, "all_reduce_fusion: 'abc' should be a list"),
+        ({"all_reduce_fusion": 5}, "all_reduce_fusion: 5 should be a list"),
+        ({"all_reduce_fusion": [1.5]}, "all_reduce_fusion: 1.5 should be a whole number"),
+        ({"data_sink": "no"}, "data_sink: 'no' should be True or False"),
+        ({"auto_tune": 1}, "auto_tune: 1 should be None or one of exhaustive, ga, rl"),
+    ],
+)
+def test_options_of_a_wrong_kind(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
+        price(linear_step, WEIGHTS, BATCH, **options)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    report = price(linear_step, WEIGHTS, BATCH, sink_size=np.int64(10), devices=np.int32(8))
+    json.dumps(report.to_dict(), allow_nan=False)
+    same = price(linear_step, WEIGHTS, BATCH, sink_size=10, devices=8)
+    assert report.step_ms == same.step_ms
+
+
+def test_what_auto_tune_found_is_kept_in_its_bank(tmp_path: Path) -> None:
+    """The second search finds everything there and prices the same."""
+    bank = tmp_path / "bank.json"
+
+    def asked() -> Report:
+        return price(linear_step, WEIGHTS, BATCH, auto_tune="ga", tune_bank=bank)
+
+    first, second = asked(), asked()
+    assert first.tuning is not None
+    assert second.tuning is not None
+    assert {task.status for task in first.tuning.tasks} == {"bank_append"}
+    assert {task.status for task in second.tuning.tasks} == {"bank_hit"}
+    assert first.step_ms == second.step_ms

@@ -1,0 +1,133 @@
+"""What would help: every change is priced as it says, in order, one of a kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.backends.ascend.cost.collectives import buckets
+from pipeline.backends.ascend.fit.workloads import image_step
+from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
+from pipeline.backends.ascend.report.advice import Change, advise, split_points
+
+SMALL = Question(sink_size=10)
+
+
+def lenet(batch: int) -> Pricing:
+    return Pricing(image_step("lenet5", batch, 32, 10), chipset("ascend910"))
+
+
+@pytest.fixture(scope="module")
+def pricing() -> Pricing:
+    return lenet(32)
+
+
+def by_kind(changes: tuple[Change, ...]) -> dict[str, Change]:
+    assert len({change.kind for change in changes}) == len(changes)
+    return {change.kind: change for change in changes}
+
+
+def test_changes_come_best_first_and_one_of_a_kind(pricing: Pricing) -> None:
+    asked = replace(SMALL, precision="O0", mode="op_by_op", host_workers=1)
+    changes = advise(pricing, asked, lenet)
+    assert set(by_kind(changes)) == {"batch", "precision", "sink", "workers", "auto_tune"}
+    assert all(one.gain >= other.gain for one, other in pairwise(changes))
+
+
+CASES: dict[str, tuple[Question, dict[str, Any], str]] = {
+    "sink": (SMALL, {"sink_size": 1000}, "train.sink=true train.sink_size=1000"),
+    "precision": (replace(SMALL, precision=None), {"precision": "O2"}, "device.precision=O2"),
+    "auto_tune": (SMALL, {"auto_tune": "exhaustive"}, "device.auto_tune=exhaustive"),
+    "workers": (
+        replace(SMALL, host_workers=1),
+        {"host_workers": 4},
+        "device.host_workers=4",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_gain_is_that_of_the_changed_question(kind: str, pricing: Pricing) -> None:
+    question, fields, override = CASES[kind]
+    change = by_kind(advise(pricing, question))[kind]
+    before, after = pricing.report(question), pricing.report(replace(question, **fields))
+    assert change.override == override
+    assert change.step_ms == pytest.approx(after.step_ms)
+    assert change.samples_per_s == pytest.approx(after.samples_per_s)
+    assert change.gain == pytest.approx(after.samples_per_s / before.samples_per_s - 1)
+
+
+def test_a_larger_batch_is_traced_anew(pricing: Pricing) -> None:
+    tried: list[int] = []
+
+    def retrace(batch: int) -> Pricing:
+        tried.append(batch)
+        return lenet(batch)
+
+    change = by_kind(advise(pricing, SMALL, retrace))["batch"]
+    assert tried == [64]
+    assert change.override == "train.batch_size=64"
+    assert change.samples_per_s == pytest.approx(lenet(64).report(SMALL).samples_per_s)
+    assert "batch" not in by_kind(advise(pricing, SMALL))
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"hbm_gib": 1e-3, "feature_map_memory_gib": 1e-3}, {"data_queue_gib": 150e3 / 2**30}],
+    ids=["memory", "queue"],
+)
+def test_a_batch_that_the_device_has_no_room_for_is_not_advised(
+    figures: dict[str, float], pricing: Pricing
+) -> None:
+    """32 images of 32 x 32 floats are 131 kB, 64 of them 262 kB."""
+    small = pricing.on(**figures)
+    kinds = by_kind(advise(small, SMALL, lambda batch: lenet(batch).on(**figures)))
+    assert "batch" not in kinds
+    assert "auto_tune" in kinds
+
+
+def test_nothing_is_advised_that_is_so_already(pricing: Pricing) -> None:
+    best = Question(precision="O3", sink_size=1000, auto_tune="exhaustive")
+    assert advise(pricing, best) == ()
+
+
+def test_op_by_op_is_advised_to_sink(pricing: Pricing) -> None:
+    change = by_kind(advise(pricing, replace(SMALL, mode="op_by_op")))["sink"]
+    assert change.override == "train.sink=true train.sink_size=1000 device.mode=loop_sink"
+    assert change.gain > 1
+    assert change.distinguishable
+
+
+def test_buckets_are_for_several_devices(pricing: Pricing) -> None:
+    assert "buckets" not in by_kind(advise(pricing, SMALL))
+    many = replace(SMALL, devices=8)
+    change = by_kind(advise(pricing, many))["buckets"]
+    points = tuple(map(int, change.override.partition("=")[2].strip("[]").split(",")))
+    other = pricing.report(replace(many, fusion=points))
+    assert change.step_ms == pytest.approx(other.step_ms)
+
+
+def test_a_gain_below_one_percent_is_not_distinguishable() -> None:
+    small, large = (Change("sink", "longer", "train.sink_size=9", 1, 1, g) for g in (0.009, 0.02))
+    assert str(small) == "train.sink_size=9: longer, not distinguishable"
+    assert str(large) == "train.sink_size=9: longer, +2.0%"
+
+
+@given(st.lists(st.integers(1, 10**6), max_size=60))
+def test_split_points_are_what_a_fusion_takes(sizes: list[int]) -> None:
+    found = split_points(sizes)
+    assert len(set(found)) == len(found)
+    gradients = [(str(i), size, i) for i, size in enumerate(reversed(sizes))]
+    for points in found:
+        parts = buckets(gradients, points)
+        assert len(parts) == len(points) + 1
+        assert sum(part.nbytes for part in parts) == sum(sizes)
+
+
+def test_equal_parameters_are_split_in_equal_parts() -> None:
+    assert split_points([8] * 12)[:3] == ((5,), (3, 7), (2, 5, 8))

@@ -1,0 +1,135 @@
+"""Traces against the Trace Event Format, and what a reader looks for in one."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from pipeline.backends.ascend.chip.options import MODES, StepOptions
+from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
+from pipeline.backends.ascend.report.perfetto_trace import write_trace
+from pipeline.backends.ascend.simulate.launch_modes import schedule
+from tests.backends.ascend.made_up import HW, chain, graphs, network, options, timed
+
+Event = dict[str, Any]
+CATEGORIES = {"AI_CORE", "AI_CPU", "HCCL", "HOST", "ITERATION"}
+
+
+def _trace(
+    path: Path, graph: TaskGraph, times: Any, steps: int = 3, **fields: Any
+) -> dict[str, Any]:
+    line = schedule(graph, times, HW, StepOptions(**fields))
+    write_trace(line, graph, path / "trace.json", steps=steps)
+    return json.loads((path / "trace.json").read_text())  # type: ignore[no-any-return]
+
+
+def _complete(trace: dict[str, Any]) -> list[Event]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def _check_format(trace: dict[str, Any]) -> None:
+    """The required keys and types of complete and metadata events."""
+    named = set()
+    for event in trace["traceEvents"]:
+        assert event["ph"] in {"X", "M"}
+        assert isinstance(event["name"], str)
+        assert event["name"]
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "M":
+            assert event["name"].startswith(("process_", "thread_"))
+            named.add((event["name"], event["pid"], event["tid"]))
+            continue
+        assert event["cat"] in CATEGORIES
+        for key in ("ts", "dur"):
+            assert isinstance(event[key], int | float)
+            assert event[key] >= 0
+        assert ("process_name", event["pid"], 0) in named
+        assert ("thread_name", event["pid"], event["tid"]) in named
+    assert trace["displayTimeUnit"] in {"ms", "ns"}
+
+
+def _check_streams(trace: dict[str, Any]) -> None:
+    events = sorted(_complete(trace), key=lambda event: (event["pid"], event["tid"], event["ts"]))
+    for first, second in pairwise(events):
+        if (first["pid"], first["tid"]) == (second["pid"], second["tid"]):
+            assert first["ts"] + first["dur"] <= second["ts"] + 2e-3, (first, second)
+
+
+@given(graphs(), options())
+@settings(max_examples=60, deadline=None)
+def test_traces_keep_to_the_format(
+    tmp_path_factory: pytest.TempPathFactory,
+    case: tuple[TaskGraph, tuple[TaskTime, ...]],
+    chosen: StepOptions,
+) -> None:
+    path = tmp_path_factory.mktemp("trace")
+    fields = {name: getattr(chosen, name) for name in StepOptions.__slots__}
+    for mode in MODES:
+        trace = _trace(path, *case, **{**fields, "mode": mode})
+        _check_format(trace)
+        _check_streams(trace)
+
+
+def test_a_sink_is_launched_once_and_a_graph_every_step(tmp_path: Path) -> None:
+    graph, times = network(4, 100.0, 1_000_000)
+
+    def launches(**fields: Any) -> int:
+        trace = _trace(tmp_path, graph, times, steps=4, devices=8, **fields)
+        return sum(event["name"] == "Callbacks and launch" for event in _complete(trace))
+
+    assert launches(sink_size=100) == 1
+    assert launches(sink_size=2) == 2
+    assert launches(mode="graph_sink") == 4
+
+
+def test_steps_follow_one_another_after_the_launch(tmp_path: Path) -> None:
+    graph, times = chain(100.0, 50.0)
+    trace = _trace(tmp_path, graph, times, sink_size=100)
+    launch = next(event for event in _complete(trace) if event["name"] == "Callbacks and launch")
+    assert (launch["ts"], launch["dur"]) == (0, 1742)
+    cores = [event for event in _complete(trace) if event["cat"] == "AI_CORE"]
+    assert len(cores) == 6
+    assert cores[0]["ts"] == pytest.approx(1742 + 259 + 0.11)
+    assert cores[2]["ts"] - cores[0]["ts"] == pytest.approx(259 + 150.22, abs=2e-3)
+
+
+def test_iterations_are_told_in_the_terms_of_the_vendor(tmp_path: Path) -> None:
+    graph, times = network(4, 100.0, 1_000_000)
+    trace = _trace(tmp_path, graph, times, steps=2, devices=8, sink_size=10)
+    parts = [event for event in _complete(trace) if event["cat"] == "ITERATION"]
+    assert [event["name"] for event in parts] == ["Interval", "FP_BP", "Tail"] * 2
+    assert [event["args"]["iteration"] for event in parts] == [1, 1, 1, 2, 2, 2]
+
+
+def test_events_say_what_and_where_a_task_is(tmp_path: Path) -> None:
+    graph, _ = chain(1.0, scope="net/conv1", repeat=3, fused=("relu",))
+    trace = _trace(tmp_path, graph, [timed(1.0, "memory")], steps=1)
+    (event,) = (event for event in _complete(trace) if event["cat"] == "AI_CORE")
+    assert event["args"] == {
+        "kind": "cube",
+        "phase": "forward",
+        "type": "MatMul",
+        "scope": "net/conv1",
+        "repeat": 3,
+        "bound": "memory",
+        "fused": ["relu"],
+    }
+    assert trace["otherData"]["what"] == "modelled, not measured"
+
+
+def test_the_same_timeline_is_the_same_file(tmp_path: Path) -> None:
+    graph, times = network(4, 100.0, 1_000_000)
+    assert _trace(tmp_path, graph, times) == _trace(tmp_path, graph, times)
+
+
+def test_no_step_is_an_error(tmp_path: Path) -> None:
+    graph, times = chain(1.0)
+    with pytest.raises(ValueError, match="a trace of 0 steps"):
+        _trace(tmp_path, graph, times, steps=0)

@@ -1,0 +1,160 @@
+"""What a price says hangs together: shares, layers, modes, files and the print-out."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.backends.ascend.chip.options import MODES
+from pipeline.backends.ascend.fit.workloads import image_step
+from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
+from pipeline.backends.ascend.report.advice import advise
+from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.report.text import printout
+from pipeline.backends.ascend.report.time_by_layer import layer_of
+
+ASKED = Question(sink_size=100, devices=8, host_workers=12)
+
+
+@pytest.fixture(scope="module")
+def pricing() -> Pricing:
+    return Pricing(image_step("lenet5", 32, 32, 10), chipset("ascend910"))
+
+
+@pytest.fixture(scope="module")
+def report(pricing: Pricing) -> Report:
+    return pricing.report(ASKED)
+
+
+def test_shares_and_iteration_add_up_to_the_step(report: Report) -> None:
+    assert sum(report.shares.values()) == pytest.approx(1)
+    assert report.iteration.iteration_us / 1e3 == pytest.approx(report.step_ms)
+    assert report.shares["communication"] * report.step_ms == pytest.approx(
+        report.phases["communication"]
+    )
+
+
+def test_layers_hold_all_tasks(report: Report) -> None:
+    assert sum(layer.us for layer in report.layers) == pytest.approx(
+        sum(task.us for task in report.tasks)
+    )
+    assert sum(layer.tasks for layer in report.layers) == len(report.tasks)
+    assert sum(layer.share for layer in report.layers) == pytest.approx(1)
+    costs = [layer.us for layer in report.layers]
+    assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_is_there_and_sinking_is_never_slower(mode: str, report: Report) -> None:
+    assert report.modes["loop_sink"] is report
+    alone = report.pricing.report(replace(ASKED, mode=mode))  # type: ignore[arg-type]
+    assert report.modes[mode].step_ms == alone.step_ms  # type: ignore[index]
+    steps = [report.modes[name].step_ms for name in MODES]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_the_interval_holds_the_step_and_samples_follow_from_it(report: Report) -> None:
+    low, high = report.interval_ms
+    assert low < report.step_ms < high
+    assert report.samples_per_s == pytest.approx(8 * 32 / report.step_ms * 1e3)
+
+
+def test_no_task_is_below_its_roofline(report: Report) -> None:
+    assert all(task.us >= task.roofline_us for task in report.tasks)
+    assert report.device_ms <= report.step_ms
+    assert set(report.coverage["equations"]) <= {"task", "fused", "free", "unsupported"}
+    assert sum(report.coverage["time"].values()) == pytest.approx(1)
+
+
+def test_as_json_every_time_says_that_it_is_modelled(report: Report, tmp_path: Path) -> None:
+    report.save(tmp_path / "price.json")
+    read = json.loads((tmp_path / "price.json").read_text())
+    assert read["modelled_step_ms"] == report.step_ms
+    assert read["modelled_modes_ms"].keys() == {*MODES}
+    assert read["question"]["devices"] == 8
+    timed = [key for key in read if re.search(r"_ms$|_per_s$|shares", key)]
+    assert len(timed) >= 8
+    assert all(key.startswith("modelled_") for key in timed)
+
+
+def test_trace_and_picture_are_files_to_open(report: Report, tmp_path: Path) -> None:
+    report.save_trace(tmp_path / "trace.json")
+    report.save_picture(tmp_path / "step.html", "LeNet <5>")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"X", "M"} == {event["ph"] for event in events}
+    html = (tmp_path / "step.html").read_text()
+    assert "<title>LeNet &lt;5&gt;</title>" in html
+    assert "<svg" in html
+
+
+def test_the_print_out_has_it_all_in_narrow_lines(report: Report) -> None:
+    changes = advise(report.pricing, ASKED)[:3]
+    text = printout(report, changes, steps=3000)
+    lines = text.splitlines()
+    assert lines[0] == (
+        "MODELLED, not measured: 8 x Ascend 910A, batch 32, O2, loop_sink of 100 steps"
+    )
+    low, high = report.interval_ms
+    assert f"{report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms" in lines[1]
+    assert lines[2].split() == [
+        *("whole", "run", "3,000", "steps", "in"),
+        *(f"{report.step_ms * 3:.1f}", "s"),
+    ]
+    assert lines[3].split()[:2] == ["limit", f"{report.bound}:".split()[0]]
+    assert [line.split()[0] for line in lines if "_sink  " in line or "op_by_op" in line] == [
+        *MODES
+    ]
+    assert sum("<- as asked" in line for line in lines) == 1
+    shares = re.findall(r"(?<=[ ,])[A-Z][A-Za-z ]+ \d+\.\d%", text)
+    assert len(shares) >= len(report.shares)
+    for words in ("Cube", "Format conversion", "data tail", "of 26", "fits", "dearest layers"):
+        assert words in text
+    for layer in report.layers[:10]:
+        assert layer.layer in text
+    for change in changes:
+        assert change.override in text
+    assert max(map(len, lines)) <= 132
+    assert len(lines) <= 45
+
+
+@pytest.mark.parametrize(
+    ("scope", "layer"),
+    [
+        ("jvp(Net)/conv_0", "conv_0"),
+        ("transpose(jvp(Net))/block/conv_0", "block/conv_0"),
+        ("transpose(jvp(Net))/block/conv_0/transpose()", "block/conv_0"),
+        ("transpose(jvp(Net))/jvp(Net)/block/up", "block/up"),
+        ("transpose(jvp(Net))/jvp(Net)/rematted_computation/block/up", "block/up"),
+        ("jvp(Net)/transpose_0/jitter/vmap(jit(f))", "transpose_0/jitter"),
+        ("jvp(encoder)/attention", "encoder/attention"),
+        ("transpose(jvp(vmap(encoder)))/attention", "encoder/attention"),
+        ("jvp(decoder)/decoder/up", "decoder/decoder/up"),
+        ("Net", "Net"),
+        ("jvp()", ""),
+        ("", ""),
+    ],
+)
+def test_a_layer_is_the_module_path(scope: str, layer: str) -> None:
+    assert layer_of(scope) == layer
+
+
+def test_a_report_prints_itself(report: Report) -> None:
+    assert str(report) == printout(report)
+    assert "what would help most" not in str(report)
+    assert f"modelled {report.step_ms:.3g} ms a step" in repr(report)
+
+
+def test_what_auto_tune_gains_is_shown(pricing: Pricing, report: Report) -> None:
+    tuned = pricing.report(replace(ASKED, auto_tune="ga"))
+    before_us, after_us = tuned.tuned_us
+    assert before_us - after_us == pytest.approx(1e3 * (report.device_ms - tuned.device_ms))
+    assert after_us == pytest.approx(sum(task.us for task in tuned.tasks if task.engine == "cube"))
+    assert after_us < before_us
+    assert f"{before_us / 1e3:,.2f} ms with default tiles" in str(tuned)
+    assert tuned.to_dict()["auto_tune"]["modelled_before_ms"] == before_us / 1e3
+    assert report.tuning is None
+    assert "auto_tune" not in str(report)

@@ -1,0 +1,85 @@
+"""The data pipeline: its rates, the queue on the device, and a device that starves."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.backends.ascend.chip.options import OptionError, StepOptions
+from pipeline.backends.ascend.simulate.feeding import device_images_per_s, feed_of, queue_batches
+from pipeline.backends.ascend.simulate.launch_modes import schedule
+from tests.backends.ascend.made_up import HW, chain
+
+PIXELS = 224 * 224
+
+
+def test_workers_add_up_until_the_host_is_full() -> None:
+    assert device_images_per_s(1, PIXELS, 1, HW) == 353
+    assert device_images_per_s(12, PIXELS, 1, HW) == 12 * 353
+    assert device_images_per_s(100, PIXELS, 1, HW) == 18500
+
+
+def test_devices_of_a_server_share_its_host() -> None:
+    assert device_images_per_s(12, PIXELS, 8, HW) == 18500 / 8
+    assert device_images_per_s(12, PIXELS, 1024, HW) == 18500 / 8
+
+
+def test_work_grows_with_pixels() -> None:
+    assert device_images_per_s(1, 112 * 112, 1, HW) == 4 * 353
+
+
+@pytest.mark.parametrize("given_", [(0, PIXELS, 1), (1, 0, 1), (1, PIXELS, 0)])
+def test_nobody_preparing_nothing_for_no_one_is_an_error(given_: tuple[int, int, int]) -> None:
+    with pytest.raises(OptionError, match="0 should be at least 1"):
+        device_images_per_s(*given_, HW)
+
+
+def test_a_starved_step_is_as_long_as_its_batch_takes_to_prepare() -> None:
+    """MindSpore r1.5, case 1: ResNet-50 at batch 32 is 18 ms, and 90.7 with one worker."""
+    graph, times = chain(17_810.0)
+    starved, fed = (
+        schedule(
+            graph,
+            times,
+            HW,
+            StepOptions(
+                sink_size=1000,
+                batch_size=32,
+                host_images_per_s=device_images_per_s(workers, PIXELS, 1, HW),
+            ),
+        )
+        for workers in (1, 12)
+    )
+    assert starved.step_us / 1e3 == pytest.approx(90.7, abs=0.1)
+    assert starved.bound == "host data"
+    assert starved.iteration.interval_us / 1e3 == pytest.approx(72.8, abs=0.2)
+    assert fed.step_us / 1e3 == pytest.approx(18.07, abs=0.01)
+
+
+def test_a_batch_that_crosses_pcie_slower_than_it_is_computed_sets_the_pace() -> None:
+    graph, times = chain(100.0)
+    line = schedule(graph, times, HW, StepOptions(sink_size=1000, batch_bytes=160_000_000))
+    assert line.step_us == pytest.approx(10_000)
+    assert line.bound == "pcie"
+
+
+def test_a_batch_that_goes_through_no_queue_is_copied_within_the_step() -> None:
+    graph, times = chain(100.0)
+    options = StepOptions(mode="graph_sink", data_sink=False, batch_bytes=160_000_000)
+    line = schedule(graph, times, HW, options)
+    assert line.step_us == pytest.approx(1500 + 242 + 10_000 + 100.11)
+
+
+def test_the_queue_holds_100_batches_or_2_gib() -> None:
+    assert queue_batches(StepOptions(batch_bytes=0), HW) == 100
+    assert queue_batches(StepOptions(batch_bytes=1000), HW) == 100
+    assert queue_batches(StepOptions(batch_bytes=512 << 20), HW) == 4
+
+
+def test_a_batch_over_the_queue_is_an_error_that_says_what_fits() -> None:
+    too_much = StepOptions(batch_size=600, batch_bytes=3 << 30)
+    with pytest.raises(OptionError, match=r"600 makes a batch of 3 GiB.*at most 400 fits"):
+        feed_of(too_much, HW)
+    with pytest.raises(OptionError, match="turn data sinking off"):
+        queue_batches(StepOptions(batch_bytes=3 << 30), HW)
+    unqueued = StepOptions(mode="graph_sink", data_sink=False, batch_bytes=3 << 30)
+    assert feed_of(unqueued, HW).pcie_us == pytest.approx((3 << 30) / 16e3)

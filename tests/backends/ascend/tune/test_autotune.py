@@ -1,0 +1,209 @@
+"""AutoTune: what it gains, that it repeats itself, and what the knowledge bank is for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
+from pipeline.backends.ascend.cost.task_time import price_tasks
+from pipeline.backends.ascend.cost.tiling import Product, default_tiling, row_of
+from pipeline.backends.ascend.tune import autotune
+from pipeline.backends.ascend.tune.autotune import TuneResult, tunable_tasks, tune
+from pipeline.backends.ascend.tune.tile_search import Objective, TuneMode, search_tiles
+from pipeline.errors import RunError
+from pipeline.files.knowledge_bank import read_bank, write_result
+from tests.backends.ascend.made_up import HW
+from tests.backends.ascend.products import convolution, matmul, stream
+
+MODES: tuple[TuneMode, ...] = ("exhaustive", "ga", "rl")
+GRADIENT = convolution("conv_kernel_grad", 32, 7, 512, 512)
+"""Images first makes every core add up the whole kernel: there is much to gain."""
+
+
+def tuned(graph: TaskGraph = GRADIENT, **options: Any) -> TuneResult:
+    return tune(graph, HW, **options)
+
+
+def _joined(*graphs: TaskGraph) -> TaskGraph:
+    """Graphs one after another in one."""
+    buffers: list[Buffer] = []
+    tasks: list[Task] = []
+    for graph in graphs:
+        first = len(buffers)
+        buffers += [replace(made, index=first + made.index) for made in graph.buffers]
+        for task in graph.tasks:
+            reads, writes = (tuple(first + at for at in side) for side in (task.reads, task.writes))
+            tasks.append(replace(task, reads=reads, writes=writes))
+    return TaskGraph(tuple(buffers), tuple(tasks))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_search_gains_where_the_rule_of_thumb_is_bad(mode: TuneMode) -> None:
+    (task,) = tuned(mode=mode).tasks
+    assert task.after_us < 0.6 * task.before_us
+    assert task.gain == pytest.approx(1 - task.after_us / task.before_us)
+    assert task.trials > 50
+    assert [each.best_us for each in task.rounds] == sorted(
+        (each.best_us for each in task.rounds), reverse=True
+    )
+
+
+@given(
+    st.integers(1, 20),
+    st.integers(1, 500),
+    st.integers(1, 500),
+    st.integers(1, 500),
+    st.sampled_from((0, 2, 32)),
+    st.sampled_from(MODES),
+    st.integers(0, 5),
+)
+@settings(max_examples=30, deadline=None)
+def test_no_search_is_worse_than_the_default_nor_better_than_all(
+    batch: int, m: int, k: int, n: int, images: int, mode: TuneMode, seed: int
+) -> None:
+    product = Product(batch, m, k, n, 1.0, 2, images)
+    objective, default = Objective(product, HW, 1.25), default_tiling(product, HW, 1.25)
+    found = search_tiles(objective, default.tiling, mode, seed, "key")
+    best = search_tiles(objective, default.tiling, "exhaustive", seed, "key")
+    assert found.tiling.cores_count <= HW.ai_cores_count
+    default_us = objective.times_us(row_of(default.tiling))[0]
+    found_us = objective.times_us(row_of(found.tiling))[0]
+    assert found_us <= default_us
+    if batch == 1:
+        assert best.rounds[-1].best_us <= found_us * (1 + 1e-9)
+
+
+def test_a_graph_is_never_slower_for_being_tuned() -> None:
+    graph = _joined(
+        matmul(32, 9216, 4096), convolution("conv", 32, 13, 192, 256), GRADIENT, matmul(64, 64, 10)
+    )
+    result = tuned(graph)
+    before, after = price_tasks(graph, HW), price_tasks(graph, HW, tiles=result.tiles)
+    assert all(new.us <= old.us for new, old in zip(after, before, strict=True))
+    assert result.before_us == pytest.approx(sum(time.us for time in before))
+    assert result.after_us == pytest.approx(sum(time.us for time in after))
+
+
+def test_only_what_the_cube_runs_is_tuned() -> None:
+    graph = _joined(stream("cast", 1000), matmul(64, 64, 64), matmul(64, 64, 64, "float32"))
+    assert tunable_tasks(graph) == (1,)
+    assert set(tuned(graph).tiles) == {1}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_seed_gives_the_same_result(mode: TuneMode) -> None:
+    assert tuned(mode=mode, seed=3) == tuned(mode=mode, seed=3)
+
+
+def test_another_seed_searches_elsewhere() -> None:
+    one, two = (tuned(mode="ga", seed=seed).tasks[0] for seed in (1, 2))
+    assert one.rounds != two.rounds
+
+
+def test_a_bank_hit_is_used_without_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = tmp_path / "bank.json"
+    first = tuned(bank_path=bank)
+    assert first.tasks[0].status == "bank_append"
+
+    def no_search(*_: Any) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr(autotune, "search_tiles", no_search)
+    second = tuned(bank_path=bank)
+    assert (second.tasks[0].status, second.tasks[0].trials) == ("bank_hit", 0)
+    assert second.tiles == first.tiles
+    assert second.after_us == first.after_us
+
+
+def test_the_custom_bank_comes_before_the_built_in_one(tmp_path: Path) -> None:
+    custom, builtin = tmp_path / "custom.json", tmp_path / "builtin.json"
+    tuned(bank_path=builtin)
+    hit = tuned(bank_path=custom, builtin_path=builtin)
+    assert hit.tasks[0].status == "bank_hit"
+    (key,) = read_bank(builtin, dict)
+    _write(custom, key, [1, 1, 1, 1, 8, 16], 9999.0)
+    own = tuned(bank_path=custom, builtin_path=builtin)
+    assert own.tasks[0].status == "bank_hit"
+    assert own.tasks[0].after_us == own.tasks[0].before_us
+
+
+def test_tuning_again_keeps_the_better(tmp_path: Path) -> None:
+    bank = tmp_path / "bank.json"
+    best = tuned(bank_path=bank)
+    assert tuned(bank_path=bank, repeat=True).tasks[0].status == "bank_reserved"
+    (key,) = read_bank(bank, dict)
+    _write(bank, key, [1, 1, 1, 1, 8, 16], 9999.0)
+    again = tuned(bank_path=bank, repeat=True)
+    assert again.tasks[0].status == "bank_update"
+    assert again.tiles == best.tiles
+
+
+def test_a_bank_serves_its_own_kind_of_core_only(tmp_path: Path) -> None:
+    bank = tmp_path / "bank.json"
+    tuned(bank_path=bank)
+    other = tune(GRADIENT, replace(HW, ai_cores_count=30.0), bank_path=bank)
+    assert other.tasks[0].status == "bank_append"
+    assert len(read_bank(bank, dict)) == 2
+
+
+def test_a_tiling_is_searched_once_for_equal_products(tmp_path: Path) -> None:
+    bank = tmp_path / "bank.json"
+    result = tuned(_joined(GRADIENT, GRADIENT), bank_path=bank)
+    assert len(result.tasks) == 2
+    assert len(read_bank(bank, dict)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 1}',
+        '{"version": 9, "entries": {}}',
+        '{"version": 1, "entries": {"a": {"tiling": [1, 2], "us": 1}}}',
+        '{"version": 1, "entries": {"a": {"tiling": [0, 1, 1, 1, 8, 16], "us": 1}}}',
+    ],
+)
+def test_a_corrupted_bank_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    bank = tmp_path / "bank.json"
+    bank.write_text(text)
+    with pytest.raises(RunError, match=r"bank\.json: not a knowledge bank .* delete it"):
+        tuned(bank_path=bank)
+    assert bank.read_text() == text
+
+
+def test_an_unknown_mode_is_named() -> None:
+    with pytest.raises(RunError, match="no AutoTune mode 'sa'; there are exhaustive, ga, rl"):
+        tuned(mode="sa")
+
+
+def test_the_result_file_has_what_the_vendors_has(tmp_path: Path) -> None:
+    result = tuned(mode="rl")
+    path = write_result(result.to_dict(), tmp_path, datetime(2020, 8, 8, 18, 3, 38, 42_000))
+    assert path.name.endswith("_20200808_180338042.json")
+    assert path.name.startswith("tune_result_pid")
+    (operator,) = json.loads(path.read_text())["operators"]
+    assert operator["op"] == ["net", "conv_kernel_grad"]
+    assert operator["result_data"]["before_tune"] > operator["result_data"]["after_tune"]
+    assert operator["status_data"] == {
+        "bank_append": True,
+        "bank_hit": False,
+        "bank_reserved": False,
+        "bank_update": False,
+    }
+
+
+def _write(bank: Path, key: str, tiling: list[int], us: float) -> None:
+    entries = {key: {"tiling": tiling, "us": us}}
+    bank.write_text(json.dumps({"version": 1, "entries": entries}))

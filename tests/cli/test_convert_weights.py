@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.cli.convert import convert
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError, RecipeError, UsageError
+from pipeline.runner.run import run
+from pipeline.weights.files.weight_files import read_weights, write_weights
+from tests import outcome
+from tests.weights.test_matching import lenet
+
+Compose = Callable[..., Recipe]
+LENET5 = "+recipe=lenet5_digits"
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """LeNet-5 under torch's names, for ten classes and one channel."""
+    write_weights(tmp_path / "theirs.npz", lenet())
+    return tmp_path / "theirs.npz"
+
+
+def test_weights_are_converted_by_the_recipes_network(
+    theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "ours.safetensors"
+    assert convert(["weights", str(theirs), str(target), LENET5, "rules=torch"]) == 0
+    ours, given = read_weights(target), read_weights(theirs)
+    assert sorted(ours)[:2] == ["params/conv_0/kernel", "params/conv_1/kernel"]
+    np.testing.assert_array_equal(
+        ours["params/conv_1/kernel"], given["conv2.weight"].transpose(2, 3, 1, 0)
+    )
+    said = capsys.readouterr().out
+    row = ["matched", "conv2.weight", "16x6x5x5", "params/conv_1/kernel", "5x5x6x16"]
+    assert row in [line.split() for line in said.splitlines()]
+    assert f"{theirs}: 8 of 8 arrays matched (torch names)" in said
+    assert f"{target}: 8 arrays, 0.2 MB" in said
+
+
+def test_without_a_recipe_only_the_format_changes(theirs: Path, tmp_path: Path) -> None:
+    assert convert(["weights", str(theirs), str(tmp_path / "w.ckpt")]) == 0
+    one, other = read_weights(theirs), read_weights(tmp_path / "w.ckpt")
+    assert list(one) == list(other)
+    for name, array in one.items():
+        np.testing.assert_array_equal(other[name], array)
+
+
+def test_a_target_that_is_not_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ours\.pth: is not written; must end in one of"):
+        convert(["weights", str(tmp_path / "nowhere.npz"), str(tmp_path / "ours.pth"), LENET5])
+
+
+def test_nothing_is_written_where_something_is_missing(theirs: Path, tmp_path: Path) -> None:
+    arrays = read_weights(theirs)
+    del arrays["fc1.bias"]
+    write_weights(theirs, arrays)
+    target = tmp_path / "ours.npz"
+    with pytest.raises(DataError, match=r"(?s)1 missing; nothing is loaded.*params/dense_0/bias"):
+        convert(["weights", str(theirs), str(target), LENET5])
+    assert not target.exists()
+    assert convert(["weights", str(theirs), str(target), LENET5, "partial=true"]) == 0
+    assert len(read_weights(target)) == 7
+
+
+def test_renames_are_the_recipes(theirs: Path, tmp_path: Path) -> None:
+    arrays = read_weights(theirs)
+    arrays["junk"] = np.zeros(1, np.float32)
+    write_weights(theirs, arrays)
+    rules = "checkpoint.renames=[{match: junk, to: null}]"
+    target = tmp_path / "ours.npz"
+    assert convert(["weights", str(theirs), str(target), LENET5, rules]) == 0
+    assert len(read_weights(target)) == 8
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "convert: must be followed by one of weights, records"),
+        (["weigths"], "convert weigths: there is no such conversion; did you mean weights?"),
+        (["weights"], "nothing: convert weights takes SOURCE TARGET"),
+        (["weights", "a.npz", "b.npz", "c.npz"], "a.npz b.npz c.npz: convert weights takes"),
+        (["weights", "a.npz", "--force"], "a.npz --force: convert weights takes SOURCE TARGET"),
+        (["weights", "a.npz", "b.npz", LENET5, "rules=x"], "checkpoint.rules = x: must be 'auto'"),
+    ],
+)
+def test_arguments_that_make_no_sense(args: list[str], message: str) -> None:
+    with pytest.raises((RecipeError, UsageError)) as error:
+        convert(args)
+    assert message in str(error.value)
+
+
+def test_the_table_is_what_the_command_ends_in(
+    theirs: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    arrays = read_weights(theirs)
+    write_weights(theirs, arrays | {"fc3.weight": np.zeros((7, 84), np.float32)})
+    said = command(["convert", "weights", str(theirs), "ours.npz", LENET5])
+    assert (said.returncode, said.stdout) == (2, "")
+    lines = said.stderr.splitlines()
+    assert lines[0].startswith(f"error: {theirs}: 7 of 8 arrays matched (torch names), 1 misshapen")
+    row = "misshapen fc3.weight 84x7 params/dense_2/kernel 84x10 7x84 in the file"
+    assert lines[2].split() == row.split()
+    assert len(lines) == 3
+
+
+def test_a_source_that_is_not_there() -> None:
+    with pytest.raises(DataError, match="nowhere: there is no such file or run directory"):
+        convert(["weights", "nowhere", "b.npz"])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    from tests.conftest import compose_tiny
+
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    run(compose_tiny(cache), run_dir)
+    return run_dir
+
+
+def test_a_run_is_written_and_started_from_again(
+    trained: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    target = tmp_path / "ours.safetensors"
+    assert convert(["weights", str(trained), str(target)]) == 0
+    kept = outcome.arrays(trained)
+    for name, array in read_weights(target).items():
+        np.testing.assert_array_equal(array, kept[name])
+    eval_only = "stages=[data,build,compile,eval]"
+    restored = run(tiny(eval_only, f"checkpoint.restore={target}"), tmp_path / "again")
+    assert restored.metrics["accuracy"] == outcome.read_summary(trained)["metrics"]["accuracy"]
+    said = (tmp_path / "again" / "run.log").read_text()
+    assert f"restore    {target}: 8 of 8 arrays matched (own names)" in said
+
+
+def test_a_warm_start_takes_renames_and_makes_a_fresh_optimizer(
+    trained: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """What trains is what was asked for: a head of its own, all else from the file."""
+    arrays = {
+        f"old/{name}": array
+        for name, array in outcome.arrays(trained).items()
+        if name.startswith("params/")
+    }
+    write_weights(tmp_path / "old.npz", arrays)
+    renames = (
+        r"checkpoint.renames=[{match: 'old/params/dense_2/.*', to: null},"
+        r"{match: 'old/(.*)', to: '\1'}]"
+    )
+    restore = [f"checkpoint.restore={tmp_path / 'old.npz'}", renames, "checkpoint.rules=none"]
+    still = ["train.optimizer.lr=1e-30", "train.steps=1"]
+    with pytest.raises(DataError, match="6 of 8 arrays matched"):
+        run(tiny(*restore, *still), tmp_path / "refused")
+    assert_nothing_compiled(tmp_path / "refused")
+    run(tiny(*restore, *still, "checkpoint.partial=true"), tmp_path / "run")
+    before, after = outcome.arrays(trained), outcome.arrays(tmp_path / "run")
+    same = [
+        name
+        for name in before
+        if name.startswith("params/") and np.allclose(before[name], after[name], rtol=0, atol=1e-20)
+    ]
+    assert len(same) == 6
+    assert not [name for name in same if "dense_2" in name]
+
+
+def assert_nothing_compiled(run_dir: Path) -> None:
+    stages = [line.split()[1] for line in (run_dir / "run.log").read_text().splitlines()]
+    assert "build" in stages
+    assert "compile" not in stages
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("none.npz", "there is no such file"),
+        ("none", "holds no checkpoint"),
+        ("text.txt", "holds no checkpoint"),
+        ("empty.safetensors", "can't read these weights"),
+    ],
+)
+def test_what_can_not_be_restored_is_told_before_anything_is_compiled(
+    source: str, message: str, tiny: Compose, tmp_path: Path
+) -> None:
+    for name in ("text.txt", "empty.safetensors"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=message):
+        run(tiny(f"checkpoint.restore={tmp_path / source}"), tmp_path / "run")
+    assert_nothing_compiled(tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_network_is_told_before_anything_is_compiled(
+    trained: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    other = ["model=mlp", "model.hidden=[8]"]
+    with pytest.raises(DataError, match="of another recipe"):
+        run(tiny(*other, f"checkpoint.restore={trained}"), tmp_path / "run")
+    assert_nothing_compiled(tmp_path / "run")
+
+
+def test_renames_apply_to_the_checkpoints_of_runs(
+    trained: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    renames = "checkpoint.renames=[{match: 'params/conv_(.)/kernel', to: 'conv_\\1/kernel'}]"
+    eval_only = "stages=[data,build,compile,eval]"
+    run(tiny(eval_only, f"checkpoint.restore={trained}", renames), tmp_path / "run")
+    said = (tmp_path / "run" / "run.log").read_text()
+    assert f"restore    step 45 of {trained}: 8 of 8 arrays matched (own names)" in said

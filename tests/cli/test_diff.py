@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.runner.run import run
+from tests.conftest import compose_tiny
+
+
+@pytest.fixture(scope="module")
+def runs(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs of which one has another rate and another seed."""
+    one, other = (tmp_path_factory.mktemp("runs") / name for name in ("one", "other"))
+    run(compose_tiny(cache), one)
+    run(compose_tiny(cache, "train.optimizer.lr=0.02", "seed=2"), other)
+    return one, other
+
+
+Say = Callable[..., str]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Say:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def say(*args: object) -> str:
+        capsys.readouterr()
+        assert main(["diff", *map(str, args)]) == 0
+        return capsys.readouterr().out
+
+    return say
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of every line by its first."""
+    lines = [line.split() for line in text.splitlines()]
+    return {cells[0]: cells[1:] for cells in lines if cells}
+
+
+def test_what_was_changed_and_what_came_of_it_is_shown(runs: tuple[Path, Path], said: Say) -> None:
+    text = said(*runs)
+    found = rows(text)
+    assert found["A"] == [f"{runs[0]}:", "done,", "45", "steps"]
+    assert found["train.optimizer.lr"] == ["0.01", "0.02", "+100.00%"]
+    assert found["seed"] == ["1", "2", "+100.00%"]
+    assert found["data"] == found["code"] == found["environment"] == ["the", "same"]
+    assert {"metrics.accuracy", "metrics.loss", "time.step_ms"} <= set(found)
+    assert found["steps"][:3] == ["45", "of", "45"]
+    assert "from step 1: loss " in text
+
+
+def test_a_run_is_the_same_as_itself(runs: tuple[Path, Path], said: Say) -> None:
+    found = rows(said(runs[0], runs[0]))
+    for section in ("config", "data", "code", "environment", "outcome"):
+        assert found[section] == ["the", "same"]
+    assert " ".join(found["steps"]) == "45 are the same, bit for bit"
+
+
+def edit(run_dir: Path, act: Callable[[Any], None]) -> None:
+    file = run_dir / "provenance.json"
+    tree = json.loads(file.read_text())
+    act(tree["processes"][0])
+    file.write_text(json.dumps(tree))
+
+
+def test_data_code_and_environment_are_told_apart(
+    runs: tuple[Path, Path], said: Say, tmp_path: Path
+) -> None:
+    other = shutil.copytree(runs[0], tmp_path / "other")
+
+    def as_elsewhere(process: Any) -> None:
+        process["data"]["eval"]["label"]["sha256"] = 64 * "0"
+        process["code"] = {"sha256": 64 * "1", "git": {"changed": ["a.py", "b.py"]}}
+        process["versions"]["jaxlib"] = "9.0.0"
+        process["machine"]["cores"] = 96
+        process["settings"] = {"XLA_FLAGS": "--fast"}
+
+    edit(other, as_elsewhere)
+    found = rows(said(runs[0], other))
+    assert found["eval.label.sha256"][1] == 12 * "0"
+    assert found["sha256"][1] == 12 * "1"
+    assert found["versions.jaxlib"][1] == "9.0.0"
+    assert found["machine.cores"][1] == "96"
+    assert found["settings.XLA_FLAGS"] == ["--fast"]
+    assert found["config"] == ["the", "same"]
+
+
+def test_what_was_not_kept_is_said(runs: tuple[Path, Path], said: Say, tmp_path: Path) -> None:
+    """Of a run that was killed before it had a step, by an older version."""
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(runs[0] / "recipe.yaml", other)
+    found = rows(said(runs[0], other))
+    assert found["B"] == [f"{other}:", "killed"]
+    assert found["data"] == found["code"] == ["not", "kept", "by", "both", "runs"]
+    assert found["status"][:2] == ["done", "killed"]
+    assert found["steps"] == ["not", "kept", "by", "both", "runs"]
+
+
+def test_what_would_steer_a_terminal_is_written_out(
+    runs: tuple[Path, Path], said: Say, tmp_path: Path
+) -> None:
+    """A run may come from a stranger, and numbers may be beyond what a float can be."""
+    other = shutil.copytree(runs[0], tmp_path / "other")
+    summary = {"status": "\x1b[2J", "steps": 10**400, "metrics": {"\x1b[2J": 1}}
+    (other / "summary.json").write_text(json.dumps(summary))
+    text = said(runs[0], other)
+    assert r"\x1b[2J" in text
+    assert r"metrics.\x1b[2J" in text
+    assert "\x1b" not in text
+
+
+def test_nothing_is_printed_where_a_log_can_not_be_read(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = shutil.copytree(runs[0], tmp_path / "other")
+    with (other / "metrics.jsonl").open("a") as log:
+        log.write("nothing\n")
+    assert main(["diff", str(runs[0]), str(other)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith(
+        "metrics.jsonl, line 46: is not a step of a run; remove the file to go without it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "nothing: diff takes RUN_A RUN_B"),
+        (["one"], "one: diff takes RUN_A RUN_B"),
+        (["--all", "one"], "--all one: diff takes RUN_A RUN_B"),
+        (["nowhere", "nowhere"], "nowhere: is no run directory; it holds no recipe.yaml"),
+    ],
+)
+def test_what_can_not_be_compared_is_told(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", *args]) == 2
+    assert message in capsys.readouterr().err

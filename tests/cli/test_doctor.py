@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.cli import doctor as module
+from pipeline.cli.doctor import lacking
+from pipeline.host.limits import read_limits
+
+
+class Said(NamedTuple):
+    """What the doctor came to: exit status, and lines by what they speak of."""
+
+    status: int
+    lines: dict[str, str]
+    err: str
+
+
+Say = Callable[..., Said]
+LINE = re.compile(r"(ok|warn|fail) +(\S+(?: \S+)?) +(.*)")
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    idle = replace(read_limits(), load=0.0, open_files=4096, file_bytes=None, address_bytes=None)
+    monkeypatch.setattr(module, "read_limits", lambda: replace(idle, memory_bytes=10**10))
+
+    def run(*arguments: str) -> Said:
+        capsys.readouterr()
+        status = main(["doctor", *arguments])
+        out, err = capsys.readouterr()
+        found = [match for line in out.splitlines() if (match := LINE.fullmatch(line))]
+        lines = {match[2].strip(): f"{match[1]}: {match[3]}" for match in found}
+        return Said(status, {**lines, "in all": out.splitlines()[-1] if out else ""}, err)
+
+    return run
+
+
+def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(say: Say, tmp_path: Path) -> None:
+    said = say()
+    assert (said.status, said.err) == (0, "")
+    assert set(said.lines) >= {
+        *("software", "device", "cache", "disk", "data", "outputs", "locks", "clock"),
+        *("open files", "memory", "cores", "extras"),
+    }
+    levels = {what: line.partition(":")[0] for what, line in said.lines.items()}
+    assert {level for what, level in levels.items() if what not in ("disk", "in all")} == {"ok"}
+    assert said.lines["data"].startswith("ok: digits: 1,438 training and 359 evaluation samples")
+    assert re.search(r"^\d+ checks of lenet5_digits: 0 failed, ", said.lines["in all"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_is_looked_at_with_its_overrides(say: Say) -> None:
+    """Nothing is downloaded for it."""
+    said = say("dataset=mnist")
+    assert said.status == 0
+    assert re.match(
+        r"warn: not in .*/cache/pipeline/mnist; a run downloads it from https?://",
+        said.lines["data"],
+    )
+    said = say("dataset=mnist", "dataset.mirrors=[]")
+    assert said.status == 1
+    assert said.lines["data"].endswith("; name it: dataset.root=DIR")
+    said = say("dataset=mnist", "dataset.root=nowhere")
+    assert said.status == 1
+    assert said.lines["data"].startswith("fail: nowhere lacks train-images-idx3-ubyte.gz")
+
+
+def test_a_device_that_is_not_there_fails(say: Say) -> None:
+    said = say("device=gpu")
+    assert said.status == 1
+    assert said.lines["device"].startswith("fail: device gpu:0: JAX sees cpu:0 only")
+    assert said.lines["in all"].split(": ")[1].startswith("1 failed")
+
+
+def test_folders_that_cannot_be_written_fail(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "outputs").touch()
+    said = say(f"cache.root={tmp_path / 'file' / 'cache'}")
+    assert said.status == 1
+    assert "can't be written: Not a directory; name another: cache.root=DIR" in said.lines["cache"]
+    assert said.lines["outputs"] == "fail: outputs: File exists"
+
+
+def test_a_file_system_without_locks_or_with_another_time_is_told(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    now = module.time.time()
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    monkeypatch.setattr(module.time, "time", lambda: now - 3600)
+    said = say()
+    assert said.status == 0
+    assert "has no locks (No locks available)" in said.lines["locks"]
+    assert re.match(r"warn: the file system's is \+3,[56]\d\d s off", said.lines["clock"])
+
+
+def test_a_disk_that_is_nearly_full_is_told(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields: dict[str, Any] = {"f_bavail": 10, "f_frsize": 4096, "f_files": 1000, "f_favail": 7}
+    nearly_full = type("Disk", (), fields)
+    monkeypatch.setattr(module.os, "statvfs", lambda _: nearly_full)
+    said = say()
+    assert said.status == 0
+    assert said.lines["disk"].startswith("warn: 0.0 GB free where outputs lies, 7 files; make room")
+
+
+def test_limits_of_a_shared_machine_are_told(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = replace(
+        read_limits(),
+        open_files=256,
+        file_bytes=10**9,
+        address_bytes=8 * 10**9,
+        memory_bytes=10**9,
+        machine_cores=4,
+        load=3.5,
+    )
+    monkeypatch.setattr(module, "read_limits", lambda: tight)
+    lines = say().lines
+    assert lines["open files"] == "warn: 256 at most; ulimit -n 4096"
+    assert lines["file size"].startswith("warn: limited to 1.0 GB; ")
+    assert lines["addresses"].startswith("warn: limited to 8.0 GB; ")
+    assert lines["memory"].startswith("warn: 1.0 GB can be had; ")
+    assert "load 3.5; others are at work" in lines["cores"]
+
+
+def test_what_an_extra_lacks_is_found_also_inside_of_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    required = {
+        "ours": ["there", 'missing; extra == "sweep"', 'there[gpu]>=1; extra == "gpu"'],
+        "there": ['plugin; extra == "gpu"', 'other; extra == "cpu"'],
+    }
+
+    def version(name: str) -> str:
+        if name != "there":
+            raise module.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(module, "requires", required.get)
+    monkeypatch.setattr(module, "version", version)
+    assert lacking("ours", "sweep") == ["missing"]
+    assert lacking("ours", "gpu") == ["plugin"]
+    assert lacking("there", "cpu") == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--fast"], "--fast: doctor takes KEY=VALUE of one recipe, no flags"),
+        (["model=lenet6"], "model = lenet6: there is no such model"),
+    ],
+)
+def test_a_wrong_recipe_is_told_at_once(args: list[str], message: str, say: Say) -> None:
+    said = say(*args)
+    assert said.status == 2
+    assert message in said.err
+    assert not os.listdir()

@@ -1,0 +1,193 @@
+"""`explain` on real digits: what is told, not how fast this machine is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.cli import explain as command
+from pipeline.cli.explain import calendar_of, memory_of
+from pipeline.config.recipe import Recipe
+from pipeline.data.feed import feed as feeds
+from pipeline.data.feed.feed import make_feed
+from pipeline.observe.reporter import Reporter
+from pipeline.sink.choice import Choice
+from pipeline.sink.schedule import Course, Event
+from pipeline.stages.data import load_data
+from pipeline.stages.train.event_periods import event_periods
+from tests.conftest import STEPS, TINY
+
+Compose = Callable[..., Recipe]
+Explain = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def explained(
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Explain:
+    """Run `explain` in a folder of its own, for a moment: figures are not what is tested."""
+    monkeypatch.setattr(command, "BUDGET_S", 0.2)
+    monkeypatch.setattr(command, "ACHIEVING_S", 0.02)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        return main(["explain", *arguments]), *capsys.readouterr()
+
+    return run
+
+
+def choosing(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
+    """Have every measurement end in the same choice, whatever this machine is."""
+    mechanism = "loop" if size else "none"
+    choice = Choice(size, mechanism, "made up", off_ms=3.0, step_ms=2.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(command, "choose", lambda costs, bounds: choice)
+
+
+def test_sinks_of_the_default_recipe_are_explained(
+    explained: Explain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choosing(monkeypatch, 20)
+    status, out, err = explained()
+    assert (status, err) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+    for line in (
+        r"^lenet5_digits on cpu:0 .*, batch 32$",
+        r"^  step        loop [\d.]+ ms, soft [\d.]+ ms in a long dispatch$",
+        r"^  dispatch    -?\d+ us on the host for each step without sinks \(90 % are below",
+        r"^  memory      20 batches of numbers of samples 2\.7 kB; the device has 1,024 at once",
+        r"^  events      evaluate 4 times in 1,760 steps; 440 between two at most$",
+        r"^  off            3\.0000   1\.00x$",
+        r"^  20 .*x  <- chosen$",
+        r"^  200 .*x  <- as asked$",
+        r"^  chosen      loop, 20 steps: made up$",
+        r"^  predicted   1\.500x, give or take [\d.]+ %$",
+        r"^  achieved    [\d.]+x, give or take [\d.]+ %: [\d.]+ ms a step, [\d.]+ without sinks",
+    ):
+        assert re.search(line, out, re.MULTILINE), line
+
+
+def test_a_file_is_written_where_one_is_asked_for(explained: Explain, tmp_path: Path) -> None:
+    status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "hydra.run.dir=deep/mine")
+    assert (status, err) == (0, "")
+    told = json.loads((tmp_path / "deep" / "mine" / "explain.json").read_text())
+    assert (told["recipe"], told["batch_size"], told["asked"]) == ("lenet5_digits", 16, None)
+    assert told["predicted_off_ms"] > 0
+    assert {"1", "10", "100", "1000"} <= told["predicted_ms"].keys()
+    assert told["memory"]["batch_bytes"] == 16 * 4 + 8
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+
+
+@pytest.mark.parametrize("load", [0.1, 7.0])
+def test_a_machine_that_others_use_is_warned_of(
+    load: float, explained: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    _, out, _ = explained(*TINY, "train.steps=1")
+    warning = "warning    load 7.0 on 2 processors: others use them, so times will scatter\n"
+    assert (warning in out) is (load > 1)
+
+
+def test_no_sinks_leave_nothing_to_achieve(
+    explained: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choosing(monkeypatch, None)
+    status, out, _ = explained(*TINY, STEPS)
+    assert status == 0
+    assert "  chosen      no sinks: made up" in out
+    assert "achieved" not in out
+
+
+def test_a_run_of_single_steps_is_not_measured(explained: Explain) -> None:
+    status, out, _ = explained(*TINY, "train.steps=1")
+    assert status == 0
+    assert "no sinks: a sink would hold one step: the run has no more than 1 step" in out
+    assert "ms/step" not in out
+
+
+def test_an_emulated_device_is_explained_by_its_model(
+    explained: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("nothing is to be compiled")
+
+    monkeypatch.setattr(command, "compile_run", never)
+    status, out, _ = explained(*TINY, STEPS, "device=ascend910")
+    assert status == 0
+    assert "MODELLED, not measured: lenet5_digits on Ascend 910A, batch 16" in out
+    assert re.search(r"^  chosen      loop, \d+ steps: ", out, re.MULTILINE)
+    assert "achieved" not in out
+
+
+MISTAKES = {
+    "a flag": (["-m"], "-m: explain takes KEY=VALUE of one recipe, no flags"),
+    "a wrong recipe": (
+        ["train.sink_sise=5"],
+        "there is no such key; did you mean train.sink_size?",
+    ),
+    "a sweep": (["train.sink_size=1,2"], "train.sink_size=1,2: "),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_returns_2(arguments: list[str], message: str, explained: Explain) -> None:
+    status, out, err = explained(*arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_steps_that_diverge_return_1(explained: Explain) -> None:
+    status, _, err = explained(*TINY, STEPS, "train.optimizer.lr=1e30")
+    assert status == 1
+    assert "Invalid loss, terminating training" in err
+
+
+def test_a_place_where_nothing_can_be_written_returns_1(explained: Explain, tmp_path: Path) -> None:
+    """Before anything is measured."""
+    (tmp_path / "file").write_text("")
+    status, out, err = explained(*TINY, "train.steps=1", "hydra.run.dir=file/run")
+    assert (status, out) == (1, "")
+    assert "file/run: can't write explain.json: " in err
+
+
+def test_the_calendar_is_that_of_the_segments_of_a_run(tiny: Compose) -> None:
+    recipe = tiny("eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2")
+    course = Course(45, 6, 45)
+    told = calendar_of(recipe, course)
+    segments = list(course.segments(0, event_periods(recipe, 6)))
+    evaluated = [s.stop for s in segments if Event.EVALUATE in s.events]
+    saved = [s.stop for s in segments if Event.CHECKPOINT in s.events]
+    assert told.counts == {"evaluate": len(evaluated), "checkpoint": len(saved)}
+    assert told.longest == max(s.stop - s.start for s in segments)
+    assert told.first == (
+        (10, "evaluate"),
+        (12, "checkpoint"),
+        (20, "evaluate"),
+        (24, "checkpoint"),
+    )
+    without = calendar_of(tiny("checkpoint.every_steps=12", "stages=[data,build]"), course)
+    assert without.counts["checkpoint"] == 0
+
+
+@pytest.mark.parametrize(("kind", "samples"), [("resident", 0), ("stream", 16 * 8 * 8)])
+def test_memory_is_that_of_a_window(
+    kind: str, samples: int, tiny: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 16: a number for each sample and two for the batch, beside what it holds."""
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    dataset = load_data(tiny(), Reporter())
+    feed = make_feed(dataset.train, dataset.train_order, jax.devices()[0], kind)  # type: ignore[arg-type]
+    told = memory_of(feed)
+    labels = 16 * 4 if samples else 0
+    assert (told.resident, told.window_steps) == (kind == "resident", 8)
+    assert told.batch_bytes == 16 * 4 + 8 + samples + labels

@@ -1,0 +1,224 @@
+"""Runs that are run again and compared, old ones too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from pipeline.cli.export import export
+from pipeline.cli.infer import infer
+from pipeline.cli.reproduce import judge, reproduce
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError, UsageError
+from pipeline.runner.record.run_directory import to_resume
+from pipeline.runner.record.run_record import read_record
+from pipeline.runner.run import run
+from tests import outcome
+from tests.conftest import compose_tiny
+from tests.test_shared_machines import At
+
+Compose = Callable[..., Recipe]
+
+NEWER = [
+    "seed",
+    "autotune",
+    "checkpoint.rules",
+    "train.ema",
+    "dataset.buckets",
+    "train.loss.smoothing",
+]
+"""Keys that an old run may not have known; with their defaults the tiny recipe is the same."""
+
+
+@pytest.fixture(scope="module")
+def kept(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("kept") / "run"
+    run(compose_tiny(cache), run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def copy(kept: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(kept, tmp_path / "copy")
+
+
+@pytest.fixture
+def old(copy: Path) -> Path:
+    """A run from before there were some keys, before data, code and machine were kept."""
+    tree = yaml.safe_load((copy / "recipe.yaml").read_text())
+    for key in NEWER:
+        *path, last = key.split(".")
+        section = tree
+        for name in path:
+            section = section[name]
+        del section[last]
+    (copy / "recipe.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    (copy / "provenance.json").unlink()
+    return copy
+
+
+@pytest.fixture(autouse=True)
+def _works_in_a_folder_of_its_own(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+
+
+def change(file: Path, edit: Callable[[Any], Any]) -> None:
+    """Edit a file of JSON."""
+    tree = json.loads(file.read_text())
+    edit(tree)
+    file.write_text(json.dumps(tree))
+
+
+def with_loss(run_dir: Path, step: int, loss: float) -> None:
+    """The log with another loss at a step."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines[step - 1]["loss"] = loss
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run_dir / "metrics.jsonl").write_text(text)
+
+
+def lay_trap(run_dir: Path, folder: Path) -> None:
+    """Make a run say that it was begun in a folder with code in it, as a stranger's run may."""
+    folder.mkdir()
+    for module in ("pipeline", "jax", "json"):
+        (folder / f"{module}.py").write_text("raise SystemExit(3)")
+    change(
+        run_dir / "provenance.json", lambda tree: tree["processes"][0].update(folder=str(folder))
+    )
+
+
+def test_an_old_run_is_reproduced_bit_for_bit(
+    old: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert reproduce([str(old), "hydra.run.dir=again"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[-1] == "verdict      reproduced: 45 steps are the same, bit for bit"
+    assert "metrics      the same" in said
+    assert any(line.startswith("lower      as before: ") for line in said)
+    outcome.assert_same_run(old, tmp_path / "again")
+
+
+def test_a_run_that_was_stopped_is_repeated_as_far_as_it_went(
+    tiny: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop = At(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    recipe = tiny("train.steps=16000", "train.sink_size=10", "train.dispatch_seconds=0.01")
+    assert run(recipe, tmp_path / "kept", judge=stop).status == "stopped"
+    lay_trap(tmp_path / "kept", tmp_path / "trap")
+    capfd.readouterr()
+    assert reproduce([str(tmp_path / "kept"), "monitor.loss_every=0"]) == 0
+    (again,) = tmp_path.glob("outputs/*/*_lenet5_digits_reproduced")
+    summary = outcome.read_summary(again)
+    assert summary["status"] == "stopped"
+    assert outcome.read_summary(tmp_path / "kept")["steps"] <= summary["steps"] < 16_000
+    said = capfd.readouterr().out
+    assert "verdict      reproduced: " in said
+    assert "metrics      not kept by both runs" in said
+
+
+def test_where_losses_differ_the_first_step_is_named_and_what_else_differs(
+    kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = outcome.metrics(kept)[16]["loss"]
+    next_loss = float(str(np.nextafter(np.float32(loss), np.float32(9))))
+    with_loss(copy, 17, next_loss)
+
+    def as_elsewhere(tree: Any) -> None:
+        (process,) = tree["processes"]
+        process["versions"]["jax"] = "0.9.0"
+        process["data"]["train"]["image"]["sha256"] = 64 * "0"
+
+    change(copy / "provenance.json", as_elsewhere)
+    assert judge(read_record(copy), read_record(kept)) == 1
+    said = capsys.readouterr().out
+    assert f"1 of 45 differ, from step 17: loss {next_loss} and {loss}, " in said
+    assert "(1 in the last place of float32)" in said
+    assert "versions.jax" in said
+    assert "0.9.0" in said
+    assert "train.image.sha256" in said
+    assert said.splitlines()[-1] == "verdict      not reproduced"
+
+
+def test_a_metric_that_differs_is_no_reproduction(
+    kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(copy / "summary.json", lambda tree: tree["metrics"].update(accuracy=0.125))
+    assert judge(read_record(kept), read_record(copy)) == 1
+    assert "metrics.accuracy" in capsys.readouterr().out
+
+
+def test_steps_that_are_lacking_are_no_reproduction(
+    kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(lines[:40]))
+    assert judge(read_record(kept), read_record(copy)) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "verdict      not reproduced: the new run lacks the last 5 steps"
+
+
+def test_a_recipe_that_is_wrong_is_told_by_the_new_run(
+    kept: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing is left of a run that never began."""
+    assert reproduce([str(kept), "train.batch_size=0"]) == 2
+    assert "train.batch_size = 0: must be greater than 0" in capfd.readouterr().err
+    assert not list(Path().glob("outputs/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ([], UsageError, "nothing: reproduce takes RUN_DIR"),
+        (["one", "two"], UsageError, "one two: reproduce takes RUN_DIR"),
+        (["--fast"], UsageError, "--fast: reproduce takes RUN_DIR"),
+        (["nowhere"], DataError, "nowhere: is no run directory"),
+        (["nowhere", "train.resume=auto"], UsageError, "train.resume=auto: goes on with a run"),
+    ],
+)
+def test_what_can_not_be_reproduced_is_told(
+    args: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        reproduce(args)
+
+
+def test_a_run_without_steps_is_told(tiny: Compose, tmp_path: Path) -> None:
+    run(tiny("stages=[data]"), tmp_path / "run")
+    with pytest.raises(DataError, match=r"metrics\.jsonl: has no step to compare with"):
+        reproduce([str(tmp_path / "run")])
+
+
+# What else an old run must go on being good for.
+
+
+def test_an_old_run_is_resumed(old: Path, tiny: Compose) -> None:
+    longer = tiny("train.steps=50", f"train.resume={old}")
+    assert to_resume(longer) == old
+    assert run(longer).steps == 50
+    assert yaml.safe_load((old / "recipe.yaml").read_text()) == longer.model_dump(mode="json")
+
+
+def test_an_old_run_is_exported_and_infers(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(old), str(tmp_path / "exported")]) == 0
+    np.save(tmp_path / "image.npy", np.zeros((8, 8, 1), np.uint8))
+    answers = []
+    for source in (old, tmp_path / "exported"):
+        capsys.readouterr()
+        assert infer([str(source), str(tmp_path / "image.npy")]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]

@@ -1,0 +1,119 @@
+"""Ops that draw nothing, or whose draw is fixed, against MindSpore's own results (D-05, D-15)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.data.ops import lookup_tables
+from pipeline.data.ops.color import RandomColorAdjust, blend_table, look_up_blend
+from pipeline.data.ops.geometry import CenterCrop, Pad, RandomHorizontalFlip, RandomVerticalFlip
+from pipeline.data.ops.resized_crop import Box, crop_and_resize
+from pipeline.data.ops.rotation import RandomRotation
+from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
+
+with np.load(Path(__file__).parents[2] / "golden/map_ops/fixed.npz") as stored:
+    GOLDEN = dict(stored)
+CASES = [key for key in GOLDEN if not key.startswith("input/")]
+NORMALIZE = {
+    "floats": Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
+    "noise": Normalize(mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7)),
+}
+RESCALE = {
+    "floats": Rescale(factor=1 / 0.3081, shift=-0.1307 / 0.3081),
+    "noise": Rescale(factor=1 / 255, shift=-0.5),
+}
+
+
+def one(number):
+    return np.array([number], np.int32)
+
+
+def table(values, tables):
+    return lookup_tables.look_up(np, values, np.asarray(tables)[None, None])
+
+
+def turned(text, **given):
+    interpolation, degrees = text.split("_")
+    fixed = (float(degrees), float(degrees))
+    return RandomRotation(degrees=fixed, interpolation=interpolation, **given)
+
+
+def resized_crop(values, text):
+    interpolation, *numbers = text.split("_")
+    box = Box(*(one(int(number)) for number in numbers))
+    return crop_and_resize(np, values, box, (14, 17), interpolation)
+
+
+def adjusted(values, name, text):
+    amount = float(text)
+    op = RandomColorAdjust(**{name: (amount, amount)})
+    return op(np, values, np.zeros((1, op.draws), np.float32))
+
+
+def sharpened(values, text):
+    tables = blend_table(float(text), "value")
+    return look_up_blend(np, lookup_tables.smoothed(np, values), values, tables, one(0))
+
+
+def ours(op, name, text, values):
+    """What this pipeline makes of the same input."""
+    draw = np.zeros((1, 1), np.float32)
+    match op:
+        case "center_crop":
+            made = CenterCrop(size=tuple(map(int, text.split("x"))))(np, values, None)
+        case "vertical_flip":
+            made = RandomVerticalFlip(prob=1.0)(np, values, draw)
+        case "horizontal_flip":
+            made = RandomHorizontalFlip(prob=1.0)(np, values, draw)
+        case "hwc2chw":
+            made = Hwc2Chw()(np, values, None)
+        case "pad":
+            fill = 9 if text == "constant" else 0
+            made = Pad(padding=(1, 2, 3, 4), fill=fill, mode=text)(np, values, None)
+        case "resized_crop":
+            made = resized_crop(values, text)
+        case "rotation":
+            made = turned(text, fill=7)(np, values, draw)
+        case "rotation_about":
+            made = turned(text, center=(4.0, 7.0))(np, values, draw)
+        case "rescale":
+            made = RESCALE[name](np, values, None)
+        case "normalize":
+            made = NORMALIZE[name](np, values, None)
+        case "one_hot":
+            made = OneHot(classes=5, smoothing=float(text))(np, values, None)
+        case "type_cast":
+            made = TypeCast(column="image", dtype=text)(np, values, None)
+        case "sharpness":
+            made = sharpened(values, text)
+        case "posterize":
+            made = table(values, lookup_tables.posterized(int(text)))
+        case "solarize":
+            made = table(values, lookup_tables.solarized(int(text)))
+        case "invert":
+            made = table(values, lookup_tables.inverted())
+        case "autocontrast":
+            made = lookup_tables.look_up(
+                np, values, lookup_tables.stretched(np, lookup_tables.histograms(np, values))
+            )
+        case "equalize":
+            made = lookup_tables.look_up(
+                np, values, lookup_tables.equalized(np, lookup_tables.histograms(np, values))
+            )
+        case _:
+            made = adjusted(values, op, text)
+    return made[0]
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_parity_with_mindspore(key):
+    op, name, text = key.split("/")
+    expected, got = GOLDEN[key], ours(op, name, text, GOLDEN[f"input/{name}"][None])
+    assert got.shape == expected.shape
+    if op != "one_hot":  # There MindSpore has int32 or float64, and losses take float32.
+        assert got.dtype == expected.dtype
+    exact = got.dtype != np.float32
+    np.testing.assert_allclose(got, expected, rtol=0 if exact else 1e-6, atol=0 if exact else 1e-6)

@@ -1,0 +1,144 @@
+"""Samples larger than every bucket, and labels of positions, padded and cut (D-18)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.data.columns import Split
+from pipeline.data.padding.buckets import SIZE, assign_buckets, in_ascending_order, ragged_array
+from pipeline.data.padding.pad_images import UNCUT_SIZE, cut_to, pad_split
+from pipeline.data.random import seed_words
+
+SIZES = np.array([(6, 5), (9, 4), (3, 14), (11, 13), (8, 8), (6, 12)])
+BUCKETS = in_ascending_order([(8, 8), (6, 12)])
+SEED = seed_words(3)
+
+
+def places(size: tuple[int, int]) -> np.ndarray:
+    """1000 times the row and the column of every place, from 1: (height, width)."""
+    rows, columns = (np.arange(1, length + 1) for length in size)
+    return (1000 * rows[:, None] + columns).astype(np.int32)
+
+
+def split() -> Split:
+    """Images that say where each pixel was, and labels that say it too."""
+    values = np.concatenate([places(tuple(size)).ravel() for size in SIZES])
+    return Split({"image": ragged_array(values, SIZES, (1,)), "label": ragged_array(values, SIZES)})
+
+
+def padded() -> dict[str, Any]:
+    columns = pad_split(split(), BUCKETS, ignore_index=-1, crop=True).columns
+    return {name: column[:] for name, column in columns.items()}
+
+
+def test_a_sample_goes_where_most_of_it_is_kept() -> None:
+    """In the order of `in_ascending_order`: 64 and 72 places."""
+    assert BUCKETS == ((8, 8), (6, 12))
+    assert assign_buckets(SIZES, BUCKETS, crop=True).tolist() == [0, 0, 1, 1, 0, 1]
+
+
+def test_all_are_padded_to_what_holds_the_largest() -> None:
+    columns = padded()
+    assert columns["image"].shape == (6, 11, 14, 1)
+    assert columns[UNCUT_SIZE].tolist() == SIZES.tolist()
+    assert columns[SIZE].tolist() == [[6, 5], [8, 4], [3, 12], [6, 12], [8, 8], [6, 12]]
+    for image, label, size in zip(columns["image"], columns["label"], SIZES, strict=True):
+        height, width = size
+        assert np.array_equal(image[:height, :width, 0], places(tuple(size)))
+        assert np.array_equal(label[:height, :width], places(tuple(size)))
+        assert np.count_nonzero(image) == np.count_nonzero(label != -1) == height * width
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_cut_is_a_part_of_the_sample(drawn: bool) -> None:
+    """Rows and columns in order, labels of the same places, zeros and the label of none behind."""
+    columns = padded()
+    numbers = assign_buckets(columns[SIZE], BUCKETS)
+    corners = []
+    for pass_ in range(40):
+        for number, bucket in enumerate(BUCKETS):
+            rows = np.flatnonzero(numbers == number).astype(np.int32)
+            batch = {name: column[rows] for name, column in columns.items()}
+            cut = cut_to(np, bucket, batch, SEED, np.int32(pass_), rows, drawn=drawn)
+            for position, row in enumerate(rows):
+                height, width = columns[SIZE][row]
+                image, label = cut["image"][position, ..., 0], cut["label"][position]
+                assert image.shape == label.shape == bucket
+                inside = image[:height, :width]
+                top, left = divmod(int(inside[0, 0]), 1000)
+                whole = places(tuple(SIZES[row]))
+                part = whole[top - 1 : top - 1 + height, left - 1 : left - 1 + width]
+                assert np.array_equal(inside, part)
+                assert np.array_equal(label[:height, :width], part)
+                assert np.count_nonzero(image) == np.count_nonzero(label != -1) == part.size
+                corners.append((int(row), top, left))
+    found = {row: {(top, left) for r, top, left in corners if r == row} for row in range(6)}
+    assert [found[row] for row in (0, 4, 5)] == [{(1, 1)}] * 3
+    if drawn:
+        assert found[1] == {(1, 1), (2, 1)}
+        assert found[2] == {(1, 1), (1, 2), (1, 3)}
+        assert {top for top, _ in found[3]} == set(range(1, 7))
+    else:
+        assert (found[1], found[2], found[3]) == ({(1, 1)}, {(1, 2)}, {(3, 1)})
+
+
+def test_a_place_depends_on_seed_pass_and_sample_alone() -> None:
+    """Host and compiled step agree, and neither the batch nor the position in it matters."""
+    columns = padded()
+    rows = np.array([3, 2, 5, 3], np.int32)
+    batch = {name: column[rows] for name, column in columns.items()}
+    key = SEED, np.int32(7)
+    host = cut_to(np, (6, 12), batch, *key, rows, drawn=True)
+    compiled = jax.jit(lambda b, r: cut_to(jnp, (6, 12), b, *key, r, drawn=True))(batch, rows)
+    for name in ("image", "label"):
+        assert np.array_equal(host[name], compiled[name])
+        assert np.array_equal(host[name][0], host[name][3])
+    alone = {name: column[3:4] for name, column in columns.items()}
+    one = cut_to(np, (6, 12), alone, *key, np.array([3], np.int32), drawn=True)
+    assert np.array_equal(one["image"][0], host["image"][0])
+    seeds = [seed_words(seed) for seed in range(9)]
+    drawn = [cut_to(np, (6, 12), alone, s, np.int32(7), rows[:1], drawn=True) for s in seeds]
+    assert len({cut["image"][0, 0, 0, 0] for cut in drawn}) > 3
+
+
+def test_places_are_drawn_evenly() -> None:
+    """Pearson's test over the 6 x 2 corners of a sample of 11x13 in a bucket of 6x12."""
+    rows = np.full(6000, 3, np.int32)
+    batch = {name: np.repeat(column[3:4], 6000, axis=0) for name, column in padded().items()}
+    cut = cut_to(np, (6, 12), batch, SEED, np.arange(6000), rows, drawn=True)
+    corners = cut["image"][:, 0, 0, 0]
+    _, counts = np.unique(corners, return_counts=True)
+    assert len(counts) == 12
+    assert ((counts - 500) ** 2 / 500).sum() < 31.26  # p = 0.001 of 11 degrees of freedom
+
+
+def test_labels_of_positions_are_padded_with_the_label_of_none() -> None:
+    tokens = np.arange(1, 9, dtype=np.int32)
+    sizes = np.array([[3], [5]])
+    ragged = Split(
+        {"image": ragged_array(tokens, sizes, (1, 1)), "label": ragged_array(tokens, sizes)}
+    )
+    labels = pad_split(ragged, [(6,)], ignore_index=-100).columns["label"][:]
+    assert labels.tolist() == [[1, 2, 3, -100, -100, -100], [4, 5, 6, 7, 8, -100]]
+
+
+@pytest.mark.parametrize(
+    ("label", "ignore_index", "message"),
+    [
+        (np.zeros((2, 3, 4), int), None, r"labels of shape \(3, 4\) need padding too; set dataset"),
+        (np.zeros((2, 4), int), -1, r"labels of shape \(4,\) are not of the places of the images"),
+        (np.zeros((2, 4, 3), int), -1, r"labels of shape \(4, 3\) are not of the places"),
+        (np.zeros((2, 3, 4), np.uint8), -1, r"labels are uint8, which can't hold .* be 0 to 255$"),
+    ],
+)
+def test_labels_that_cannot_be_padded_are_refused(
+    label: np.ndarray, ignore_index: int | None, message: str
+) -> None:
+    images = Split({"image": np.zeros((2, 3, 4, 1)), "label": label})
+    with pytest.raises(ValueError, match=message):
+        pad_split(images, [(4, 4)], ignore_index=ignore_index)

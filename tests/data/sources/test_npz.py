@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from pipeline.data.columns import RawData
+from pipeline.data.padding.buckets import RaggedColumn
+from pipeline.data.sources.npz import NumpyArchive, split_arrays
+from pipeline.errors import DataError
+from tests.data.section import section
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    grey = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+    good = {
+        "x_train": grey,
+        "y_train": np.array([0, 2, 1, 0, 2]),
+        "x_test": grey[:2] + 1,
+        "y_test": np.array([1, 0]),
+    }
+    return {name: value for name, value in {**good, **changes}.items() if value is not None}
+
+
+def read(folder: Path, classes: int | None = None, **changes: Any) -> RawData:
+    path = folder / "mine.npz"
+    np.savez(path, **arrays(**changes))
+    return NumpyArchive(**section(root=path, classes=classes)).read(folder / "cache")
+
+
+def test_arrays_become_columns(tmp_path: Path) -> None:
+    data = read(tmp_path)
+
+    np.testing.assert_array_equal(
+        data.train.columns["image"][:], arrays()["x_train"][:, :, :, np.newaxis]
+    )
+    np.testing.assert_array_equal(
+        data.eval.columns["image"][:], arrays()["x_test"][:, :, :, np.newaxis]
+    )
+    assert data.train.columns["label"][:].tolist() == [0, 2, 1, 0, 2]
+    assert data.eval.columns["label"][:].tolist() == [1, 0]
+    assert data.train.columns["label"].dtype == np.int32
+    assert data.classes == ("0", "1", "2")
+
+
+def test_colour_images_of_float_stay_as_they_are(tmp_path: Path) -> None:
+    images = np.linspace(-1, 1, 5 * 4 * 3 * 2, dtype=np.float32).reshape(5, 4, 3, 2)
+
+    data = read(tmp_path, x_train=images, x_test=images[:2])
+
+    assert data.train.columns["image"].dtype == np.float32
+    np.testing.assert_array_equal(data.train.columns["image"][:], images)
+
+
+def test_labels_in_a_column_are_taken(tmp_path: Path) -> None:
+    data = read(tmp_path, y_train=np.array([[0], [2], [1], [0], [2]], np.uint8))
+
+    assert data.train.columns["label"][:].tolist() == [0, 2, 1, 0, 2]
+
+
+def test_a_sample_can_have_a_label_at_every_position(tmp_path: Path) -> None:
+    masks = np.arange(5 * 4 * 3).reshape(5, 4, 3) % 7
+
+    data = read(tmp_path, y_train=masks, y_test=masks[:2])
+
+    np.testing.assert_array_equal(data.train.columns["label"][:], masks)
+    assert data.train.columns["label"].dtype == np.int32
+    assert len(data.classes) == 7
+
+
+def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
+    assert len(read(tmp_path, classes=7).classes) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None, "x_test": None}, "lacks x_test, y_test; it has x_train, y_train"),
+        ({"x_test": np.array([{}, []], object)}, "x_test can't be read: x_test holds objects"),
+        ({"x_train": np.zeros((5, 4, 3))}, "x_train is float64; images must be uint8 or float32"),
+        ({"x_train": np.zeros((5, 12), np.uint8)}, r"x_train has shape \(5, 12\); must be \(n, H"),
+        ({"x_test": np.zeros((0, 4, 3), np.uint8)}, r"x_test has shape \(0, 4, 3\)"),
+        (
+            {"x_train": np.full((5, 4, 3), np.nan, np.float32)},
+            "x_train has values that are not finite",
+        ),
+        (
+            {"x_test": np.zeros((2, 3, 4), np.uint8)},
+            r"one shape and dtype, .*\(4, 3, 1\) uint8.*\(3, 4, 1\) uint8",
+        ),
+        ({"x_test": np.zeros((2, 4, 3), np.float32)}, "one shape and dtype, .*float32"),
+        ({"y_train": np.zeros(4, int)}, "x_train has 5 images, y_train 4 labels"),
+        ({"y_test": np.zeros(3, int)}, "x_test has 2 images, y_test 3 labels"),
+        ({"y_train": np.zeros(5)}, "y_train is float64; labels must be whole numbers"),
+        (
+            {"y_test": np.zeros((2, 3), int)},
+            r"y_train and y_test must have as many labels a sample, not .*\(\).*\(3,\)",
+        ),
+        ({"y_test": np.zeros((2, 0), int)}, r"y_test has shape \(2, 0\); labels must be \(n,\) or"),
+        (
+            {"y_train": np.array([0, -1, 2, 0, 0])},
+            "y_train has labels from -1 to 2; they must be 0 to 2",
+        ),
+    ],
+)
+def test_unfit_arrays_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=rf"mine.npz: .*{message}"):
+        read(tmp_path, **changes)
+
+
+def test_labels_above_the_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="y_train has labels from 0 to 2; they must be 0 to 1"):
+        read(tmp_path, classes=2)
+
+
+def test_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros(3))
+
+    with pytest.raises(DataError, match=r"a.npy: must be an .npz file"):
+        NumpyArchive(**section(root=path, classes=None)).read(tmp_path)
+    with pytest.raises(DataError, match=r"b.npz: there is no such file"):
+        NumpyArchive(**section(root=tmp_path / "b.npz", classes=None)).read(tmp_path)
+
+
+def test_damaged_npz_is_named(tmp_path: Path) -> None:
+    read(tmp_path)
+    path = tmp_path / "mine.npz"
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        inside = archive.getinfo("x_train.npy").header_offset + 200
+    content[inside] ^= 0xFF
+    path.write_bytes(content)
+
+    with pytest.raises(DataError, match=r"mine.npz: .*(CRC|can't be read)"):
+        NumpyArchive(**section(root=path, classes=None)).read(tmp_path)
+
+
+def arrays_of(labels: np.ndarray, **more: np.ndarray) -> dict[str, np.ndarray]:
+    """Both splits with these labels, one a sample."""
+    images = np.zeros((len(labels), 4, 4), np.uint8)
+    arrays = {"x_train": images, "x_test": images, "y_train": labels, "y_test": labels}
+    return {**arrays, **more}
+
+
+def test_labels_that_may_be_no_classes_are_refused() -> None:
+    """A price or a time; who means that many classes says how many."""
+    for label in (10_000, 2**40):
+        expected = f"labels go up to {label}; set dataset.classes where they are more than 10,000"
+        with pytest.raises(ValueError, match=expected):
+            split_arrays(arrays_of(np.array([0, label])), None)
+    assert len(split_arrays(arrays_of(np.array([0, 9_999])), None).classes) == 10_000
+    assert len(split_arrays(arrays_of(np.array([0, 50_256])), 50_257).classes) == 50_257
+
+
+def test_no_more_classes_can_be_asked_for_than_there_is_memory_for(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 1048576"):
+        NumpyArchive(**section(root=tmp_path / "a.npz", classes=2**40))
+
+
+def test_a_label_that_is_none_is_no_class() -> None:
+    for ignored in (-100, 255):
+        data = split_arrays(arrays_of(np.array([0, ignored, 2])), None, ignored)
+        assert data.classes == ("0", "1", "2")
+        assert data.train.columns["label"][:].tolist() == [0, ignored, 2]
+    with pytest.raises(ValueError, match=r"y_train has labels from -1 to 1; .* 0 to 1, or -100"):
+        split_arrays(arrays_of(np.array([0, 1, -1])), None, -100)
+    with pytest.raises(ValueError, match="y_train has no label but -1, the one that is not count"):
+        split_arrays(arrays_of(np.array([-1, -1])), 3, -1)
+
+
+def test_labels_of_several_sizes_lie_one_behind_the_other() -> None:
+    values, sizes = np.arange(7), np.array([[3], [4]])
+    ragged = {f"y_{split}_sizes": sizes for split in ("train", "test")}
+    arrays = arrays_of(np.zeros(2, int), **ragged, y_train=values, y_test=values)
+    labels = split_arrays(arrays, None).train.columns["label"]
+    assert isinstance(labels, RaggedColumn)
+    assert labels.value(1).tolist() == [3, 4, 5, 6]
+    assert labels.dtype == np.int32
+    with pytest.raises(ValueError, match=r"y_train: values have shape \(7,\); the sizes ask for"):
+        split_arrays({**arrays, "y_train_sizes": sizes + 1}, None)
+    with pytest.raises(ValueError, match=r"y_test_sizes has shape \(2, 3\); must be \(n, 1\)"):
+        split_arrays({**arrays, "y_test_sizes": np.ones((2, 3), int)}, None)
+    plain = {**arrays, "y_test": np.zeros(2, int)}
+    del plain["y_test_sizes"]
+    with pytest.raises(ValueError, match=r"must have as many labels a sample, not .*any"):
+        split_arrays(plain, None)
+
+
+def test_root_is_required() -> None:
+    with pytest.raises(
+        ValidationError, match=r"missing; it must be an .npz file with x_train, y_t"
+    ):
+        NumpyArchive(**section(root=None, classes=None))

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.models.blocks.common_blocks import (
+    conv_norm,
+    inverted,
+    projection,
+    residual_if,
+    rounded,
+    squeeze_excite,
+)
+from pipeline.models.layers.standard import (
+    Conv,
+    Dense,
+    HardSigmoid,
+    Relu,
+    Residual,
+    Sequence,
+    Sigmoid,
+    Swish,
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"), [(1, 8), (12, 16), (8.8, 8), (24 * 0.75, 24), (32 * 0.35, 16), (64, 64)]
+)
+def test_widths_are_rounded_as_the_mobilenets_round_them(width: float, expected: int) -> None:
+    assert rounded(width) == expected
+
+
+@given(st.floats(1, 1e5), st.sampled_from([1, 4, 8, 16]))
+def test_rounded_widths_are_multiples_near_the_width(width: float, divisor: int) -> None:
+    result = rounded(width, divisor)
+    assert result % divisor == 0
+    assert 0.9 * width <= result
+    assert abs(result - width) <= max(divisor, divisor / 2 + 0.1 * width)
+
+
+def test_conv_norm_has_no_bias_beside_the_norm() -> None:
+    conv, norm = conv_norm(8, 3, 2, groups=4, epsilon=1e-3)
+    assert (conv.features, conv.stride, conv.groups, conv.bias) == (8, 2, 4, False)
+    assert norm.epsilon == 1e-3
+
+
+def test_squeeze_excite_narrows_and_widens() -> None:
+    pool, first, act, second, gate = squeeze_excite(16, 4).body
+    assert pool.name == "global_avg_pool"
+    assert (first, act, second, gate) == (Dense(features=4), Relu(), Dense(features=16), Sigmoid())
+    body = squeeze_excite(16, 4, act=Swish(), gate=HardSigmoid()).body
+    assert (body[2], body[4]) == (Swish(), HardSigmoid())
+
+
+def test_only_a_body_that_keeps_the_shape_is_residual() -> None:
+    body = (Relu(),)
+    assert residual_if(True, "block", body) == Residual(scope="block", body=body)
+    assert residual_if(False, "block", body) == Sequence(scope="block", body=body)
+
+
+def test_an_inverted_body_expands_only_to_more_features() -> None:
+    names = [layer.name for layer in inverted(8, 32, 16, 5, 2, Relu(), epsilon=1e-3)]
+    assert names == ["conv", "batch_norm", "relu"] * 2 + ["conv", "batch_norm"]
+    depthwise = inverted(8, 8, 16, 5, 2, Relu())[0]
+    assert isinstance(depthwise, Conv)
+    assert (depthwise.kernel, depthwise.stride, depthwise.groups) == (5, 2, 8)
+
+
+def test_a_shortcut_projects_only_where_the_shape_changes() -> None:
+    assert projection(8, 8, 1) == ()
+    assert [layer.name for layer in projection(8, 8, 2)] == ["conv", "batch_norm"]
+    assert projection(8, 16, 1)[0] == Conv(features=16, kernel=1)

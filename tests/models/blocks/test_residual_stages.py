@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.models.blocks.residual_stages import check_stages, stage_blocks
+
+
+def test_blocks_read_what_the_one_before_gives() -> None:
+    blocks = list(stage_blocks((1, 2), (8, 16), 4, expansion=4))
+    assert [block.scope for block in blocks] == ["stage1_block0", "stage2_block0", "stage2_block1"]
+    assert [(block.channels, block.width) for block in blocks] == [(4, 8), (32, 16), (64, 16)]
+
+
+@pytest.mark.parametrize(("halve_first", "strides"), [(True, [2, 1, 2]), (False, [1, 1, 2])])
+def test_the_first_block_of_a_stage_halves(halve_first: bool, strides: list[int]) -> None:
+    blocks = stage_blocks((2, 1), (8, 8), 8, halve_first=halve_first)
+    assert [block.stride for block in blocks] == strides
+
+
+@pytest.mark.parametrize(
+    "lists", [{"blocks": [1], "widths": [8, 16]}, {"blocks": [], "widths": []}]
+)
+def test_every_list_has_an_entry_for_each_stage(lists: dict[str, list[int]]) -> None:
+    with pytest.raises(ValueError, match="must have one entry per stage each") as error:
+        check_stages(**lists)
+    assert str(error.value).startswith(f"blocks {lists['blocks']} and widths {lists['widths']} ")

@@ -1,0 +1,37 @@
+"""Patterns over the paths of parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.models.layers.path_patterns import Path, outermost, require_covered
+
+DEEP: list[Path] = [
+    *(
+        ("net", f"stage_{stage}", f"conv_{conv}", "kernel")
+        for stage in range(3)
+        for conv in range(9)
+    ),
+    ("net", "dense_0", "kernel"),
+    ("net", "dense_0", "bias"),
+]
+
+
+def test_a_pattern_that_covers_nothing_is_shown_the_scopes() -> None:
+    """Four of 62 names said little of a deep network."""
+    scopes = (
+        r"in net/stage_0 \(9\), net/stage_1 \(9\), net/stage_2 \(9\), net/dense_0 \(2\), such as"
+    )
+    with pytest.raises(ValueError, match=f"'head' matches none of the 29 parameters {scopes}"):
+        require_covered(["head"], DEEP, "parameters")
+    with pytest.raises(ValueError, match=r"did you mean net/dense_0\?$"):
+        require_covered(["net/dense_1"], DEEP, "parameters")
+    require_covered(["net/stage_*", "net/*/bias"], DEEP, "parameters")
+
+
+def test_the_scopes_shown_are_bounded_and_tell_paths_apart() -> None:
+    many: list[Path] = [(f"layer_{n}", "kernel") for n in range(500)]
+    with pytest.raises(ValueError, match=r"layer_39, \.\.\., such as layer_0/kernel") as caught:
+        require_covered(["x\\n" * 300], many, "parameters")
+    assert len(str(caught.value)) < 1_000
+    assert outermost([("only", "kernel")]) == {"only/kernel": 1}

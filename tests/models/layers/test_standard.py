@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.models.layers.model_spec import Layer, Layers, LayerSpec
+from pipeline.models.layers.standard import (
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    LayerNorm,
+    MaxPool,
+    Relu,
+    Residual,
+    Sequence,
+    scope_names,
+)
+from pipeline.registry import parts
+
+
+def layer(written: Any) -> LayerSpec:
+    return TypeAdapter(Layer).validate_python(written)
+
+
+def test_a_name_alone_is_a_layer() -> None:
+    assert layer("relu") == Relu()
+
+
+def test_layers_hold_layers() -> None:
+    written = [{"name": "residual", "body": [{"name": "conv", "features": 4, "kernel": [3, 1]}]}]
+    (residual,) = TypeAdapter(Layers).validate_python(written)
+    assert residual == Residual(body=(Conv(features=4, kernel=(3, 1)),))
+
+
+def test_defaults_are_mindspores() -> None:
+    conv = Conv(features=4, kernel=3)
+    assert (conv.padding, conv.stride, conv.dilation, conv.bias) == ("same", 1, 1, False)
+    assert Dense(features=4).bias
+    assert (BatchNorm().momentum, BatchNorm().epsilon) == (0.9, 1e-5)
+    assert LayerNorm().epsilon == 1e-7
+    assert (MaxPool(kernel=2).stride, MaxPool(kernel=2).padding) == (None, "valid")
+    assert Dropout().rate == 0.5
+
+
+def test_every_layer_has_its_own_docstring() -> None:
+    texts = [cls.__doc__ for cls in parts("layer").values()]
+    assert len(texts) == 33
+    assert len(set(texts)) == 33
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"name": "conv", "features": 4},
+        {"name": "dropout", "rate": 1.0},
+        {"name": "batch_norm", "momentum": 1.5},
+        {"name": "sequence", "body": [], "repeat": 0},
+        {"name": "relu", "slope": 0.1},
+        {"name": "rely"},
+    ],
+)
+def test_layers_that_make_no_sense_are_refused(written: Any) -> None:
+    with pytest.raises(ValidationError):
+        layer(written)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("features", 0, r"a whole number above 0, or \$classes"),
+        ("features", "classes", r"a whole number above 0, or \$classes"),
+        ("kernel", "3", r"a whole number above 0, or \[height, width\]"),
+        ("stride", [1, 1, 1], r"a whole number above 0, or \[height, width\]"),
+        ("padding", "full", r"same, valid, symmetric, a whole number or \[\[top, bottom"),
+        ("padding", [[1, -1], [0, 0]], r"same, valid, symmetric, a whole number"),
+    ],
+)
+def test_fields_of_several_types_say_in_one_sentence_what_they_take(
+    field: str, value: Any, expected: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"must be {expected}") as caught:
+        layer({"name": "conv", "features": 4, "kernel": 3, field: value})
+    assert [details["loc"] for details in caught.value.errors()] == [("conv", field)]
+
+
+def test_conv_refuses_groups_that_do_not_divide_its_features() -> None:
+    with pytest.raises(ValidationError, match="features 10 is not a multiple of groups 4"):
+        Conv(features=10, kernel=3, groups=4)
+
+
+def test_conv_may_give_the_classes() -> None:
+    assert Conv(features="$classes", kernel=1, groups=2).features == "$classes"
+
+
+def test_siblings_are_numbered_by_kind_or_called_by_their_scope() -> None:
+    siblings = (
+        Conv(features=4, kernel=3),
+        Relu(),
+        Sequence(scope="stage1", body=()),
+        Conv(features=4, kernel=3, scope="neck"),
+        Conv(features=4, kernel=3),
+        Relu(),
+    )
+    assert scope_names(siblings) == ["conv_0", "relu_0", "stage1", "neck", "conv_1", "relu_1"]
+
+
+@pytest.mark.parametrize("taken", ["relu_0", "mine"])
+def test_siblings_cannot_share_a_scope(taken: str) -> None:
+    with pytest.raises(ValueError, match=f"two layers share the scope '{taken}'"):
+        scope_names((Relu(scope="mine"), Relu(), Relu(scope=taken)))

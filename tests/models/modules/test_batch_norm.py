@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from pipeline.models.modules.batch_norm import BatchNorm
+from tests.models.build import Variables, random
+from tests.models.conftest import GOLDEN
+
+X = 3 * random(4, 5, 2, 6) + 2
+
+
+def ours(train: bool = True, axis: int = -1, dtype: str = "float32") -> BatchNorm:
+    return BatchNorm(
+        train=train, axis=axis, momentum=0.9, epsilon=1e-5, dtype=dtype, scale_init=1.0
+    )
+
+
+def flax(train: bool = True, dtype: str = "float32") -> nn.BatchNorm:
+    return nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype)
+
+
+def fresh(channels: int) -> Variables:
+    ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    scale, bias = random(channels, seed=1), random(channels, seed=2)
+    return {
+        "params": {"scale": scale, "bias": bias},
+        "batch_stats": {"mean": zeros, "var": ones},
+    }
+
+
+def is_close(ours: Any, expected: Any) -> bool:
+    """Of the same type and shape, and equal but for rounding, as a share of the largest."""
+    if (ours.dtype, ours.shape) != (expected.dtype, expected.shape):
+        return False
+    values, tolerance = np.asarray(expected, np.float32), 1e-6 if ours.dtype == "float32" else 0.02
+    error = np.abs(np.asarray(ours, np.float32) - values).max()
+    return bool(error <= tolerance * np.abs(values).max())
+
+
+def stepped(module: nn.Module, variables: Variables, x: Any) -> tuple[Any, Variables]:
+    """The result, and the running statistics after it."""
+    return module.apply(variables, x, mutable=["batch_stats"])
+
+
+def test_running_statistics_after_two_steps_have_parity_with_mindspore() -> None:
+    steps = json.loads((GOLDEN / "networks" / "batch_norm.json").read_text())["steps"]
+    variables = ours().init(jax.random.key(0), np.array(steps[0]["x"], np.float32))
+    for step in steps:
+        y, changed = stepped(ours(), variables, np.array(step["x"], np.float32))
+        np.testing.assert_allclose(y, step["y"], rtol=0, atol=2e-6)
+        for name in ("mean", "var"):
+            np.testing.assert_allclose(changed["batch_stats"][name], step[name], rtol=1e-6)
+        variables = {**variables, **changed}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("train", [True, False])
+def test_results_are_those_of_flax(train: bool, dtype: str) -> None:
+    x, variables = jnp.asarray(X, dtype), fresh(6)
+    y, changed = stepped(ours(train, dtype=dtype), variables, x)
+    expected, by_flax = stepped(flax(train, dtype=dtype), variables, x)
+    assert y.dtype == dtype
+    assert is_close(y, expected)
+    np.testing.assert_array_equal(changed["batch_stats"]["mean"], by_flax["batch_stats"]["mean"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("train", [True, False])
+def test_gradients_are_those_of_flax(train: bool, dtype: str) -> None:
+    def loss(params: Any, x: Any, module: nn.Module) -> jax.Array:
+        variables = {**fresh(6), "params": params}
+        return jnp.sin(stepped(module, variables, x)[0].astype(jnp.float32)).sum()
+
+    x, params = jnp.asarray(X, dtype), fresh(6)["params"]
+    modules = ours(train, dtype=dtype), flax(train, dtype=dtype)
+    by_ours, by_flax = (jax.grad(loss, argnums=(0, 1))(params, x, module) for module in modules)
+    pairs = zip(jax.tree.leaves(by_ours), jax.tree.leaves(by_flax), strict=True)
+    assert jax.tree.structure(by_ours) == jax.tree.structure(by_flax)
+    assert all(is_close(*pair) for pair in pairs)
+
+
+def test_channels_far_from_zero_are_normalised_as_well() -> None:
+    """A mean a hundred times the deviation costs two of seven digits."""
+    x = (random(64, 7, 7, 6) + 100).astype(np.float32)
+    statistics = {"mean": np.full(6, 100, np.float32), "var": np.ones(6, np.float32)}
+    parameters = {"scale": np.ones(6, np.float32), "bias": np.zeros(6, np.float32)}
+    y, _ = stepped(ours(train=False), {"params": parameters, "batch_stats": statistics}, x)
+    np.testing.assert_allclose(y, (x - 100) / np.sqrt(1 + 1e-5), rtol=0, atol=2e-5)
+
+
+def test_the_running_variance_follows_the_unbiased_one() -> None:
+    _, changed = stepped(ours(), fresh(6), X)
+    expected = 0.9 + 0.1 * X.var((0, 1, 2), ddof=1)
+    np.testing.assert_allclose(changed["batch_stats"]["var"], expected, rtol=1e-5)
+
+
+def test_one_value_has_no_unbiased_variance_and_counts_as_it_is() -> None:
+    _, changed = stepped(ours(), fresh(6), X[:1, :1, :1])
+    np.testing.assert_allclose(changed["batch_stats"]["var"], np.full(6, 0.9), rtol=1e-6)
+
+
+def test_evaluation_reads_the_running_statistics_and_leaves_them() -> None:
+    variables = fresh(6)
+    y, changed = stepped(ours(train=False), variables, X)
+    scale, bias = variables["params"]["scale"], variables["params"]["bias"]
+    np.testing.assert_allclose(y, X / np.sqrt(1 + 1e-5) * scale + bias, rtol=1e-5, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, changed["batch_stats"], variables["batch_stats"])
+
+
+def test_channels_may_come_first() -> None:
+    y, changed = stepped(ours(), fresh(6), X)
+    first, same = stepped(ours(axis=0), fresh(6), X.transpose(3, 1, 2, 0))
+    np.testing.assert_allclose(first.transpose(3, 1, 2, 0), y, rtol=1e-5, atol=1e-5)
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(
+            same["batch_stats"][name], changed["batch_stats"][name], rtol=1e-5
+        )
+
+
+def test_fresh_statistics_are_not_those_of_the_first_batch() -> None:
+    variables = ours().init(jax.random.key(0), X)
+    np.testing.assert_array_equal(variables["batch_stats"]["mean"], np.zeros(6))
+    np.testing.assert_array_equal(variables["batch_stats"]["var"], np.ones(6))
+    np.testing.assert_array_equal(variables["params"]["scale"], np.ones(6))

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from pipeline.models.layers.standard import (
+    Branches,
+    Conv,
+    Dense,
+    DualPath,
+    Flatten,
+    Gate,
+    GlobalAvgPool,
+    LayerSpec,
+    Relu,
+    Sigmoid,
+    Tanh,
+)
+from tests.models.build import initialise, network, parameters, random, shapes
+
+IMAGES = random(3, 6, 5, 4)
+ROWS = random(6, 4)
+
+
+def out(layer: LayerSpec, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """What the layer gives, in the shape that a flatten leaves, and its parameters."""
+    module = network(layer, Flatten())
+    variables = initialise(module, x)
+    found = parameters(variables) if "params" in variables else {}
+    return np.asarray(module.apply(variables, x, train=False)), found
+
+
+def test_branches_stand_side_by_side_and_an_empty_one_passes_x_on() -> None:
+    layer = Branches(branches=((Relu(),), (), (Dense(features=2, bias=False),)))
+    y, p = out(layer, ROWS)
+    kernel = p["branches_0/branch_2/dense_0/kernel"]
+    np.testing.assert_allclose(
+        y, np.concatenate([np.maximum(ROWS, 0), ROWS, ROWS @ kernel], 1), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_split_branches_read_a_share_of_the_channels_each() -> None:
+    y, _ = out(Branches(branches=((), (Tanh(),)), split=True), IMAGES)
+    expected = np.concatenate([IMAGES[..., :2], np.tanh(IMAGES[..., 2:])], -1)
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-5)
+
+
+def test_a_gate_weighs_every_channel() -> None:
+    y, p = out(Gate(body=(GlobalAvgPool(), Dense(features=4), Sigmoid())), IMAGES)
+    means = IMAGES.mean((1, 2)) @ p["gate_0/dense_0/kernel"] + p["gate_0/dense_0/bias"]
+    expected = IMAGES / (1 + np.exp(-means))[:, None, None]
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-6)
+
+
+def test_a_gate_may_weigh_every_value() -> None:
+    y, _ = out(Gate(body=(Tanh(),)), IMAGES)
+    np.testing.assert_allclose(y, (IMAGES * np.tanh(IMAGES)).reshape(3, -1), rtol=1e-4, atol=1e-6)
+
+
+def test_dual_path_adds_the_first_channels_and_appends_the_rest() -> None:
+    layer = DualPath(body=(Dense(features=5, bias=False),), added=3)
+    y, p = out(layer, ROWS)
+    body = ROWS @ p["dual_path_0/dense_0/kernel"]
+    expected = np.concatenate([body[:, :3] + ROWS[:, :3], ROWS[:, 3:], body[:, 3:]], 1)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_dual_path_computes_its_shortcut_under_a_path_of_its_own() -> None:
+    layer = DualPath(body=(Relu(),), added=2, shortcut=(Dense(features=3, bias=False),))
+    y, p = out(layer, ROWS)
+    positive, shortcut = np.maximum(ROWS, 0), ROWS @ p["dual_path_0/shortcut/dense_0/kernel"]
+    expected = [positive[:, :2] + shortcut[:, :2], shortcut[:, 2:], positive[:, 2:]]
+    np.testing.assert_allclose(y, np.concatenate(expected, 1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            Branches(scope="mix", branches=((), (Conv(features=2, kernel=3, stride=2),))),
+            r"mix: the branches give shapes \(1, 6, 5, 4\), \(1, 3, 3, 2\)",
+        ),
+        (
+            Branches(branches=((), (), ()), split=True),
+            "branches_0: groups 3 does not divide the 4 channels",
+        ),
+        (
+            Gate(body=(GlobalAvgPool(), Dense(features=3))),
+            r"gate_0: the body gives shape \(1, 3\); to multiply \(1, 6, 5, 4\) it must give "
+            r"\(1, 4\), one factor for each channel",
+        ),
+        (
+            DualPath(body=(Conv(features=5, kernel=1),), added=5),
+            r"dual_path_0: the body gives shape \(1, 6, 5, 5\) and the shortcut \(1, 6, 5, 4\); "
+            "the first 5 channels are added",
+        ),
+        (
+            DualPath(body=(Conv(features=4, kernel=1, stride=2),), added=2),
+            r"dual_path_0: the body gives shape \(1, 3, 3, 4\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_named(layer: LayerSpec, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shapes(network(layer, Flatten()), (6, 5, 4))
+
+
+def test_there_is_at_least_one_branch() -> None:
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        Branches(branches=())

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.lowerings.problem.lowering import Listing, Problem
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import (
+    AvgPool,
+    BatchNorm,
+    ChannelShuffle,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    MaxPool,
+    Relu,
+    Tanh,
+)
+from pipeline.models.modules.layout import Layout, best_layout
+from pipeline.models.modules.standard import Network
+from tests.models.build import conf_model, initialise, network, random, shapes
+
+EVERY_LAYER = (
+    Conv(features=6, kernel=3, bias=True),
+    BatchNorm(),
+    Relu(),
+    MaxPool(kernel=2),
+    Dropout(rate=0.5),
+    Conv(features=5, kernel=3, stride=2, padding=((0, 2), (1, 0)), dilation=2),
+    Tanh(),
+    Conv(features=4, kernel=3, stride=2, padding="symmetric"),
+    AvgPool(kernel=2, stride=1, padding="same"),
+    Flatten(),
+    Dense(features=7),
+    BatchNorm(),
+    Dropout(rate=0.5),
+    Dense(features=3),
+)
+POOLED = (Conv(features=6, kernel=3), GlobalAvgPool(), Dense(features=3))
+IMAGES = random(4, 12, 11, 2)
+
+
+def training(module: Network, layout: Layout) -> tuple[Any, Any]:
+    """Logits with what they changed, and gradients, of a step of training from the same weights."""
+    variables = initialise(module, IMAGES)
+    turned = module.clone(layout=layout)
+
+    def loss(params: Any) -> tuple[jax.Array, Any]:
+        logits, changed = turned.apply(
+            {**variables, "params": params},
+            IMAGES,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": jax.random.key(3)},
+        )
+        return (logits * jnp.cos(jnp.arange(logits.size)).reshape(logits.shape)).sum(), (
+            logits,
+            changed,
+        )
+
+    gradients, made = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+    return made, gradients
+
+
+@pytest.mark.parametrize("stack", [EVERY_LAYER, POOLED], ids=["every layer", "pooled"])
+def test_both_layouts_compute_the_same_from_the_same_parameters(
+    stack: tuple[LayerSpec, ...],
+) -> None:
+    first, last = (
+        jax.tree.leaves(training(network(*stack), layout)) for layout in ("nhwc", "chwn")
+    )
+    assert len(first) == len(last) > 2
+    for one, other in zip(first, last, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * max(1, np.abs(one).max()))
+
+
+@pytest.mark.parametrize("name", ["lenet5", "vgg16_bn"])
+def test_networks_have_the_same_parameters_in_both_layouts(name: str) -> None:
+    module = conf_model(name).build(10, "float32")
+    assert isinstance(module, Network)
+    first, last = (shapes(module.clone(layout=layout), (32, 32, 3)) for layout in ("nhwc", "chwn"))
+    assert first == last
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(ChannelShuffle(groups=2), "channel_shuffle"), (Conv(features=4, kernel=1, groups=2), "conv")],
+)
+def test_a_layer_that_is_not_computed_in_chwn_is_named(layer: LayerSpec, name: str) -> None:
+    module = network(layer, Flatten(), Dense(features=3)).clone(layout="chwn")
+    with pytest.raises(ValueError, match=f"layer {name} is not computed in the layout chwn"):
+        initialise(module, IMAGES)
+
+
+def test_what_is_no_image_is_refused_in_chwn() -> None:
+    module = network(Dense(features=3)).clone(layout="chwn")
+    with pytest.raises(ValueError, match=r"shape \(6, 4\) is none; must be nhwc"):
+        initialise(module, random(6, 4))
+
+
+def test_errors_tell_shapes_as_the_images_came() -> None:
+    module = network(MaxPool(kernel=20, padding="valid"), Flatten()).clone(layout="chwn")
+    with pytest.raises(ValueError, match=r"20x20 does not fit into shape \(4, 12, 11, 2\)"):
+        initialise(module, IMAGES)
+
+
+def problems(
+    stack: tuple[LayerSpec, ...], image: tuple[int, ...], dtype: str = "float32"
+) -> list[Problem]:
+    """The convolutions of a training step."""
+    listing = Listing()
+    module = network(*stack, dtype=dtype).clone(chooser=listing)
+    images = jax.ShapeDtypeStruct(image, jnp.float32)
+    jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)
+    return list(listing.problems)
+
+
+LENET = conf_model("lenet5").layers_for(10)
+
+
+def test_few_channels_on_the_cpu_are_computed_in_chwn() -> None:
+    assert best_layout(LENET, problems(LENET, (32, 32, 32, 1)), "cpu") == "chwn"
+
+
+def test_all_else_stays_in_nhwc() -> None:
+    small = (32, 32, 32, 1)
+    dense = (Flatten(), Dense(features=10))
+    shuffled = (ChannelShuffle(groups=1), *LENET)
+    assert best_layout(LENET, problems(LENET, small), "gpu") == "nhwc"
+    assert best_layout(LENET, problems(LENET, (1024, 32, 32, 1)), "cpu") == "nhwc"
+    assert best_layout(LENET, problems(LENET, small, "bfloat16"), "cpu") == "nhwc"
+    assert best_layout(dense, problems(dense, small), "cpu") == "nhwc"
+    assert best_layout(shuffled, problems(shuffled, small), "cpu") == "nhwc"

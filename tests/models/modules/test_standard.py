@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+from math import erf
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from pipeline.models.layers.initializers import Constant, Ones
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import (
+    AvgPool,
+    BatchNorm,
+    ChannelShuffle,
+    Conv,
+    ConvTranspose,
+    Dense,
+    Dropout,
+    Flatten,
+    Gelu,
+    GlobalAvgPool,
+    GroupNorm,
+    HardSigmoid,
+    HardSwish,
+    LayerNorm,
+    MaxPool,
+    Relu,
+    Relu6,
+    Residual,
+    Sequence,
+    Sigmoid,
+    Swish,
+    Tanh,
+    Upsample,
+)
+from pipeline.models.modules.layout import Layout
+from pipeline.models.modules.standard import Network
+from tests.lowerings.test_conv2d import by_loops
+from tests.models.build import initialise, network, parameters, random, shapes
+
+IMAGES = random(3, 6, 5, 4)
+ROWS = random(6, 4)
+
+
+def run(
+    module: Network, x: np.ndarray, train: bool = False, **rngs: jax.Array
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Logits, and the variables after the call."""
+    variables = initialise(module, x)
+    logits, changed = module.apply(variables, x, train=train, mutable=["batch_stats"], rngs=rngs)
+    return np.asarray(logits), {**variables, **changed}
+
+
+def images_out(layer: LayerSpec, x: np.ndarray = IMAGES) -> tuple[np.ndarray, dict[str, Any]]:
+    """What a layer makes of images, seen through a flatten."""
+    y, variables = run(network(layer, Flatten()), x)
+    return y, parameters(variables) if "params" in variables else {}
+
+
+@pytest.mark.parametrize(
+    ("layer", "pads"),
+    [
+        (Conv(features=6, kernel=3), ((1, 1), (1, 1))),
+        (Conv(features=6, kernel=3, stride=2), ((0, 1), (1, 1))),
+        (Conv(features=6, kernel=3, stride=2, padding="symmetric"), ((1, 1), (1, 1))),
+        (Conv(features=6, kernel=2, dilation=4, padding="symmetric"), ((2, 2), (2, 2))),
+        (Conv(features=6, kernel=3, padding="valid", groups=2), ((0, 0), (0, 0))),
+        (Conv(features=6, kernel=3, padding=2, dilation=2, bias=True), ((2, 2), (2, 2))),
+        (Conv(features=6, kernel=3, padding=((0, 2), (1, 0))), ((0, 2), (1, 0))),
+    ],
+)
+def test_conv_matches_its_definition(
+    layer: Conv, pads: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    y, variables = images_out(layer)
+    kernel = np.asarray(variables["conv_0/kernel"])
+    assert isinstance(layer.stride, int)
+    assert isinstance(layer.dilation, int)
+    expected = by_loops(IMAGES, kernel, layer.stride, pads, layer.dilation, layer.groups)
+    assert ("conv_0/bias" in variables) == layer.bias
+    expected += np.asarray(variables.get("conv_0/bias", 0.0))
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_conv_takes_a_kernel_that_is_not_square() -> None:
+    y, variables = images_out(Conv(features=2, kernel=(1, 5), padding="valid", stride=(2, 1)))
+    assert variables["conv_0/kernel"].shape == (1, 5, 4, 2)
+    expected = np.einsum("bhwi,wio->bho", IMAGES[:, ::2], variables["conv_0/kernel"][0])
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (3, 1)])
+def test_conv_transpose_spreads_every_pixel_over_a_window(kernel: int, stride: int) -> None:
+    layer = ConvTranspose(features=3, kernel=kernel, stride=stride, padding="valid", bias=True)
+    y, variables = images_out(layer)
+    weights = np.asarray(variables["conv_transpose_0/kernel"])[::-1, ::-1]
+    expected = np.zeros((3, 5 * stride + kernel, 4 * stride + kernel, 3))
+    for i in range(6):
+        for j in range(5):
+            window = np.einsum("bi,hwio->bhwo", IMAGES[:, i, j], weights)
+            rows, columns = slice(i * stride, i * stride + kernel), slice(j * stride, None)
+            expected[:, rows, columns][:, :, :kernel] += window
+    expected += np.asarray(variables["conv_transpose_0/bias"])
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_conv_transpose_same_multiplies_the_size_by_the_stride() -> None:
+    y, variables = images_out(ConvTranspose(features=2, kernel=3, stride=2))
+    assert y.shape == (3, 12 * 10 * 2)
+    assert set(variables) == {"conv_transpose_0/kernel"}
+
+
+def test_upsample_repeats_every_pixel() -> None:
+    y, _ = images_out(Upsample(factor=3))
+    np.testing.assert_array_equal(y, IMAGES.repeat(3, 1).repeat(3, 2).reshape(3, -1))
+
+
+def test_channel_shuffle_deals_the_groups_out_in_turn() -> None:
+    y, _ = run(network(ChannelShuffle(groups=2)), np.arange(6, dtype=np.float32)[None])
+    np.testing.assert_array_equal(y, [[0, 3, 1, 4, 2, 5]])
+
+
+def test_dense_multiplies_and_adds() -> None:
+    y, variables = run(network(Dense(features=3), Dense(features=2, bias=False)), ROWS)
+    first, second = variables["params"]["dense_0"], variables["params"]["dense_1"]
+    assert set(second) == {"kernel"}
+    expected = (ROWS @ first["kernel"] + first["bias"]) @ second["kernel"]
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_may_bring_their_own_initialisers() -> None:
+    _, variables = images_out(
+        Conv(features=2, kernel=1, bias=True, kernel_init=Ones(), bias_init=Constant(value=3.0))
+    )
+    np.testing.assert_array_equal(variables["conv_0/kernel"], 1)
+    np.testing.assert_array_equal(variables["conv_0/bias"], 3)
+    dense = network(Dense(features=2, kernel_init=Constant(value=2.0), bias_init=Ones()))
+    y, _ = run(dense, ROWS)
+    np.testing.assert_allclose(y, 2 * ROWS.sum(1, keepdims=True).repeat(2, 1) + 1, rtol=1e-4)
+
+
+def test_batch_norm_normalises_over_the_batch_in_training() -> None:
+    module = network(BatchNorm(momentum=0.75, epsilon=0.1, scale_init=2.0), Flatten())
+    y, variables = run(module, IMAGES, train=True)
+    mean, variance = IMAGES.mean((0, 1, 2)), IMAGES.var((0, 1, 2))
+    unbiased = IMAGES.var((0, 1, 2), ddof=1)
+    expected = 2 * (IMAGES - mean) / np.sqrt(variance + 0.1)
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
+    running = variables["batch_stats"]["batch_norm_0"]
+    np.testing.assert_allclose(running["mean"], 0.25 * mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(running["var"], 0.75 + 0.25 * unbiased, rtol=1e-4)
+
+
+def test_batch_norm_takes_the_running_statistics_in_evaluation() -> None:
+    module = network(BatchNorm(epsilon=0.1), Flatten())
+    variables = initialise(module, IMAGES)
+    mean, variance = np.arange(4.0, dtype=np.float32), np.full(4, 2.0, np.float32)
+    variables["batch_stats"]["batch_norm_0"] = {"mean": mean, "var": variance}
+    y = module.apply(variables, IMAGES, train=False)
+    expected = (IMAGES - mean) / np.sqrt(2.1)
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-5, atol=1e-6)
+
+
+def test_layer_norm_normalises_every_position_over_its_channels() -> None:
+    y, _ = images_out(LayerNorm(epsilon=0.1))
+    mean, variance = IMAGES.mean(-1, keepdims=True), IMAGES.var(-1, keepdims=True)
+    expected = (IMAGES - mean) / np.sqrt(variance + 0.1)
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_group_norm_normalises_every_sample_over_a_group() -> None:
+    y, _ = images_out(GroupNorm(groups=2, epsilon=0.1))
+    grouped = IMAGES.reshape(3, 6, 5, 2, 2)
+    mean = grouped.mean((1, 2, 4), keepdims=True)
+    expected = (grouped - mean) / np.sqrt(grouped.var((1, 2, 4), keepdims=True) + 0.1)
+    np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "function"),
+    [
+        (Relu(), lambda x: max(x, 0)),
+        (Relu6(), lambda x: min(max(x, 0), 6)),
+        (Gelu(), lambda x: x * (1 + erf(x / 2**0.5)) / 2),
+        (Tanh(), np.tanh),
+        (Sigmoid(), lambda x: 1 / (1 + np.exp(-x))),
+        (Swish(), lambda x: x / (1 + np.exp(-x))),
+        (HardSigmoid(), lambda x: min(max(x + 3, 0), 6) / 6),
+        (HardSwish(), lambda x: x * min(max(x + 3, 0), 6) / 6),
+    ],
+)
+def test_activations_match_their_formulas(layer: LayerSpec, function: Any) -> None:
+    x = np.linspace(-4, 8, 25, dtype=np.float32)[None]
+    y, _ = run(network(layer), x)
+    tolerance = 5e-4 if isinstance(layer, Gelu) else 1e-6
+    np.testing.assert_allclose(y, [[function(value) for value in x[0]]], atol=tolerance, rtol=1e-5)
+
+
+def test_gelu_is_the_tanh_form() -> None:
+    y, _ = run(network(Gelu()), np.ones((1, 1), np.float32))
+    assert y.item() == pytest.approx(0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * 1.044715)), rel=1e-6)
+
+
+def test_max_pool_moves_by_its_own_size() -> None:
+    y, _ = images_out(MaxPool(kernel=2))
+    expected = IMAGES[:, :, :4].reshape(3, 3, 2, 2, 2, 4).max((2, 4))
+    np.testing.assert_array_equal(y, expected.reshape(3, -1))
+
+
+@pytest.mark.parametrize(("padding", "rows"), [("same", (0, 1)), ("symmetric", (1, 1))])
+def test_max_pool_gives_one_value_per_stride(
+    padding: Literal["same", "symmetric"], rows: tuple[int, int]
+) -> None:
+    y, _ = images_out(MaxPool(kernel=3, stride=2, padding=padding))
+    padded = np.pad(IMAGES, ((0, 0), rows, (1, 1), (0, 0)), constant_values=-np.inf)
+    windows = [padded[:, i : i + 3, j : j + 3].max((1, 2)) for i in (0, 2, 4) for j in (0, 2, 4)]
+    np.testing.assert_array_equal(y, np.stack(windows, 1).reshape(3, -1))
+
+
+def test_avg_pool_does_not_count_padding() -> None:
+    y, _ = images_out(AvgPool(kernel=3, stride=2, padding="same"))
+    padded = np.pad(IMAGES, ((0, 0), (0, 1), (1, 1), (0, 0)), constant_values=np.nan)
+    windows = [
+        np.nanmean(padded[:, i : i + 3, j : j + 3], axis=(1, 2))
+        for i in (0, 2, 4)
+        for j in (0, 2, 4)
+    ]
+    np.testing.assert_allclose(y, np.stack(windows, 1).reshape(3, -1), rtol=1e-4, atol=1e-6)
+
+
+def test_global_avg_pool_is_the_mean_of_all_positions() -> None:
+    y, _ = run(network(GlobalAvgPool()), IMAGES)
+    np.testing.assert_allclose(y, IMAGES.mean((1, 2)), rtol=1e-4, atol=1e-6)
+
+
+def test_flatten_keeps_the_order_of_values() -> None:
+    np.testing.assert_array_equal(run(network(Flatten()), IMAGES)[0], IMAGES.reshape(3, -1))
+
+
+def test_dropout_zeroes_a_share_and_scales_up_the_rest_in_training_alone() -> None:
+    module, x = network(Dropout(rate=0.25)), np.ones((40, 100), np.float32)
+    y, _ = run(module, x, train=True, dropout=jax.random.key(1))
+    np.testing.assert_allclose(np.unique(y), [0, 4 / 3], rtol=1e-6)
+    assert (y == 0).mean() == pytest.approx(0.25, abs=0.03)
+    other, _ = run(module, x, train=True, dropout=jax.random.key(2))
+    assert (y != other).any()
+    np.testing.assert_array_equal(run(module, x)[0], x)
+
+
+def test_residual_adds_body_and_shortcut_under_paths_of_their_own() -> None:
+    residual = Residual(
+        scope="stage1_block0",
+        body=(Dense(features=3), Tanh(), Dense(features=3)),
+        shortcut=(Dense(features=3, bias=False),),
+    )
+    y, variables = run(network(residual), ROWS)
+    p = parameters(variables)
+    assert set(p) == {
+        "stage1_block0/dense_0/kernel",
+        "stage1_block0/dense_0/bias",
+        "stage1_block0/dense_1/kernel",
+        "stage1_block0/dense_1/bias",
+        "stage1_block0/shortcut/dense_0/kernel",
+    }
+    hidden = ROWS @ p["stage1_block0/dense_0/kernel"] + p["stage1_block0/dense_0/bias"]
+    body = np.tanh(hidden) @ p["stage1_block0/dense_1/kernel"] + p["stage1_block0/dense_1/bias"]
+    expected = body + ROWS @ p["stage1_block0/shortcut/dense_0/kernel"]
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_residual_without_shortcut_adds_its_input() -> None:
+    y, _ = run(network(Residual(body=(Relu(),))), ROWS)
+    np.testing.assert_allclose(y, ROWS + np.maximum(ROWS, 0), rtol=1e-6)
+
+
+def test_sequence_repeats_its_body_with_weights_of_its_own() -> None:
+    module = network(Sequence(body=(Dense(features=4), Relu()), repeat=2), Relu())
+    y, variables = run(module, ROWS)
+    p = parameters(variables)
+    assert sorted({path.rsplit("/", 1)[0] for path in p}) == [
+        "sequence_0/dense_0",
+        "sequence_0/dense_1",
+    ]
+    x = ROWS
+    for index in (0, 1):
+        dense = variables["params"]["sequence_0"][f"dense_{index}"]
+        x = np.maximum(x @ dense["kernel"] + dense["bias"], 0)
+    np.testing.assert_allclose(y, x, rtol=1e-4, atol=1e-5)
+    assert (p["sequence_0/dense_0/kernel"] != p["sequence_0/dense_1/kernel"]).any()
+
+
+EVERY_KIND = (
+    Conv(features=4, kernel=3, bias=True),
+    BatchNorm(),
+    Relu(),
+    AvgPool(kernel=2),
+    LayerNorm(),
+    GroupNorm(groups=2),
+    MaxPool(kernel=2),
+    Residual(body=(Swish(),)),
+    GlobalAvgPool(),
+    Dropout(),
+    Dense(features=3),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_parameters_statistics_and_logits_are_float32_whatever_the_activations(dtype: str) -> None:
+    module = network(*EVERY_KIND, dtype=dtype)
+    y, after = run(module, IMAGES, train=True, dropout=jax.random.key(1))
+    assert y.dtype == jnp.float32
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(after)} == {"float32"}
+    assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_layer_keeps_the_dtype_of_activations(dtype: str) -> None:
+    module = network(*EVERY_KIND, dtype=dtype)
+
+    def outputs() -> dict[str, Any]:
+        _, variables = module.init_with_output(
+            jax.random.key(0), IMAGES, train=False, capture_intermediates=True
+        )
+        return flatten_dict(variables["intermediates"], sep="/")
+
+    dtypes = {path: leaf.dtype.name for path, (leaf,) in jax.eval_shape(outputs).items()}
+    assert dtypes.pop("__call__") == "float32"
+    assert len(dtypes) == 8
+    assert set(dtypes.values()) == {dtype}
+
+
+def test_images_of_any_float_dtype_are_read() -> None:
+    module = network(Flatten(), Dense(features=2))
+    expected, _ = run(module, IMAGES)
+    y, _ = run(module, IMAGES.astype(np.float16))
+    np.testing.assert_allclose(y, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_layers_appear_by_name_in_the_compiled_program() -> None:
+    module = network(Residual(body=(Conv(features=4, kernel=3), Relu())), GlobalAvgPool())
+    variables = initialise(module, IMAGES)
+    lowered = jax.jit(lambda v, x: module.apply(v, x, train=False)).lower(variables, IMAGES)
+    text = lowered.as_text(debug_info=True)
+    for path in ("residual_0/conv_0/conv_general", "residual_0/relu_0", "global_avg_pool_0"):
+        assert f"Network/{path}" in text
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            (Residual(scope="block", body=(Conv(features=6, kernel=3),)), Flatten()),
+            r"block: the body gives shape \(1, 6, 5, 6\) and the shortcut \(1, 6, 5, 4\)",
+        ),
+        (
+            (Dense(features=3),),
+            r"dense_0: reads \(batch, features\), and shape \(1, 6, 5, 4\) reaches it; "
+            "put flatten or global_avg_pool before it",
+        ),
+        (
+            (
+                Sequence(scope="stem", body=(MaxPool(kernel=4), Conv(features=3, kernel=3))),
+                MaxPool(kernel=2),
+                Flatten(),
+            ),
+            r"max_pool_0: a window of 2x2 does not fit into shape \(1, 1, 1, 3\); the images are",
+        ),
+        (
+            (Sequence(body=(Conv(features=3, kernel=3, dilation=3, padding="valid"),)), Flatten()),
+            r"sequence_0/conv_0: a window of 7x7 does not fit into shape \(1, 6, 5, 4\)",
+        ),
+        (
+            (AvgPool(kernel=(7, 1)), Flatten()),
+            r"avg_pool_0: a window of 7x1 does not fit",
+        ),
+        (
+            (Flatten(), Conv(features=3, kernel=3)),
+            r"conv_0: reads images \(batch, height, width, channels\), and shape \(1, 120\)",
+        ),
+        ((Flatten(), GlobalAvgPool()), r"global_avg_pool_0: reads images"),
+        (
+            (Conv(features=6, kernel=3, groups=3), Flatten()),
+            r"conv_0: groups 3 does not divide the 4 channels of shape \(1, 6, 5, 4\)",
+        ),
+        ((ChannelShuffle(groups=3), Flatten()), "channel_shuffle_0: groups 3 does not divide"),
+        ((Flatten(), Upsample(), Flatten()), "upsample_0: reads images"),
+        ((Flatten(), ConvTranspose(features=3, kernel=2)), "conv_transpose_0: reads images"),
+        ((GroupNorm(groups=3), Flatten()), "group_norm_0: groups 3 does not divide the 4 channels"),
+        (
+            (Flatten(), Dense(features="$classes")),
+            r"dense_0: features \$classes stands for a number only in the model `layers`",
+        ),
+    ],
+)
+def test_layers_that_do_not_fit_are_named(layers: tuple[LayerSpec, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shapes(network(*layers), (6, 5, 4))
+
+
+def test_layer_without_a_computation_says_how_to_add_one() -> None:
+    with pytest.raises(TypeError, match="novel_0: nothing computes layer novel; register"):
+        shapes(network(LayerSpec(name="novel")), (6, 5, 4))
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "chwn"])
+def test_a_network_may_keep_its_positions(layout: Layout) -> None:
+    conv = network(Conv(features=6, kernel=3))
+    variables = initialise(conv, IMAGES)
+    flat = network(Conv(features=6, kernel=3), Flatten()).apply(variables, IMAGES, train=False)
+    logits = conv.clone(layout=layout).apply(variables, IMAGES, train=False)
+    assert logits.shape == (3, 6, 5, 6)
+    np.testing.assert_allclose(logits.reshape(3, -1), flat, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax.errors import ScopeParamShapeError
+
+from pipeline.models.layers.standard import Dense, Flatten, LayerSpec
+from pipeline.models.layers.tokens import (
+    ClassToken,
+    Embedding,
+    FirstToken,
+    PositionEmbedding,
+    SelfAttention,
+    TiedEmbedding,
+    Tokens,
+)
+from tests.golden.make_attention_masks import LENGTHS
+from tests.golden.network_cases import CASES, Case, samples
+from tests.models.build import (
+    QUICK,
+    Variables,
+    conf_model,
+    initialise,
+    network,
+    parameters,
+    random,
+    shapes,
+)
+from tests.models.conftest import GOLDEN
+from tests.models.test_networks_parity import filled, kept
+
+IMAGES = random(2, 3, 2, 4)
+TOKENS = IMAGES.reshape(2, 6, 4)
+
+
+def out(*layers: LayerSpec, x: np.ndarray = IMAGES) -> tuple[np.ndarray, Variables]:
+    module = network(*layers, Flatten())
+    variables = initialise(module, x)
+    y = np.asarray(module.apply(variables, x, train=False))
+    return y, parameters(variables) if "params" in variables else {}
+
+
+def test_tokens_are_positions_row_by_row() -> None:
+    np.testing.assert_array_equal(out(Tokens(), FirstToken())[0], IMAGES[:, 0, 0])
+    np.testing.assert_array_equal(out(Tokens())[0], IMAGES.reshape(2, -1))
+
+
+def test_the_class_token_comes_first() -> None:
+    y, p = out(Tokens(), ClassToken())
+    tokens = y.reshape(2, 7, 4)
+    np.testing.assert_array_equal(tokens[:, 1:], TOKENS)
+    np.testing.assert_array_equal(tokens[:, 0], np.repeat(p["class_token_0/token"][0], 2, 0))
+
+
+def test_every_place_adds_a_vector_of_its_own() -> None:
+    y, p = out(Tokens(), PositionEmbedding())
+    table = p["position_embedding_0/table"]
+    assert table.shape == (6, 4)
+    assert 0 < np.abs(table).max() <= 0.04
+    np.testing.assert_allclose(y.reshape(2, 6, 4), TOKENS + table, rtol=1e-5)
+
+
+def attend(p: Variables, x: np.ndarray, heads: int) -> np.ndarray:
+    """Self-attention of one sample, head by head and token by token."""
+
+    def dense(name: str, rows: np.ndarray) -> np.ndarray:
+        path = f"self_attention_0/{name}"
+        return rows @ np.asarray(p[f"{path}/kernel"]) + np.asarray(p[f"{path}/bias"])
+
+    query, key, value = (dense(name, x) for name in ("query", "key", "value"))
+    size = x.shape[1] // heads
+    read = np.zeros_like(x)
+    for head in range(heads):
+        part = slice(head * size, (head + 1) * size)
+        for token in range(len(x)):
+            scores = key[:, part] @ query[token, part] / np.sqrt(size)
+            weights = np.exp(scores) / np.exp(scores).sum()
+            read[token, part] = weights @ value[:, part]
+    return dense("out", read)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_self_attention_matches_its_definition(heads: int) -> None:
+    y, p = out(Tokens(), SelfAttention(heads=heads))
+    for sample, result in zip(TOKENS, y.reshape(2, 6, 4), strict=True):
+        np.testing.assert_allclose(result, attend(p, sample, heads), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_drops_weights_in_training_alone() -> None:
+    module = network(Tokens(), SelfAttention(heads=2, dropout=0.5), Flatten())
+    variables = initialise(module, IMAGES)
+    outputs = [
+        module.apply(variables, IMAGES, train=train, rngs={"dropout": jax.random.key(seed)})
+        for train, seed in ((True, 1), (True, 2), (False, 1), (False, 2))
+    ]
+    assert (outputs[0] != outputs[1]).any()
+    np.testing.assert_array_equal(outputs[2], outputs[3])
+
+
+NUMBERS = np.array([[1, 999], [998, 0]], np.float32).reshape(2, 2, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_embedding_looks_whole_numbers_up_whatever_the_dtype(dtype: str) -> None:
+    module = network(Embedding(vocabulary=1000, features=3), Flatten(), dtype=dtype)
+    variables = initialise(module, NUMBERS)
+    table = np.asarray(variables["params"]["embedding_0"]["table"])
+    y = module.apply(variables, NUMBERS, train=False)
+    expected = np.stack([table[[1, 999]], table[[998, 0]]]).reshape(2, -1)
+    np.testing.assert_allclose(y, expected, rtol=1e-2 if dtype == "bfloat16" else 0)
+
+
+def test_a_number_outside_the_vocabulary_gives_nan() -> None:
+    y, _ = out(Embedding(vocabulary=999, features=3), x=NUMBERS)
+    np.testing.assert_array_equal(np.isnan(y), [[False] * 3 + [True] * 3, [False] * 6])
+
+
+def test_dense_reads_each_token() -> None:
+    y, p = out(Tokens(), Dense(features=5, bias=False))
+    np.testing.assert_allclose(
+        y, (TOKENS @ p["dense_0/kernel"]).reshape(2, -1), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((SelfAttention(heads=2),), r"self_attention_0: reads \(batch, tokens, features\), and"),
+        ((FirstToken(),), "first_token_0: reads .*; put tokens or embedding before it"),
+        ((Tokens(), Tokens()), r"tokens_1: reads images \(batch, height, width, channels\)"),
+        (
+            (Tokens(), SelfAttention(heads=3)),
+            r"self_attention_0: heads 3 does not divide the 4 features of shape \(1, 6, 4\)",
+        ),
+    ],
+)
+def test_layers_that_do_not_fit_are_named(layers: tuple[LayerSpec, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shapes(network(*layers, Flatten()), (3, 2, 4))
+
+
+def test_a_causal_token_reads_those_up_to_it_alone() -> None:
+    y, p = out(Tokens(), SelfAttention(heads=2, causal=True))
+    for sample, result in zip(TOKENS, y.reshape(2, 6, 4), strict=True):
+        for token in range(6):
+            expected = attend(p, sample[: token + 1], heads=2)[token]
+            np.testing.assert_allclose(result[token], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tied_tokens_are_scored_by_the_rows_that_embed_them(dtype: str) -> None:
+    layer = TiedEmbedding(scope="tokens", vocabulary=1000, features=3, body=(Dense(features=3),))
+    module = network(layer, dtype=dtype)
+    variables = initialise(module, NUMBERS)
+    p = parameters(variables)
+    logits = module.apply(variables, NUMBERS, train=False)
+    table = np.asarray(p["tokens/table"])
+    rows = table[NUMBERS.reshape(2, 2).astype(int)]
+    hidden = rows @ p["tokens/dense_0/kernel"] + p["tokens/dense_0/bias"]
+    assert (logits.shape, logits.dtype) == ((2, 2, 1000), np.float32)
+    tolerance = {"float32": 1e-6, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(logits, hidden @ table.T, rtol=0, atol=tolerance)
+
+
+def test_a_body_of_other_features_can_not_be_scored() -> None:
+    layer = TiedEmbedding(vocabulary=9, features=3, body=(Dense(features=4),))
+    message = r"tied_embedding_0: the body gives shape \(1, 4, 4\); .* must be \(batch, tokens, 3\)"
+    with pytest.raises(ValueError, match=message):
+        shapes(network(layer), (2, 2, 1))
+
+
+def test_a_vocabulary_of_classes_is_a_number_in_python() -> None:
+    with pytest.raises(ValueError, match=r"embedding_0: features \$classes stands for a number"):
+        shapes(network(Embedding(vocabulary="$classes", features=3)), (2, 2, 1))
+
+
+def masked(numbers: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """Tokens (batch, tokens, 1, 1) with the channel that tells those behind a length."""
+    counted = np.arange(numbers.shape[1]) < np.array(lengths)[:, None]
+    return np.concatenate([numbers, counted[..., None, None].astype(np.float32)], axis=-1)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "transformers" in case.peer])
+def test_parity_of_masked_padding(case: Case) -> None:
+    """BERT's logits of a text, GPT-2's of every token that is none of padding."""
+    expected = np.array(json.loads((GOLDEN / "attention_masks.json").read_text())[case.model])
+    module = conf_model(case.model, **case.changes).build(case.classes, "float32")
+    module = module.clone(padding_mask=True)
+    variables = filled(case, kept(case))
+    compute = jax.jit(lambda x: module.apply(variables, x, train=False), compiler_options=QUICK)
+    logits = np.asarray(compute(masked(samples(case), LENGTHS)))
+    assert logits.shape == expected.shape
+    for sample, length in enumerate(LENGTHS):
+        real = slice(length) if case.model == "gpt2" else slice(None)
+        np.testing.assert_allclose(logits[sample][real], expected[sample][real], atol=1e-4)
+
+
+SMALL = {"features": 8, "hidden": 12, "heads": 2, "blocks": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "more"), [("bert_base", {"vocabulary": 30}), ("gpt2", {"dropout": 0.0})]
+)
+def test_a_padded_text_gives_what_it_gives_alone(model: str, more: dict[str, Any]) -> None:
+    """Whatever padding holds, and though there are fewer tokens than places; gradients too."""
+    module = conf_model(model, **SMALL, **more).build(30, "float32").clone(padding_mask=True)
+    tokens = np.random.default_rng(0).integers(0, 30, (3, 7, 1, 1)).astype(np.float32)
+    variables = initialise(module, masked(tokens, [7, 7, 7]))
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(x: np.ndarray) -> tuple[jax.Array, Variables]:
+        """Logits of texts of 4 tokens, and a gradient."""
+
+        def loss(variables: Variables) -> tuple[jax.Array, jax.Array]:
+            logits = module.apply(variables, x, train=False)
+            logits = logits if logits.ndim == 2 else logits[:, :4]
+            return (logits**2).sum(), logits
+
+        gradient, logits = jax.grad(loss, has_aux=True)(variables)
+        return logits, gradient
+
+    other = np.concatenate([tokens[:, :4], tokens[:, :3]], axis=1)
+    alone, padded, elsewise = (compute(masked(x, [4] * 3)) for x in (tokens[:, :4], tokens, other))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), alone, padded)
+    np.testing.assert_array_equal(padded[0], elsewise[0])
+
+
+def test_a_blank_sample_is_all_padding_and_finite() -> None:
+    """It is what a network is initialised with."""
+    module = conf_model("bert_base", **SMALL, vocabulary=30).build(3, "float32")
+    blank = np.zeros((2, 5, 1, 2), np.float32)
+    module = module.clone(padding_mask=True)
+    variables = initialise(module, blank)
+    value, gradient = jax.jit(
+        jax.value_and_grad(lambda v: module.apply(v, blank, train=False).sum()),
+        compiler_options=QUICK,
+    )(variables)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, gradient)))
+
+
+def test_a_mask_of_other_tokens_is_refused() -> None:
+    layers = (Embedding(vocabulary=9, features=4), ClassToken(), SelfAttention(heads=2), Flatten())
+    module = network(*layers).clone(padding_mask=True)
+    expected = (
+        r"self_attention_0: the mask of padding has shape \(1, 5\), and the tokens are \(1, 6\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        shapes(module, (5, 1, 2))
+
+
+def test_vectors_of_places_are_not_cut_where_places_are_not_in_a_row() -> None:
+    """Patches of a smaller image lie elsewhere: its table fits one size alone."""
+    module = network(Tokens(), PositionEmbedding(), Flatten())
+    variables = initialise(module, IMAGES)
+    with pytest.raises(ScopeParamShapeError, match=r"position_embedding_0"):
+        module.apply(variables, IMAGES[:, :2], train=False)

@@ -1,0 +1,388 @@
+"""Images padded to buckets (D-18): one branch a bucket, the same numbers in any sink, and masks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from pipeline import load_recipe
+from pipeline.cli.convert_records import convert_records
+from pipeline.config.recipe import Recipe
+from pipeline.data.feed import feed as feeds
+from pipeline.data.padding.buckets import SIZE
+from pipeline.errors import RecipeError
+from pipeline.observe.reporter import Reporter
+from pipeline.runner.run import run
+from pipeline.stages.build import Built, build
+from pipeline.stages.data import Dataset, load_data
+from pipeline.training.bucketing import with_padding_mask
+from pipeline.training.state import Batch
+from pipeline.training.step import make_train_step
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+
+NETWORK = (
+    "model.layers=[{name: conv, features: 4, kernel: 3, stride: 1, padding: same},"
+    "{name: relu}, {name: global_avg_pool}, {name: dense, features: $classes}]"
+)
+SIZES = [(6, 5), (8, 8), (3, 12), (4, 9), (7, 7), (2, 2), (8, 3), (5, 12)]
+BUCKETS = "dataset.buckets=[[8,8],[6,12]]"
+
+
+def save(file: Path, train: int = 61, test: int = 9, **changed: Any) -> Path:
+    """Images of several sizes, one behind the other."""
+    rng = np.random.default_rng(8)
+    arrays: dict[str, Any] = {}
+    for split, count in (("train", train), ("test", test)):
+        sizes = np.array([SIZES[n % len(SIZES)] for n in range(count)])
+        arrays[f"x_{split}"] = rng.integers(0, 256, sizes.prod(axis=1).sum(), np.uint8)
+        arrays[f"x_{split}_sizes"] = sizes
+        arrays[f"y_{split}"] = np.arange(count) % 3
+    np.savez(file, **{**arrays, **changed})
+    return file
+
+
+@pytest.fixture
+def ragged(cache: Path, tmp_path: Path) -> Compose:
+    """A recipe that trains on images of several sizes, 13 or 16 steps a pass."""
+    file = save(tmp_path / "ragged.npz")
+
+    def compose(*overrides: str) -> Recipe:
+        settings = [
+            "dataset=numpy",
+            f"dataset.root={file}",
+            BUCKETS,
+            "model=layers",
+            NETWORK,
+            "schedule=constant",
+            "train.batch_size=4",
+            "train.optimizer.lr=0.01",
+            "train.steps=30",
+            "monitor.tensorboard=false",
+            "monitor.sample_images=0",
+            "eval.every_steps=11",
+            f"cache.root={cache}",
+        ]
+        return load_recipe("lenet5_digits", [*settings, *overrides])
+
+    return compose
+
+
+def loaded(recipe: Recipe) -> Dataset:
+    return load_data(recipe, Reporter(console=Console(file=io.StringIO())))
+
+
+def test_images_are_padded_and_their_sizes_kept(ragged: Compose) -> None:
+    dataset = loaded(ragged())
+    images = dataset.train.columns["image"]
+    assert images.shape == (61, 8, 12, 1)
+    assert dataset.image.shape == (6, 12, 1)
+    with np.load(str(ragged().dataset.root)) as arrays:
+        flat, sizes = arrays["x_train"], arrays["x_train_sizes"]
+    assert np.array_equal(dataset.train.columns[SIZE][:], sizes)
+    start = 0
+    for padded, (height, width) in zip(images[:], sizes.tolist(), strict=True):
+        value = flat[start : start + height * width].reshape(height, width)
+        start += height * width
+        assert np.array_equal(padded[:height, :width, 0], value)
+        assert padded.sum() == value.sum()
+
+
+def test_the_buckets_are_told(ragged: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+    load_data(ragged(), Reporter())
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == "data       training images padded to 8x8 (38 samples), 6x12 (23 samples)"
+
+
+def test_a_batch_is_of_one_bucket(ragged: Compose) -> None:
+    dataset = loaded(ragged())
+    order = dataset.train_order
+    sizes = dataset.train.columns[SIZE][:][order.batches(0, 3 * order.steps_per_pass).indices]
+    small = (sizes <= [8, 8]).all(axis=(1, 2))
+    large = (sizes <= [6, 12]).all(axis=(1, 2))
+    assert (small | large).all()
+    assert 0 < small.sum() < len(small)
+
+
+@pytest.mark.parametrize("drop_remainder", ["true", "false"])
+def test_sinks_and_feeds_change_nothing(
+    drop_remainder: str, ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, evaluations and weights bit for bit, with buckets changing within a sink."""
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    ways = {
+        "off": ["train.sink=false"],
+        "one": ["train.sink_size=1"],
+        "seven": ["train.sink_size=7", "train.feed=stream"],
+        "soft": ["train.sink_size=30", "train.mechanism=soft"],
+        "pass": ["train.sink_size=-1"],
+    }
+    same = f"dataset.train.drop_remainder={drop_remainder}"
+    for name, way in ways.items():
+        run(ragged(same, *way), tmp_path / name)
+        outcome.assert_same_run(tmp_path / "off", tmp_path / name)
+    losses = [line["loss"] for line in outcome.metrics(tmp_path / "off")]
+    assert (len(losses), len(set(losses)) > 20) == (30, True)
+
+
+def small_batch(dataset: Dataset, rows: list[int]) -> Batch:
+    columns = {
+        name: jnp.asarray(column[np.array(rows)]) for name, column in dataset.train.columns.items()
+    }
+    sample = jnp.array(rows, jnp.int32)
+    seed = jnp.array([1, 0], jnp.uint32)
+    return Batch(columns, seed, jnp.int32(0), sample, jnp.int32(len(rows)))
+
+
+def test_the_loss_is_that_of_images_padded_to_their_bucket(ragged: Compose) -> None:
+    """By hand: convolution, ReLU, mean over the bucket (and no more), dense, in float64."""
+    recipe = ragged()
+    dataset = loaded(recipe)
+    built = build(recipe, dataset, Reporter(console=Console(file=io.StringIO())))
+    step = make_train_step(built.parts)
+    state = step.init(jnp.array([1, 0], jnp.uint32))
+    for rows, (height, width) in (([0, 1, 5], (8, 8)), ([2, 3, 7], (6, 12)), ([0, 2], (6, 12))):
+        batch = small_batch(dataset, rows)
+        _, record = step.step(state, batch, jnp.array([0.1], jnp.float32))
+        weights = {path: np.float64(leaf) for path, leaf in _leaves(state.params)}
+        images = np.float64(batch.columns["image"])[:, :height, :width] / 255
+        logits = _by_hand(weights, images)
+        labels = np.asarray(batch.columns["label"])
+        losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(rows)), labels]
+        assert float(record.loss) == pytest.approx(losses.mean(), rel=1e-5)
+
+
+def _leaves(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    if not isinstance(tree, dict):
+        return [("/".join(path), tree)]
+    return [leaf for key, value in tree.items() for leaf in _leaves(value, (*path, key))]
+
+
+def _by_hand(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
+    kernels = sorted((w for w in weights.values() if w.ndim > 1), key=lambda w: -w.ndim)
+    biases = [w for w in weights.values() if w.ndim == 1]
+    around = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    height, width = images.shape[1:3]
+    features = sum(
+        around[:, i : i + height, j : j + width] @ kernels[0][i, j]
+        for i in range(3)
+        for j in range(3)
+    )
+    features += next((b for b in biases if len(b) == 4), 0)
+    means = np.maximum(features, 0).mean(axis=(1, 2))
+    return means @ kernels[1] + next(b for b in biases if len(b) == 3)
+
+
+def test_the_mask_is_a_channel_that_the_network_reads(ragged: Compose) -> None:
+    """1 where the image is; behind the ops, so that nothing is normalised or rescaled in it."""
+    plain, masked = (
+        build_quietly(ragged(f"dataset.padding_mask={on}")) for on in ("false", "true")
+    )
+    assert masked.parameters == plain.parameters + 3 * 3 * 4
+    dataset = loaded(ragged())
+    batch = small_batch(dataset, [0, 1, 5])
+    seen = with_padding_mask(batch.columns["image"].astype(jnp.float32), batch.columns[SIZE])
+    assert seen.shape == (3, 8, 12, 2)
+    for image, (height, width) in zip(np.asarray(seen), [(6, 5), (8, 8), (2, 2)], strict=True):
+        assert image[:height, :width, 1].all()
+        assert image[..., 1].sum() == height * width
+
+
+def build_quietly(recipe: Recipe) -> Built:
+    return build(recipe, loaded(recipe), Reporter(console=Console(file=io.StringIO())))
+
+
+def test_training_with_a_mask_runs(ragged: Compose, tmp_path: Path) -> None:
+    summary = run(ragged("dataset.padding_mask=true", "train.steps=5"), tmp_path / "run")
+    assert (summary.status, summary.metrics["count"]) == ("done", 9)
+
+
+def test_one_bucket_is_a_fixed_maximum(ragged: Compose) -> None:
+    dataset = loaded(ragged("dataset.buckets=[[8,12]]"))
+    assert dataset.image.shape == (8, 12, 1)
+    assert dataset.train_order.steps_per_pass == 61 // 4
+
+
+def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) -> None:
+    """D-17: whatever bucket a sample is in; 9 samples, batches of 4, one of them short or more."""
+    summary = run(ragged("train.steps=1"), tmp_path / "run")
+    assert summary.metrics["count"] == 9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["dataset.buckets=null"],
+            "dataset.buckets = null: the images are of several sizes; give what to pad them to, "
+            "such as [[8, 12]]",
+        ),
+        (
+            ["dataset.buckets=[[8,8]]"],
+            "dataset.buckets: training images: 23 of 61 samples are larger than every bucket; one "
+            "of [5, 12] would hold them, and dataset.oversized=crop uses a part of each",
+        ),
+        (
+            ["dataset.buckets=[[8,8],[6,12],[8,12]]"],
+            "dataset.buckets: [8, 12] covers no sample that a smaller one does not cover",
+        ),
+        (
+            ["train.batch_size=40"],
+            "dataset.buckets: [8, 8] has 38 samples, which fill no batch of 40, and "
+            "drop_remainder drops what is not full: it would leave all of them out",
+        ),
+        (
+            ["dataset.buckets=[[40]]"],
+            "dataset.buckets: training images: [[40]]: must have 2 numbers each for these images",
+        ),
+        (
+            [
+                "dataset.padding_mask=true",
+                "dataset.train.ops=[{name: resize, size: [4, 4]}]",
+                "dataset.eval.ops=[{name: resize, size: [4, 4]}]",
+            ],
+            "dataset.padding_mask = true: the map ops make [4, 4] of [8, 8]; they must leave the "
+            "size as it is",
+        ),
+        (
+            [
+                "dataset.train.ops=[{name: center_crop, size: [7, 7]}]",
+                "dataset.eval.ops=[{name: center_crop, size: [7, 7]}]",
+            ],
+            None,
+        ),
+        (["model.layers=[flatten, {name: dense, features: $classes}]"], None),
+    ],
+    ids=["no buckets", "left out", "empty", "no batch", "dimensions", "mask", "crop", "dense"],
+)
+def test_buckets_that_do_not_fit_are_refused_before_compiling(
+    overrides: list[str], problem: str | None, ragged: Compose
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_quietly(ragged(*overrides))
+    (found,) = caught.value.problems
+    assert found.startswith("dataset.") if problem is None else found == problem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["dataset.buckets=[[8,8],[8]]"],
+            "dataset: buckets = [[8, 8], [8]]: must be all [height, width] or all [tokens]",
+        ),
+        (
+            ["dataset.buckets=[[8,8],[8,8]]"],
+            "dataset: buckets = [[8, 8], [8, 8]]: must be different",
+        ),
+        (["dataset.buckets=[[0,8]]"], "dataset.buckets.0.0 = 0: must be greater than 0"),
+        (
+            ["dataset.buckets=[]"],
+            "dataset: buckets = []: must be all [height, width] or all [tokens]",
+        ),
+        (
+            ["dataset.buckets=null", "dataset.padding_mask=true"],
+            "dataset: padding_mask = true: needs buckets, else nothing is padded",
+        ),
+        (
+            ["dataset.train.num_shards=2", "dataset.train.shard_id=0"],
+            "dataset: buckets: can't be had with train.num_shards; shards would differ in their "
+            "number of batches",
+        ),
+    ],
+)
+def test_a_wrong_key_is_a_problem_of_the_recipe(
+    overrides: list[str], problem: str, ragged: Compose
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        ragged(*overrides)
+    assert caught.value.problems == (problem,)
+
+
+def test_images_of_several_sizes_go_through_records(
+    ragged: Compose, cache: Path, tmp_path: Path
+) -> None:
+    """D-13: sizes and all; the same losses, bit for bit."""
+    source, out = str(ragged().dataset.root), tmp_path / "records"
+    convert_records([str(out), "dataset=numpy", f"dataset.root={source}", f"cache.root={cache}"])
+    run(ragged("train.feed=resident"), tmp_path / "source")
+    run(
+        ragged("dataset=records", f"dataset.root={out}"),
+        tmp_path / "same",
+    )
+    outcome.assert_same_run(tmp_path / "source", tmp_path / "same")
+
+
+def test_image_files_of_several_sizes_are_padded(ragged: Compose, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(1, 256, (*size, 3), np.uint8) for size in SIZES]
+    for split in ("train", "eval"):
+        for number, image in enumerate(pixels):
+            file = tmp_path / "images" / split / f"class{number % 2}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file)
+    files = ["dataset=image_folder", f"dataset.root={tmp_path / 'images'}", "train.batch_size=2"]
+    columns = loaded(ragged(*files)).train.columns
+    order = [*range(0, 8, 2), *range(1, 8, 2)]
+    assert columns[SIZE][:].tolist() == [list(SIZES[number]) for number in order]
+    for padded, number in zip(columns["image"][:], order, strict=True):
+        height, width = SIZES[number]
+        assert np.array_equal(padded[:height, :width], pixels[number])
+        assert padded.sum() == pixels[number].sum()
+
+
+def test_a_resumed_run_reads_on_in_its_buckets(ragged: Compose, tmp_path: Path) -> None:
+    """The batches of a step are a function of its number: stopped at 12, then on to 30."""
+    run(ragged(), tmp_path / "whole")
+    run(ragged("train.steps=12"), tmp_path / "broken")
+    run(ragged(f"train.resume={tmp_path / 'broken'}"))
+    assert outcome.metrics(tmp_path / "broken") == outcome.metrics(tmp_path / "whole")
+
+
+CROPPED = ("dataset.buckets=[[5,5],[4,8]]", "dataset.oversized=crop")
+
+
+def test_samples_larger_than_every_bucket_are_cropped(
+    ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same numbers in any sink and feed, every sample evaluated, and other parts each pass."""
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    ways = {
+        "off": ["train.sink=false"],
+        "seven": ["train.sink_size=7", "train.feed=stream"],
+    }
+    for name, way in ways.items():
+        summary = run(ragged(*CROPPED, "dataset.padding_mask=true", *way), tmp_path / name)
+        assert summary.metrics["count"] == 9
+        outcome.assert_same_run(tmp_path / "off", tmp_path / name)
+    dataset = loaded(ragged(*CROPPED))
+    images = dataset.train.columns["image"]
+    assert images.shape == (61, 8, 12, 1)
+    assert dataset.image.shape == (4, 8, 1)
+
+
+def test_cropping_needs_buckets(ragged: Compose) -> None:
+    with pytest.raises(RecipeError) as caught:
+        ragged("dataset.buckets=null", "dataset.oversized=crop")
+    expected = "dataset: oversized = crop: needs buckets, the sizes to crop to"
+    assert caught.value.problems == (expected,)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_a_mask_of_padding_that_moves_is_refused(split: str, ragged: Compose) -> None:
+    flip = f"dataset.{split}.ops=[{{name: random_horizontal_flip}}]"
+    with pytest.raises(RecipeError) as caught:
+        loaded(ragged("dataset.padding_mask=true", flip))
+    assert caught.value.problems == (
+        f"dataset.padding_mask = true: dataset.{split}.ops.0 (random_horizontal_flip) moves "
+        "pixels, and the mask is of the images as they were read; leave out the op or the mask",
+    )

@@ -1,0 +1,81 @@
+"""Whole runs with THOR: sinks change nothing, and a run that was broken off goes on exactly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.runner.run import run
+from tests import outcome
+from tests.conftest import compose_tiny
+
+Compose = Callable[..., Recipe]
+
+THOR = [
+    "optimizer=thor",
+    "train.optimizer.frequency=4",
+    "train.optimizer.weight_decay=0.001",
+    "train.optimizer.damping={initial: 0.1, decay_rate: 0.5, decay_steps: 20}",
+    "train.steps=22",
+    "checkpoint={every_steps: 6, keep: 9}",
+]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """22 steps that the host saw one by one; curvature at steps 1, 5, 9, 13, 17 and 21."""
+    run_dir = tmp_path_factory.mktemp("reference")
+    run(compose_tiny(cache, *THOR, "train.sink=false"), run_dir)
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.sink_size=1"],
+        ["train.sink_size=7"],
+        ["train.sink_size=-1"],
+        ["train.sink_size=20", "train.mechanism=soft"],
+        ["train.sink_size=20", "train.feed=stream"],
+    ],
+    ids=["1", "7", "a pass", "soft", "stream"],
+)
+def test_sinks_change_the_speed_and_nothing_else(
+    overrides: list[str], reference: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """L-06, S-02..S-08: losses, weights and inverses, bit for bit."""
+    run(tiny(*THOR, *overrides), tmp_path)
+    assert outcome.metrics(tmp_path) == outcome.metrics(reference)
+    assert outcome.checkpoints(tmp_path) == outcome.checkpoints(reference) == [6, 12, 18, 22]
+    for step in outcome.checkpoints(reference):
+        outcome.assert_equal_arrays(outcome.arrays(tmp_path, step), outcome.arrays(reference, step))
+
+
+def test_a_resumed_run_equals_one_that_was_never_broken(
+    reference: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    """Resumed behind step 6, between two refreshes: the inverses come from the checkpoint."""
+    run_dir = shutil.copytree(reference, tmp_path / "run")
+    (run_dir / "summary.json").unlink()
+    for step in (12, 18, 22):
+        shutil.rmtree(run_dir / "checkpoints" / str(step))
+    summary = run(tiny(*THOR, "train.sink_size=7", f"train.resume={run_dir}"))
+    assert summary.resumed_from == {"run": str(run_dir), "step": 6}
+    assert outcome.metrics(run_dir) == outcome.metrics(reference)
+    outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(reference))
+
+
+def test_the_state_holds_the_inverses_of_every_kernel(reference: Path) -> None:
+    """conv 25 -> 6, conv 150 -> 16 and the three dense layers, cut into blocks of at most 128."""
+    arrays = outcome.arrays(reference)
+    shapes = {path: array.shape for path, array in arrays.items() if "inverses" in path}
+    assert sorted(shapes.values()) == sorted(
+        [
+            *[(1, 25, 25), (1, 6, 6), (2, 75, 75), (1, 16, 16), (4, 100, 100), (1, 120, 120)],
+            *[(1, 120, 120), (1, 84, 84), (1, 84, 84), (1, 10, 10)],
+        ]
+    )
