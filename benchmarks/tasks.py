@@ -21,7 +21,8 @@ from pipeline.data.columns import Split
 from pipeline.data.order import Order
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
-from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv, MaxPool, scope_names
 from pipeline.training.optimizers.first_order import Momentum
 

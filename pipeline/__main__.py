@@ -8,11 +8,13 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from pipeline import cli
 from pipeline.cli._usage import asks_for_help
 from pipeline.errors import report_errors
 from pipeline.files.package_paths import PACKAGE
@@ -20,12 +22,12 @@ from pipeline.host.allocator import restart_with_kept_memory
 from pipeline.host.signals import interrupt_command
 
 COLLECT_SELDOM = (100_000, 20, 100)
-COMMANDS = (
-    *("autopsy", "convert", "diff", "doctor", "explain", "export", "infer"),
-    *("reproduce", "schema"),
+COMMANDS = frozenset(
+    module.name
+    for module in pkgutil.iter_modules(cli.__path__)
+    if "_" not in module.name and module.name not in ("train", "help")
 )
-"""Each a module of this package, or of `config`, whose function of that name takes what follows."""
-MODULES = {"autopsy": "pipeline.cli.autopsy", "schema": "pipeline.config.schema"}
+"""Modules of `pipeline.cli` with a `main(args)` each. A command line without one trains."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,27 +48,14 @@ def _command(args: list[str], begun: float) -> Callable[[], int]:
     if args and args[0] in COMMANDS:
         return partial(_call, args[0], args[1:])
     if asks_for_help(args):
-        return _show_guide
-    return partial(_launch, args, begun)
+        return partial(_call, "help", args)
+    return partial(_call, "train", args, begun)
 
 
-def _show_guide() -> int:
-    from pipeline.cli.help import guide
-
-    print(guide())
-    return 0
-
-
-def _call(command: str, args: list[str]) -> int:
-    """Commands are imported when they are called: few need what others do."""
-    module = importlib.import_module(MODULES.get(command, f"pipeline.{command}"))
-    return getattr(module, command)(args)
-
-
-def _launch(args: list[str], begun: float) -> int:
-    from pipeline.cli.train import launch
-
-    return launch(args, begun)
+def _call(command: str, args: list[str], *more: float) -> int:
+    """Import a command when it is called, since few need what others do, and run it."""
+    status: int = importlib.import_module(f"pipeline.cli.{command}").main(args, *more)
+    return status
 
 
 def _leave_working_folder() -> None:

@@ -30,11 +30,12 @@ from rich.console import Console
 
 from pipeline.autopsy.examine import examine
 from pipeline.autopsy.finding import Autopsy
+from pipeline.data.batch import Batch
 from pipeline.data.transform import apply_ops
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.training.state import Batch, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step_parts import StepParts
 from tests.conftest import compose_tiny
 

@@ -22,8 +22,9 @@ from pipeline.autopsy.origins import COLUMN, Cause, Named, Origin, first_cause
 from pipeline.autopsy.ranges import bad_rows, is_float, largest, range_of
 from pipeline.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
 from pipeline.autopsy.values import Value
+from pipeline.data.batch import Batch
 from pipeline.files.compile_cache import unkept
-from pipeline.training.state import Batch, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step_parts import StepParts
 
 _INPUTS = {

@@ -13,13 +13,14 @@ from pipeline.autopsy.examine import examine
 from pipeline.autopsy.finding import Autopsy
 from pipeline.autopsy.reproducer import write_reproducer
 from pipeline.backends.base import Executable
+from pipeline.data.batch import Batch
 from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import batch_at
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_directory import AUTOPSY
-from pipeline.training.state import Batch, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step_parts import StepParts
 
 

@@ -26,6 +26,7 @@ from pipeline.autopsy.finding import Autopsy
 from pipeline.autopsy.scopes import outcome_of
 from pipeline.cache import cache_root
 from pipeline.config.recipe import CacheSpec, Recipe
+from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.pixel_labels import moving_labels
 from pipeline.errors import DataError, PipelineError, RunError
@@ -38,7 +39,7 @@ from pipeline.runner.record.run_directory import RECIPE, REPRODUCER
 from pipeline.stages.build import parts_of
 from pipeline.stages.lower import LOWERINGS, read_choice
 from pipeline.stages.lowering_problems import list_problems
-from pipeline.training.state import Batch, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step_parts import StepParts
 from pipeline.weights.files.weight_files import read_weights, write_weights
 from pipeline.weights.trained_run import read_run_recipe

@@ -14,9 +14,10 @@ import jax
 from pipeline.autopsy.finding import Phase
 from pipeline.autopsy.interpreter import layer_named
 from pipeline.autopsy.origins import COLUMN
+from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import MapOp
 from pipeline.training.bucketing import in_its_bucket
-from pipeline.training.state import Batch, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import gradients_of, norm_of
 from pipeline.training.step_parts import StepParts
 

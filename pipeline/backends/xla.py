@@ -16,6 +16,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
@@ -37,7 +38,7 @@ from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import Chosen, Tuning, choose_lowerings
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
-from pipeline.training.state import Array, Record, TrainState
+from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 
 RATES_BLOCK = 1 << 14

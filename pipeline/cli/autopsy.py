@@ -25,7 +25,7 @@ example: python -m pipeline autopsy outputs/2026-11-21/14-46-29_lenet5_digits
 """
 
 
-def autopsy(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Print what is found; the exit status is 0 where it is what the run found, else 1.
 
     Raises UsageError for other arguments, and what `read_reproducer` raises.

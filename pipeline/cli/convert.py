@@ -18,7 +18,7 @@ example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=
 """
 
 
-def convert(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Convert what the first argument names and return the exit status.
 
     Raises UsageError for anything else than weights or records.
@@ -34,12 +34,12 @@ def convert(args: Sequence[str]) -> int:
 
 
 def _weights(args: Sequence[str]) -> int:
-    from pipeline.cli.convert_weights import convert_weights
+    from pipeline.cli.convert_weights import main as convert_weights
 
     return convert_weights(args)
 
 
 def _records(args: Sequence[str]) -> int:
-    from pipeline.cli.convert_records import convert_records
+    from pipeline.cli.convert_records import main as convert_records
 
     return convert_records(args)

@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
         raise RecipeError([f"convert records: {message}; usage: {USAGE}"])
 
 
-def convert_records(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Write the dataset that the arguments describe into the folder OUT; the exit status.
 
     The arguments after OUT are those of a run. Raises RecipeError for what can't be understood,

@@ -44,7 +44,7 @@ example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=
 """
 
 
-def convert_weights(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Read weights, give them the names and layout of a recipe's network, and write them.
 
     SOURCE is a weight file or the directory of a run, whose recipe then counts. Without a recipe

@@ -26,7 +26,7 @@ example: python -m pipeline diff outputs/2026-11-21/14-46-29_lenet5_digits outpu
 """
 
 
-def diff(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Print the differences of two runs; the exit status is 0, also where there are none.
 
     Raises UsageError for other arguments, DataError where a run can't be read.

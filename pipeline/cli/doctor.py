@@ -78,7 +78,7 @@ example: python -m pipeline doctor +recipe=lenet5_mnist dataset.root=DIR
 """
 
 
-def doctor(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Print what every check finds; the exit status is 1 where one has failed, else 0.
 
     Takes overrides as a run does. Nothing is downloaded. Raises UsageError for a flag, RecipeError

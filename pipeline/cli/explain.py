@@ -41,6 +41,7 @@ from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.config.compose import diagnose
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import Feed
 from pipeline.errors import RunError, UsageError
 from pipeline.files.atomic_write import write_whole
@@ -50,7 +51,7 @@ from pipeline.sink.choice import Choice, choose, no_sink
 from pipeline.sink.schedule import Course, Event
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_run
-from pipeline.stages.data import Dataset, load_data
+from pipeline.stages.data import load_data
 from pipeline.stages.estimate import propose
 from pipeline.stages.lower import lower
 from pipeline.stages.train.event_periods import event_periods
@@ -78,7 +79,7 @@ example: python -m pipeline explain +recipe=lenet5_digits train.batch_size=64
 """
 
 
-def explain(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Print what there is to know of the sinks of a recipe; the exit status is 0.
 
     Raises UsageError for a flag, RecipeError for a recipe that is wrong, RunError where its steps

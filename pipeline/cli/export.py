@@ -35,7 +35,7 @@ example: python -m pipeline export outputs/2026-11-21/14-46-29_lenet5_digits dig
 """
 
 
-def export(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Write the network of a run, with its newest weights; the exit status is 0.
 
     Raises UsageError for other arguments, RecipeError and DataError where the run can't be read,

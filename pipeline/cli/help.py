@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.files import description, find_groups, find_recipes
@@ -33,6 +33,12 @@ Train what a YAML recipe describes.
 
 Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong.
 """
+
+
+def main(args: Sequence[str]) -> int:
+    """Print what there is to choose from; the exit status is 0."""
+    print(guide())
+    return 0
 
 
 def guide() -> str:

@@ -51,7 +51,7 @@ class Asked:
     top: int
 
 
-def infer(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Print class and probability of every image; the exit status is 0.
 
     Raises UsageError for other arguments, RecipeError and DataError for what can't be read.

@@ -65,7 +65,7 @@ class Asked:
     run_dir: str | None
 
 
-def reproduce(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Run a recipe again and compare; the exit status is 0 where all is the same, else 1.
 
     A run that ended early is repeated as far as it went. Raises UsageError for other arguments,

@@ -44,7 +44,7 @@ MULTIRUN = ("-m", "--multirun")
 HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
 
 
-def launch(args: Sequence[str], begun: float | None = None) -> int:
+def main(args: Sequence[str], begun: float | None = None) -> int:
     """Run what the arguments describe and return the exit status.
 
     `begun` is when the command began, by `time.perf_counter`; now unless it is given. Raises

@@ -1,14 +1,10 @@
-"""The JSON schema that editors complete recipe files from: `python -m pipeline schema`."""
+"""JSON schema of recipes, which editors complete recipe files from."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
-from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
 from pipeline.registry import parts
 
 DEFAULTS = {
@@ -16,23 +12,6 @@ DEFAULTS = {
     "description": "Groups to take options from, as in `- override /model: resnet50`",
     "items": {"anyOf": [{"type": "object"}, {"type": "string"}]},
 }
-
-HELP = """usage: python -m pipeline schema
-
-Print the JSON schema of recipes, from which editors complete and check them.
-
-example: python -m pipeline schema > recipe.schema.json
-"""
-
-
-def schema(args: Sequence[str]) -> int:
-    """Print the schema; the exit status is 0. Raises RecipeError where it is asked for more."""
-    if asks_for_help(args):
-        return show_usage(HELP)
-    if args:
-        raise RecipeError([f"{' '.join(args)}: schema takes no arguments"])
-    print(json.dumps(recipe_schema(), indent=2))
-    return 0
 
 
 def recipe_schema() -> dict[str, Any]:

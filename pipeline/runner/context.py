@@ -10,13 +10,13 @@ from typing import Any
 from pipeline.autosink.choose_sink import Settled
 from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Judge
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.summary import Summary
 from pipeline.stages.build import Built
-from pipeline.stages.data import Dataset
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from pipeline.data.dataset import Dataset
 from pipeline.errors import RecipeError, RunError
 from pipeline.host.memory import require_room
 from pipeline.runner.context import Job, Prepared
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.restore import restore_state
-from pipeline.stages.data import Dataset
 from pipeline.training.parameters import restart_average
 from pipeline.training.state import TrainState
 

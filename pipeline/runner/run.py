@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.autosink.choose_sink import Sinkable, settle
 from pipeline.backends.base import Backend
 from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals, heard
 from pipeline.observe.monitors import Judge
@@ -37,7 +38,7 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
 from pipeline.stages.compile import compile_run
-from pipeline.stages.data import Dataset, load_data, sample_images
+from pipeline.stages.data import load_data, sample_images
 from pipeline.stages.estimate import estimate_run
 from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History

@@ -7,7 +7,7 @@ at its exact step whatever the sink size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -123,3 +123,8 @@ def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
     if total > MAX_STEPS:
         raise ValueError(f"{total} steps in all; must be at most {MAX_STEPS}")
     return total
+
+
+def is_due(step: int, periods: Iterable[int]) -> bool:
+    """Whether something of these periods happens at a boundary; all is due at 0."""
+    return any(step % period == 0 for period in periods)

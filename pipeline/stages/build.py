@@ -18,6 +18,7 @@ from flax.errors import FlaxError
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
@@ -27,7 +28,6 @@ from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import Course, course
-from pipeline.stages.data import Dataset
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.training.loss_reduction import sample_losses
 from pipeline.training.parameters import paths_of, require_trainable, split

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pipeline.backends.base import Backend, Executable, Program, Work
 from pipeline.cache import program_folder
 from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import Feed, make_feed
 from pipeline.files.compile_cache import keep_programs
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built
-from pipeline.stages.data import Dataset
 
 
 def compile_run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec, RawData, Split
+from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.feed.feed import split_bytes
 from pipeline.data.order import Order
@@ -30,33 +30,6 @@ from pipeline.stages.data_buckets import (
     specs_in,
     with_mask_channel,
 )
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Both splits as read, what image and label are after map ops, and the order of samples."""
-
-    train: Split
-    eval: Split
-    classes: tuple[str, ...]
-    image: ColumnSpec
-    train_label: ColumnSpec
-    eval_label: ColumnSpec
-    train_order: Order
-    eval_order: Order
-    train_ops: tuple[MapOp, ...]
-    """The map ops of the training split; those that move pixels move the labels of these too."""
-    eval_ops: tuple[MapOp, ...]
-    given: ColumnSpec
-    """What an image is before its map ops, padded to what holds all buckets."""
-    whole_eval: Split
-    """The evaluation split as read, of which `eval` may be a part."""
-
-    @property
-    def label_positions(self) -> tuple[int, ...]:
-        """At which positions of a sample a label stands: () where it has one label."""
-        shape = self.eval_label.shape
-        return shape if np.issubdtype(self.eval_label.dtype, np.integer) else shape[:-1]
 
 
 def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:

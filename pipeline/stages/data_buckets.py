@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax.errors import FlaxError
 
+from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec, Op
 from pipeline.data.order import Order
@@ -23,7 +24,7 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.errors import RecipeError
 from pipeline.host.memory import require_room
-from pipeline.training.state import Batch, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import StepParts, make_train_step
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from pipeline.autosink.choose_sink import chooses_sink, modelled_chooser
 from pipeline.backends.base import Backend, Estimate, Proposal
 from pipeline.config.recipe import Recipe, TrainSpec
+from pipeline.data.dataset import Dataset
 from pipeline.data.order import Batching
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import total_steps
 from pipeline.stages.build import Built
-from pipeline.stages.data import Dataset
 from pipeline.training.step import image_shape, make_bare_step
 
 

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Executable
+from pipeline.data.dataset import Dataset
 from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation
-from pipeline.stages.data import Dataset
 from pipeline.stages.train.dispatch_size import Pace
 from pipeline.training.metrics import EvalSums, summarize
 from pipeline.training.state import TrainState

@@ -18,19 +18,20 @@ from typing import get_args
 from pipeline.backends.base import Backend
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
 from pipeline.errors import RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
 from pipeline.files.knowledge_bank import write_result
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
 from pipeline.lowerings.tune.layouts import find_layout
 from pipeline.lowerings.tune.tuner import Chosen, Tuning
-from pipeline.models.modules.layout import Layout, best_layout, has_choice
+from pipeline.models.modules.layout import best_layout, has_choice
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.stages.build import Built
-from pipeline.stages.data import Dataset
 from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
 
 

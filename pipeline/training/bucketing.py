@@ -9,10 +9,11 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
+from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE, Bucket
 from pipeline.data.padding.pad_images import cut_to
-from pipeline.training.state import Array, Batch
 
 T = TypeVar("T")
 

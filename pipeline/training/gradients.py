@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from pipeline.models.modules.layer_capture import Observations, grad_observing_layers
 from pipeline.training.loss_reduction import divisor, reduced, sample_losses
 from pipeline.training.parameters import merge, split
-from pipeline.training.state import Array, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step_parts import StepParts
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+from jax import Array
 
 from pipeline.training.masks import hardest
-from pipeline.training.state import Array
 from pipeline.training.step_parts import StepParts
 
 

@@ -9,11 +9,11 @@ from zlib import crc32
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
 
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.training.part_specs import AverageSpec, RateRule
-from pipeline.training.state import Array
 
 
 def paths_of(params: Mapping[str, Any]) -> list[Path]:

@@ -1,8 +1,7 @@
-"""What a training step reads and writes: the state, a batch, and the record of one step."""
+"""What a training step reads and writes: the state, and the record of one step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,23 +55,6 @@ class TrainState:
     average: Any = None
     """The moving average of the parameters that are trained."""
     bad_steps: BadStepCounts | None = None
-
-
-@register_dataclass
-@dataclass(frozen=True)
-class Batch:
-    """One batch as it was read, before map ops.
-
-    `columns` hold arrays (batch, ...). `seed` is uint32 (2,), `pass_` an int32 scalar and `sample`
-    int32 (batch,): what augmentation is keyed by. The first `count` samples are real, the others
-    pad a short last batch.
-    """
-
-    columns: Mapping[str, Array]
-    seed: Array
-    pass_: Array
-    sample: Array
-    count: Array
 
 
 class Record(NamedTuple):

@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
+from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
@@ -23,7 +25,7 @@ from pipeline.training.gradients import Gradients, compute_gradients
 from pipeline.training.loss_reduction import labels_that_count, sample_losses
 from pipeline.training.metrics import EvalSums, add_batch, zero_sums
 from pipeline.training.parameters import draw_anew, merge, split
-from pipeline.training.state import Array, Batch, Record, TrainState
+from pipeline.training.state import Record, TrainState
 from pipeline.training.step_parts import StepParts as StepParts
 from pipeline.training.update import (
     advance,

@@ -8,6 +8,7 @@ from typing import Literal
 
 import optax
 from flax import linen as nn
+from jax import Array
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
@@ -16,7 +17,6 @@ from pipeline.models.layers.model_spec import InitRule
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.part_specs import AverageSpec, RateRule
-from pipeline.training.state import Array
 
 SampleLoss = Callable[..., Array]
 """(logits, labels, where) -> loss of each sample, the last where labels are left out."""

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from pipeline.models.modules.layer_capture import Observed
 from pipeline.training.bad_steps import BadStepPolicy
 from pipeline.training.gradients import Gradients
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.parameters import averaged, merge, move, split
-from pipeline.training.state import Array, BadStepCounts, OverflowCounts, Record, TrainState
+from pipeline.training.state import BadStepCounts, OverflowCounts, Record, TrainState
 from pipeline.training.step_parts import StepParts
 
 MOST_BAD_STEPS = 1000

@@ -15,7 +15,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.transform import column_specs
 from pipeline.errors import RecipeError
-from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec, ModelSpec
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import LayerSpec, ModelSpec
 from pipeline.models.layers.standard import (
     Activation,
     Dense,

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.autopsy.on_failure import Examination
-from pipeline.cli.autopsy import autopsy
+from pipeline.cli.autopsy import main as autopsy
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RunError, UsageError
 from pipeline.observe.reporter import Reporter

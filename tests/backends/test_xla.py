@@ -16,6 +16,7 @@ import pytest
 from pipeline.backends.base import Executable, Mechanism, Work
 from pipeline.backends.xla import XlaBackend, find_device
 from pipeline.config.recipe import Recipe
+from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
@@ -25,7 +26,7 @@ from pipeline.data.sources.synthetic import Synthetic
 from pipeline.errors import RunError
 from pipeline.runner.run import run
 from pipeline.training.metrics import EvalSums, zero_sums
-from pipeline.training.state import Batch, Record, TrainState
+from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 from tests import outcome
 from tests.conftest import compose_tiny

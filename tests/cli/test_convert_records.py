@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.__main__ import main
-from pipeline.cli.convert_records import convert_records
+from pipeline.cli.convert_records import main as convert_records
 from pipeline.data.feed import feed as feeds
 from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli.convert import convert
+from pipeline.cli.convert import main as convert
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, UsageError
 from pipeline.runner.run import run

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.cli.export import export
-from pipeline.cli.infer import infer
-from pipeline.cli.reproduce import judge, reproduce
+from pipeline.cli.export import main as export
+from pipeline.cli.infer import main as infer
+from pipeline.cli.reproduce import judge
+from pipeline.cli.reproduce import main as reproduce
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, UsageError
 from pipeline.runner.record.run_directory import to_resume

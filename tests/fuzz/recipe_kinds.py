@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.cli.train import launch
+from pipeline.cli.train import main as launch
 from pipeline.config.compose import check_tree, load_recipe
 from pipeline.config.defaults import fill_missing
 from pipeline.config.files import SECTIONS

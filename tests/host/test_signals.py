@@ -128,7 +128,8 @@ def test_before_there_is_a_run_a_signal_ends_the_command(
     (tmp_path / "imported_here.py").write_text(sending)
     call = "import imported_here" if where == "in an import" else sending
     script = (
-        "from pipeline.errors import report_errors; from pipeline.host.signals import interrupt_command;"
+        "from pipeline.errors import report_errors;"
+        "from pipeline.host.signals import interrupt_command;"
         f"interrupt_command(); exit(report_errors(lambda: exec('{call}'), debug=False))"
     )
     ended = subprocess.run(

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.stages import evaluate as stage
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_run
-from pipeline.stages.data import Dataset, load_data
+from pipeline.stages.data import load_data
 from pipeline.stages.evaluate import evaluate
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import TrainState

@@ -19,21 +19,22 @@ from rich.console import Console
 from pipeline.backends.base import Watch
 from pipeline.backends.xla import XlaBackend, find_device
 from pipeline.config.recipe import Recipe
+from pipeline.data.batch import Batch
+from pipeline.data.dataset import Dataset
 from pipeline.errors import RunError
 from pipeline.lowerings.problem.conv_window import make_window
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import Lowering, Lowerings, Problem
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 from pipeline.lowerings.tune.tuner import Chosen, Found, Timed, Tuning
-from pipeline.models.modules.layout import Layout
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
-from pipeline.stages.data import Dataset, load_data
+from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower, read_choice, write_choice
 from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
-from pipeline.training.state import Batch
 from tests import outcome
 
 Compose = Callable[..., Recipe]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from pipeline.data.batch import Batch
 from pipeline.training.loss_reduction import divisor, reduced
 from pipeline.training.metrics import summarize
-from pipeline.training.state import Batch
 from tests.training.test_step import (
     CLASSES,
     RATES,

@@ -11,6 +11,7 @@ import optax
 import pytest
 from flax import linen as nn
 
+from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.values import Hwc2Chw, Rescale
 from pipeline.data.random import seed_words
@@ -19,7 +20,7 @@ from pipeline.training.losses import CrossEntropy
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.clipping import ClipSpec
 from pipeline.training.optimizers.first_order import Momentum
-from pipeline.training.state import Batch, Record, TrainState
+from pipeline.training.state import Record, TrainState
 from pipeline.training.step import StepParts, TrainStep, make_train_step
 
 HIDDEN, CLASSES, BATCH = 5, 3, 4

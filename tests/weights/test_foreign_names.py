@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli.convert import convert
+from pipeline.cli.convert import main as convert
 from pipeline.errors import DataError, UsageError
 from pipeline.weights.files.named_arrays import Arrays
 from pipeline.weights.files.weight_files import read_weights, write_weights

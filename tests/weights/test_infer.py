@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.cli.export import export
-from pipeline.cli.infer import infer
+from pipeline.cli.export import main as export
+from pipeline.cli.infer import main as infer
 from pipeline.errors import DataError, PipelineError, RunError, UsageError
 from pipeline.runner.run import run
 from pipeline.weights.export import read_export

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from pipeline.backends.ascend.chip.hardware import Chip
+from pipeline.backends.ascend.chip.options import MAX_DEVICES
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.models.layers.precision import Level
 from pipeline.registry import FilePath, Seq, part
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend
-
-MAX_DEVICES = 1024
 
 
 @part("device")

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import jax
+from jax import Array
 from jax.tree_util import register_dataclass
 
+from pipeline.data.batch import Batch
 from pipeline.data.order import Batches
 from pipeline.data.random import seed_words
-from pipeline.training.state import Array, Batch
 
 
 @register_dataclass

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.files.knowledge_bank import Entry, Status, add_to_bank, read_bank
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.tune.search import Mode
-from pipeline.models.modules.layout import Layout
 
 BUILT_IN = Path(__file__).parent / "built_in_layouts.json"
 """What was found for the shipped recipes, on the devices that its keys name."""

@@ -14,6 +14,7 @@ import jax
 from pipeline.errors import RunError
 from pipeline.files.knowledge_bank import Entry, Round, Status, add_to_bank, read_bank, ticks_best
 from pipeline.lowerings.candidates import can_compute, candidates
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import (
     DEFAULT,
     DEFAULTS,
@@ -27,7 +28,6 @@ from pipeline.lowerings.tune.machine import describe_device, find_engines
 from pipeline.lowerings.tune.rule import is_worth_a_call, usual_lowering
 from pipeline.lowerings.tune.search import Mode, Strategy, search
 from pipeline.lowerings.tune.timing import Stopwatch
-from pipeline.models.modules.layout import Layout
 
 BUILT_IN = Path(__file__).parent / "built_in.json"
 """What was found for the shapes of the shipped recipes, on the devices that its keys name."""

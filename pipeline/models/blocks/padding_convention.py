@@ -6,7 +6,8 @@ from abc import abstractmethod
 from typing import Literal
 
 from pipeline.models.blocks.common_blocks import Stack, map_layers
-from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv, Pool
 
 

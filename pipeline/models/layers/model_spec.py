@@ -73,22 +73,6 @@ class ModelSpec(Spec):
         """
 
 
-class LayeredModelSpec(ModelSpec):
-    """Base of the networks that are a list of layers, which other backends can read."""
-
-    @abstractmethod
-    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        """The network as a list of layers that ends in `classes` logits."""
-
-    def build(self, classes: int, dtype: str) -> nn.Module:
-        """A `Network` of the layers. Raises ValueError where there are too many."""
-        from pipeline.models.modules.standard import Network
-
-        layers = self.layers_for(classes)
-        count_layers(layers)
-        return Network(layers, initializers=self.init, dtype=dtype)
-
-
 def count_layers(layers: Any, counted: int = 0) -> int:
     """`counted` and the layers, those inside of others too, as often as these are repeated.
 

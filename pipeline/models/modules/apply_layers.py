@@ -8,12 +8,13 @@ from functools import singledispatch
 
 from jax import Array
 
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import DEFAULTS, Chooser
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule, rule_for
 from pipeline.models.layers.standard import scope_names
 from pipeline.models.layers.tokens import Lookup
-from pipeline.models.modules.layout import Layout, shape_nhwc
+from pipeline.models.modules.layout import shape_nhwc
 
 
 @dataclass(frozen=True)

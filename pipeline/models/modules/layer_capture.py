@@ -21,10 +21,11 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.lowerings.problem.conv_window import Window, make_window
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.padding import pads_around, reach
-from pipeline.models.modules.layout import Layout, shape_nhwc
+from pipeline.models.modules.layout import shape_nhwc
 
 
 @register_dataclass

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
 
 from jax import Array
 
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
-
-Layout = Literal["nhwc", "chwn"]
 
 PATCHES_LIMIT_BYTES = 13 << 20
 """The largest patches with which CHWN is taken: they are written once and read twice a step, and

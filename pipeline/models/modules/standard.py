@@ -15,6 +15,7 @@ from pipeline.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.lowerings.dense import dense_product
 from pipeline.lowerings.max_pool import pool_max
 from pipeline.lowerings.problem.conv_window import Pair
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import DEFAULTS, Chooser
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
@@ -34,7 +35,6 @@ from pipeline.models.modules.apply_layers import (
 )
 from pipeline.models.modules.batch_norm import BatchNorm
 from pipeline.models.modules.layout import (
-    Layout,
     batch_first,
     batch_last,
     channel_axis,

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv, Dense, Dropout, Flatten, MaxPool, Relu
 from pipeline.registry import part
 

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from pipeline.models.blocks.common_blocks import Stack, conv_norm
+from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.fields import Size
-from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
     AvgPool,
     Branches,

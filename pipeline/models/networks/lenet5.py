@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv, Dense, Flatten, MaxPool, Relu
 from pipeline.registry import part
 

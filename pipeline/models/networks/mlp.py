@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, Flatten, Relu
 from pipeline.registry import Seq, part
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.sink.schedule import is_due
 from pipeline.stages.checkpoint.checkpoint_folder import DRAFT, METRICS
 from pipeline.stages.checkpoint.manifest import DamagedError, read_json
-from pipeline.stages.train.event_periods import is_due
 from pipeline.training.part_specs import METRICS as ORDERS
 
 

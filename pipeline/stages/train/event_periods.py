@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from pipeline.config.recipe import Recipe
 from pipeline.sink.schedule import Event
 
@@ -15,11 +13,6 @@ def event_periods(recipe: Recipe, per_pass: int) -> dict[Event, tuple[int, ...]]
     if recipe.checkpoint.best is not None:
         saves += evals
     return {Event.EVALUATE: evals, Event.CHECKPOINT: saves}
-
-
-def is_due(step: int, periods: Iterable[int]) -> bool:
-    """Whether something of these periods happens at a boundary; all is due at 0."""
-    return any(step % period == 0 for period in periods)
 
 
 def _in_steps(steps: int | None, passes: int | None, per_pass: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.errors import DataError, RunError
-from pipeline.stages.train.event_periods import is_due
+from pipeline.sink.schedule import is_due
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
 

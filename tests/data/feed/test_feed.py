@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import Feed, split_bytes
 from pipeline.data.feed.window import batch_at
 from pipeline.data.order import Order
-from pipeline.training.state import Batch
 from tests.data.feed.feeding import SAMPLES, CountedColumn, make, make_order, make_split, wait_until
 
 KINDS = ("resident", "stream")

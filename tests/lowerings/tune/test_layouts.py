@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.errors import RunError
 from pipeline.files.knowledge_bank import BANK_VERSION
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.tune import layouts
 from pipeline.lowerings.tune.layouts import TimedLayout, find_layout
-from pipeline.models.modules.layout import Layout
 
 KEY = "network 0123 4x8x8x1 float32 on some cpu"
 TIMES: dict[Layout, float] = {"nhwc": 3.0, "chwn": 2.0}

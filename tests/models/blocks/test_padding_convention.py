@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.fields import pair
-from pipeline.models.layers.model_spec import LayeredModelSpec, LayerSpec
+from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.padding import pads_around
 from pipeline.models.layers.standard import Conv, Pool
 from tests.models.build import conf_model, shapes

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import Listing, Problem
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
@@ -22,7 +23,7 @@ from pipeline.models.layers.standard import (
     Relu,
     Tanh,
 )
-from pipeline.models.modules.layout import Layout, best_layout
+from pipeline.models.modules.layout import best_layout
 from pipeline.models.modules.standard import Network
 from tests.models.build import conf_model, initialise, network, random, shapes
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.models.layers.initializers import Constant, Ones
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
@@ -36,7 +37,6 @@ from pipeline.models.layers.standard import (
     Tanh,
     Upsample,
 )
-from pipeline.models.modules.layout import Layout
 from pipeline.models.modules.standard import Network
 from tests.lowerings.test_conv2d import by_loops
 from tests.models.build import initialise, network, parameters, random, shapes

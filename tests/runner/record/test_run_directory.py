@@ -67,7 +67,8 @@ def test_threads_never_share_a_directory(tmp_path: Path) -> None:
 
 def test_processes_never_share_a_directory(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from pipeline.runner.record.run_directory import make_unique;"
+        "import sys; from pathlib import Path;"
+        "from pipeline.runner.record.run_directory import make_unique;"
         "print('ready', flush=True); sys.stdin.readline();"
         "print(*[make_unique(Path('day/run')) for _ in range(50)])"
     )

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 
 from pipeline import load_recipe
-from pipeline.cli.convert_records import convert_records
+from pipeline.cli.convert_records import main as convert_records
 from pipeline.config.checks import conflicts
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError

@@ -10,17 +10,15 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.hardware import Chip
-from pipeline.backends.devices.ascend import Ascend
 from pipeline.errors import MAX_PROBLEMS, PipelineError, listed
 from pipeline.files.error_text import describe, nearest, no_such, show, shown
 from pipeline.files.package_paths import CONF
 from pipeline.files.safe_yaml import read_yaml
+from pipeline.registry import parts
 
 DEVICES = CONF / "device"
 OWN_KEYS = frozenset(Chip.model_fields)
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
-RUN_KEYS = frozenset(Ascend.model_fields) - OWN_KEYS
-"""What a device file says of a run; no property of the chip."""
 
 
 class ChipError(PipelineError):
@@ -48,7 +46,8 @@ def load_chip(name_or_path: str | Path) -> Any:
         ChipError: there is no such chip or file, or its file has problems: all of them at once.
     """
     file = _find(name_or_path)
-    tree = {key: value for key, value in _read(file).items() if key not in RUN_KEYS}
+    of_runs = _run_keys()
+    tree = {key: value for key, value in _read(file).items() if key not in of_runs}
     try:
         return Chip.model_validate(tree)
     except ValidationError as error:
@@ -57,6 +56,11 @@ def load_chip(name_or_path: str | Path) -> Any:
         unknown = [_unknown_key(key, tree[key]) for key in others[:MAX_PROBLEMS]]
         unknown += [f"{shown(key)}: there is no such key" for key in others[MAX_PROBLEMS:]]
         raise ChipError(file, [*unknown, *known]) from error
+
+
+def _run_keys() -> frozenset[str]:
+    """Return the keys of a device file that say how a run uses the chip."""
+    return frozenset(parts("device")["ascend"].model_fields) - OWN_KEYS
 
 
 def _unknown_key(key: str, value: Any) -> str:

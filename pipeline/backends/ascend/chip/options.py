@@ -11,6 +11,7 @@ from pipeline.errors import PipelineError
 
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+MAX_DEVICES = 1024
 
 
 class OptionError(PipelineError):

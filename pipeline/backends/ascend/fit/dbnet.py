@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.initializers import HeNormal, HeUniform, Zeros
-from pipeline.models.layers.model_spec import InitSpec, LayeredModelSpec, LayerSpec
+from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.standard import (
     BatchNorm,
     Conv,

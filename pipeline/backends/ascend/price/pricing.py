@@ -10,7 +10,14 @@ from typing import Any, cast, get_args
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
-from pipeline.backends.ascend.chip.options import Mode, OptionError, StepOptions, switch, whole
+from pipeline.backends.ascend.chip.options import (
+    MAX_DEVICES,
+    Mode,
+    OptionError,
+    StepOptions,
+    switch,
+    whole,
+)
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.compiler.phases import Precision
 from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
@@ -22,7 +29,6 @@ from pipeline.backends.ascend.simulate.feeding import device_images_per_s
 from pipeline.backends.ascend.simulate.launch_modes import schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.ascend.tune.autotune import TuneMode, TuneResult, tune
-from pipeline.backends.devices.ascend import MAX_DEVICES
 
 TYPES_OF_PRECISION = ("O0", "O2", "O3")
 

@@ -16,6 +16,7 @@ import pytest
 from flax import linen as nn
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.models.modules.layer_capture import Observation, Observed
@@ -23,7 +24,7 @@ from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, scale_by_thor
-from pipeline.training.state import Batch, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import StepParts, TrainStep, make_bare_step, make_train_step
 
 HIDDEN, CLASSES, BATCH, STEPS = 5, 3, 6, 5

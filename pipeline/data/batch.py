@@ -1,0 +1,26 @@
+"""A batch as a training step reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jax import Array
+from jax.tree_util import register_dataclass
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Batch:
+    """One batch as it was read, before map ops.
+
+    `columns` hold arrays (batch, ...). `seed` is uint32 (2,), `pass_` an int32 scalar and `sample`
+    int32 (batch,): what augmentation is keyed by. The first `count` samples are real, the others
+    pad a short last batch.
+    """
+
+    columns: Mapping[str, Array]
+    seed: Array
+    pass_: Array
+    sample: Array
+    count: Array

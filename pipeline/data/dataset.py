@@ -1,0 +1,38 @@
+"""A dataset as the stages after reading see it: both splits, and the order of their samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.dataset_spec import MapOp
+from pipeline.data.order import Order
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Both splits as read, what image and label are after map ops, and the order of samples."""
+
+    train: Split
+    eval: Split
+    classes: tuple[str, ...]
+    image: ColumnSpec
+    train_label: ColumnSpec
+    eval_label: ColumnSpec
+    train_order: Order
+    eval_order: Order
+    train_ops: tuple[MapOp, ...]
+    """The map ops of the training split; those that move pixels move the labels of these too."""
+    eval_ops: tuple[MapOp, ...]
+    given: ColumnSpec
+    """What an image is before its map ops, padded to what holds all buckets."""
+    whole_eval: Split
+    """The evaluation split as read, of which `eval` may be a part."""
+
+    @property
+    def label_positions(self) -> tuple[int, ...]:
+        """At which positions of a sample a label stands: () where it has one label."""
+        shape = self.eval_label.shape
+        return shape if np.issubdtype(self.eval_label.dtype, np.integer) else shape[:-1]

@@ -1,0 +1,7 @@
+"""Orders of axes that images are computed in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Layout = Literal["nhwc", "chwn"]
