@@ -22,7 +22,7 @@ from benchmarks.tasks import Task
 from pipeline import load_recipe
 from pipeline.backends.xla import XlaExecutable
 from pipeline.errors import RunError
-from pipeline.observe.monitors import Evaluation, Quiet
+from pipeline.observe.monitors import Evaluation, MonitorBase
 from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.telemetry import Telemetry
@@ -66,16 +66,16 @@ class OursTraining:
         folder = self._folder / f"{self._rounds:04}"
         folder.mkdir(parents=True)
         recipe, first = self._recipe, self._history.step
-        course = replace(self._built.course, total=first + steps)
+        run_schedule = replace(self._built.run_schedule, total=first + steps)
         mechanism, _ = self._backend.mechanism(recipe.train.mechanism, sink=recipe.train.sink)
         tally = _Tally()
         with (
             _quiet(folder) as reporter,
-            open_observers(recipe, folder, course, first, reporter) as observers,
+            open_observers(recipe, folder, run_schedule, first, reporter) as observers,
         ):
             monitors = (observers.monitor, tally)
             training = Training(
-                recipe, course, self._executable, mechanism, monitors, _evaluate, None
+                recipe, run_schedule, self._executable, mechanism, monitors, _evaluate, None
             )
             self._state = train(training, self._state, {}, self._history)
         if self._history.status != "done":
@@ -83,7 +83,7 @@ class OursTraining:
         return Result(float(np.mean(np.concatenate(tally.losses))), tally.seconds)
 
 
-class _Tally(Quiet):
+class _Tally(MonitorBase):
     """Adds up the seconds of dispatches, and keeps the losses."""
 
     def __init__(self) -> None:

@@ -82,13 +82,13 @@ def _print_table(rows: dict[str, list[Course]], accuracy: float, every_steps: in
     print(f"| recipe | passes to {accuracy:.1%} | of each seed | training s | ms/step | final |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, courses in rows.items():
-        passes = [course.passes for course in courses]
+        passes = [run_schedule.passes for run_schedule in courses]
         each = ", ".join("never" if each is None else f"{each:.2f}" for each in passes)
-        reached = [course for course in courses if course.passes is not None]
-        median = _median([course.passes or 0 for course in reached], len(courses))
-        seconds = _median([course.train_s or 0 for course in reached], len(courses))
-        step_ms = _median_of_finite([course.step_ms for course in courses])
-        final = _median_of_finite([course.final for course in courses])
+        reached = [run_schedule for run_schedule in courses if run_schedule.passes is not None]
+        median = _median([run_schedule.passes or 0 for run_schedule in reached], len(courses))
+        seconds = _median([run_schedule.train_s or 0 for run_schedule in reached], len(courses))
+        step_ms = _median_of_finite([run_schedule.step_ms for run_schedule in courses])
+        final = _median_of_finite([run_schedule.final for run_schedule in courses])
         print(f"| {name} | {median} | {each} | {seconds} | {step_ms:.2f} | {final:.4f} |")
 
 

@@ -38,22 +38,22 @@ def cold() -> None:
 def main() -> None:
     """Print a line for each way."""
     from pipeline.backends.ascend.fit.workloads import image_step
-    from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
+    from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
 
     chip = chipset("ascend910")
     traced = image_step("resnet50", 32, 224, 1000)
     pricing = Pricing(traced, chip)
-    pricing.report(Question())
+    pricing.report(ExecutionConfig())
 
     def what_ifs() -> None:
         for percent in range(100):
-            pricing.on(hbm_sustained_gb_per_s=800.0 + 4 * percent).report(Question())
+            pricing.on(hbm_sustained_gb_per_s=800.0 + 4 * percent).report(ExecutionConfig())
 
     ways: dict[str, Callable[[], object]] = {
         "cold process": cold,
-        "warm": lambda: Pricing(traced, chip).report(Question()).interval_ms,
+        "warm": lambda: Pricing(traced, chip).report(ExecutionConfig()).interval_ms,
         "100 what-ifs": what_ifs,
-        "1024 devices": lambda: pricing.report(Question(devices=1024)),
+        "1024 devices": lambda: pricing.report(ExecutionConfig(devices=1024)),
     }
     for name, work in ways.items():
         taken = seconds(work)

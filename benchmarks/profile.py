@@ -29,7 +29,7 @@ from benchmarks.hlo import Program, parse_program
 from benchmarks.measure import RESULTS, add_save, heading, publish, table, usable_cores
 from benchmarks.ours import OursTraining
 from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
-from pipeline.host.allocator import restart_with_kept_memory
+from pipeline.host.allocator import reexec_with_malloc_tunables
 
 PACKAGES = ("jax", "jaxlib", "numpy")
 WARM_UPS = 4
@@ -50,7 +50,7 @@ class Profile:
 
 def main() -> None:
     """Profile and print a Markdown table."""
-    restart_with_kept_memory()
+    reexec_with_malloc_tunables()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -18,7 +18,7 @@ from pipeline import load_recipe
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import Split
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 from pipeline.models.blocks.layered_model import LayeredModelSpec
@@ -210,7 +210,7 @@ def load_batches(task: Task) -> Batches:
     """The batches that the peers repeat, pass after pass."""
     with np.load(task.images) as arrays:
         images, labels = arrays["x_train"], arrays["y_train"]
-    order = Order(
+    order = SampleOrder(
         seed=task.seed,
         samples=len(labels),
         batch_size=task.batch_size,

@@ -30,7 +30,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import WARNING, Reporter
 from pipeline.runner.record.log_lines import METRICS, last_step
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import COLUMNS, Telemetry
 from pipeline.stages.train.sink_clock import SinkClock
 
@@ -93,7 +93,7 @@ def measure(recipe: Recipe, rows: np.ndarray) -> Cost:
         with (
             Reporter(folder, Console(file=io.StringIO())) as reporter,
             open_observers(
-                recipe, folder, Course(steps, STEPS_PER_PASS, steps), 0, reporter
+                recipe, folder, RunSchedule(steps, STEPS_PER_PASS, steps), 0, reporter
             ) as observers,
         ):
             monitor, clock = observers.monitor, SinkClock()

@@ -18,7 +18,7 @@ from pipeline import cli
 from pipeline.cli._usage import asks_for_help
 from pipeline.errors import report_errors
 from pipeline.files.package_paths import PACKAGE
-from pipeline.host.allocator import restart_with_kept_memory
+from pipeline.host.allocator import reexec_with_malloc_tunables
 from pipeline.host.signals import interrupt_command
 
 COLLECT_SELDOM = (100_000, 20, 100)
@@ -33,7 +33,7 @@ COMMANDS = frozenset(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say and return the exit status."""
     if arguments is None:
-        restart_with_kept_memory()
+        reexec_with_malloc_tunables()
     begun = time.perf_counter()
     interrupt_command()
     args = list(sys.argv[1:] if arguments is None else arguments)

@@ -36,7 +36,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepParts
+from pipeline.training.step_parts import StepConfig
 from tests.conftest import compose_tiny
 
 walking = importlib.import_module("pipeline.models.modules.apply_layers")
@@ -73,7 +73,7 @@ KINDS: tuple[Kind, ...] = ("NaN", "Inf", "overflow")
 class Subject:
     """A network, its fresh state and a batch of float images."""
 
-    parts: StepParts
+    parts: StepConfig
     state: TrainState
     batch: Batch
 

@@ -15,20 +15,61 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-LEVELS = """
-errors registry host files
-lowerings.problem lowerings.formulas lowerings lowerings.tune
-models models.layers models.modules models.blocks models.networks
-data data.ops data.padding data.records data.sources data.feed
-sink training training.optimizers training.optimizers.thor
-backends backends.ascend.chip backends.ascend.frontend backends.ascend.compiler
-backends.ascend.cost backends.ascend.memory backends.ascend.simulate backends.ascend.tune
-backends.ascend.report backends.ascend.price backends.ascend.fit backends.ascend backends.devices
-config cache
-runner.record observe stages.checkpoint stages.train autosink stages
-weights.rules weights.files weights autopsy
-runner . sweep cli __main__
-""".split()
+LEVELS = [
+    "errors",
+    "registry",
+    "host",
+    "files",
+    "lowerings.problem",
+    "lowerings.formulas",
+    "lowerings",
+    "lowerings.tune",
+    "models",
+    "models.layers",
+    "models.modules",
+    "models.blocks",
+    "models.networks",
+    "data",
+    "data.ops",
+    "data.padding",
+    "data.records",
+    "data.sources",
+    "data.feed",
+    "sink",
+    "training",
+    "training.optimizers",
+    "training.optimizers.thor",
+    "backends",
+    "backends.ascend.chip",
+    "backends.ascend.frontend",
+    "backends.ascend.compiler",
+    "backends.ascend.cost",
+    "backends.ascend.memory",
+    "backends.ascend.simulate",
+    "backends.ascend.tune",
+    "backends.ascend.report",
+    "backends.ascend.price",
+    "backends.ascend.fit",
+    "backends.ascend",
+    "backends.devices",
+    "config",
+    "cache",
+    "runner.record",
+    "observe",
+    "stages.checkpoint",
+    "stages.train",
+    "autosink",
+    "stages",
+    "weights.rules",
+    "weights.files",
+    "weights",
+    "autopsy",
+    "runner",
+    ".",
+    "sweep",
+    "cli",
+    "__main__",
+]
 """Packages from the ground to the command line, each a level; `.` is the package `pipeline`."""
 LEVEL = {name: level for level, name in enumerate(LEVELS)}
 TOP_LEVEL = {"__init__", "__main__", "errors", "registry", "cache"}

@@ -20,7 +20,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.feed import feed as feeds
 from pipeline.errors import DataError, RunError
 from pipeline.observe import metrics_log, tensorboard
-from pipeline.observe.monitors import Quiet, SinkReport
+from pipeline.observe.monitors import MonitorBase, SinkReport
 from pipeline.runner.record.summary import Summary
 from pipeline.runner.run import run
 from tests import outcome
@@ -35,7 +35,7 @@ LENGTH = ["train.steps=45", "train.sink_size=4", "checkpoint.every_steps=8"]
 ALL_STEPS = list(range(1, 46))
 
 
-class At(Quiet):
+class At(MonitorBase):
     """Does something at the end of the sink that ends at a step. As a judge it ends nothing."""
 
     verdict = None

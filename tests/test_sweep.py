@@ -380,7 +380,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(
     assert pipeline(*asked, "hydra.sweep.dir=whole") == 0
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.observe.background.OffThread.on_sink", terminate)
+        patch.setattr("pipeline.observe.background.BackgroundMonitor.on_sink", terminate)
         assert pipeline(*asked, "hydra.sweep.dir=mine") == 1
     sweep_dir = tmp_path / "mine"
     assert pipeline(*asked, "hydra.sweep.dir=mine") == 0
@@ -459,7 +459,7 @@ def test_a_sweep_goes_on_with_no_single_run(
 def test_a_signal_stops_the_sweep_and_not_only_its_job(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.observe.background.OffThread.on_sink", terminate)
+    monkeypatch.setattr("pipeline.observe.background.BackgroundMonitor.on_sink", terminate)
     assert pipeline("-m", STEPS, "seed=1,2,3", "train.sink_size=7") == 1
     (sweep_dir,) = sweeps(tmp_path)
     rows = read_table(sweep_dir)
@@ -474,7 +474,7 @@ def test_a_signal_that_comes_too_late_for_its_job_stops_the_sweep(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the last dispatch of a job that has no further stage: it is done, no other begins."""
-    monkeypatch.setattr("pipeline.observe.background.OffThread.on_sink", terminate)
+    monkeypatch.setattr("pipeline.observe.background.BackgroundMonitor.on_sink", terminate)
     trained = "stages=[data,build,compile,train]"
     assert pipeline("-m", STEPS, "seed=1,2", "train.sink_size=45", trained) == 1
     (sweep_dir,) = sweeps(tmp_path)

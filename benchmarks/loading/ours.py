@@ -18,7 +18,7 @@ from pipeline.data.feed.feed import Feed, make_feed
 from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.data.transform import apply_ops
 
 OPS = (
@@ -69,7 +69,7 @@ def open_loader(work: Work) -> Windows:
     """The pipeline with a feed of the kind `work.way`, resident or stream."""
     with np.load(work.arrays) as arrays:
         split = Split({"image": arrays["images"], "label": arrays["labels"]})
-    order = Order(
+    order = SampleOrder(
         seed=0,
         samples=len(split),
         batch_size=work.batch_size,

@@ -23,9 +23,9 @@ from pipeline.autopsy.ranges import bad_rows, is_float, largest, range_of
 from pipeline.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
 from pipeline.autopsy.values import Value
 from pipeline.data.batch import Batch
-from pipeline.files.compile_cache import unkept
+from pipeline.files.compile_cache import no_compile_cache
 from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepParts
+from pipeline.training.step_parts import StepConfig
 
 _INPUTS = {
     "columns": COLUMN,
@@ -37,7 +37,7 @@ _INPUTS = {
 
 
 def examine(
-    parts: StepParts, state: TrainState, batch: Batch, device: jax.Device | None = None
+    parts: StepConfig, state: TrainState, batch: Batch, device: jax.Device | None = None
 ) -> Autopsy:
     """Compute a step again, on a device, and say what in it is not finite first.
 
@@ -67,7 +67,7 @@ def _why_finite(replay: _Replay) -> str:
 
 @dataclass
 class _Replay:
-    parts: StepParts
+    parts: StepConfig
     state: TrainState
     batch: Batch
 
@@ -89,7 +89,9 @@ class _Replay:
             )
             if (named := _named_output(_path(path))) is not None and not hasattr(var, "val")
         }
-        with unkept():  # Hundreds of programs of one operation, which nobody wants to find again.
+        with (
+            no_compile_cache()
+        ):  # Hundreds of programs of one operation, which nobody wants to find again.
             loss, norm, *_ = self.interpreter.run(closed.jaxpr, closed.consts, inputs, names=names)
         return loss, norm
 

@@ -22,12 +22,12 @@ from pipeline.autopsy.ranges import is_float, largest, range_of
 from pipeline.autopsy.values import (
     Value,
     as_constant,
-    dead_behind,
+    at_iteration,
     is_below,
     is_finite,
+    last_uses,
     operands_of,
-    stack_turns,
-    turn_of,
+    stack_iterations,
 )
 from pipeline.backends.ascend.report.time_by_layer import layer_of
 
@@ -88,7 +88,7 @@ class Interpreter:
         def read(atom: Any) -> Value:
             return as_constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
-        for eqn, dead in zip(jaxpr.eqns, dead_behind(jaxpr), strict=True):
+        for eqn, dead in zip(jaxpr.eqns, last_uses(jaxpr), strict=True):
             outputs = self._equation(eqn, [read(atom) for atom in eqn.invars], scope)
             for var, output in zip(eqn.outvars, outputs, strict=True):
                 env[var] = replace(output, named=names[var]) if var in names else output
@@ -121,12 +121,12 @@ class Interpreter:
         turns = range(params["length"])
         made: dict[int, list[Value]] = {}
         for turn in reversed(turns) if params["reverse"] else turns:
-            sliced = [turn_of(value, turn) for value in operands[first:]]
+            sliced = [at_iteration(value, turn) for value in operands[first:]]
             with self._in_turn(turn):
                 outputs = self.run(body.jaxpr, body.consts, [*consts, *carry, *sliced], scope)
             carry, made[turn] = outputs[:carried], outputs[carried:]
         stacked = [
-            stack_turns([made[turn][at] for turn in turns], var)
+            stack_iterations([made[turn][at] for turn in turns], var)
             for at, var in enumerate(body.jaxpr.outvars[carried:])
         ]
         return [*carry, *stacked]
@@ -143,8 +143,10 @@ class Interpreter:
         of_condition, of_body = operands[:first], operands[first:second]
         carry = operands[second:]
         while True:
-            (goes_on,) = self.run(condition.jaxpr, condition.consts, [*of_condition, *carry], scope)
-            if not bool(goes_on.array):
+            (should_continue,) = self.run(
+                condition.jaxpr, condition.consts, [*of_condition, *carry], scope
+            )
+            if not bool(should_continue.array):
                 return carry
             carry = self.run(body.jaxpr, body.consts, [*of_body, *carry], scope)
 

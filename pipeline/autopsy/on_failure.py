@@ -21,7 +21,7 @@ from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_directory import AUTOPSY
 from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepParts
+from pipeline.training.step_parts import StepConfig
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Examination:
     """Looks into the step that ended a run, and leaves in its directory what it finds."""
 
     run_dir: Path
-    parts: StepParts
+    parts: StepConfig
     executable: Executable
     device: jax.Device
     reporter: Reporter

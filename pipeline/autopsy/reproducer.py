@@ -40,7 +40,7 @@ from pipeline.stages.build import parts_of
 from pipeline.stages.lower import LOWERINGS, read_choice
 from pipeline.stages.lowering_problems import list_problems
 from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepParts
+from pipeline.training.step_parts import StepConfig
 from pipeline.weights.files.weight_files import read_weights, write_weights
 from pipeline.weights.trained_run import read_run_recipe
 
@@ -52,7 +52,7 @@ _STATE = ("params", "batch_stats")
 class Reproducer:
     """A step that can be computed again, and what was found in it."""
 
-    parts: StepParts
+    parts: StepConfig
     state: TrainState
     batch: Batch
     device: jax.Device
@@ -63,7 +63,7 @@ class Reproducer:
 
 def write_reproducer(
     run_dir: Path,
-    parts: StepParts,
+    parts: StepConfig,
     state: TrainState,
     batch: Batch,
     autopsy: Autopsy,
@@ -131,7 +131,7 @@ def _find(folder: Path) -> Path:
     )
 
 
-def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepParts:
+def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
     """What the step is made of, by the recipe and what `step.json` says of its images."""
     image = document["image"]
     spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
@@ -147,7 +147,7 @@ def _device_of(recipe: Recipe) -> jax.Device:
         return jax.devices()[0]
 
 
-def _require_fit(where: Path, parts: StepParts, state: TrainState, batch: Batch) -> None:
+def _require_fit(where: Path, parts: StepConfig, state: TrainState, batch: Batch) -> None:
     """Raise DataError unless the step can be computed of what there is."""
     try:
         jax.eval_shape(partial(outcome_of, parts), state, batch)
@@ -165,8 +165,8 @@ def _read_arrays(path: Path) -> Mapping[str, Any]:
 
 
 def _lowered(
-    parts: StepParts, folder: Path, state: TrainState, batch: Batch, device: jax.Device
-) -> StepParts:
+    parts: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
+) -> StepConfig:
     """The parts with the lowerings of the run, where it had some and this machine has them too."""
     file, network = folder / LOWERINGS, parts.network
     if not file.exists() or not isinstance(network, Network):

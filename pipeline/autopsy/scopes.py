@@ -19,7 +19,7 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.training.bucketing import in_its_bucket
 from pipeline.training.state import TrainState
 from pipeline.training.step import gradients_of, norm_of
-from pipeline.training.step_parts import StepParts
+from pipeline.training.step_parts import StepConfig
 
 DATA = "dataset.train.ops"
 LOSS = "loss"
@@ -63,7 +63,7 @@ class _ScopedOp:
             return self.op.map(xp, values, uniforms)
 
 
-def with_scopes(parts: StepParts) -> StepParts:
+def with_scopes(parts: StepConfig) -> StepConfig:
     """The same parts, map ops and loss under names of their own."""
     compute_loss = parts.loss
 
@@ -75,7 +75,7 @@ def with_scopes(parts: StepParts) -> StepParts:
     return replace(parts, train_ops=ops, loss=loss)
 
 
-def outcome_of(parts: StepParts, state: TrainState, batch: Batch) -> Outcome:
+def outcome_of(parts: StepConfig, state: TrainState, batch: Batch) -> Outcome:
     """What a step computes before it updates anything."""
 
     def compute(cut: Batch) -> tuple[Any, Any]:

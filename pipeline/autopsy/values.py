@@ -62,13 +62,13 @@ def as_constant(array: Any) -> Value:
     return Value(array if hasattr(array, "dtype") else np.asarray(array), constant=True)
 
 
-def turn_of(value: Value, turn: int) -> Value:
+def at_iteration(value: Value, turn: int) -> Value:
     """What a turn of a scan reads of a value."""
     part = replace(value, array=value.array[turn])
     return replace(part, origin=None) if is_float(part.array) and is_finite(part) else part
 
 
-def stack_turns(parts: list[Value], var: Any) -> Value:
+def stack_iterations(parts: list[Value], var: Any) -> Value:
     """What the turns of a scan gave, one upon the other."""
     if not parts:
         return Value(jnp.zeros((0, *var.aval.shape), var.aval.dtype))
@@ -78,7 +78,7 @@ def stack_turns(parts: list[Value], var: Any) -> Value:
     return replace(parts[0], array=array, origin=first, constant=constant)
 
 
-def dead_behind(jaxpr: Any) -> list[list[Any]]:
+def last_uses(jaxpr: Any) -> list[list[Any]]:
     """Behind each equation of a jaxpr, the variables that nothing reads any more."""
     kept = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     dead: list[list[Any]] = [[] for _ in jaxpr.eqns]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from pipeline.autosink.dispatch_costs import LONGEST, first_look, least_steps, measure
-from pipeline.autosink.timed_runs import Trials
+from pipeline.autosink.timed_runs import TimedRuns
 from pipeline.backends.base import Backend, Estimate, Executable, Mechanism, SinkPrice
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Bounds, Choice, Cost, Costs, SinkMechanism, choose, no_sink
-from pipeline.sink.schedule import Course, Event
+from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.checkpoint.host_state import KeptSink
 from pipeline.stages.train.event_periods import event_periods
 
@@ -33,14 +33,14 @@ class Sinkable:
     """A run that is ready to train; `estimate` on an emulated device."""
 
     recipe: Recipe
-    course: Course
+    run_schedule: RunSchedule
     executable: Executable
     backend: Backend
     estimate: Estimate | None
 
 
 @dataclass(frozen=True)
-class Settled:
+class SinkPlan:
     """The sinks of a run, and what was expected of them where they were measured."""
 
     size: int | None
@@ -71,7 +71,7 @@ def chooses_sink(recipe: Recipe) -> bool:
     return recipe.train.sink and recipe.train.sink_size == "auto"
 
 
-def settle(run: Sinkable, before: KeptSink | None, reporter: Reporter) -> Settled:
+def choose_sink(run: Sinkable, before: KeptSink | None, reporter: Reporter) -> SinkPlan:
     """The sinks of a run: the recipe's, or those that are found to be best where that is auto.
 
     `before` is what a checkpoint kept: a resumed run goes on with the sinks that it had. Raises
@@ -80,9 +80,9 @@ def settle(run: Sinkable, before: KeptSink | None, reporter: Reporter) -> Settle
     train = run.recipe.train
     if not chooses_sink(run.recipe):
         mechanism, why = run.backend.mechanism(train.mechanism, sink=train.sink)
-        return Settled(run.course.sink_steps, mechanism, why)
+        return SinkPlan(run.run_schedule.sink_steps, mechanism, why)
     if before is not None:
-        settled = Settled(before.size, before.mechanism, "as chosen when the run began")
+        settled = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
     elif run.estimate is not None and run.estimate.choice is not None:
         settled = _modelled(run, run.estimate.device, run.estimate.choice)
     else:
@@ -92,26 +92,26 @@ def settle(run: Sinkable, before: KeptSink | None, reporter: Reporter) -> Settle
     return replace(settled, kept={KEPT: {"size": settled.size, "mechanism": settled.mechanism}})
 
 
-def _modelled(run: Sinkable, device: str, choice: Choice) -> Settled:
+def _modelled(run: Sinkable, device: str, choice: Choice) -> SinkPlan:
     """The sinks that are best on the emulated device, run by whatever runs in its place."""
     asked, sink = run.recipe.train.mechanism, choice.size is not None
     mechanism, _ = run.backend.mechanism(asked, sink=sink)
-    return Settled(choice.size, mechanism, f"modelled for {device}: {choice.why}")
+    return SinkPlan(choice.size, mechanism, f"modelled for {device}: {choice.why}")
 
 
-def _measured(run: Sinkable, *, terminal: bool) -> Settled:
+def _measured(run: Sinkable, *, terminal: bool) -> SinkPlan:
     """The best sinks, looked for in a share of the time that the run will take."""
     try:
-        with Trials(run.recipe, run.course, run.executable, terminal=terminal) as trials:
+        with TimedRuns(run.recipe, run.run_schedule, run.executable, terminal=terminal) as trials:
             choice = _choose(run, trials)
     except RunError as error:
-        return Settled(None, "none", f"not measured, steps that were only timed failed: {error}")
-    return Settled(choice.size, choice.mechanism, choice.why, choice)
+        return SinkPlan(None, "none", f"not measured, steps that were only timed failed: {error}")
+    return SinkPlan(choice.size, choice.mechanism, choice.why, choice)
 
 
-def _choose(run: Sinkable, trials: Trials) -> Choice:
+def _choose(run: Sinkable, trials: TimedRuns) -> Choice:
     bounds, mechanisms = measured_bounds(run), mechanisms_of(run.recipe)
-    single_ms, total = first_look(trials), run.course.total
+    single_ms, total = first_look(trials), run.run_schedule.total
     least = least_steps(mechanisms)
     reason = unmeasurable(single_ms, bounds)
     if reason is None and least > MOST_SHARE * total:
@@ -137,25 +137,25 @@ def mechanisms_of(recipe: Recipe) -> tuple[SinkMechanism, ...]:
 def measured_bounds(run: Sinkable) -> Bounds:
     """What ends a dispatch here besides the end of its sink."""
     window = run.executable.feed.window(0)
-    return bounds_of(run.recipe, run.course, window.stop - window.start)
+    return bounds_of(run.recipe, run.run_schedule, window.stop - window.start)
 
 
-def modelled_bounds(recipe: Recipe, course: Course) -> Bounds:
+def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
     """What ends a dispatch on an emulated device, where a queue of any length feeds it."""
-    return bounds_of(recipe, course, course.total)
+    return bounds_of(recipe, run_schedule, run_schedule.total)
 
 
-def bounds_of(recipe: Recipe, course: Course, window_steps: int) -> Bounds:
+def bounds_of(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
     """What ends a dispatch besides the end of its sink, `window_steps` batches being at hand."""
-    every = event_periods(recipe, course.steps_per_pass)
+    every = event_periods(recipe, run_schedule.steps_per_pass)
     saves = every[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
     periods = (*every[Event.EVALUATE], *saves)
-    return Bounds(course.total, periods, window_steps, recipe.train.dispatch_seconds)
+    return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)
 
 
-def modelled_chooser(recipe: Recipe, course: Course) -> Callable[[SinkPrice], Choice]:
+def modelled_chooser(recipe: Recipe, run_schedule: RunSchedule) -> Callable[[SinkPrice], Choice]:
     """What chooses the sinks on an emulated device."""
-    bounds = modelled_bounds(recipe, course)
+    bounds = modelled_bounds(recipe, run_schedule)
     return lambda price: choose(modelled_costs(price), bounds)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.autosink.timed_runs import Timing, Trials, Way
+from pipeline.autosink.timed_runs import TimedRuns, Timing, Variant
 from pipeline.sink.choice import Cost, Costs, SinkMechanism
 
 ROUNDS = 5, 15
@@ -21,7 +21,7 @@ LONGEST, SINKS = 1000, 3
 SINGLES = 4
 """A trial of single steps has at least so many."""
 
-OFF = Way(None, "none")
+OFF = Variant(None, "none")
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ def least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
     return ROUNDS[0] * (2 * SINGLES + 2 * SINKS * len(mechanisms))
 
 
-def first_look(trials: Trials) -> float:
+def first_look(trials: TimedRuns) -> float:
     """About how long a step takes that is dispatched alone, in ms."""
     return float(trials.time(OFF, SINGLES).dispatch_ms.min())
 
 
 def measure(
-    trials: Trials, single_ms: float, mechanisms: Sequence[SinkMechanism], budget_s: float
+    trials: TimedRuns, single_ms: float, mechanisms: Sequence[SinkMechanism], budget_s: float
 ) -> Measurement:
     """What steps cost without sinks, in sinks of one, and in long sinks by each mechanism.
 
@@ -57,12 +57,12 @@ def measure(
     count = int(np.clip(1000 * budget_s / round_ms, *ROUNDS))
     trial_ms = 1000 * budget_s / (count + 1) / (2 + len(mechanisms))
     guess = _long_sink(trial_ms, single_ms)
-    step_ms = trials.time(Way(guess, mechanisms[0]), SINKS * guess).step_ms
+    step_ms = trials.time(Variant(guess, mechanisms[0]), SINKS * guess).step_ms
     long_steps = _long_sink(trial_ms, step_ms)
     sinks = max(SINKS, round(trial_ms / (long_steps * step_ms)) + 1)
     singles = max(SINGLES, int(trial_ms / single_ms))
-    ways = {OFF: singles, Way(1, mechanisms[0]): singles}
-    ways |= {Way(long_steps, mechanism): sinks * long_steps for mechanism in mechanisms}
+    ways = {OFF: singles, Variant(1, mechanisms[0]): singles}
+    ways |= {Variant(long_steps, mechanism): sinks * long_steps for mechanism in mechanisms}
     rounds = [{way: trials.time(way, steps) for way, steps in ways.items()} for _ in range(count)]
     single_dispatches = np.concatenate([timed[OFF].dispatch_ms for timed in rounds])
     return Measurement(costs_of(rounds, mechanisms, long_steps), single_dispatches, long_steps)
@@ -74,15 +74,15 @@ def _long_sink(trial_ms: float, step_ms: float) -> int:
 
 
 def costs_of(
-    rounds: Sequence[Mapping[Way, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
+    rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
     """From rounds that have each timed every way: `undisturbed` times, the error of their ratio."""
 
-    def times(way: Way) -> list[float]:
+    def times(way: Variant) -> list[float]:
         return [timed[way].step_ms for timed in rounds]
 
-    single_ms = undisturbed(times(Way(1, mechanisms[0])))
-    longs = {mechanism: times(Way(long_steps, mechanism)) for mechanism in mechanisms}
+    single_ms = undisturbed(times(Variant(1, mechanisms[0])))
+    longs = {mechanism: times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
     costs = [
         Cost.between(mechanism, single_ms, long_steps * undisturbed(long), long_steps)
         for mechanism, long in longs.items()

@@ -21,10 +21,10 @@ from rich.console import Console
 
 from pipeline.backends.base import Executable, Mechanism
 from pipeline.config.recipe import Recipe
-from pipeline.observe.monitors import Quiet
+from pipeline.observe.monitors import MonitorBase
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.train.history import History
@@ -33,7 +33,7 @@ from pipeline.training.state import TrainState
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """A way to run steps: in sinks of so many, or None for none, by a mechanism."""
 
     sink_steps: int | None
@@ -50,19 +50,19 @@ class Timing:
     """float64 (dispatches,), each from the end of the one before."""
 
 
-class Trials:
+class TimedRuns:
     """A compiled run, tried out. `terminal`: as if its lines and its bar were watched on one."""
 
     def __init__(
-        self, recipe: Recipe, course: Course, executable: Executable, *, terminal: bool
+        self, recipe: Recipe, run_schedule: RunSchedule, executable: Executable, *, terminal: bool
     ) -> None:
-        self._recipe, self._course = _without_events(recipe), course
+        self._recipe, self._course = _without_events(recipe), run_schedule
         self._executable, self._terminal = executable, terminal
         self._state = executable.init()
         self._open = ExitStack()
         self._observers: dict[int | None, Observers] = {}
 
-    def time(self, way: Way, steps: int) -> Timing:
+    def time(self, way: Variant, steps: int) -> Timing:
         """Run so many steps one way, at least three times as many as a sink has.
 
         Raises RunError where one is not finite.
@@ -81,14 +81,14 @@ class Trials:
         observers.monitor.flush()
         return watch.timing(way.sink_steps or 1)
 
-    def _observers_of(self, way: Way) -> Observers:
+    def _observers_of(self, way: Variant) -> Observers:
         """Those of a sink size; what ways have in common they need not share."""
         if way.sink_steps not in self._observers:
             folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
             console = self._open.enter_context(_unseen(self._terminal))
             reporter = self._open.enter_context(Reporter(folder, console))
-            course = replace(self._course, sink_steps=way.sink_steps)
-            observers = open_observers(self._recipe, folder, course, 0, reporter)
+            run_schedule = replace(self._course, sink_steps=way.sink_steps)
+            observers = open_observers(self._recipe, folder, run_schedule, 0, reporter)
             self._observers[way.sink_steps] = self._open.enter_context(observers)
         return self._observers[way.sink_steps]
 
@@ -99,7 +99,7 @@ class Trials:
         self._open.close()
 
 
-class _Stopwatch(Quiet):
+class _Stopwatch(MonitorBase):
     """Notes when each dispatch was over, after everyone else has been told."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.data.feed.feed import Feed
 from pipeline.lowerings.problem.lowering import Problem
-from pipeline.lowerings.tune.tuner import Chosen, Tuning
+from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.sink.choice import Choice
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
@@ -47,7 +47,7 @@ class CompileReport:
 
 
 @dataclass(frozen=True)
-class Work:
+class CompileInputs:
     """What a backend is given: the pure functions, where batches come from, and the constants."""
 
     step: TrainStep
@@ -59,7 +59,7 @@ class Work:
     """Run every operation by itself instead of compiled programs."""
 
 
-Watch = Callable[[str], AbstractContextManager[object]]
+ProgressClock = Callable[[str], AbstractContextManager[object]]
 """Called with what is being compiled, around compiling it: the clock that the user sees."""
 
 
@@ -98,7 +98,7 @@ SinkPrice = Callable[[int | None], float]
 
 
 @dataclass(frozen=True)
-class Proposal:
+class StepToPrice:
     """A run as an emulated device is asked about it: shapes alone, no data and no weights.
 
     `step(state, batch) -> (state, loss)` is one update on a batch as the map ops leave it,
@@ -161,13 +161,15 @@ class Backend(Protocol):
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that decide its numbers, for the summary."""
 
-    def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
+    def choose_lowerings(
+        self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
+    ) -> LoweringChoice:
         """How the layers of a network are computed here. Raises RunError for a bad bank."""
 
-    def compile(self, work: Work, watch: Watch) -> Executable:
+    def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile a run. Raises RunError when the device can't take it."""
 
-    def estimate(self, proposal: Proposal) -> Estimate | None:
+    def estimate(self, proposal: StepToPrice) -> Estimate | None:
         """What a run would cost, on a device that is emulated; None on one that is there.
 
         Raises RunError when the device can't take it, RecipeError when it can't be asked to.

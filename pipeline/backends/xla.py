@@ -21,21 +21,21 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import (
+    CompileInputs,
     CompileReport,
     Executable,
     Mechanism,
     Program,
-    Proposal,
-    Watch,
-    Work,
+    ProgressClock,
+    StepToPrice,
 )
 from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.errors import RunError
-from pipeline.files.compile_cache import unkept
+from pipeline.files.compile_cache import no_compile_cache
 from pipeline.lowerings.formulas.onednn import CALLS
 from pipeline.lowerings.problem.lowering import Problem
-from pipeline.lowerings.tune.tuner import Chosen, Tuning, choose_lowerings
+from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import Record, TrainState
@@ -49,12 +49,12 @@ Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
 
 @register_dataclass
 @dataclass(frozen=True)
-class Progress:
+class LoopCarry:
     """What the training loop carries: the state, a row per step, and whether no step ended it."""
 
     state: TrainState
     rows: Array
-    goes_on: Array
+    should_continue: Array
 
 
 def find_device(platform: Literal["cpu", "gpu"], index: int) -> jax.Device:
@@ -93,20 +93,22 @@ class XlaBackend:
             return "soft", "asked for: one asynchronous dispatch per step, no host read in a sink"
         return "loop", "one XLA program loops over the steps of a sink, its trip count an argument"
 
-    def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
+    def choose_lowerings(
+        self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
+    ) -> LoweringChoice:
         """From the banks, the tuner or a rule on the CPU; elsewhere XLA's own are the best."""
         return choose_lowerings(problems, self.device, tuning, watch)
 
-    def compile(self, work: Work, watch: Watch) -> Executable:
+    def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile initialisation, the training loop and the evaluation loop."""
         return XlaExecutable(work, self.device, watch)
 
-    def estimate(self, proposal: Proposal) -> None:
+    def estimate(self, proposal: StepToPrice) -> None:
         """Nothing: what a step costs here is measured."""
 
 
 @dataclass(frozen=True)
-class _Source:
+class _ProgramSpec:
     """A program to compile; `donated` is the argument whose memory it may reuse."""
 
     name: str
@@ -119,7 +121,7 @@ class _Source:
 class XlaExecutable:
     """A run compiled for one device."""
 
-    def __init__(self, work: Work, device: jax.Device, watch: Watch) -> None:
+    def __init__(self, work: CompileInputs, device: jax.Device, watch: ProgressClock) -> None:
         self._work, self._device = work, device
         self.feed = work.train
         self._rates = self._on_device(_in_blocks(work.learning_rates))
@@ -139,11 +141,11 @@ class XlaExecutable:
         train: Any = self._train
         return "" if self._work.eager else train.as_text()
 
-    def _sources(self) -> tuple[_Source, _Source, _Source]:
+    def _sources(self) -> tuple[_ProgramSpec, _ProgramSpec, _ProgramSpec]:
         step, seed = self._work.step, self._on_device(self._work.seed)
         train, evaluated = self._work.train.window(0).inputs, self._work.eval.window(0).inputs
         state = self._shapes(jax.eval_shape(step.init, seed))
-        progress = Progress(state, *self._shapes(jax.eval_shape(_empty_buffers, train)))
+        progress = LoopCarry(state, *self._shapes(jax.eval_shape(_empty_buffers, train)))
         sums = self._shapes(jax.eval_shape(step.zero_sums))
         bound = self._shapes(np.int32(0))
         train_args = (progress, train, self._rates, bound, bound)
@@ -153,9 +155,9 @@ class XlaExecutable:
         quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
         options = quick if self._device.platform == "cpu" else None
         return (
-            _Source("initialisation", step.init, (seed,), compiler_options=options),
-            _Source("training step", _train_loop(step, repeat), train_args, donated=0),
-            _Source("evaluation", _eval_loop(step, repeat), eval_args, donated=1),
+            _ProgramSpec("initialisation", step.init, (seed,), compiler_options=options),
+            _ProgramSpec("training step", _train_loop(step, repeat), train_args, donated=0),
+            _ProgramSpec("evaluation", _eval_loop(step, repeat), eval_args, donated=1),
         )
 
     def _on_device(self, tree: Any) -> Any:
@@ -177,16 +179,16 @@ class XlaExecutable:
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop`, window by window; `soft` dispatches them one by one."""
-        progress = Progress(state, *self._buffers)
+        progress = LoopCarry(state, *self._buffers)
         rows = []
-        for inputs, first, count in _pieces(self._work.train, start, stop):
+        for inputs, first, count in _split_at_windows(self._work.train, start, stop):
             stride = count if mechanism == "loop" else 1
             for position in range(first, first + count, stride):
                 span = np.int32(position), np.int32(position + stride)
                 progress = self._train(progress, inputs, self._rates, *span)
             # Copied at once: on the CPU this is a view of a buffer that the next call is given.
             rows.append(np.asarray(progress.rows)[first : first + count].copy())
-        self._buffers = progress.rows, progress.goes_on
+        self._buffers = progress.rows, progress.should_continue
         telemetry = _until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
         if telemetry.bad_step is not None:
             # Else no later call would run a step: steps that were only timed may diverge.
@@ -201,7 +203,7 @@ class XlaExecutable:
         However the batches are cut, they are added in their order by the same program.
         """
         sums = self._on_device(self._work.step.zero_sums()) if before is None else before
-        for inputs, first, count in _pieces(self._work.eval, start, stop):
+        for inputs, first, count in _split_at_windows(self._work.eval, start, stop):
             span = np.int32(first), np.int32(first + count)
             sums = self._evaluate(state, sums, inputs, *span)
         return jax.block_until_ready(sums)
@@ -227,7 +229,7 @@ def _until_bad(telemetry: Telemetry) -> Telemetry:
     return Telemetry(telemetry.start, *columns)
 
 
-def _pieces(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
+def _split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
     """Cut steps `start + 1 .. stop` at the ends of windows: inputs, first position, count."""
     while start < stop:
         window = feed.window(start)
@@ -243,20 +245,20 @@ def _python_loop(unfinished: Callable[[Any], Array], body: Callable[[Any], Any],
     return carry
 
 
-def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., Progress]:
+def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
     """Steps at positions first .. last - 1 of a window; stops behind one that ends the run."""
 
     def loop(
-        progress: Progress, inputs: Inputs, learning_rates: Array, first: Array, last: Array
-    ) -> Progress:
-        def unfinished(carry: tuple[Array, Progress]) -> Array:
-            return (carry[0] < last) & carry[1].goes_on
+        progress: LoopCarry, inputs: Inputs, learning_rates: Array, first: Array, last: Array
+    ) -> LoopCarry:
+        def unfinished(carry: tuple[Array, LoopCarry]) -> Array:
+            return (carry[0] < last) & carry[1].should_continue
 
-        def body(carry: tuple[Array, Progress]) -> tuple[Array, Progress]:
+        def body(carry: tuple[Array, LoopCarry]) -> tuple[Array, LoopCarry]:
             position, before = carry
             state, record = step.step(before.state, batch_at(inputs, position), learning_rates)
             rows = before.rows.at[position].set(jnp.stack(record))
-            return position + 1, Progress(state, rows, record.goes_on)
+            return position + 1, LoopCarry(state, rows, record.should_continue)
 
         return repeat(unfinished, body, (first, progress))[1]
 
@@ -279,14 +281,14 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
     return loop
 
 
-def _compile(source: _Source, watch: Watch) -> tuple[Any, Program]:
+def _compile(source: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
     """Compile ahead of time. Raises RunError with XLA's first line where it refuses."""
     begun = time.perf_counter()
     with watch(source.name), _cache_events() as events:
         try:
             lowered = jax.jit(source.function, donate_argnums=source.donated).lower(*source.args)
             keep = CALLS not in lowered.as_text()
-            with nullcontext() if keep else unkept():
+            with nullcontext() if keep else no_compile_cache():
                 compiled = lowered.compile(compiler_options=source.compiler_options)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).splitlines()[0]

@@ -10,7 +10,7 @@ from typing import NoReturn
 from pipeline.cache import cache_root
 from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.config.chosen import untrained
-from pipeline.config.compose import diagnose
+from pipeline.config.compose import compose_and_check
 from pipeline.data.records.record_format import RecordsSpec
 from pipeline.data.records.record_writer import check_free, write_records
 from pipeline.errors import RecipeError
@@ -53,7 +53,7 @@ def main(args: Sequence[str]) -> int:
     out = given.out.expanduser()
     if "=" in given.out.name:
         parser.error(f"OUT must come first, a folder to write; found {given.out}")
-    recipe = diagnose(untrained(given.overrides))
+    recipe = compose_and_check(untrained(given.overrides))
     check_free(out, given.overwrite)
     reporter = Reporter()
     dataset = recipe.dataset

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.config.chosen import untrained
-from pipeline.config.compose import diagnose
+from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.errors import UsageError, printable
@@ -89,7 +89,7 @@ def _recipe(overrides: Sequence[str], source: Path) -> Recipe | None:
     run_dir = None if is_weight_file(source) else run_of(source)
     if value_of(written, "recipe") is None and run_dir is not None:
         return read_run_recipe(run_dir, written)
-    return diagnose(untrained(written)) if written else None
+    return compose_and_check(untrained(written)) if written else None
 
 
 def _in_full(override: str) -> str:

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from pipeline.cache import PROGRAMS, cache_root, find_exposure
 from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.config.chosen import untrained
-from pipeline.config.compose import diagnose
+from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.data.download import DownloadError
 from pipeline.data.feed.feed import split_bytes
@@ -89,7 +89,7 @@ def main(args: Sequence[str]) -> int:
     flags = [arg for arg in args if arg.startswith("-")]
     if flags:
         raise UsageError(flags[:1], "doctor takes KEY=VALUE of one recipe, no flags")
-    recipe, levels = diagnose(untrained(args)), []
+    recipe, levels = compose_and_check(untrained(args)), []
     for check in (software, device, cache, data, outputs, limits, extras):
         for finding in _findings(check, recipe):
             print(finding, flush=True)

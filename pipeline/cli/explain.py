@@ -35,10 +35,10 @@ from pipeline.autosink.dispatch_costs import (
     undisturbed,
 )
 from pipeline.autosink.explanation import Achieved, Calendar, Dispatch, Explanation, Memory, Run
-from pipeline.autosink.timed_runs import Trials, Way
+from pipeline.autosink.timed_runs import TimedRuns, Variant
 from pipeline.backends.base import Backend, SinkPrice
 from pipeline.cli._usage import asks_for_help, show_usage
-from pipeline.config.compose import diagnose
+from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
@@ -48,7 +48,7 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Choice, choose, no_sink
-from pipeline.sink.schedule import Course, Event
+from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_run
 from pipeline.stages.data import load_data
@@ -91,7 +91,7 @@ def main(args: Sequence[str]) -> int:
     if flags:
         raise UsageError(flags[:1], "explain takes KEY=VALUE of one recipe, no flags")
     asked = value_of(args, RUN_DIR)
-    recipe = diagnose([arg for arg in args if key_of(arg) != RUN_DIR])
+    recipe = compose_and_check([arg for arg in args if key_of(arg) != RUN_DIR])
     if asked is not None:
         with _writing(Path(asked)):
             Path(asked).mkdir(parents=True, exist_ok=True)
@@ -132,11 +132,11 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         return modelled
     built = lower(recipe, dataset, built, backend, None, reporter)
     executable = compile_run(recipe, dataset, built, backend, reporter)
-    run = Sinkable(recipe, built.course, executable, backend, None)
+    run = Sinkable(recipe, built.run_schedule, executable, backend, None)
     terminal = reporter.console.is_terminal
     with (
         reporter.clock("measuring sinks"),
-        Trials(recipe, built.course, executable, terminal=terminal) as trials,
+        TimedRuns(recipe, built.run_schedule, executable, terminal=terminal) as trials,
     ):
         return _measured(run, trials)
 
@@ -145,7 +145,7 @@ def _modelled(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
 ) -> Explanation | None:
     """What the model of an emulated device says; None on a device that is there."""
-    bounds, seen = modelled_bounds(recipe, built.course), []
+    bounds, seen = modelled_bounds(recipe, built.run_schedule), []
 
     def choose_sink(price: SinkPrice) -> Choice:
         seen.append(modelled_costs(price))
@@ -155,18 +155,20 @@ def _modelled(
     estimate = backend.estimate(proposal)
     if estimate is None or estimate.choice is None:
         return None
-    run = Run(recipe.name, estimate.device, recipe.train.batch_size, _asked(recipe, built.course))
-    calendar = calendar_of(recipe, built.course)
+    run = Run(
+        recipe.name, estimate.device, recipe.train.batch_size, _asked(recipe, built.run_schedule)
+    )
+    calendar = calendar_of(recipe, built.run_schedule)
     return Explanation(run, bounds, calendar, estimate.choice, seen[-1], modelled=True)
 
 
-def _measured(run: Sinkable, trials: Trials) -> Explanation:
+def _measured(run: Sinkable, trials: TimedRuns) -> Explanation:
     """Measure, choose, and see what the choice achieves."""
-    recipe, course = run.recipe, run.course
+    recipe, run_schedule = run.recipe, run.run_schedule
     bounds, single_ms = measured_bounds(run), first_look(trials)
     device = run.backend.describe()["device"]
-    about = Run(recipe.name, device, recipe.train.batch_size, _asked(recipe, course))
-    explanation = partial(Explanation, about, bounds, calendar_of(recipe, course))
+    about = Run(recipe.name, device, recipe.train.batch_size, _asked(recipe, run_schedule))
+    explanation = partial(Explanation, about, bounds, calendar_of(recipe, run_schedule))
     memory = memory_of(run.executable.feed)
     reason = unmeasurable(single_ms, bounds)
     if reason is not None:
@@ -178,8 +180,8 @@ def _measured(run: Sinkable, trials: Trials) -> Explanation:
     )
 
 
-def _asked(recipe: Recipe, course: Course) -> int | None:
-    return None if recipe.train.sink_size == "auto" else course.sink_steps
+def _asked(recipe: Recipe, run_schedule: RunSchedule) -> int | None:
+    return None if recipe.train.sink_size == "auto" else run_schedule.sink_steps
 
 
 def dispatch_of(measured: Measurement) -> Dispatch:
@@ -199,20 +201,24 @@ def memory_of(feed: Feed) -> Memory:
     return Memory(inputs.resident, feed.device_bytes, round(total / steps), steps)
 
 
-def calendar_of(recipe: Recipe, course: Course) -> Calendar:
+def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
     """The events of a run besides the ends of its sinks."""
-    every = event_periods(recipe, course.steps_per_pass)
+    every = event_periods(recipe, run_schedule.steps_per_pass)
     if "checkpoint" not in recipe.stages:
         every = {**every, Event.CHECKPOINT: ()}
-    due = {event.value: _boundaries(periods, course.total) for event, periods in every.items()}
+    due = {
+        event.value: _boundaries(periods, run_schedule.total) for event, periods in every.items()
+    }
     first = sorted({step for steps in due.values() for step in steps[:SHOWN_EVENTS].tolist()})
     shown = tuple(
         (step, ", ".join(name for name, steps in due.items() if step in steps))
         for step in first[:SHOWN_EVENTS]
     )
-    ends = np.unique(np.concatenate([*due.values(), [course.total]]))
+    ends = np.unique(np.concatenate([*due.values(), [run_schedule.total]]))
     longest = int(np.diff(ends, prepend=0).max())
-    return Calendar({name: len(steps) for name, steps in due.items()}, shown, longest, course.total)
+    return Calendar(
+        {name: len(steps) for name, steps in due.items()}, shown, longest, run_schedule.total
+    )
 
 
 def _boundaries(periods: Sequence[int], total: int) -> np.ndarray:
@@ -221,11 +227,11 @@ def _boundaries(periods: Sequence[int], total: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(0), *multiples]))
 
 
-def achieve(trials: Trials, choice: Choice) -> Achieved | None:
+def achieve(trials: TimedRuns, choice: Choice) -> Achieved | None:
     """Train with and without the sinks that were chosen, in turn; None where none were."""
     if choice.size is None:
         return None
-    way = Way(choice.size, choice.mechanism)
+    way = Variant(choice.size, choice.mechanism)
     sinks = max(3, round(1000 * ACHIEVING_S / (choice.size * choice.step_ms)) + 1)
     singles = max(SINGLES, round(1000 * ACHIEVING_S / choice.off_ms))
     round_s = (singles * choice.off_ms + sinks * choice.size * choice.step_ms) / 1e3

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.chosen import with_recipe
-from pipeline.config.compose import UNCOMPOSABLE, check, diagnose
+from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
 from pipeline.config.overrides import expand_sweeps, key_of, quoted, swept_keys, value_of
 from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
 from pipeline.files.package_paths import CONF
@@ -65,7 +65,7 @@ def main(args: Sequence[str], begun: float | None = None) -> int:
 
 def _show(overrides: Sequence[str]) -> int:
     """Print the recipe as it would be run."""
-    tree = diagnose(overrides).model_dump(mode="json")
+    tree = compose_and_check(overrides).model_dump(mode="json")
     print(yaml.safe_dump(tree, sort_keys=False), end="")
     return 0
 
@@ -221,7 +221,7 @@ def _hydra(
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)()
     except (*UNCOMPOSABLE, RecursionError) as error:
         for job in expand_sweeps(typed):
-            diagnose(job)
+            compose_and_check(job)
         raise RecipeError([first_line(error)]) from error
     except OSError as error:
         if error.filename is None:

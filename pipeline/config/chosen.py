@@ -18,8 +18,8 @@ from pipeline.config.optional_keys import settable
 from pipeline.config.overrides import key_of, unparsable, value_of
 from pipeline.config.recipe_file import (
     YAML,
+    drop_foreign_keys,
     find_part_file,
-    kept_to_its_own,
     read_part_file,
     read_recipe_file,
     user_keys,
@@ -162,7 +162,7 @@ def _make_known(name: str, file: Path, chosen: Collection[str]) -> bool:
     tree = {"name": name, **with_part_files(read_recipe_file(file), own_part)}
     whole = names_every_part(tree)
     if whole:
-        tree = fill_missing(kept_to_its_own(tree))
+        tree = fill_missing(drop_foreign_keys(tree))
     if problems := [f"{file}: {problem}" for problem in user_keys(tree)]:
         raise RecipeError(problems)
     for group in chosen:

@@ -41,7 +41,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
     Raises RecipeError with every problem found.
     """
-    return diagnose([f"+recipe={name}", *overrides])
+    return compose_and_check([f"+recipe={name}", *overrides])
 
 
 def check(config: DictConfig, overrides: Iterable[str]) -> Recipe:
@@ -78,7 +78,7 @@ def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]
     return {**tree, "train": {**tree["train"], **dropped}}
 
 
-def diagnose(overrides: Sequence[str]) -> Recipe:
+def compose_and_check(overrides: Sequence[str]) -> Recipe:
     """Compose and check, going on after each problem, so that all are reported at once."""
     problems: list[str] = []
     remaining = with_recipe(overrides)

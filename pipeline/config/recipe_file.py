@@ -75,7 +75,7 @@ def find_part_file(recipe: Path, path: str) -> Path:
     return found
 
 
-def kept_to_its_own(tree: Tree) -> Tree:
+def drop_foreign_keys(tree: Tree) -> Tree:
     """The recipe of a run without what it said of the places where that run wrote."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for (section, key), harmless in FOR_THE_USER.items():

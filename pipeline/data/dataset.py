@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Dataset:
     image: ColumnSpec
     train_label: ColumnSpec
     eval_label: ColumnSpec
-    train_order: Order
-    eval_order: Order
+    train_order: SampleOrder
+    eval_order: SampleOrder
     train_ops: tuple[MapOp, ...]
     """The map ops of the training split; those that move pixels move the labels of these too."""
     eval_ops: tuple[MapOp, ...]
-    given: ColumnSpec
+    raw_image: ColumnSpec
     """What an image is before its map ops, padded to what holds all buckets."""
     whole_eval: Split
     """The evaluation split as read, of which `eval` may be a part."""

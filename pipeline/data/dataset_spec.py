@@ -74,13 +74,13 @@ class Op(MapOp):
         """Map values of shape (batch, *shape); uniforms have shape (batch, draws)."""
 
 
-class MovingOp(Op):
+class GeometricOp(Op):
     """An op on images that moves pixels in a way that labels of pixels can follow."""
 
     moves_pixels: ClassVar[bool] = True
 
     @property
-    def uncovers(self) -> bool:
+    def creates_border(self) -> bool:
         """Whether it makes pixels that come from nowhere and so have no label."""
         return False
 

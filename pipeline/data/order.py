@@ -48,7 +48,7 @@ def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
     return np.concatenate([drawn, drained]).astype(np.int32)
 
 
-def dealt(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
+def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
     """The positions of a pass that fall to a shard: shard_id, shard_id + num_shards, ... (D-01).
 
     As MindSpore deals them (its DistributedSampler): where the shards can't be equal, they are made
@@ -120,7 +120,7 @@ class Batches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order(Batching):
+class SampleOrder(Batching):
     """The endless order of a split: which samples each step is made of."""
 
     seed: int
@@ -148,7 +148,7 @@ class Order(Batching):
         the reader's (`shuffle=True`). One within a window comes after, as MindSpore's `shuffle(n)`
         follows the reader: what a shard has is the same in every pass.
         """
-        own = dealt(self.samples, self.num_shards, self.shard_id)
+        own = shard_indices(self.samples, self.num_shards, self.shard_id)
         if self.shuffle and self.buffer_size is not None:
             return own[pass_order(self.seed, pass_, len(own), True, self.buffer_size)]
         return pass_order(self.seed, pass_, self.samples, self.shuffle, None)[own]

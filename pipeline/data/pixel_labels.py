@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import MapOp, MovingOp, Op
+from pipeline.data.dataset_spec import GeometricOp, MapOp, Op
 from pipeline.data.transform import column_specs
 
 
-class MovedTogether(MapOp):
+class JointGeometricOp(MapOp):
     """An op on images, and the same on the labels of their pixels, from the same draws."""
 
-    op: MovingOp
+    op: GeometricOp
     fill: int
     """The label of pixels that come from nowhere."""
 
@@ -67,14 +67,14 @@ def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
     moves = isinstance(op, Op) and op.moves_pixels and op.column == "image"
     if not moves or not _of_places(specs["label"], specs["image"]):
         return op
-    if not isinstance(op, MovingOp):
+    if not isinstance(op, GeometricOp):
         raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")
-    if op.uncovers and ignore_index is None:
+    if op.creates_border and ignore_index is None:
         raise ValueError(
             "makes pixels that have no label; set dataset.ignore_index to the label that they get, "
             "such as 255"
         )
-    return MovedTogether(name=op.name, op=op, fill=ignore_index or 0)
+    return JointGeometricOp(name=op.name, op=op, fill=ignore_index or 0)
 
 
 def _of_places(labels: ColumnSpec, image: ColumnSpec) -> bool:

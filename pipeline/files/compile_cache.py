@@ -33,7 +33,7 @@ Tell = Callable[[str], None]
 """Takes a line for the user."""
 
 
-def keep_programs(folder: Path | None, tell: Tell) -> None:
+def enable_compile_cache(folder: Path | None, tell: Tell) -> None:
     """Keep every program that is compiled from now on in `folder`; None: keep none.
 
     What is wrong with the folder or an entry costs a compilation, and `tell` gets a line.
@@ -47,7 +47,7 @@ def keep_programs(folder: Path | None, tell: Tell) -> None:
 
 
 @contextmanager
-def unkept() -> Iterator[None]:
+def no_compile_cache() -> Iterator[None]:
     """Programs that are compiled inside are not written to the cache.
 
     Those that call oneDNN can't be: XLA has no form for it, and fails with `std::bad_alloc`.

@@ -25,7 +25,7 @@ SETTINGS: Mapping[str, str] = {
 """What is added to the environment."""
 
 
-def restart_with_kept_memory() -> None:
+def reexec_with_malloc_tunables() -> None:
     """Begin this process again, as it was called, with an allocator that keeps memory.
 
     Only once, only where the C library is glibc, and not where the user has settings for it.

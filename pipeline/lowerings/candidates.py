@@ -9,7 +9,7 @@ from jax import Array
 from pipeline.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.lowerings.formulas.dense_matmuls import PRODUCTS
 from pipeline.lowerings.formulas.max_pools import POOLINGS
-from pipeline.lowerings.problem.formula import Family
+from pipeline.lowerings.problem.formula import Formula
 from pipeline.lowerings.problem.lowering import WIDENED, Engine, Lowering, Problem, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 
@@ -19,7 +19,7 @@ CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 CHUNK_BYTES = range(128 << 10, 16 << 20)
 """What the images of a chunk may take: less is all calls, more leaves every cache."""
 
-FAMILIES: Mapping[str, Mapping[Role, Mapping[str, Family]]] = {
+FAMILIES: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
     "conv2d": CONVOLUTIONS,
     "dense": PRODUCTS,
     "max_pool": POOLINGS,

@@ -20,7 +20,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from pipeline.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
 from pipeline.lowerings.plan import Choice, Plan
 from pipeline.lowerings.problem.conv_window import Pair, make_window
-from pipeline.lowerings.problem.lowering import DEFAULTS, ROLES, Chooser, Lowering, Role
+from pipeline.lowerings.problem.lowering import DEFAULTS, ROLES, Lowering, LoweringPolicy, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem, convolution_problem
 
 XLA_CONVOLUTION = Lowering("convolution")
@@ -34,7 +34,7 @@ def conv2d(
     padding: str | Sequence[Pair] = "SAME",
     dilation: Pair = (1, 1),
     groups: int = 1,
-    chooser: Chooser = DEFAULTS,
+    chooser: LoweringPolicy = DEFAULTS,
 ) -> Array:
     """Convolve images (batch, height, width, channels) with a kernel of the same dtype.
 
@@ -114,7 +114,7 @@ def _kernel_gradient(plan: _Plan, images: Array, cotangent: Array) -> Array:
         return plan.kernel_gradient(images, cotangent)
     if plan.forward.problem.window.is_pointwise:
         # One matrix product, some 3 times as fast as the convolution that it equals.
-        return conv2d_weight_grad.by_positions(
+        return conv2d_weight_grad.per_tap_matmul(
             plan.forward.problem.window, XLA_CONVOLUTION, images, cotangent
         )
     return conv2d_weight_grad.by_convolution(

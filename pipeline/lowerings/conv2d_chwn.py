@@ -110,7 +110,7 @@ def _taken(padded: Array, window: Window, row: int, column: int) -> Array:
 def _under(axis: Axis, position: int) -> slice:
     """Where a position of the kernel comes to lie along the padded axis."""
     first = position * axis.dilation
-    return slice(first, first + axis.reach + 1, axis.stride)
+    return slice(first, first + axis.last_offset + 1, axis.stride)
 
 
 def _patches(window: Window, images: Array) -> Array:
@@ -139,7 +139,7 @@ def _shifted_rows(window: Window, shifted: Array) -> Array:
 def _slide(window: Window, patches: Array, kernel: Array) -> Array:
     features = kernel.shape[-1]
     product = _multiply(kernel.reshape(-1, features).T, patches)
-    return product.reshape(features, *window.positions, -1)
+    return product.reshape(features, *window.output_size, -1)
 
 
 def _multiply(left: Array, right: Array) -> Array:
@@ -176,7 +176,7 @@ def _row_products(window: Window, kernel: Array, spread: Array) -> Array:
     """What each kernel row adds: (kernel rows, channels, cotangent height, width * batch)."""
     rows, columns, channels, features = kernel.shape
     matrix = kernel[:, ::-1].transpose(0, 2, 1, 3).reshape(rows * channels, columns * features)
-    return _multiply(matrix, spread).reshape(rows, channels, window.positions[0], -1)
+    return _multiply(matrix, spread).reshape(rows, channels, window.output_size[0], -1)
 
 
 def _overlapped(window: Window, products: Array) -> Array:
@@ -185,7 +185,7 @@ def _overlapped(window: Window, products: Array) -> Array:
 
     def placed(row: int) -> Array:
         before = row * axis.dilation - axis.pads[0]
-        after = axis.size - 1 - before - axis.reach
+        after = axis.size - 1 - before - axis.last_offset
         config = ((0, 0, 0), (before, after, axis.stride - 1), (0, 0, 0))
         return lax.pad(products[row], zero, config)
 

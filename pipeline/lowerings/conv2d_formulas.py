@@ -13,7 +13,7 @@ from pipeline.lowerings.formulas import (
     winograd,
 )
 from pipeline.lowerings.problem.conv_window import Window
-from pipeline.lowerings.problem.formula import Family, always
+from pipeline.lowerings.problem.formula import Formula, always
 from pipeline.lowerings.problem.lowering import WIDENED, Engine, Lowering, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 
@@ -74,43 +74,43 @@ def _family(
     fits: Callable[[ConvolutionProblem], bool] = always,
     engines: tuple[Engine, ...] = ("xla", "onednn"),
     chunked: bool = False,
-) -> Family:
+) -> Formula:
     def compute(problem: ConvolutionProblem, how: Lowering, first: Array, second: Array) -> Array:
         return slide(problem.window, how, first, second)
 
-    return Family(compute, fits, engines, chunked)
+    return Formula(compute, fits, engines, chunked)
 
 
-def _tiled(slide: Slide) -> Family:
+def _tiled(slide: Slide) -> Formula:
     return _family(slide, _in_float32, chunked=True)
 
 
-def _tiled_sum(slide: Slide) -> Family:
+def _tiled_sum(slide: Slide) -> Formula:
     return _family(slide, _three_by_three, chunked=True)
 
 
-CONVOLUTIONS: Mapping[Role, Mapping[str, Family]] = {
+CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
         "convolution": _family(conv2d_forward.by_convolution),
-        "patches": _family(conv2d_forward.by_patches, _narrow, chunked=True),
-        "pixels": _family(conv2d_forward.by_pixels, _pointwise),
-        "multiply_adds": _family(conv2d_forward.by_multiply_adds, _few_terms, engines=("xla",)),
+        "patches": _family(conv2d_forward.im2col, _narrow, chunked=True),
+        "pixels": _family(conv2d_forward.pointwise, _pointwise),
+        "multiply_adds": _family(conv2d_forward.shifted_sum, _few_terms, engines=("xla",)),
         "winograd2": _tiled(winograd.forward_by_tiles(2)),
         "winograd4": _tiled(winograd.forward_by_tiles(4)),
     },
     "images_gradient": {
         "convolution": _family(conv2d_input_grad.by_convolution),
         "phases": _family(conv2d_input_grad.by_phases, _strided),
-        "pixels": _family(conv2d_input_grad.by_pixels, _pointwise),
-        "multiply_adds": _family(conv2d_input_grad.by_multiply_adds, _few_terms, engines=("xla",)),
+        "pixels": _family(conv2d_input_grad.pointwise, _pointwise),
+        "multiply_adds": _family(conv2d_input_grad.shifted_sum, _few_terms, engines=("xla",)),
         "winograd2": _tiled(winograd.images_gradient_by_tiles(2)),
         "winograd4": _tiled(winograd.images_gradient_by_tiles(4)),
     },
     "kernel_gradient": {
         "convolution": _family(conv2d_weight_grad.by_convolution, chunked=True),
-        "positions": _family(conv2d_weight_grad.by_positions, _ungrouped, chunked=True),
-        "patches": _family(conv2d_weight_grad.by_patches, _narrow, chunked=True),
-        "blocks": _family(conv2d_weight_grad.by_blocks, _grouped, chunked=True),
+        "positions": _family(conv2d_weight_grad.per_tap_matmul, _ungrouped, chunked=True),
+        "patches": _family(conv2d_weight_grad.im2col, _narrow, chunked=True),
+        "blocks": _family(conv2d_weight_grad.grouped_as_dense, _grouped, chunked=True),
         "winograd2": _tiled_sum(winograd.kernel_gradient_by_tiles(2)),
         "winograd4": _tiled_sum(winograd.kernel_gradient_by_tiles(4)),
     },

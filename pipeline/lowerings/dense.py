@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from pipeline.lowerings.candidates import compute
 from pipeline.lowerings.plan import Choice, Plan
-from pipeline.lowerings.problem.lowering import DEFAULTS, ROLES, Chooser, Lowering, Role
+from pipeline.lowerings.problem.lowering import DEFAULTS, ROLES, Lowering, LoweringPolicy, Role
 from pipeline.lowerings.problem.problems import DenseProblem
 
 FEW_FEATURES = 100
@@ -22,7 +22,7 @@ many columns of. Measured in a loop on 2 cores, float32, microseconds (batch, in
 784, 512: 272 -> 310."""
 
 
-def dense_product(chooser: Chooser = DEFAULTS) -> Callable[..., Array]:
+def dense_product(chooser: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
     """`lax.dot_general` of inputs (..., channels) and a kernel (channels, features), as flax's
     layers call it.
 
@@ -47,7 +47,7 @@ def _is_turned(inputs: Array, kernel: Array) -> bool:
 _Plan = Plan[DenseProblem]
 
 
-def _planned(chooser: Chooser, inputs: Array, kernel: Array) -> _Plan:
+def _planned(chooser: LoweringPolicy, inputs: Array, kernel: Array) -> _Plan:
     rows, (channels, features) = prod(inputs.shape[:-1]), kernel.shape
 
     def chosen(role: Role) -> Choice[DenseProblem]:

@@ -10,7 +10,7 @@ from jax import Array
 from pipeline.lowerings.formulas import max_pools
 from pipeline.lowerings.plan import Choice
 from pipeline.lowerings.problem.conv_window import Pair
-from pipeline.lowerings.problem.lowering import DEFAULTS, Chooser, Lowering, Role
+from pipeline.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Role
 from pipeline.lowerings.problem.problems import PoolingProblem
 
 
@@ -19,7 +19,7 @@ def pool_max(
     window: Pair,
     strides: Pair,
     pads: tuple[Pair, Pair],
-    chooser: Chooser = DEFAULTS,
+    chooser: LoweringPolicy = DEFAULTS,
 ) -> Array:
     """Largest value of every window of images (batch, height, width, channels).
 

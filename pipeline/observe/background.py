@@ -20,7 +20,7 @@ CALL_BYTES = 1 << 10
 """What a call takes besides its telemetry, generously."""
 
 
-class OffThread:
+class BackgroundMonitor:
     """A monitor that tells others what it is told, in the same order, on another thread.
 
     They are flushed whenever they have been told all there is. When one of them raises, nobody is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.observe.monitors import Quiet, SinkReport
+from pipeline.observe.monitors import MonitorBase, SinkReport
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.telemetry import Telemetry
 
@@ -12,7 +12,7 @@ SHOWN = 10
 """Steps that a line names."""
 
 
-class BadStepMonitor(Quiet):
+class BadStepMonitor(MonitorBase):
     """Tells of updates that were left out, at the end of a sink, and of every rollback.
 
     Overflows that the loss scale skips (`skips_overflow`) are its business, and no news.

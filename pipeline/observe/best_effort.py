@@ -11,7 +11,7 @@ from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
 from pipeline.sink.telemetry import Telemetry
 
 
-class Expendable:
+class BestEffortMonitor:
     """Tells a monitor what it is told, until the monitor fails; then says so, and goes on without.
 
     `what` is the monitor's name for the user, `warn` is told once of its failure.

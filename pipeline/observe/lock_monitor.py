@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pipeline.errors import RunError
 from pipeline.files.folder_lock import Lock
-from pipeline.observe.monitors import Quiet
+from pipeline.observe.monitors import MonitorBase
 
 
-class LockMonitor(Quiet):
+class LockMonitor(MonitorBase):
     """Sees to it, before lines are written, that no other process has come into the run.
 
     The first of the monitors, since it is flushed before the logs. Raises RunError where the lock

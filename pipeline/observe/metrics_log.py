@@ -12,16 +12,16 @@ import numpy as np
 from pipeline.files.strict_json import json_text
 from pipeline.observe.kept_log import KeptLog, read_mark
 from pipeline.observe.log_mending import Found, open_log
-from pipeline.observe.monitors import Evaluation, Quiet, writing
+from pipeline.observe.monitors import Evaluation, MonitorBase, writing
 from pipeline.runner.record.log_lines import EVALS, METRICS
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry, stacked
 
 KEPT = "logs"
 """Where a checkpoint keeps the marks of both files."""
 
 
-class MetricsLog(Quiet):
+class MetricsLog(MonitorBase):
     """Appends to both files. What a killed run wrote after boundary `first` is cut off.
 
     `kept` are the marks that the checkpoint at `first` has kept of both files, None where the run
@@ -32,9 +32,13 @@ class MetricsLog(Quiet):
     """
 
     def __init__(
-        self, run_dir: Path, course: Course, first: int, kept: Mapping[str, Any] | None = None
+        self,
+        run_dir: Path,
+        run_schedule: RunSchedule,
+        first: int,
+        kept: Mapping[str, Any] | None = None,
     ) -> None:
-        self._course, self._first = course, first
+        self._course, self._first = run_schedule, first
         self._waiting: list[Telemetry] = []
         marks, own = kept or {}, kept is not None
 
@@ -90,14 +94,14 @@ class MetricsLog(Quiet):
             self.flush()
 
 
-def metrics_lines(steps: np.ndarray, records: np.ndarray, course: Course) -> str:
+def metrics_lines(steps: np.ndarray, records: np.ndarray, run_schedule: RunSchedule) -> str:
     """The lines of metrics.jsonl for steps, int (n,), and their records, float32 (n, 5).
 
     Only a step whose update was skipped says so.
     """
     before = steps - 1
-    passes = before // course.steps_per_pass + 1
-    sinks = before // (course.sink_steps or course.steps_per_pass) + 1
+    passes = before // run_schedule.steps_per_pass + 1
+    sinks = before // (run_schedule.sink_steps or run_schedule.steps_per_pass) + 1
     columns = zip(
         *(numbers.tolist() for numbers in (steps, passes, sinks)),
         *map(_texts, records.T[:-1]),

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.backends.base import Estimate
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Bar, Reporter
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.part_specs import METRICS
 
@@ -70,11 +70,11 @@ class Monitor(Protocol):
         """The run ended; write what is left."""
 
 
-class Judge(Monitor, Protocol):
+class Pruner(Monitor, Protocol):
     """Watches, and may find that a run isn't worth going on with."""
 
     @property
-    def verdict(self) -> str | None:
+    def prune_reason(self) -> str | None:
         """Why the run should end at this boundary; None while it should go on."""
 
 
@@ -88,7 +88,7 @@ def writing(file: str | Path) -> Iterator[None]:
         raise RunError(f"{where}: can't write: {why}") from error
 
 
-class Quiet:
+class MonitorBase:
     """A monitor that overrides what it cares for."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
@@ -110,15 +110,15 @@ class Quiet:
         """Nothing."""
 
 
-class LossMonitor(Quiet):
+class LossMonitor(MonitorBase):
     """The documents' line (C-02): `epoch: 1 step: 195, loss is 1.9601055`.
 
     Printed at the end of a sink, whose number is the epoch (S-05), and not more often than every
     `every` steps; 0 never prints.
     """
 
-    def __init__(self, reporter: Reporter, course: Course, every: int) -> None:
-        self._reporter, self._course, self._every = reporter, course, every
+    def __init__(self, reporter: Reporter, run_schedule: RunSchedule, every: int) -> None:
+        self._reporter, self._course, self._every = reporter, run_schedule, every
 
     def on_sink(self, report: SinkReport) -> None:
         """Print the loss of the sink's last step under its true step number."""
@@ -130,7 +130,7 @@ class LossMonitor(Quiet):
             self._reporter.say(f"epoch: {place.sink} step: {place.sink_step}, loss is {loss}")
 
 
-class TimeMonitor(Quiet):
+class TimeMonitor(MonitorBase):
     """The documents' line (C-03), and beside it where the run stands and how fast it goes.
 
     On an emulated device the line ends with what the device would have taken, marked as modelled.
@@ -139,11 +139,11 @@ class TimeMonitor(Quiet):
     def __init__(
         self,
         reporter: Reporter,
-        course: Course,
+        run_schedule: RunSchedule,
         batch_size: int,
         estimate: Estimate | None = None,
     ) -> None:
-        self._reporter, self._course, self._batch_size = reporter, course, batch_size
+        self._reporter, self._course, self._batch_size = reporter, run_schedule, batch_size
         self._modelled = f" | {_modelled(estimate)}" if estimate else ""
         self._seconds, self._steps = 0.0, 0
 
@@ -151,16 +151,18 @@ class TimeMonitor(Quiet):
         """Print the time of a sink; without sinks, of a pass."""
         self._seconds += report.seconds
         self._steps += report.steps
-        course = self._course
-        sinkless_inside_pass = course.sink_steps is None and report.step % course.steps_per_pass
-        if sinkless_inside_pass and report.step != course.total:
+        run_schedule = self._course
+        sinkless_inside_pass = (
+            run_schedule.sink_steps is None and report.step % run_schedule.steps_per_pass
+        )
+        if sinkless_inside_pass and report.step != run_schedule.total:
             return
-        place = course.place(report.step)
+        place = run_schedule.place(report.step)
         epoch_ms, step_ms = 1000 * self._seconds, 1000 * self._seconds / self._steps
-        sink = f"sink {place.sink}/{course.sinks}, " if course.sink_steps else ""
+        sink = f"sink {place.sink}/{run_schedule.sinks}, " if run_schedule.sink_steps else ""
         self._reporter.say(
             f"epoch time: {epoch_ms:5.3f} ms, per step time: {step_ms:5.3f} ms | {sink}"
-            f"step {report.step}/{course.total}, pass {place.pass_} | "
+            f"step {report.step}/{run_schedule.total}, pass {place.pass_} | "
             f"{self._batch_size * self._steps / self._seconds:,.0f} images/s, "
             f"lr {report.learning_rate:.6g}{self._modelled}"
         )
@@ -174,7 +176,7 @@ def _modelled(estimate: Estimate) -> str:
     )
 
 
-class EvalMonitor(Quiet):
+class EvalMonitor(MonitorBase):
     """A line for every evaluation during training."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -185,7 +187,7 @@ class EvalMonitor(Quiet):
         self._reporter.stage("eval", f"step {step}: {evaluation}")
 
 
-class ProgressMonitor(Quiet):
+class ProgressMonitor(MonitorBase):
     """The progress bar, on a terminal."""
 
     def __init__(self, bar: Bar) -> None:

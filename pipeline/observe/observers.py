@@ -12,9 +12,9 @@ from pipeline.backends.base import Estimate
 from pipeline.config.precision import loss_scale_of
 from pipeline.config.recipe import Recipe
 from pipeline.files.folder_lock import Lock
-from pipeline.observe.background import OffThread
+from pipeline.observe.background import BackgroundMonitor
 from pipeline.observe.bad_steps import BadStepMonitor
-from pipeline.observe.best_effort import Expendable
+from pipeline.observe.best_effort import BestEffortMonitor
 from pipeline.observe.lock_monitor import LockMonitor
 from pipeline.observe.metrics_log import KEPT, MetricsLog
 from pipeline.observe.monitors import (
@@ -27,7 +27,7 @@ from pipeline.observe.monitors import (
 )
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.tensorboard import TensorBoard
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 
 
 class Observers:
@@ -36,10 +36,10 @@ class Observers:
     def __init__(
         self,
         monitors: Sequence[Monitor],
-        tensorboard: Expendable | None,
+        tensorboard: BestEffortMonitor | None,
         log: MetricsLog | None = None,
     ) -> None:
-        self.monitor = OffThread(monitors)
+        self.monitor = BackgroundMonitor(monitors)
         self._log, self._tensorboard = log, tensorboard
 
     def log_flaws(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Observers:
 def open_observers(
     recipe: Recipe,
     run_dir: Path,
-    course: Course,
+    run_schedule: RunSchedule,
     first: int,
     reporter: Reporter,
     estimate: Estimate | None = None,
@@ -87,24 +87,24 @@ def open_observers(
     be written ends the run; TensorBoard and the progress bar it can do without.
     """
     batch_size = recipe.train.batch_size
-    log = MetricsLog(run_dir, course, first, kept_logs)
+    log = MetricsLog(run_dir, run_schedule, first, kept_logs)
     for found in log.found:
         reporter.warn(str(found))
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, lock)] if lock is not None else []),
         log,
-        LossMonitor(reporter, course, recipe.monitor.loss_every),
-        TimeMonitor(reporter, course, batch_size, estimate),
+        LossMonitor(reporter, run_schedule, recipe.monitor.loss_every),
+        TimeMonitor(reporter, run_schedule, batch_size, estimate),
         EvalMonitor(reporter),
         BadStepMonitor(reporter, skips_overflow=loss_scale_of(recipe).skips_overflow),
     ]
-    bar = reporter.bar(course.total, first) if "train" in recipe.stages else None
+    bar = reporter.bar(run_schedule.total, first) if "train" in recipe.stages else None
     if bar is not None:
-        monitors.append(Expendable(ProgressMonitor(bar), "the progress bar", reporter.warn))
+        monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
     if recipe.monitor.tensorboard:
         board = TensorBoard(run_dir / "tensorboard", first, batch_size, estimate)
-        tensorboard = Expendable(board, "TensorBoard", reporter.warn)
+        tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)
     if tensorboard is not None:

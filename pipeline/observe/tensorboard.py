@@ -13,7 +13,7 @@ import yaml
 
 from pipeline.backends.base import Estimate
 from pipeline.observe.event_file import VERSION, EventFile
-from pipeline.observe.monitors import Evaluation, Quiet, SinkReport, writing
+from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport, writing
 from pipeline.sink.telemetry import COLUMNS, Telemetry, stacked
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
 
 
-class TensorBoard(Quiet):
+class TensorBoard(MonitorBase):
     """Writes `tensorboard/` of a run; on resume, what was written behind `first` is purged.
 
     What is told of steps and sinks is written by `flush`, all of it at once. The libraries that

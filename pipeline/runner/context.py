@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.autosink.choose_sink import Settled
+from pipeline.autosink.choose_sink import SinkPlan
 from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Judge
+from pipeline.observe.monitors import Pruner
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.summary import Summary
 from pipeline.stages.build import Built
 
 
 @dataclass(frozen=True)
-class Job:
+class RunContext:
     """What one run is about, beside what its stages make."""
 
     recipe: Recipe
@@ -32,13 +32,13 @@ class Job:
     begun: float
     """When the command began, by `time.perf_counter`."""
     signals: Signals
-    judge: Judge | None = None
+    pruner: Pruner | None = None
     lock: Lock | None = None
     """What keeps other processes out of the directory."""
 
 
 @dataclass(frozen=True)
-class Prepared:
+class CompiledRun:
     """What the first three stages made; `estimate` on emulated devices, `sink` for training."""
 
     backend: Backend
@@ -46,4 +46,4 @@ class Prepared:
     built: Built
     executable: Executable
     estimate: Estimate | None
-    sink: Settled | None = None
+    sink: SinkPlan | None = None

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pipeline.data.dataset import Dataset
 from pipeline.errors import RecipeError, RunError
 from pipeline.host.memory import require_room
-from pipeline.runner.context import Job, Prepared
+from pipeline.runner.context import CompiledRun, RunContext
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.restore import restore_state
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.weights.restore import Restored
 
 
-def read_restored(job: Job, dataset: Dataset, built: Built) -> Restored | None:
+def read_restored(job: RunContext, dataset: Dataset, built: Built) -> Restored | None:
     """The weights that `checkpoint.restore` names; None where it names none.
 
     Needs no program, so that what is wrong with them is told before anything is compiled. Raises
@@ -40,8 +40,8 @@ def read_restored(job: Job, dataset: Dataset, built: Built) -> Restored | None:
     return restore(recipe, built.state, network, job.reporter.warn)
 
 
-def starting_point(
-    job: Job, made: Prepared, restored: Restored | None
+def initial_state(
+    job: RunContext, made: CompiledRun, restored: Restored | None
 ) -> tuple[TrainState, HostState]:
     """Fresh weights, those that were restored, or everything a killed run had saved.
 
@@ -59,7 +59,7 @@ def starting_point(
     return made.executable.put(state), host
 
 
-def _require_room(job: Job, made: Prepared) -> None:
+def _require_room(job: RunContext, made: CompiledRun) -> None:
     if job.recipe.device.name == "gpu":
         return
     leaves = jax.tree.leaves(made.built.state)
@@ -70,7 +70,7 @@ def _require_room(job: Job, made: Prepared) -> None:
         raise RunError(str(error)) from error
 
 
-def _warm(job: Job, restored: Restored, fresh: TrainState) -> TrainState:
+def _warm(job: RunContext, restored: Restored, fresh: TrainState) -> TrainState:
     """The state with the weights that were restored; where nothing is trained, at their step."""
     state = restored.over(fresh)
     state = replace(state, average=restart_average(state.average, state.params))
@@ -80,12 +80,14 @@ def _warm(job: Job, restored: Restored, fresh: TrainState) -> TrainState:
     return state
 
 
-def _taken_up(job: Job, made: Prepared, fresh: TrainState) -> tuple[TrainState, HostState]:
+def _taken_up(
+    job: RunContext, made: CompiledRun, fresh: TrainState
+) -> tuple[TrainState, HostState]:
     """What the run had saved last; `fresh` where that is nothing."""
     tree = job.recipe.model_dump(mode="json")
     found = restore_state(job.run_dir, fresh, tree, job.reporter.warn)
     state, host = found or (fresh, HostState())
-    step, total = int(state.step), made.built.course.total
+    step, total = int(state.step), made.built.run_schedule.total
     if step > total:
         raise RecipeError([f"train: {total} steps in all, and {job.run_dir} has done {step}"])
     job.summary.resumed_from = {"run": str(job.run_dir), "step": step}

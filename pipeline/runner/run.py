@@ -9,26 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.autosink.choose_sink import Sinkable, settle
+from pipeline.autosink.choose_sink import Sinkable, choose_sink
 from pipeline.backends.base import Backend
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals, heard
-from pipeline.observe.monitors import Judge
+from pipeline.observe.monitors import Pruner
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.context import Job, Prepared
-from pipeline.runner.initial_state import read_restored, starting_point
+from pipeline.runner.context import CompiledRun, RunContext
+from pipeline.runner.initial_state import initial_state, read_restored
 from pipeline.runner.record import run_directory
 from pipeline.runner.record.continuity import require_same_origin
 from pipeline.runner.record.environment import describe_process
 from pipeline.runner.record.guards import (
-    refused_by_path,
-    short_of_memory,
-    stoppable,
-    summarised,
+    oom_to_run_error,
+    os_errors_to_run_errors,
+    stop_on_signal,
     timed,
+    write_summary,
 )
 from pipeline.runner.record.provenance import add_provenance
 from pipeline.runner.record.summary import Summary, start_up, versions
@@ -53,7 +53,7 @@ def run(
     run_dir: Path | None = None,
     changed: Mapping[str, Any] | None = None,
     begun: float | None = None,
-    judge: Judge | None = None,
+    pruner: Pruner | None = None,
     signals: Signals | None = None,
     how_to_resume: HowToResume = resume_overrides,
 ) -> Summary:
@@ -61,7 +61,7 @@ def run(
 
     Writes into the run that is resumed, else `run_dir`, else a new directory under `outputs/`.
     `changed` are the keys that set this run apart from others of a sweep. `begun` is when the
-    command began, by `time.perf_counter`; now unless it is given. A `judge` may end training at a
+    command began, by `time.perf_counter`; now unless it is given. A `pruner` may end training at a
     boundary. `signals` are for whoever must know of one that came when there was nothing left for
     this run to stop. A run that ends early says `how_to_resume`. Raises PipelineError when the run
     can't be done; summary.json says so too.
@@ -74,9 +74,9 @@ def run(
     with heard(signals), _opened(recipe, run_dir, resuming) as opened:
         reporter, summary, lock = opened
         summary.time["start_s"] = called - begun
-        about = recipe, run_dir, resuming, reporter, summary, changed, begun, signals, judge
-        job = Job(*about, lock)
-        with _resumable(job, how_to_resume), stoppable(summary):
+        about = recipe, run_dir, resuming, reporter, summary, changed, begun, signals, pruner
+        job = RunContext(*about, lock)
+        with _resumable(job, how_to_resume), stop_on_signal(summary):
             _run_stages(job)
         if summary.time.get("first_step_s") is not None:
             reporter.stage("time", start_up(summary.time))
@@ -94,13 +94,13 @@ def _opened(
 ) -> Iterator[tuple[Reporter, Summary, Lock]]:
     """A run directory that nobody else writes to meanwhile, with its log and its summary."""
     with ExitStack() as stack:
-        stack.enter_context(refused_by_path(run_dir))
+        stack.enter_context(os_errors_to_run_errors(run_dir))
         lock = stack.enter_context(run_directory.owned(run_dir, new=not resuming))
         run_directory.write_recipe(run_dir, recipe)
         reporter = stack.enter_context(Reporter(run_dir))
-        summary = stack.enter_context(summarised(recipe, run_dir))
-        stack.enter_context(refused_by_path(run_dir))
-        stack.enter_context(short_of_memory())
+        summary = stack.enter_context(write_summary(recipe, run_dir))
+        stack.enter_context(os_errors_to_run_errors(run_dir))
+        stack.enter_context(oom_to_run_error())
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
@@ -110,7 +110,7 @@ def _opened(
 
 
 @contextmanager
-def _resumable(job: Job, how_to_resume: HowToResume) -> Iterator[None]:
+def _resumable(job: RunContext, how_to_resume: HowToResume) -> Iterator[None]:
     """Around the stages: where they leave a run that can be gone on with, say how."""
 
     def say() -> None:
@@ -132,7 +132,7 @@ def _resumable(job: Job, how_to_resume: HowToResume) -> Iterator[None]:
         say()
 
 
-def _run_stages(job: Job) -> None:
+def _run_stages(job: RunContext) -> None:
     """The stages as plain calls. `stages` may end early, or leave out training."""
     recipe, reporter, summary = job.recipe, job.reporter, job.summary
     backend = recipe.device.open()
@@ -148,7 +148,7 @@ def _run_stages(job: Job) -> None:
         _compile(job, backend, dataset, built)
 
 
-def _load(job: Job, backend: Backend) -> Dataset:
+def _load(job: RunContext, backend: Backend) -> Dataset:
     with timed(job.summary, "data_s"):
         dataset = load_data(job.recipe, job.reporter)
     job.summary.data = _about(dataset)
@@ -161,7 +161,7 @@ def _load(job: Job, backend: Backend) -> Dataset:
     return dataset
 
 
-def _compile(job: Job, backend: Backend, dataset: Dataset, built: Built) -> None:
+def _compile(job: RunContext, backend: Backend, dataset: Dataset, built: Built) -> None:
     """Price and compile, and use what was compiled where a stage wants it."""
     recipe, reporter, summary = job.recipe, job.reporter, job.summary
     runs = bool({"train", "eval"} & set(recipe.stages))
@@ -176,18 +176,18 @@ def _compile(job: Job, backend: Backend, dataset: Dataset, built: Built) -> None
     executable = compile_run(recipe, dataset, built, backend, reporter)
     summary.time["compile_s"] = executable.report.compile_s
     if runs:
-        _use(job, Prepared(backend, dataset, built, executable, estimate), restored)
+        _use(job, CompiledRun(backend, dataset, built, executable, estimate), restored)
 
 
-def _use(job: Job, made: Prepared, restored: Restored | None) -> None:
+def _use(job: RunContext, made: CompiledRun, restored: Restored | None) -> None:
     """Train, checkpoint, evaluate: the stages that a compiled run is for."""
     recipe = job.recipe
-    state, host = starting_point(job, made, restored)
+    state, host = initial_state(job, made, restored)
     made = _settle(job, made, host) if "train" in recipe.stages else made
     history = History(int(state.step))
-    course, reporter = made.built.course, job.reporter
+    run_schedule, reporter = made.built.run_schedule, job.reporter
     logs = host.logs if job.resuming else None
-    about = recipe, job.run_dir, course, history.step, reporter, made.estimate, logs, job.lock
+    about = recipe, job.run_dir, run_schedule, history.step, reporter, made.estimate, logs, job.lock
     with open_observers(*about) as observers:
         job.summary.logs = observers.log_flaws()
         if "train" in recipe.stages:
@@ -200,25 +200,25 @@ def _use(job: Job, made: Prepared, restored: Restored | None) -> None:
 
 def _about(dataset: Dataset) -> dict[str, Any]:
     """What whoever uses the trained network must know of the data, in the summary."""
-    image = dataset.given
+    image = dataset.raw_image
     return {
         "image": {"shape": list(image.shape), "dtype": image.dtype},
         "classes": list(dataset.classes),
     }
 
 
-def _settle(job: Job, made: Prepared, host: HostState) -> Prepared:
+def _settle(job: RunContext, made: CompiledRun, host: HostState) -> CompiledRun:
     """The run with the sinks that it will have, which may take a measurement."""
-    course, executable = made.built.course, made.executable
-    work = Sinkable(job.recipe, course, executable, made.backend, made.estimate)
-    sink = settle(work, host.sink, job.reporter)
+    run_schedule, executable = made.built.run_schedule, made.executable
+    work = Sinkable(job.recipe, run_schedule, executable, made.backend, made.estimate)
+    sink = choose_sink(work, host.sink, job.reporter)
     job.summary.sink = sink.summary()
-    built = replace(made.built, course=replace(course, sink_steps=sink.size))
+    built = replace(made.built, run_schedule=replace(run_schedule, sink_steps=sink.size))
     return replace(made, built=built, sink=sink)
 
 
 def _evaluate(
-    job: Job, made: Prepared, observers: Observers, state: TrainState, history: History
+    job: RunContext, made: CompiledRun, observers: Observers, state: TrainState, history: History
 ) -> None:
     """Evaluate the final state, unless training has just done so."""
     evaluation = history.evaluated.get(history.step)

@@ -12,7 +12,7 @@ from pipeline.autopsy.archive import set_aside_autopsy
 from pipeline.errors import exit_status_of
 from pipeline.observe.monitors import Evaluation
 from pipeline.observe.observers import Observers
-from pipeline.runner.context import Job, Prepared
+from pipeline.runner.context import CompiledRun, RunContext
 from pipeline.sink.schedule import Event
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
 from pipeline.stages.checkpoint.host_state import HostState
@@ -26,8 +26,8 @@ from pipeline.training.state import TrainState
 
 
 def train_run(
-    job: Job,
-    made: Prepared,
+    job: RunContext,
+    made: CompiledRun,
     observers: Observers,
     state: TrainState,
     host: HostState,
@@ -47,47 +47,49 @@ def train_run(
     return state
 
 
-def evaluate_run(job: Job, made: Prepared, state: TrainState) -> Evaluation:
+def evaluate_run(job: RunContext, made: CompiledRun, state: TrainState) -> Evaluation:
     """Evaluate where a signal interrupts: nothing would be lost."""
     evaluation = evaluate(made.executable, state, made.dataset, job.recipe.train.dispatch_seconds)
     assert evaluation is not None, "nobody gives it up"
     return evaluation
 
 
-def _warn_of_ignored_sink(job: Job) -> None:
+def _warn_of_ignored_sink(job: RunContext) -> None:
     train = job.recipe.train
     if not train.sink and train.sink_size != -1:
         job.reporter.warn(f"train.sink_size = {train.sink_size}: ignored, sink is false")
 
 
-def _set_autopsy_aside(job: Job) -> None:
+def _set_autopsy_aside(job: RunContext) -> None:
     folder = set_aside_autopsy(job.run_dir)
     if folder is not None:
         job.reporter.stage("autopsy", f"that of the run before is in {folder}")
 
 
-def _training(job: Job, made: Prepared, observers: Observers, stack: ExitStack) -> Training:
+def _training(
+    job: RunContext, made: CompiledRun, observers: Observers, stack: ExitStack
+) -> Training:
     """What training is done with; its checkpoints are closed by `stack`."""
     assert made.sink is not None, "settled before training"
     checkpoints = _open_checkpoints(job, made, stack)
     return Training(
         job.recipe,
-        made.built.course,
+        made.built.run_schedule,
         made.executable,
         made.sink.mechanism,
-        [observers.monitor, *([job.judge] if job.judge else [])],
+        [observers.monitor, *([job.pruner] if job.pruner else [])],
         partial(_evaluate_unless_stopped, job, made),
         checkpoints,
         made.sink.kept,
         job.signals,
-        judge=job.judge,
+        pruner=job.pruner,
         rollbacks=None if checkpoints is None else _rollbacks(job, made, checkpoints),
         examine=_examination(job, made),
         log_marks=observers.log_marks,
     )
 
 
-def _open_checkpoints(job: Job, made: Prepared, stack: ExitStack) -> Checkpoints | None:
+def _open_checkpoints(job: RunContext, made: CompiledRun, stack: ExitStack) -> Checkpoints | None:
     recipe = job.recipe
     if "checkpoint" not in recipe.stages:
         return None
@@ -96,7 +98,7 @@ def _open_checkpoints(job: Job, made: Prepared, stack: ExitStack) -> Checkpoints
     return stack.enter_context(Checkpoints(job.run_dir, recipe.checkpoint, tree, held))
 
 
-def _rollbacks(job: Job, made: Prepared, checkpoints: Checkpoints) -> Rollbacks | None:
+def _rollbacks(job: RunContext, made: CompiledRun, checkpoints: Checkpoints) -> Rollbacks | None:
     policy = job.recipe.train.on_nan
     if not isinstance(policy, Rollback):
         return None
@@ -104,11 +106,13 @@ def _rollbacks(job: Job, made: Prepared, checkpoints: Checkpoints) -> Rollbacks 
     return Rollbacks(policy, periods, checkpoints.steps, checkpoints.read)
 
 
-def _save_periods(job: Job, made: Prepared) -> tuple[int, ...]:
-    return event_periods(job.recipe, made.built.course.steps_per_pass)[Event.CHECKPOINT]
+def _save_periods(job: RunContext, made: CompiledRun) -> tuple[int, ...]:
+    return event_periods(job.recipe, made.built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
 
 
-def _evaluate_unless_stopped(job: Job, made: Prepared, state: TrainState) -> Evaluation | None:
+def _evaluate_unless_stopped(
+    job: RunContext, made: CompiledRun, state: TrainState
+) -> Evaluation | None:
     """Evaluate between steps; None where a signal to stop came before or meanwhile."""
 
     def is_given_up() -> bool:
@@ -118,7 +122,7 @@ def _evaluate_unless_stopped(job: Job, made: Prepared, state: TrainState) -> Eva
     return evaluate(made.executable, state, made.dataset, dispatch_s, is_given_up)
 
 
-def _examination(job: Job, made: Prepared) -> Callable[[TrainState, int], None]:
+def _examination(job: RunContext, made: CompiledRun) -> Callable[[TrainState, int], None]:
     """What looks into a step that ends the run."""
 
     def examine(state: TrainState, bad: int) -> None:
@@ -131,7 +135,7 @@ def _examination(job: Job, made: Prepared) -> Callable[[TrainState, int], None]:
     return examine
 
 
-def _take_note_of_overflows(job: Job, state: TrainState) -> None:
+def _take_note_of_overflows(job: RunContext, state: TrainState) -> None:
     """The loss scale that training ended with, and the updates that it skipped."""
     scale = float(state.loss_scale)
     skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
@@ -140,14 +144,14 @@ def _take_note_of_overflows(job: Job, state: TrainState) -> None:
         job.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
 
 
-def _take_note(job: Job, history: History, training: Training) -> None:
+def _take_note(job: RunContext, history: History, training: Training) -> None:
     """What training leaves in the summary."""
-    summary, course = job.summary, training.course
+    summary, run_schedule = job.summary, training.run_schedule
     summary.status, summary.reason = history.status, history.reason
     summary.exit_status = exit_status_of(history.status)
     summary.steps = history.step
-    summary.passes = history.step / course.steps_per_pass
-    summary.sinks = course.place(max(1, history.step)).sink
+    summary.passes = history.step / run_schedule.steps_per_pass
+    summary.sinks = run_schedule.place(max(1, history.step)).sink
     summary.metrics["train_loss"] = history.loss
     summary.bad_steps = _bad_steps(history, training)
     summary.feed = asdict(training.executable.feed.report())
@@ -163,7 +167,7 @@ def _bad_steps(history: History, training: Training) -> dict[str, Any]:
     }
 
 
-def _times(job: Job, history: History) -> dict[str, float | None]:
+def _times(job: RunContext, history: History) -> dict[str, float | None]:
     step_ms, first_step_at = history.step_ms, history.first_step_at
     return {
         "first_dispatch_s": history.first_dispatch_s,

@@ -37,7 +37,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Place:
+class StepPosition:
     """Where a step stands. `sink_step` is MindSpore's `(cur_step - 1) % batch_num + 1` (C-02)."""
 
     step: int
@@ -48,18 +48,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Course:
+class RunSchedule:
     """The whole run in steps; `sink_steps` is the sink's length, or None when the host sees all."""
 
     total: int
     steps_per_pass: int
     sink_steps: int | None
 
-    def place(self, step: int) -> Place:
+    def place(self, step: int) -> StepPosition:
         """Where step `step`, counted from 1, stands; without sinks, a sink is a pass (S-07)."""
         sink, sink_step = divmod(step - 1, self.sink_steps or self.steps_per_pass)
         pass_, pass_step = divmod(step - 1, self.steps_per_pass)
-        return Place(step, sink + 1, sink_step + 1, pass_ + 1, pass_step + 1)
+        return StepPosition(step, sink + 1, sink_step + 1, pass_ + 1, pass_step + 1)
 
     @property
     def sinks(self) -> int:
@@ -88,13 +88,15 @@ def _next_multiple(boundary: int, period: int) -> int:
     return (boundary // period + 1) * period
 
 
-def course(train: TrainSpec, steps_per_pass: int) -> Course:
+def schedule_run(train: TrainSpec, steps_per_pass: int) -> RunSchedule:
     """The course of a run over a dataset of so many steps a pass.
 
     With a `sink_size` of auto a sink is a pass for the time being.
     """
     size = _batches_of_sink(train) or steps_per_pass
-    return Course(total_steps(train, steps_per_pass), steps_per_pass, size if train.sink else None)
+    return RunSchedule(
+        total_steps(train, steps_per_pass), steps_per_pass, size if train.sink else None
+    )
 
 
 def _batches_of_sink(train: TrainSpec) -> int | None:

@@ -27,18 +27,13 @@ from pipeline.models.layers.path_patterns import require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.schedule import Course, course
+from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.training.loss_reduction import sample_losses
 from pipeline.training.parameters import paths_of, require_trainable, split
 from pipeline.training.state import TrainState
-from pipeline.training.step import (
-    StepParts,
-    TrainStep,
-    initial_state,
-    initial_variables,
-    make_train_step,
-)
+from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
+from pipeline.training.step_parts import StepConfig
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
 """What jax and flax raise, besides ValueError, for sizes that no array can have."""
@@ -52,8 +47,8 @@ MAX_LABELS = 2**31 - 1
 class Built:
     """A training step, the course it will run, and what it will be given."""
 
-    parts: StepParts
-    course: Course
+    parts: StepConfig
+    run_schedule: RunSchedule
     learning_rates: np.ndarray
     seed: np.ndarray
     state: TrainState
@@ -69,7 +64,7 @@ class Built:
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build from shapes alone; no weight is made. Raises RecipeError where parts don't fit."""
-    run = course(recipe.train, dataset.train_order.steps_per_pass)
+    run = schedule_run(recipe.train, dataset.train_order.steps_per_pass)
     parts = parts_of(
         recipe, len(dataset.classes), dataset.image, dataset.train_ops, dataset.eval_ops
     )
@@ -93,7 +88,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         raise RecipeError([f"model {recipe.model.name}: {problem}"])
     built = Built(
         parts=parts,
-        course=run,
+        run_schedule=run,
         learning_rates=_learning_rates(recipe, run),
         seed=seed,
         state=state,
@@ -112,10 +107,10 @@ def parts_of(
     image: ColumnSpec,
     train_ops: tuple[MapOp, ...],
     eval_ops: tuple[MapOp, ...],
-) -> StepParts:
+) -> StepConfig:
     """What a recipe's step is made of, for images as the map ops leave them."""
     train = recipe.train
-    return StepParts(
+    return StepConfig(
         network=typed_network(recipe, classes),
         image=image,
         classes=classes,
@@ -170,7 +165,7 @@ def _check_patterns(recipe: Recipe, params: Any) -> None:
         require_covered(patterns, paths_of(params), "parameters")
 
 
-def _require_matches(rules: Sequence[ToFloat], parts: StepParts, seed: np.ndarray) -> None:
+def _require_matches(rules: Sequence[ToFloat], parts: StepConfig, seed: np.ndarray) -> None:
     """Raise ValueError for a pattern that no layer matches."""
     if not rules:
         return
@@ -191,7 +186,7 @@ def _blaming(key: str) -> Iterator[None]:
         raise RecipeError([f"{key}: can't be traced: {first_line(error)}"]) from error
 
 
-def _learning_rates(recipe: Recipe, run: Course) -> np.ndarray:
+def _learning_rates(recipe: Recipe, run: RunSchedule) -> np.ndarray:
     with _blaming("train.schedule"):
         return recipe.train.schedule.table(recipe.train.optimizer.lr, run.total, run.steps_per_pass)
 
@@ -220,7 +215,7 @@ def _check_outputs(outputs: tuple[int, ...], dataset: Dataset) -> None:
 
 
 def _check_labels(
-    recipe: Recipe, dataset: Dataset, parts: StepParts, outputs: tuple[int, ...]
+    recipe: Recipe, dataset: Dataset, parts: StepConfig, outputs: tuple[int, ...]
 ) -> None:
     """The loss takes the labels that either split's ops leave, with such outputs per sample."""
     batch = recipe.train.batch_size
@@ -232,7 +227,7 @@ def _check_labels(
             jax.eval_shape(partial(sample_losses, parts), logits, labels)
 
 
-def _require_classes_where_some_are_left_out(parts: StepParts, label: ColumnSpec) -> None:
+def _require_classes_where_some_are_left_out(parts: StepConfig, label: ColumnSpec) -> None:
     ignored, dtype = parts.ignore_index, np.dtype(label.dtype)
     if ignored is None or (
         np.issubdtype(dtype, np.integer)
@@ -279,7 +274,7 @@ def _precision_line(recipe: Recipe) -> str:
 
 
 def _line(recipe: Recipe, built: Built) -> str:
-    run = built.course
+    run = built.run_schedule
     sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
     if recipe.train.sink and recipe.train.sink_size == "auto":
         sink = "sinks to be chosen"

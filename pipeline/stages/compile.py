@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.backends.base import Backend, Executable, Program, Work
+from pipeline.backends.base import Backend, CompileInputs, Executable, Program
 from pipeline.cache import program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import Feed, make_feed
-from pipeline.files.compile_cache import keep_programs
+from pipeline.files.compile_cache import enable_compile_cache
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built
 
@@ -19,9 +19,9 @@ def compile_run(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""
-    keep_programs(program_folder(recipe.cache, reporter.warn), reporter.warn)
+    enable_compile_cache(program_folder(recipe.cache, reporter.warn), reporter.warn)
     train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
-    work = Work(
+    work = CompileInputs(
         step=built.step,
         train=train,
         eval=evaluated,
@@ -60,7 +60,7 @@ def _feeds(
         reporter.stage("warning" if starves else "feed", text)
 
     kind, device = recipe.train.feed, backend.device
-    stop, eval_stop = built.course.total, dataset.eval_order.steps_per_pass
+    stop, eval_stop = built.run_schedule.total, dataset.eval_order.steps_per_pass
     return (
         make_feed(dataset.train, dataset.train_order, device, kind, stop=stop, tell=tell),
         make_feed(dataset.eval, dataset.eval_order, device, kind, stop=eval_stop),

@@ -13,7 +13,7 @@ from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.feed.feed import split_bytes
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import Bucket, canvas, in_ascending_order
 from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
@@ -63,7 +63,7 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
         eval_order=in_buckets(_eval_order(recipe, len(evaluated)), evaluated, buckets),
         train_ops=train_ops,
         eval_ops=eval_ops,
-        given=_as_given(raw.eval.specs(), buckets),
+        raw_image=_as_given(raw.eval.specs(), buckets),
         whole_eval=raw.eval,
     )
     reporter.stage("data", _line(recipe, raw, dataset))
@@ -76,7 +76,7 @@ def _as_given(specs: Mapping[str, ColumnSpec], buckets: Sequence[Bucket]) -> Col
     return specs_in(canvas(buckets), specs)["image"] if buckets else specs["image"]
 
 
-def _evaluated(recipe: Recipe, split: Split, order: Order) -> Split:
+def _evaluated(recipe: Recipe, split: Split, order: SampleOrder) -> Split:
     """The part of the evaluation split that `eval.samples` asks for."""
     wanted = recipe.eval.samples
     if wanted == "trained" and "train" in recipe.stages:
@@ -124,10 +124,10 @@ def _one_image(train: ColumnSpec, evaluated: ColumnSpec) -> ColumnSpec:
     return train
 
 
-def _train_order(recipe: Recipe, samples: int) -> Order:
+def _train_order(recipe: Recipe, samples: int) -> SampleOrder:
     split = recipe.dataset.train
     try:
-        return Order(
+        return SampleOrder(
             seed=recipe.seed,
             samples=samples,
             batch_size=recipe.train.batch_size,
@@ -142,8 +142,8 @@ def _train_order(recipe: Recipe, samples: int) -> Order:
         raise RecipeError([f"train.batch_size: {error}"]) from error
 
 
-def _eval_order(recipe: Recipe, samples: int) -> Order:
-    return Order(
+def _eval_order(recipe: Recipe, samples: int) -> SampleOrder:
+    return SampleOrder(
         seed=recipe.seed,
         samples=samples,
         batch_size=recipe.dataset.eval.batch_size or recipe.train.batch_size,

@@ -12,7 +12,7 @@ from flax.errors import FlaxError
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec, Op
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.data.padding.bucketed_order import BucketedOrder
 from pipeline.data.padding.buckets import (
     SIZE,
@@ -25,7 +25,8 @@ from pipeline.data.padding.pad_images import pad_split
 from pipeline.errors import RecipeError
 from pipeline.host.memory import require_room
 from pipeline.training.state import TrainState
-from pipeline.training.step import StepParts, make_train_step
+from pipeline.training.step import make_train_step
+from pipeline.training.step_parts import StepConfig
 
 
 def pad_images(
@@ -77,7 +78,7 @@ def _refuse_several_sizes(raw: RawData) -> None:
             )
 
 
-def in_buckets(order: Order, split: Split, buckets: Sequence[Bucket]) -> Order:
+def in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> SampleOrder:
     """The order whose batches are of one bucket each. Raises RecipeError where it has none."""
     if not buckets:
         return order
@@ -89,7 +90,7 @@ def in_buckets(order: Order, split: Split, buckets: Sequence[Bucket]) -> Order:
         raise RecipeError([f"dataset.buckets: {error}"]) from error
 
 
-def refuse_useless_buckets(order: Order, split: Split, buckets: Sequence[Bucket]) -> None:
+def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> None:
     """Raises RecipeError for a bucket of which no sample of the training split is ever read."""
     if not buckets:
         return
@@ -155,7 +156,7 @@ def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
     return replace(image, shape=channels_last if hwc else (channels_last[-1], *channels_last[:-1]))
 
 
-def refuse_buckets_that_do_not_fit(parts: StepParts, state: TrainState, split: Split) -> None:
+def refuse_buckets_that_do_not_fit(parts: StepConfig, state: TrainState, split: Split) -> None:
     """Raises RecipeError where a network has weights that fit one bucket alone."""
     if not parts.buckets:
         return

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from pipeline.autosink.choose_sink import chooses_sink, modelled_chooser
-from pipeline.backends.base import Backend, Estimate, Proposal
+from pipeline.backends.base import Backend, Estimate, StepToPrice
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.order import Batching
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import total_steps
 from pipeline.stages.build import Built
-from pipeline.training.step import image_shape, make_bare_step
+from pipeline.training.step import image_shape, make_update_only_step
 
 
 def estimate_run(
@@ -43,7 +43,7 @@ def estimate_run(
     return estimate
 
 
-def propose(recipe: Recipe, dataset: Dataset, built: Built) -> Proposal:
+def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
     """The run in shapes, as the map ops on the host leave its batches."""
     image, label = image_shape(dataset.image), dataset.train_label
 
@@ -53,19 +53,19 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> Proposal:
             jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
         )
 
-    train, course = recipe.train, built.course
+    train, run_schedule = recipe.train, built.run_schedule
     size = train.sink_size
-    return Proposal(
+    return StepToPrice(
         name=recipe.name,
-        step=make_bare_step(built.parts, train.optimizer.lr),
+        step=make_update_only_step(built.parts, train.optimizer.lr),
         state=built.state,
         batch=batch,
         batch_size=train.batch_size,
         sink=train.sink,
-        sink_steps=size if isinstance(size, int) and size > 0 else course.steps_per_pass,
+        sink_steps=size if isinstance(size, int) and size > 0 else run_schedule.steps_per_pass,
         total_steps=partial(steps_on, recipe.train, dataset.train_order),
         eager=train.mode == "eager",
-        choose_sink=modelled_chooser(recipe, course) if chooses_sink(recipe) else None,
+        choose_sink=modelled_chooser(recipe, run_schedule) if chooses_sink(recipe) else None,
     )
 
 

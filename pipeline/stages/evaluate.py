@@ -12,7 +12,7 @@ from pipeline.backends.base import Executable
 from pipeline.data.dataset import Dataset
 from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation
-from pipeline.stages.train.dispatch_size import Pace
+from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.training.metrics import EvalSums, summarize
 from pipeline.training.state import TrainState
 
@@ -32,7 +32,7 @@ def evaluate(
     labels counts.
     """
     batches = dataset.eval_order.steps_per_pass
-    sums = _add_up(executable, state, batches, Pace(dispatch_s), is_given_up)
+    sums = _add_up(executable, state, batches, DispatchSize(dispatch_s), is_given_up)
     if sums is None:
         return None
     if int(sums.samples) != len(dataset.eval):
@@ -50,7 +50,7 @@ def _add_up(
     executable: Executable,
     state: TrainState,
     batches: int,
-    pace: Pace,
+    pace: DispatchSize,
     is_given_up: Callable[[], bool],
 ) -> EvalSums | None:
     """The sums over so many batches, on the host; None where that is given up."""
@@ -58,7 +58,7 @@ def _add_up(
     while done < batches:
         if is_given_up():
             return None
-        stop = min(batches, done + pace.affordable)
+        stop = min(batches, done + pace.max_steps)
         begun = time.perf_counter()
         sums = executable.evaluate(state, done, stop, sums)
         pace.take_note(stop - done, time.perf_counter() - begun)

@@ -26,7 +26,7 @@ from pipeline.files.knowledge_bank import write_result
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
 from pipeline.lowerings.tune.layouts import find_layout
-from pipeline.lowerings.tune.tuner import Chosen, Tuning
+from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.modules.layout import best_layout, has_choice
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
@@ -68,10 +68,10 @@ def _choose(
     dataset: Dataset,
     built: Built,
     backend: Backend,
-    kept: Chosen | None,
+    kept: LoweringChoice | None,
     run_dir: Path | None,
     reporter: Reporter,
-) -> Chosen:
+) -> LoweringChoice:
     folder = cache_root(recipe.cache) / "autotune"
     lowerings = kept.lowerings if kept is not None else None
     tuning = Tuning(recipe.autotune, recipe.autotune_search, folder, lowerings)
@@ -118,7 +118,7 @@ class _Asked:
         return list_problems(parts, self.built.state, self.batch, eval_batch)
 
     @functools.cache  # noqa: B019 - lives as long as the choosing does
-    def chosen_in(self, layout: Layout) -> Chosen:
+    def chosen_in(self, layout: Layout) -> LoweringChoice:
         """The best lowerings with images in a layout."""
         problems = self.problems_in(layout)
         chosen = self.backend.choose_lowerings(problems, self.tuning, self.watch)
@@ -132,7 +132,7 @@ class _Asked:
             return time_gradients_us(network, parts, state, self.batch, self.backend.device)
 
 
-def _in_best_layout(asked: _Asked) -> Chosen:
+def _in_best_layout(asked: _Asked) -> LoweringChoice:
     """What was chosen in the layout that a bank or the clock says, else in that of the rule."""
     layers, device = asked.network.layers, asked.backend.device
     problems = asked.problems_in("nhwc")
@@ -145,7 +145,7 @@ def _in_best_layout(asked: _Asked) -> Chosen:
     return replace(chosen, layout_found=found)
 
 
-def _tell(chosen: Chosen, tuning: Tuning, run_dir: Path | None, reporter: Reporter) -> None:
+def _tell(chosen: LoweringChoice, tuning: Tuning, run_dir: Path | None, reporter: Reporter) -> None:
     """Tell what was chosen, and leave the result of tuning in the run directory."""
     if chosen.layout != "nhwc":
         reporter.stage("lower", f"images as CHWN: vectors of samples{_why(chosen)}")
@@ -156,28 +156,28 @@ def _tell(chosen: Chosen, tuning: Tuning, run_dir: Path | None, reporter: Report
         reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.folder}; {path.name}")
 
 
-def _why(chosen: Chosen) -> str:
+def _why(chosen: LoweringChoice) -> str:
     if chosen.layout_found is None:
         return ", for few channels"
     nhwc_ms, chwn_ms = (chosen.layout_found.times_us[each] / 1000 for each in ("nhwc", "chwn"))
     return f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
 
 
-def write_choice(path: Path, chosen: Chosen) -> None:
+def write_choice(path: Path, chosen: LoweringChoice) -> None:
     """As JSON: the layout of images, and each problem, as text, with what computes it."""
     computations = {problem: str(how) for problem, how in chosen.lowerings.chosen}
     document = {"layout": chosen.layout, "computations": computations}
     write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
-def read_choice(path: Path) -> Chosen:
+def read_choice(path: Path) -> LoweringChoice:
     """What `write_choice` wrote. Raises RunError that names the file for anything else."""
     try:
         document = read_json(path)
         layouts: tuple[Layout, ...] = get_args(Layout)
         layout = layouts[layouts.index(document["layout"])]
         computations = document["computations"].items()
-        return Chosen(
+        return LoweringChoice(
             Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations)), layout=layout
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -187,7 +187,7 @@ def read_choice(path: Path) -> Chosen:
         ) from error
 
 
-def _line(chosen: Chosen) -> str:
+def _line(chosen: LoweringChoice) -> str:
     ways = [how for _, how in chosen.lowerings.chosen]
     onednn = sum(way.engine == "onednn" for way in ways)
     banked = sum(found.status == "bank_hit" for found in chosen.found)

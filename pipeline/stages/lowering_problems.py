@@ -12,17 +12,18 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.lowerings.problem.lowering import ROLES, Listing, Problem
+from pipeline.lowerings.problem.lowering import ROLES, Problem, RecordingPolicy
 from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.lowerings.tune.machine import describe_device
-from pipeline.lowerings.tune.timing import Timer, make_up
+from pipeline.lowerings.tune.timing import Timer, random_operands
 from pipeline.models.modules.standard import Network
 from pipeline.training.state import TrainState
-from pipeline.training.step import StepParts, image_shape
+from pipeline.training.step import image_shape
+from pipeline.training.step_parts import StepConfig
 
 
 def list_problems(
-    parts: StepParts, state: TrainState, train_batch: int, eval_batch: int
+    parts: StepConfig, state: TrainState, train_batch: int, eval_batch: int
 ) -> tuple[Problem, ...]:
     """Every computation in a step or an evaluation that can be lowered, by tracing the network.
 
@@ -36,8 +37,8 @@ def list_problems(
     return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
 
 
-def _traced(parts: StepParts, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:
-    listing = Listing()
+def _traced(parts: StepConfig, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:
+    listing = RecordingPolicy()
     images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
     network: nn.Module = parts.network.clone(chooser=listing)
     jax.eval_shape(_forward(network, train), images, state.params, state.batch_stats)
@@ -66,7 +67,7 @@ def _reads_input(problem: Problem, image: tuple[int, ...]) -> bool:
 
 
 def time_gradients_us(
-    network: Network, parts: StepParts, state: TrainState, batch: int, device: jax.Device
+    network: Network, parts: StepConfig, state: TrainState, batch: int, device: jax.Device
 ) -> float:
     """Microseconds that the gradients of all parameters take, in a loop, for made-up numbers."""
     forward = _forward(network, True)
@@ -79,12 +80,12 @@ def time_gradients_us(
         return jax.grad(loss)(params, images, batch_stats)
 
     shapes = (state.params, state.batch_stats)
-    weights = jax.tree.map(lambda shape: make_up(shape.shape, shape.dtype), shapes)
-    images = make_up((batch, *image_shape(parts.image)), "float32")
+    weights = jax.tree.map(lambda shape: random_operands(shape.shape, shape.dtype), shapes)
+    images = random_operands((batch, *image_shape(parts.image)), "float32")
     return Timer((images, *weights), device).time_us(gradients)
 
 
-def layout_key(network: Network, parts: StepParts, batch: int, device: jax.Device) -> str:
+def layout_key(network: Network, parts: StepConfig, batch: int, device: jax.Device) -> str:
     """What a bank calls a network, its images and the device by."""
     text = repr((network.layers, network.rules, network.padding_mask))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

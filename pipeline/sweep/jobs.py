@@ -19,7 +19,7 @@ from pipeline.errors import exit_status_of, printable, report_errors, status_aft
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Judge
+from pipeline.observe.monitors import Pruner
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.sweep.directory import claimed, is_settled, read_overrides, values_of, write_overrides
 from pipeline.sweep.table import write_table
@@ -104,10 +104,10 @@ def _run_checked(
         changing = {"resume": resume, "resume_changed": on_changed}
         train = recipe.train.model_copy(update=changing)
         recipe = recipe.model_copy(update={"train": train})
-        judge = _judge()
+        pruner = _judge()
         # The command of the sweep goes on with all of its jobs, and the sweep says it.
         return run(
-            recipe, job_dir, changed, judge=judge, signals=signals, how_to_resume=lambda *_: None
+            recipe, job_dir, changed, pruner=pruner, signals=signals, how_to_resume=lambda *_: None
         ).exit_status
     except (Exception, KeyboardInterrupt) as error:
         if not (job_dir / SUMMARY).exists():
@@ -120,7 +120,7 @@ def _run_checked(
         raise
 
 
-def _judge() -> Judge | None:
+def _judge() -> Pruner | None:
     """Who may prune this job: none but in a study."""
     hydra_config = HydraConfig.get()
     if hydra_config.sweeper.get("trial") is None:

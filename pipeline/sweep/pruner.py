@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import optuna
 
-from pipeline.observe.monitors import Evaluation, Quiet, SinkReport
+from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport
 from pipeline.sink.telemetry import Telemetry
 from pipeline.sweep.study import DIRECTIONS, open_study, read_settings
 
 
-class TrialJudge(Quiet):
+class TrialJudge(MonitorBase):
     """Reports a trial's course, and asks its study's pruner at every report.
 
     Reported is, at the end of every sink, the mean training loss over it, steps left out that have
@@ -30,7 +30,7 @@ class TrialJudge(Quiet):
         self._verdict: str | None = None
 
     @property
-    def verdict(self) -> str | None:
+    def prune_reason(self) -> str | None:
         """Why the run should end at this boundary; None while it should go on."""
         return self._verdict
 

@@ -92,7 +92,7 @@ def _next_trials(search: Search) -> list[Trial]:
     waiting = False
     while True:
         with alone(search.sweep_dir):
-            put_up_dead_trials(search)
+            requeue_dead_trials(search)
             trials = search.study.get_trials(deepcopy=False)
             put_up = [trial for trial in trials if trial.state == TrialState.WAITING]
             begun = {number_of_first_try(trial) for trial in trials}
@@ -117,7 +117,7 @@ def _ask(search: Search) -> Trial:
     return trial
 
 
-def put_up_dead_trials(search: Search) -> None:
+def requeue_dead_trials(search: Search) -> None:
     """Put up again what died: the heart has stopped, or the process did while it asked.
 
     Only one process asks at a time, so what is half asked for here has nobody any more.

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.modules.layer_capture import Observations, grad_observing_layers
-from pipeline.training.loss_reduction import divisor, reduced, sample_losses
+from pipeline.training.loss_reduction import normalizer, reduce_losses, sample_losses
 from pipeline.training.parameters import merge, split
 from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepParts
+from pipeline.training.step_parts import StepConfig
 
 
 class Gradients(NamedTuple):
@@ -41,7 +41,7 @@ class Mapped(NamedTuple):
 
 
 def compute_gradients(
-    parts: StepParts,
+    parts: StepConfig,
     state: TrainState,
     images: Array,
     labels: Array,
@@ -57,7 +57,7 @@ def compute_gradients(
     """
     real = jnp.arange(images.shape[0]) < count
     batch = Mapped(images, labels, real, dropout)
-    whole = divisor(parts, labels, real, count)
+    whole = normalizer(parts, labels, real, count)
     if parts.accumulate == 1:
         return _of_piece(parts, state, state.batch_stats, batch, whole, scale)
     keys = jax.vmap(lambda i: jax.random.fold_in(dropout, i))(jnp.arange(parts.accumulate))
@@ -80,7 +80,7 @@ def compute_gradients(
 
 
 def _of_piece(
-    parts: StepParts,
+    parts: StepConfig,
     state: TrainState,
     batch_stats: Any,
     batch: Mapped,
@@ -100,7 +100,7 @@ def _of_piece(
             rngs={"dropout": batch.dropout},
         )
         losses = sample_losses(parts, logits, batch.labels)
-        loss = reduced(parts, losses, batch.labels, batch.real, whole)
+        loss = reduce_losses(parts, losses, batch.labels, batch.real, whole)
         return loss * scale, (loss, changed.get("batch_stats", {}))
 
     if parts.observe_layers:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.training.masks import hardest
-from pipeline.training.step_parts import StepParts
+from pipeline.training.masks import top_share_mask
+from pipeline.training.step_parts import StepConfig
 
 
-def labels_that_count(parts: StepParts, labels: Array) -> Array | None:
+def label_mask(parts: StepConfig, labels: Array) -> Array | None:
     """Those that are not left out, bool like the labels (B, ...); None where all count."""
     if parts.ignore_index is None:
         return None
     return labels.astype(jnp.int32) != parts.ignore_index
 
 
-def sample_losses(parts: StepParts, logits: Array, labels: Array) -> Array:
+def sample_losses(parts: StepConfig, logits: Array, labels: Array) -> Array:
     """The loss of every sample, float32 (B,): the mean over its labels that count."""
-    where = labels_that_count(parts, labels)
+    where = label_mask(parts, labels)
     return parts.loss(logits, labels) if where is None else parts.loss(logits, labels, where)
 
 
-def divisor(parts: StepParts, labels: Array, real: Array, count: Array | int) -> Array | int:
+def normalizer(parts: StepConfig, labels: Array, real: Array, count: Array | int) -> Array | int:
     """What the mean over a batch divides by: its `count` real samples, or their labels that count.
 
     With labels left out every label weighs the same, as in PyTorch's `cross_entropy`, however many
@@ -34,8 +34,8 @@ def divisor(parts: StepParts, labels: Array, real: Array, count: Array | int) ->
     return jnp.maximum(jnp.sum(jnp.where(real, weights, 0.0)), 1.0)
 
 
-def reduced(
-    parts: StepParts, losses: Array, labels: Array, real: Array, divisor: Array | int
+def reduce_losses(
+    parts: StepConfig, losses: Array, labels: Array, real: Array, normalizer: Array | int
 ) -> Array:
     """What the real samples add to the loss, float32 (), from the losses of all, (B,).
 
@@ -46,18 +46,18 @@ def reduced(
     weights = _weights(parts, labels)
     counted = real if weights is None else real & (weights > 0)
     if parts.hardest_share < 1:
-        counted = hardest(losses, parts.hardest_share, counted)
+        counted = top_share_mask(losses, parts.hardest_share, counted)
         weighed = counted if weights is None else jnp.where(counted, weights, 0.0)
-        divisor = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
+        normalizer = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
     if weights is not None and parts.reduction == "mean":
         losses = losses * weights
     losses = jnp.where(counted, losses, 0.0)
-    return losses.sum() / divisor if parts.reduction == "mean" else losses.sum()
+    return losses.sum() / normalizer if parts.reduction == "mean" else losses.sum()
 
 
-def _weights(parts: StepParts, labels: Array) -> Array | None:
+def _weights(parts: StepConfig, labels: Array) -> Array | None:
     """How many labels of each sample count, float32 (B,); None where all do."""
-    where = labels_that_count(parts, labels)
+    where = label_mask(parts, labels)
     if where is None:
         return None
     return jnp.sum(where, axis=tuple(range(1, where.ndim)), dtype=jnp.float32)

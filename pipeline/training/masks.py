@@ -41,7 +41,7 @@ def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
     return masked_sum(values, where, axis) / jnp.maximum(count, 1)
 
 
-def hardest(losses: Array, share: float, where: Array | None = None) -> Array:
+def top_share_mask(losses: Array, share: float, where: Array | None = None) -> Array:
     """Which losses are the largest `share` of those that count, bool like the losses.
 
     Of n losses these are floor(share * n), but one at least. Of equal losses the first come first,
@@ -62,7 +62,7 @@ def hardest(losses: Array, share: float, where: Array | None = None) -> Array:
 
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
     """The mean of the largest `share` of the losses that count (Fan et al., 2017); 0 of none."""
-    return masked_mean(losses, hardest(losses, share, where))
+    return masked_mean(losses, top_share_mask(losses, share, where))
 
 
 def _shares_of(share: float, most: int) -> np.ndarray:
@@ -107,9 +107,9 @@ class Masked:
         """The mean of what counts, (); 0 where nothing does."""
         return masked_mean(self.values, self.where)
 
-    def hardest(self, share: float) -> Masked:
+    def top_share_mask(self, share: float) -> Masked:
         """Of the entries that count, the largest share; see the function of that name."""
-        return Masked(self.values, hardest(self.values, share, self.where))
+        return Masked(self.values, top_share_mask(self.values, share, self.where))
 
 
 def choose(condition: Array, first: Masked, second: Masked) -> Masked:

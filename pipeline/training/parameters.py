@@ -54,7 +54,9 @@ def require_trainable(params: Any, frozen: Sequence[str]) -> None:
         )
 
 
-def move(params: Any, directions: Any, rate: Array | float, rules: Sequence[RateRule]) -> Any:
+def apply_directions(
+    params: Any, directions: Any, rate: Array | float, rules: Sequence[RateRule]
+) -> Any:
     """p - rate * direction; where a rule covers a parameter, `factor` times that rate."""
     if not rules:
         return jax.tree.map(lambda p, d: p - rate * d, params, directions)
@@ -69,7 +71,7 @@ def _factor(rules: Sequence[RateRule], path: Path) -> float:
     return factors[-1] if factors else 1.0
 
 
-def draw_anew(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
+def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
     """Fresh parameters, those that a rule covers drawn as the last such rule says.
 
     Each has a key of its own, made of its path. Raises ValueError where an initialiser does not
@@ -96,7 +98,7 @@ def restart_average(average: Any, params: Any) -> Any:
     return unflatten_dict({path: flat[path] for path in paths_of(average)})
 
 
-def averaged(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
+def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
     """The moving average behind update number `updates` (int32 (), counted from 0)."""
     assert spec.decay is not None, "there is an average where there is a decay"
     count = updates.astype(jnp.float32)

@@ -70,7 +70,7 @@ class Record(NamedTuple):
     skipped: Array | float = 0.0
 
     @property
-    def goes_on(self) -> Array:
+    def should_continue(self) -> Array:
         """Whether training goes on behind this step, bool (): it was finite, or skipped."""
         finite = jnp.isfinite(self.loss) & jnp.isfinite(self.grad_norm)
         return finite | (jnp.asarray(self.skipped) > 0)

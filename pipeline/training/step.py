@@ -22,19 +22,19 @@ from pipeline.data.padding.buckets import SIZE
 from pipeline.data.transform import apply_ops
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.gradients import Gradients, compute_gradients
-from pipeline.training.loss_reduction import labels_that_count, sample_losses
+from pipeline.training.loss_reduction import label_mask, sample_losses
 from pipeline.training.metrics import EvalSums, add_batch, zero_sums
-from pipeline.training.parameters import draw_anew, merge, split
+from pipeline.training.parameters import merge, reinitialize, split
 from pipeline.training.state import Record, TrainState
-from pipeline.training.step_parts import StepParts as StepParts
+from pipeline.training.step_parts import StepConfig as StepConfig
 from pipeline.training.update import (
-    advance,
-    advance_if,
+    apply_if_finite,
+    apply_update,
     count_overflow,
+    init_bad_step_counts,
     is_skipped,
-    leave_out,
-    no_left_out,
     no_overflows,
+    skip_bad_step,
     updates_so_far,
 )
 
@@ -55,7 +55,7 @@ class TrainStep:
     zero_sums: Callable[[], EvalSums]
 
 
-def make_train_step(parts: StepParts) -> TrainStep:
+def make_train_step(parts: StepConfig) -> TrainStep:
     """Put the parts of a step together."""
 
     def init(seed: Array) -> TrainState:
@@ -74,7 +74,7 @@ def make_train_step(parts: StepParts) -> TrainStep:
     return TrainStep(init, step, evaluate, lambda: zero_sums(parts.classes))
 
 
-def initial_variables(parts: StepParts, seed: Array) -> tuple[Array, Mapping[str, Any]]:
+def initial_variables(parts: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
     """Logits of one blank image, and fresh parameters and batch statistics.
 
     Raises ValueError where layers don't fit, or a rule for initialisation does not.
@@ -82,11 +82,11 @@ def initial_variables(parts: StepParts, seed: Array) -> tuple[Array, Mapping[str
     height, width, channels = image_shape(parts.image)
     image = jnp.zeros((1, height, width, channels), jnp.float32)
     logits, variables = parts.network.init_with_output(_key(seed, 0), image, train=False)
-    params = draw_anew(variables["params"], parts.init_rules, _key(seed, 2))
+    params = reinitialize(variables["params"], parts.init_rules, _key(seed, 2))
     return logits, {**variables, "params": params}
 
 
-def initial_state(parts: StepParts, variables: Mapping[str, Any]) -> TrainState:
+def initial_state(parts: StepConfig, variables: Mapping[str, Any]) -> TrainState:
     """The state at step 0 of fresh parameters and batch statistics."""
     params = variables["params"]
     trained, _ = split(params, parts.frozen)
@@ -98,7 +98,7 @@ def initial_state(parts: StepParts, variables: Mapping[str, Any]) -> TrainState:
         loss_scale=jnp.asarray(parts.loss_scale.initial, jnp.float32),
         overflows=no_overflows(parts.loss_scale),
         average=None if parts.average is None else jax.tree.map(jnp.copy, trained),
-        bad_steps=no_left_out(parts.on_nan),
+        bad_steps=init_bad_step_counts(parts.on_nan),
     )
 
 
@@ -114,7 +114,7 @@ def image_shape(image: ColumnSpec) -> tuple[int, ...]:
     return image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
 
 
-def _mapped(parts: StepParts, ops: Ops, batch: Batch) -> tuple[Array, Array]:
+def _mapped(parts: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
     """Images NHWC float32 and labels of a batch after its map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.pass_, batch.sample)
     sizes = batch.columns[SIZE] if parts.padding_mask else None
@@ -131,7 +131,7 @@ def network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
     return images if sizes is None else with_padding_mask(images, sizes)
 
 
-def gradients_of(parts: StepParts, state: TrainState, batch: Batch) -> Gradients:
+def gradients_of(parts: StepConfig, state: TrainState, batch: Batch) -> Gradients:
     """What a step computes of a batch, which is in its bucket, before it updates anything.
 
     The gradients are those of the loss times its scale.
@@ -147,7 +147,7 @@ def norm_of(gradients: Any, unscale: Array) -> Array:
 
 
 def _update(
-    parts: StepParts, state: TrainState, batch: Batch, learning_rates: Array
+    parts: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record]:
     gradients = gradients_of(parts, state, batch)
     # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
@@ -162,15 +162,15 @@ def _update(
     def advanced(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)
         unscaled = gradients._replace(values=values)
-        return advance(parts, state, unscaled, batch.count, unscale, rate)
+        return apply_update(parts, state, unscaled, batch.count, unscale, rate)
 
-    after = advance_if(finite, advanced, state)
+    after = apply_if_finite(finite, advanced, state)
     after = count_overflow(parts.loss_scale, after, finite, skipped)
-    return leave_out(parts.on_nan, after, record)
+    return skip_bad_step(parts.on_nan, after, record)
 
 
-def make_bare_step(
-    parts: StepParts, learning_rate: float
+def make_update_only_step(
+    parts: StepConfig, learning_rate: float
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
     """The update alone, on mapped images (B, H, W, C) float32 and labels: what a device is
     priced for.
@@ -183,12 +183,12 @@ def make_bare_step(
         images, labels = batch
         count, dropout = images.shape[0], jax.random.fold_in(jax.random.key(0), state.step)
         gradients = compute_gradients(parts, state, images, labels, count, dropout, 1.0)
-        return advance(parts, state, gradients, count, 1.0, learning_rate), gradients.loss
+        return apply_update(parts, state, gradients, count, 1.0, learning_rate), gradients.loss
 
     return step
 
 
-def _evaluate(parts: StepParts, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
+def _evaluate(parts: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
     images, labels = _mapped(parts, parts.eval_ops, batch)
     params = state.params
     if parts.average is not None:
@@ -197,4 +197,4 @@ def _evaluate(parts: StepParts, state: TrainState, batch: Batch, sums: EvalSums)
     logits: Any = parts.network.apply(weights, images, train=False)
     mask = jnp.arange(images.shape[0]) < batch.count
     losses = sample_losses(parts, logits, labels)
-    return add_batch(sums, logits, labels, losses, mask, labels_that_count(parts, labels))
+    return add_batch(sums, logits, labels, losses, mask, label_mask(parts, labels))

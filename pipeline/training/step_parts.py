@@ -23,7 +23,7 @@ SampleLoss = Callable[..., Array]
 
 
 @dataclass(frozen=True)
-class StepParts:
+class StepConfig:
     """What the functions of a step are made of; `image` is one image as the ops leave it."""
 
     network: nn.Module

@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.modules.layer_capture import Observed
+from pipeline.models.modules.layer_capture import Captured
 from pipeline.training.bad_steps import BadStepPolicy
 from pipeline.training.gradients import Gradients
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.parameters import averaged, merge, move, split
+from pipeline.training.parameters import apply_directions, merge, split, update_ema
 from pipeline.training.state import BadStepCounts, OverflowCounts, Record, TrainState
-from pipeline.training.step_parts import StepParts
+from pipeline.training.step_parts import StepConfig
 
-MOST_BAD_STEPS = 1000
+MAX_CONSECUTIVE_OVERFLOWS = 1000
 """So many overflows in a row end a run: DynamicLossScaleManager's `bad_step_max`."""
 
 
-def advance(
-    parts: StepParts,
+def apply_update(
+    parts: StepConfig,
     state: TrainState,
     gradients: Gradients,
     count: Array | int,
@@ -40,10 +40,10 @@ def advance(
     directions, opt_state = parts.optimizer.update(
         gradients.values, state.opt_state, trained, **observed
     )
-    moved = move(trained, directions, rate, parts.rate_rules)
+    moved = apply_directions(trained, directions, rate, parts.rate_rules)
     average = state.average
     if parts.average is not None:
-        average = averaged(average, moved, parts.average, updates_so_far(state))
+        average = update_ema(average, moved, parts.average, updates_so_far(state))
     return replace(
         state,
         step=state.step + 1,
@@ -55,16 +55,16 @@ def advance(
 
 
 def _observed(
-    parts: StepParts, gradients: Gradients, count: Array | int, unscale: Array | float
-) -> dict[str, Observed]:
+    parts: StepConfig, gradients: Gradients, count: Array | int, unscale: Array | float
+) -> dict[str, Captured]:
     """What the optimizer is told besides the gradients, by the name of the argument."""
     if not parts.observe_layers:
         return {}
     scale = unscale * count if parts.reduction == "mean" else unscale
-    return {"observed": Observed(gradients.layers, count, scale)}
+    return {"observed": Captured(gradients.layers, count, scale)}
 
 
-def advance_if(
+def apply_if_finite(
     finite: Array, advanced: Callable[[TrainState], TrainState], state: TrainState
 ) -> TrainState:
     """The state advanced, or as it was.
@@ -90,7 +90,7 @@ def no_overflows(loss_scale: LossScaling) -> OverflowCounts | None:
     return OverflowCounts(zero, zero, zero) if loss_scale.skips_overflow else None
 
 
-def no_left_out(policy: BadStepPolicy) -> BadStepCounts | None:
+def init_bad_step_counts(policy: BadStepPolicy) -> BadStepCounts | None:
     """The counts at step 0; None where the first bad step ends the run."""
     zero = jnp.zeros((), jnp.int32)
     return BadStepCounts(zero, zero) if policy.leaves_out else None
@@ -106,7 +106,7 @@ def updates_so_far(state: TrainState) -> Array:
     return updates
 
 
-def left_out(state: TrainState) -> int:
+def num_skipped(state: TrainState) -> int:
     """How many steps have no update because of a bad step."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)
 
@@ -119,7 +119,7 @@ def is_skipped(overflows: OverflowCounts | None, loss: Array, grad_norm: Array) 
     if overflows is None:
         return jnp.zeros((), bool)
     overflow = jnp.isfinite(loss) & ~jnp.isfinite(grad_norm)
-    return overflow & (overflows.bad_steps < MOST_BAD_STEPS)
+    return overflow & (overflows.bad_steps < MAX_CONSECUTIVE_OVERFLOWS)
 
 
 def count_overflow(
@@ -144,7 +144,7 @@ def count_overflow(
     return replace(state, step=step, loss_scale=scale, overflows=counts)
 
 
-def leave_out(
+def skip_bad_step(
     policy: BadStepPolicy, state: TrainState, record: Record
 ) -> tuple[TrainState, Record]:
     """State and record behind a step that is left out where it is bad and the policy says so.
@@ -154,7 +154,7 @@ def leave_out(
     before = state.bad_steps
     if before is None or not policy.skips_in_a_row:
         return state, record
-    bad = ~record.goes_on
+    bad = ~record.should_continue
     out = bad & (before.in_a_row < policy.skips_in_a_row)
     keeps = bad | (jnp.asarray(record.skipped) > 0)
     counts = BadStepCounts(jnp.where(keeps, before.in_a_row + out, 0), before.left_out + out)

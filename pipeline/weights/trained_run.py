@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.compose import diagnose
+from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError
 from pipeline.files.bounded_read import read_json
@@ -41,7 +41,7 @@ class TrainedRun:
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run, with keys overridden. Raises RecipeError where it is none any more."""
-    return diagnose([f"+recipe={run_dir / RECIPE}", *overrides])
+    return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides])
 
 
 def read_trained_run(folder: Path) -> TrainedRun:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.autosink import choose_sink
-from pipeline.autosink.choose_sink import Settled, Sinkable, settle
+from pipeline.autosink import choose_sink as choose_sink_module
+from pipeline.autosink.choose_sink import Sinkable, SinkPlan, choose_sink
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
 from pipeline.sink.choice import Choice
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.checkpoint.host_state import parse_host_state
 from tests import outcome
 from tests.stages.clockwork import Clockwork
@@ -25,7 +25,7 @@ AUTO = "train.sink_size=auto"
 
 
 @pytest.fixture
-def settled(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settled]:
+def settled(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SinkPlan]:
     """Settle the sinks of a run on a clock of its own, of 10,000 steps unless told otherwise."""
 
     def go(
@@ -33,18 +33,18 @@ def settled(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Set
         *overrides: str,
         total: int = 10_000,
         host: dict[str, Any] | None = None,
-    ) -> Settled:
+    ) -> SinkPlan:
         clockwork.rule(monkeypatch)
         recipe = tiny(AUTO, "eval.every_passes=null", *overrides)
-        course = Course(total, 6, 6 if recipe.train.sink else None)
+        run_schedule = RunSchedule(total, 6, 6 if recipe.train.sink else None)
         backend = recipe.device.open()
-        ready = Sinkable(recipe, course, clockwork, backend, None)  # type: ignore[arg-type]
-        return settle(ready, parse_host_state(host or {}).sink, Reporter())
+        ready = Sinkable(recipe, run_schedule, clockwork, backend, None)  # type: ignore[arg-type]
+        return choose_sink(ready, parse_host_state(host or {}).sink, Reporter())
 
     return go
 
 
-Settle = Callable[..., Settled]
+Settle = Callable[..., SinkPlan]
 
 
 def test_the_size_that_the_recipe_names_is_taken_unmeasured(settled: Settle) -> None:
@@ -142,14 +142,14 @@ EVENTS = ["eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.keep=2
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure short runs too, though it takes longer than they do."""
-    monkeypatch.setattr(choose_sink, "MOST_SHARE", 1e6)
-    monkeypatch.setattr(choose_sink, "BUDGET_S", (0.1, 0.1))
+    monkeypatch.setattr(choose_sink_module, "MOST_SHARE", 1e6)
+    monkeypatch.setattr(choose_sink_module, "BUDGET_S", (0.1, 0.1))
 
 
 def choosing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Have every measurement end in the same choice, whatever this machine is."""
     monkeypatch.setattr(
-        choose_sink, "choose", lambda costs, bounds: Choice(size, "loop", "x", 2, 1)
+        choose_sink_module, "choose", lambda costs, bounds: Choice(size, "loop", "x", 2, 1)
     )
 
 

@@ -19,10 +19,10 @@ from pipeline.autosink.dispatch_costs import (
     least_steps,
     measure,
 )
-from pipeline.autosink.timed_runs import Timing, Trials, Way
+from pipeline.autosink.timed_runs import TimedRuns, Timing, Variant
 from pipeline.config.recipe import Recipe
 from pipeline.sink.choice import SinkMechanism
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from tests.stages.clockwork import Clockwork
 
 Compose = Callable[..., Recipe]
@@ -37,8 +37,8 @@ def measured(
 
     def go(clockwork: Clockwork, budget_s: float) -> Measurement:
         clockwork.rule(monkeypatch)
-        course = Course(total=100_000, steps_per_pass=6, sink_steps=6)
-        with Trials(tiny(), course, clockwork, terminal=False) as trials:  # type: ignore[arg-type]
+        run_schedule = RunSchedule(total=100_000, steps_per_pass=6, sink_steps=6)
+        with TimedRuns(tiny(), run_schedule, clockwork, terminal=False) as trials:  # type: ignore[arg-type]
             return measure(trials, first_look(trials), BOTH, budget_s)
 
     return go
@@ -91,8 +91,8 @@ def test_what_disturbs_some_rounds_is_left_out() -> None:
     rounds = [
         {
             OFF: Timing(2.0 * factor, np.zeros(0)),
-            Way(1, "loop"): Timing(1.5 * factor, np.zeros(0)),
-            Way(10, "loop"): Timing(1.05 * factor, np.zeros(0)),
+            Variant(1, "loop"): Timing(1.5 * factor, np.zeros(0)),
+            Variant(10, "loop"): Timing(1.05 * factor, np.zeros(0)),
         }
         for factor in slow
     ]

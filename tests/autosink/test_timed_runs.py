@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.autosink.timed_runs import Trials, Way
+from pipeline.autosink.timed_runs import TimedRuns, Variant
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from tests.stages.clockwork import Clockwork
 
 Compose = Callable[..., Recipe]
-COURSE = Course(total=1000, steps_per_pass=6, sink_steps=6)
+COURSE = RunSchedule(total=1000, steps_per_pass=6, sink_steps=6)
 
 
 @pytest.fixture
@@ -27,54 +27,54 @@ def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
 @pytest.fixture
 def trials(
     clockwork: Clockwork, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Trials]:
+) -> Iterator[TimedRuns]:
     """Of a recipe with events at every step, in an empty working folder that stays empty."""
     monkeypatch.chdir(tmp_path)
     recipe = tiny("eval.every_steps=1", "checkpoint.every_steps=1", "monitor.tensorboard=true")
-    with Trials(recipe, COURSE, clockwork, terminal=False) as made:  # type: ignore[arg-type]
+    with TimedRuns(recipe, COURSE, clockwork, terminal=False) as made:  # type: ignore[arg-type]
         yield made
     assert list(tmp_path.iterdir()) == []
 
 
 def test_steps_without_sinks_are_dispatched_one_by_one(
-    trials: Trials, clockwork: Clockwork
+    trials: TimedRuns, clockwork: Clockwork
 ) -> None:
-    timing = trials.time(Way(None, "none"), 10)
+    timing = trials.time(Variant(None, "none"), 10)
     assert clockwork.ran == [(1, "none")] * 10
     assert timing.step_ms == pytest.approx(1.1)
     assert timing.dispatch_ms == pytest.approx([1.1] * 9)
 
 
-def test_the_first_sink_is_not_timed(trials: Trials, clockwork: Clockwork) -> None:
+def test_the_first_sink_is_not_timed(trials: TimedRuns, clockwork: Clockwork) -> None:
     """Training begins with a step alone, to find out how many fit into a dispatch."""
-    timing = trials.time(Way(20, "loop"), 60)
+    timing = trials.time(Variant(20, "loop"), 60)
     assert clockwork.ran == [(1, "loop"), (19, "loop"), (20, "loop"), (20, "loop")]
     assert timing.step_ms == pytest.approx(0.1 + 1.0 / 20)
     assert timing.dispatch_ms == pytest.approx([3.0, 3.0])
 
 
-def test_trials_follow_one_another(trials: Trials) -> None:
-    ways = [Way(20, "loop"), Way(None, "none"), Way(20, "soft"), Way(20, "loop")]
+def test_trials_follow_one_another(trials: TimedRuns) -> None:
+    ways = [Variant(20, "loop"), Variant(None, "none"), Variant(20, "soft"), Variant(20, "loop")]
     times = [trials.time(way, 60).step_ms for way in ways]
     assert times == pytest.approx([0.15, 1.1, 0.1595, 0.15])
 
 
-def test_what_is_not_finite_is_an_error(trials: Trials, clockwork: Clockwork) -> None:
+def test_what_is_not_finite_is_an_error(trials: TimedRuns, clockwork: Clockwork) -> None:
     clockwork.bad = 3
     with pytest.raises(RunError, match=r"Invalid loss.*Step 3 of 10"):
-        trials.time(Way(None, "none"), 10)
+        trials.time(Variant(None, "none"), 10)
 
 
-def test_a_signal_ends_a_trial_at_once(trials: Trials, clockwork: Clockwork) -> None:
+def test_a_signal_ends_a_trial_at_once(trials: TimedRuns, clockwork: Clockwork) -> None:
     clockwork.signal_at = 3
     with pytest.raises(KeyboardInterrupt):
-        trials.time(Way(None, "none"), 1000)
+        trials.time(Variant(None, "none"), 1000)
     assert clockwork.steps == 3
 
 
 def test_a_terminal_costs_what_it_costs_and_shows_nothing(
     clockwork: Clockwork, tiny: Compose, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with Trials(tiny(), COURSE, clockwork, terminal=True) as trials:  # type: ignore[arg-type]
-        assert trials.time(Way(20, "loop"), 60).step_ms == pytest.approx(0.15)
+    with TimedRuns(tiny(), COURSE, clockwork, terminal=True) as trials:  # type: ignore[arg-type]
+        assert trials.time(Variant(20, "loop"), 60).step_ms == pytest.approx(0.15)
     assert capfd.readouterr() == ("", "")

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.backends.base import Executable, Mechanism, Work
+from pipeline.backends.base import CompileInputs, Executable, Mechanism
 from pipeline.backends.xla import XlaBackend, find_device
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
 from pipeline.data.sources.synthetic import Synthetic
 from pipeline.errors import RunError
@@ -125,7 +125,7 @@ def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
     mechanism: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny("train.sink_size=12", f"train.mechanism={mechanism}")
-    order = Order(
+    order = SampleOrder(
         seed=recipe.seed,
         samples=96,
         batch_size=16,
@@ -234,7 +234,7 @@ def counting_step(bad: int = -1) -> TrainStep:
 def compile_counting(step: TrainStep) -> Executable:
     """Compiled for windows of 4 steps over the labels 1 to 10, again and again."""
     device = find_device("cpu", 0)
-    order = Order(
+    order = SampleOrder(
         seed=3,
         samples=len(LABELS),
         batch_size=1,
@@ -247,7 +247,9 @@ def compile_counting(step: TrainStep) -> Executable:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeds, "WINDOW_STEPS", 4)
         feed = make_feed(Split({"label": LABELS}), order, device, "resident")
-        return XlaBackend(device).compile(Work(step, feed, feed, rates, seed_words(3)), watch)
+        return XlaBackend(device).compile(
+            CompileInputs(step, feed, feed, rates, seed_words(3)), watch
+        )
 
 
 @contextmanager

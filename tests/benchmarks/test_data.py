@@ -11,7 +11,7 @@ import pytest
 from benchmarks.data import OURS, Contestant, LoaderError, compare, report
 from benchmarks.loading import Work
 from benchmarks.loading.ours import OPS, open_loader
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 
@@ -33,7 +33,7 @@ def test_ours_loads_what_training_would_see(work: Work, way: str) -> None:
     loader.load(4)
     loaded = loader.load(3)
 
-    order = Order(
+    order = SampleOrder(
         seed=0,
         samples=SAMPLES,
         batch_size=BATCH,

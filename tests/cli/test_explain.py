@@ -18,7 +18,7 @@ from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Choice
-from pipeline.sink.schedule import Course, Event
+from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
 from pipeline.stages.train.event_periods import event_periods
 from tests.conftest import STEPS, TINY
@@ -162,9 +162,9 @@ def test_a_place_where_nothing_can_be_written_returns_1(explained: Explain, tmp_
 
 def test_the_calendar_is_that_of_the_segments_of_a_run(tiny: Compose) -> None:
     recipe = tiny("eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2")
-    course = Course(45, 6, 45)
-    told = calendar_of(recipe, course)
-    segments = list(course.segments(0, event_periods(recipe, 6)))
+    run_schedule = RunSchedule(45, 6, 45)
+    told = calendar_of(recipe, run_schedule)
+    segments = list(run_schedule.segments(0, event_periods(recipe, 6)))
     evaluated = [s.stop for s in segments if Event.EVALUATE in s.events]
     saved = [s.stop for s in segments if Event.CHECKPOINT in s.events]
     assert told.counts == {"evaluate": len(evaluated), "checkpoint": len(saved)}
@@ -175,7 +175,7 @@ def test_the_calendar_is_that_of_the_segments_of_a_run(tiny: Compose) -> None:
         (20, "evaluate"),
         (24, "checkpoint"),
     )
-    without = calendar_of(tiny("checkpoint.every_steps=12", "stages=[data,build]"), course)
+    without = calendar_of(tiny("checkpoint.every_steps=12", "stages=[data,build]"), run_schedule)
     assert without.counts["checkpoint"] == 0
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from pipeline import load_recipe
 from pipeline.config.chosen import DEFAULT_PARTS, with_recipe
-from pipeline.config.compose import diagnose
+from pipeline.config.compose import compose_and_check
 from pipeline.errors import RecipeError
 from pipeline.files.package_paths import CONF
 
@@ -22,26 +22,26 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 def test_the_default_recipe_is_for_its_own_dataset_and_model() -> None:
     """Another network on other data is another run, and 40 passes are not its length."""
-    recipe = diagnose(["dataset=mnist", "model=resnet20", "train.passes=3"])
+    recipe = compose_and_check(["dataset=mnist", "model=resnet20", "train.passes=3"])
     assert (recipe.name, recipe.train.passes) == ("resnet20_mnist", 3)
-    assert diagnose(["model=mlp", "train.steps=3"]).name == "mlp_digits"
-    assert diagnose(["dataset=mnist", "train.steps=3", "name=mine"]).name == "mine"
+    assert compose_and_check(["model=mlp", "train.steps=3"]).name == "mlp_digits"
+    assert compose_and_check(["dataset=mnist", "train.steps=3", "name=mine"]).name == "mine"
     with pytest.raises(RecipeError, match=r"none is given; add one, as in train.passes=10, or nam"):
-        diagnose(["dataset=mnist", "model=resnet20"])
+        compose_and_check(["dataset=mnist", "model=resnet20"])
 
 
 def test_the_default_recipe_stays_where_parts_or_keys_of_it_are_overridden() -> None:
     for overrides in ([], ["optimizer=adam"], ["device=cpu"], ["model.name=lenet5"]):
-        recipe = diagnose(overrides)
+        recipe = compose_and_check(overrides)
         assert (recipe.name, recipe.train.passes) == ("lenet5_digits", 40)
-    named = diagnose(["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]"])
+    named = compose_and_check(["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]"])
     assert (named.name, named.train.passes, named.model.name) == ("lenet5_digits", 40, "mlp")
 
 
 def test_each_job_of_a_sweep_over_models_is_named_after_its_own() -> None:
     swept = with_recipe(["model=mlp,lenet5", "train.steps=3"])
     assert swept[-1] == "name=${model.name}_digits"
-    assert diagnose(["model=mlp", *swept[1:]]).name == "mlp_digits"
+    assert compose_and_check(["model=mlp", *swept[1:]]).name == "mlp_digits"
 
 
 def test_the_parts_without_a_recipe_are_those_of_conf() -> None:
@@ -51,7 +51,7 @@ def test_the_parts_without_a_recipe_are_those_of_conf() -> None:
 
 def test_one_recipe_is_named() -> None:
     with pytest.raises(RecipeError, match=r"given 2 times, \+recipe=a \+recipe=b; give one"):
-        diagnose(["+recipe=a", "+recipe=b"])
+        compose_and_check(["+recipe=a", "+recipe=b"])
 
 
 def test_a_part_of_ones_own_has_the_defaults_of_its_name(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.order import Batching, Order, pass_order
+from pipeline.data.order import Batching, SampleOrder, pass_order
 
 SEEDS = st.integers(0, 2**63 - 1)
 PASSES = st.integers(0, 2**31 - 1)
@@ -121,7 +121,7 @@ def make_order(
     repeat=1,
     seed=0,
 ):
-    return Order(
+    return SampleOrder(
         seed=seed,
         samples=samples,
         batch_size=batch_size,

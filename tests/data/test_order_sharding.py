@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.order import Order, dealt
+from pipeline.data.order import SampleOrder, shard_indices
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/sharding/mindspore.json").read_text())
 
 
-def make_order(**changed: Any) -> Order:
+def make_order(**changed: Any) -> SampleOrder:
     settings: dict[str, Any] = {
         "seed": 7,
         "samples": 13,
@@ -27,7 +27,7 @@ def make_order(**changed: Any) -> Order:
         "drop_remainder": True,
         "repeat": 1,
     }
-    return Order(**{**settings, **changed})
+    return SampleOrder(**{**settings, **changed})
 
 
 def shards_of(pass_: int = 0, **settings: Any) -> list[list[int]]:
@@ -61,9 +61,11 @@ def test_shards_are_dealt_from_one_shuffled_order_golden(case: dict[str, Any]) -
     samples, shards = case["samples"], case["num_shards"]
     there = np.array(case["whole"])
     assert sorted(there) == list(range(samples))
-    assert [there[dealt(samples, shards, i)].tolist() for i in range(shards)] == case["shards"]
+    assert [there[shard_indices(samples, shards, i)].tolist() for i in range(shards)] == case[
+        "shards"
+    ]
     (whole,) = shards_of(samples=samples, num_shards=1)
-    here = [np.array(whole)[dealt(samples, shards, i)].tolist() for i in range(shards)]
+    here = [np.array(whole)[shard_indices(samples, shards, i)].tolist() for i in range(shards)]
     assert shards_of(samples=samples, num_shards=shards) == here
 
 
@@ -76,7 +78,7 @@ def test_a_window_shuffles_within_its_shard_golden(case: dict[str, Any]) -> None
     for pass_ in range(3):
         own = shards_of(pass_, samples=samples, num_shards=shards, buffer_size=3)
         assert list(map(sorted, own)) == list(map(sorted, case["shards"]))
-    dealt_in_order = [dealt(samples, shards, shard) for shard in range(shards)]
+    dealt_in_order = [shard_indices(samples, shards, shard) for shard in range(shards)]
     for files, there in zip(dealt_in_order, case["shards"], strict=True):
         assert sorted(files) == sorted(there)
 

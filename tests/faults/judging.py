@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.stages.checkpoint.restore import Saved, read_checkpoint, saved_steps
+from pipeline.stages.checkpoint.restore import Checkpoint, read_checkpoint, saved_steps
 from tests.faults.faults import Fault
 from tests.faults.runs import Ended, Nursery
 from tests.faults.scenarios import RESUME, RUN, Prepared, begin
@@ -121,7 +121,7 @@ def _differences(folder: Path, prepared: Prepared) -> list[str]:
     return [] if _are_same(found, wanted) else [f"checkpoint {folder.name} is another"]
 
 
-def _are_same(one: Saved, other: Saved) -> bool:
+def _are_same(one: Checkpoint, other: Checkpoint) -> bool:
     return (
         one.host == other.host
         and one.arrays.keys() == other.arrays.keys()

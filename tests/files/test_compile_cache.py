@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.files.compile_cache import keep_programs, unkept
+from pipeline.files.compile_cache import enable_compile_cache, no_compile_cache
 from tests.observe.disk import files_end_at
 
 CONFIGURED = (
@@ -26,9 +26,9 @@ def told(tmp_path: Path) -> Iterator[list[str]]:
     """What the user is told of the cache in `tmp_path`."""
     before = {name: jax.config.values[name] for name in CONFIGURED}
     lines: list[str] = []
-    keep_programs(tmp_path, lines.append)
+    enable_compile_cache(tmp_path, lines.append)
     yield lines
-    keep_programs(None, print)
+    enable_compile_cache(None, print)
     for name, value in before.items():
         jax.config.update(name, value)
 
@@ -204,7 +204,7 @@ def test_a_program_that_can_not_be_read_costs_a_compilation(
 
 def test_what_is_not_to_be_kept_leaves_no_file(told: list[str], tmp_path: Path) -> None:
     kept(tmp_path).unlink()
-    with unkept():
+    with no_compile_cache():
         compile_anew()
     assert list(tmp_path.iterdir()) == []
     assert told == []

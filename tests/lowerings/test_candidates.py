@@ -84,7 +84,7 @@ def assert_all_equal(
     window: Window, dtype: str, engines: frozenset[Engine], roles: Sequence[Role] = ROLES
 ) -> None:
     images, kernel = operands(dtype, window.groups, window.rows.kernel)
-    shape = (BATCH, *window.positions, FEATURES)
+    shape = (BATCH, *window.output_size, FEATURES)
     cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(shape), dtype)
     reads = {
         "forward": (images, kernel),
@@ -150,7 +150,7 @@ def test_padding_may_be_wider_than_the_kernel(
     """Against zeros that are put there beforehand: there XLA:CPU's own gradient is not right."""
     window = make_window((HEIGHT, WIDTH), (2, 2), (stride, stride), pads, (1, 1), 1)
     images, kernel = operands("float32", 1, 2)
-    shape = (BATCH, *window.positions, FEATURES)
+    shape = (BATCH, *window.output_size, FEATURES)
     cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
 
     def plain(x: jax.Array, k: jax.Array) -> jax.Array:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.observe import background
-from pipeline.observe.background import OffThread
-from pipeline.observe.monitors import Evaluation, Quiet, SinkReport
+from pipeline.observe.background import BackgroundMonitor
+from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport
 from pipeline.sink.telemetry import Telemetry
 from tests.observe.test_monitors import EVALUATION
 
@@ -20,7 +20,7 @@ def telemetry(start: int, steps: int = 1) -> Telemetry:
     return Telemetry.from_rows(start, np.tile([1.0, 1.0, 1.0, 1.0, 0.0], (steps, 1)))
 
 
-class Diary(Quiet):
+class Diary(MonitorBase):
     """Writes down what it is told; may be held up, or fail at one of its calls."""
 
     def __init__(self, entries: list[str] | None = None, fails_at: str = "") -> None:
@@ -57,7 +57,7 @@ def told(diary: Diary) -> list[str]:
 
 def test_everything_is_told_in_order_and_then_closed() -> None:
     diary = Diary()
-    monitor = OffThread([diary])
+    monitor = BackgroundMonitor([diary])
     monitor.on_steps(telemetry(0, 2), 1.0)
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
@@ -71,7 +71,7 @@ def test_everything_is_told_in_order_and_then_closed() -> None:
 def test_monitors_are_told_one_after_the_other() -> None:
     """So that lines of several monitors stay in order on the console."""
     entries: list[str] = []
-    monitor = OffThread([Diary(entries), Diary(entries)])
+    monitor = BackgroundMonitor([Diary(entries), Diary(entries)])
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
     monitor.close()
@@ -82,7 +82,7 @@ def test_monitors_are_told_one_after_the_other() -> None:
 def test_training_does_not_wait_for_a_slow_monitor() -> None:
     diary = Diary()
     diary.goes_on.clear()
-    monitor = OffThread([diary])
+    monitor = BackgroundMonitor([diary])
     for step in range(1000):
         monitor.on_steps(telemetry(step), 1.0)
     assert diary.entries == []
@@ -95,7 +95,7 @@ def test_training_waits_when_too_much_is_waiting(monkeypatch: pytest.MonkeyPatch
     """Memory stays bounded: here room for three calls."""
     monkeypatch.setattr(background, "LIMIT_BYTES", 3 * background.CALL_BYTES)
     diary = Diary()
-    monitor = OffThread([diary])
+    monitor = BackgroundMonitor([diary])
     for step in range(50):
         monitor.on_sink(SinkReport(step, 1.0, 0.1, 1.0, 1))
         assert step + 1 - len(told(diary)) <= 3
@@ -105,7 +105,7 @@ def test_training_waits_when_too_much_is_waiting(monkeypatch: pytest.MonkeyPatch
 def test_telemetry_counts_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LIMIT_BYTES", 10_000)
     diary = Diary()
-    monitor = OffThread([diary])
+    monitor = BackgroundMonitor([diary])
     monitor.on_steps(telemetry(0, 1000), 1.0)
     assert told(diary) == ["steps 1-1000"]
     monitor.close()
@@ -113,7 +113,7 @@ def test_telemetry_counts_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_flush_returns_when_all_is_told_and_flushed() -> None:
     diary = Diary()
-    monitor = OffThread([diary])
+    monitor = BackgroundMonitor([diary])
     for step in range(3):
         monitor.on_steps(telemetry(step), 1.0)
         monitor.flush()
@@ -123,7 +123,7 @@ def test_flush_returns_when_all_is_told_and_flushed() -> None:
 
 def test_monitors_work_on_another_thread() -> None:
     threads = []
-    monitor = OffThread([])
+    monitor = BackgroundMonitor([])
     monitor.tell(lambda: threads.append(threading.current_thread()))
     monitor.close()
     (thread,) = threads
@@ -134,7 +134,7 @@ def test_monitors_work_on_another_thread() -> None:
 @pytest.mark.parametrize("event", ["sink 2", "flush", "close"])
 def test_a_failure_is_raised_and_nothing_more_is_told(event: str) -> None:
     diary = Diary(fails_at=event)
-    monitor = OffThread([diary])
+    monitor = BackgroundMonitor([diary])
 
     def tell() -> None:
         monitor.on_sink(REPORT)
@@ -151,7 +151,7 @@ def test_a_failure_is_raised_and_nothing_more_is_told(event: str) -> None:
 
 def test_a_failure_is_raised_at_the_next_call() -> None:
     diary = Diary(fails_at="sink 2")
-    monitor = OffThread([diary])
+    monitor = BackgroundMonitor([diary])
     monitor.on_sink(REPORT)
     deadline = time.monotonic() + 10
 
@@ -166,7 +166,7 @@ def test_a_failure_is_raised_at_the_next_call() -> None:
 
 def test_one_that_fails_to_close_does_not_keep_others_open() -> None:
     entries: list[str] = []
-    monitor = OffThread([Diary(entries, fails_at="close"), Diary(entries)])
+    monitor = BackgroundMonitor([Diary(entries, fails_at="close"), Diary(entries)])
     with pytest.raises(OSError, match="No space left"):
         monitor.close()
     assert entries == ["close", "close"]
@@ -176,7 +176,7 @@ def test_an_interrupt_reaches_the_thread_that_trains() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monitor = OffThread([])
+    monitor = BackgroundMonitor([])
     monitor.tell(interrupted)
     with pytest.raises(KeyboardInterrupt):
         monitor.flush()
@@ -185,7 +185,7 @@ def test_an_interrupt_reaches_the_thread_that_trains() -> None:
 
 def test_an_answer_is_given_in_turn_by_the_thread() -> None:
     diary = Diary()
-    monitor = OffThread([diary])
+    monitor = BackgroundMonitor([diary])
     monitor.on_sink(REPORT)
     assert monitor.ask(lambda word: (word, *diary.entries), "after") == ("after", "sink 2")
     assert monitor.ask(threading.current_thread).name == "monitors"
@@ -200,9 +200,9 @@ def test_an_answer_is_given_in_turn_by_the_thread() -> None:
 
 def test_files_of_a_run_are_whole_after_close(tmp_path: Path) -> None:
     from pipeline.observe.metrics_log import MetricsLog
-    from pipeline.sink.schedule import Course
+    from pipeline.sink.schedule import RunSchedule
 
-    monitor = OffThread([MetricsLog(tmp_path, Course(5000, 100, 10), 0)])
+    monitor = BackgroundMonitor([MetricsLog(tmp_path, RunSchedule(5000, 100, 10), 0)])
     for start in range(0, 5000, 10):
         monitor.on_steps(telemetry(start, 10), 1.0)
     monitor.close()

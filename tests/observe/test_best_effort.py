@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.observe.background import OffThread
-from pipeline.observe.best_effort import Expendable
+from pipeline.observe.background import BackgroundMonitor
+from pipeline.observe.best_effort import BestEffortMonitor
 from tests.observe.test_background import REPORT, Diary, telemetry, told
 from tests.observe.test_monitors import EVALUATION
 
@@ -22,7 +22,7 @@ class Failing(Diary):
             raise self._error
 
 
-def play(monitor: Expendable) -> None:
+def play(monitor: BestEffortMonitor) -> None:
     monitor.on_steps(telemetry(0), 1.0)
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
@@ -37,7 +37,7 @@ EVERYTHING = ["steps 1-1", "sink 2", "eval 2", "flush", "something else", "close
 def test_everything_is_passed_on() -> None:
     diary = Diary()
     warnings: list[str] = []
-    play(Expendable(diary, "the diary", warnings.append))
+    play(BestEffortMonitor(diary, "the diary", warnings.append))
     assert (diary.entries, warnings) == (EVERYTHING, [])
 
 
@@ -54,7 +54,7 @@ def test_a_failure_is_told_once_and_the_monitor_closed(
 ) -> None:
     diary = Failing(fails_at, error)
     warnings: list[str] = []
-    play(Expendable(diary, "the diary", warnings.append))
+    play(BestEffortMonitor(diary, "the diary", warnings.append))
     (warning,) = warnings
     assert warning.startswith(f"the diary failed and goes no further; training goes on: {reason}")
     heard = EVERYTHING[: EVERYTHING.index(fails_at) + 1]
@@ -65,7 +65,9 @@ def test_others_hear_everything_although_one_has_failed() -> None:
     warnings: list[str] = []
     before, after = Diary(), Diary()
     failing = Failing("sink 2", OSError(28, "No space left on device"))
-    monitor = OffThread([before, Expendable(failing, "the diary", warnings.append), after])
+    monitor = BackgroundMonitor(
+        [before, BestEffortMonitor(failing, "the diary", warnings.append), after]
+    )
     for start in range(3):
         monitor.on_steps(telemetry(start), 1.0)
         monitor.on_sink(REPORT)

@@ -15,12 +15,12 @@ from pipeline.errors import DataError, RunError
 from pipeline.observe.kept_log import KeptLog
 from pipeline.observe.metrics_log import MetricsLog
 from pipeline.observe.monitors import Evaluation
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from tests.observe.disk import files_end_at
 from tests.observe.test_monitors import EVALUATION
 
-COURSE = Course(total=12, steps_per_pass=5, sink_steps=3)
+COURSE = RunSchedule(total=12, steps_per_pass=5, sink_steps=3)
 
 
 def telemetry(start: int, *losses: float) -> Telemetry:
@@ -37,8 +37,8 @@ def read(file: Path) -> list[dict[str, object]]:
 
 
 @contextmanager
-def log(run_dir: Path, first: int = 0, course: Course = COURSE) -> Iterator[MetricsLog]:
-    opened = MetricsLog(run_dir, course, first)
+def log(run_dir: Path, first: int = 0, run_schedule: RunSchedule = COURSE) -> Iterator[MetricsLog]:
+    opened = MetricsLog(run_dir, run_schedule, first)
     try:
         yield opened
     finally:
@@ -73,7 +73,7 @@ def test_only_a_skipped_step_says_so(tmp_path: Path) -> None:
 
 
 def test_without_sinks_a_sink_is_a_pass(tmp_path: Path) -> None:
-    with log(tmp_path, course=Course(12, 5, None)) as monitor:
+    with log(tmp_path, run_schedule=RunSchedule(12, 5, None)) as monitor:
         monitor.on_steps(telemetry(4, 1.0, 1.0), 1.0)
     assert [line["sink"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2]
 

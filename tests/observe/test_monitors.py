@@ -11,13 +11,13 @@ from pipeline.observe.monitors import (
     EvalMonitor,
     Evaluation,
     LossMonitor,
+    MonitorBase,
     ProgressMonitor,
-    Quiet,
     SinkReport,
     TimeMonitor,
 )
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 
 
@@ -59,7 +59,7 @@ def ended(step: int, loss: float = 1.0, *, steps: int = 1, seconds: float = 1.0)
 def test_loss_line_is_the_documents() -> None:
     """C-02, S-16: five passes of 195 steps as sinks."""
     page = Page()
-    monitor = LossMonitor(page.reporter, Course(975, 195, 195), every=1)
+    monitor = LossMonitor(page.reporter, RunSchedule(975, 195, 195), every=1)
     losses = [1.9601055, 1.8555021, 1.6707983, 1.8162166, 1.393667]
     for sink, loss in enumerate(losses, start=1):
         monitor.on_sink(ended(195 * sink, loss, steps=195))
@@ -75,7 +75,7 @@ def test_loss_line_is_the_documents() -> None:
 def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
     """S-05, S-16: sinks of 1000 over 1875 batches a pass print step 1000, not pass offsets."""
     page = Page()
-    monitor = LossMonitor(page.reporter, Course(10_000, 1875, 1000), every=1)
+    monitor = LossMonitor(page.reporter, RunSchedule(10_000, 1875, 1000), every=1)
     monitor.on_sink(ended(1000, 0.5399815, steps=1000))
     monitor.on_sink(ended(2000, 0.110185064, steps=1000))
     assert page.lines == [
@@ -87,7 +87,7 @@ def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
 def test_loss_line_without_sinks_comes_at_every_step() -> None:
     """S-07: the epoch is a pass then."""
     page = Page()
-    monitor = LossMonitor(page.reporter, Course(4, 3, None), every=1)
+    monitor = LossMonitor(page.reporter, RunSchedule(4, 3, None), every=1)
     for step in range(1, 5):
         monitor.on_sink(ended(step, 0.5))
     assert [line.partition(",")[0] for line in page.lines] == [
@@ -100,7 +100,7 @@ def test_loss_line_without_sinks_comes_at_every_step() -> None:
 
 def test_loss_every_thins_out_the_lines() -> None:
     page = Page()
-    monitor = LossMonitor(page.reporter, Course(10, 100, None), every=4)
+    monitor = LossMonitor(page.reporter, RunSchedule(10, 100, None), every=4)
     for step in range(1, 11):
         monitor.on_sink(ended(step))
     assert [line.partition(",")[0] for line in page.lines] == [
@@ -111,7 +111,7 @@ def test_loss_every_thins_out_the_lines() -> None:
 
 def test_loss_every_prints_at_the_end_of_the_sink_that_reaches_it() -> None:
     page = Page()
-    monitor = LossMonitor(page.reporter, Course(30, 100, 10), every=15)
+    monitor = LossMonitor(page.reporter, RunSchedule(30, 100, 10), every=15)
     for step in (10, 20, 30):
         monitor.on_sink(ended(step, steps=10))
     assert [line.partition(" step")[0] for line in page.lines] == ["epoch: 2", "epoch: 3"]
@@ -119,7 +119,7 @@ def test_loss_every_prints_at_the_end_of_the_sink_that_reaches_it() -> None:
 
 def test_loss_every_zero_never_prints() -> None:
     page = Page()
-    monitor = LossMonitor(page.reporter, Course(10, 10, 5), every=0)
+    monitor = LossMonitor(page.reporter, RunSchedule(10, 10, 5), every=0)
     monitor.on_sink(ended(5, steps=5))
     monitor.on_sink(ended(10, steps=5))
     assert page.lines == []
@@ -128,7 +128,7 @@ def test_loss_every_zero_never_prints() -> None:
 def test_time_line_is_the_documents_with_place_and_speed_beside_it() -> None:
     """C-03, and passes, sinks and steps as three words."""
     page = Page()
-    monitor = TimeMonitor(page.reporter, Course(3000, 1875, 1000), batch_size=32)
+    monitor = TimeMonitor(page.reporter, RunSchedule(3000, 1875, 1000), batch_size=32)
     monitor.on_sink(ended(2000, steps=1000, seconds=3.5))
     assert page.lines == [
         "epoch time: 3500.000 ms, per step time: 3.500 ms | sink 2/3, step 2000/3000, pass 2 | "
@@ -138,7 +138,7 @@ def test_time_line_is_the_documents_with_place_and_speed_beside_it() -> None:
 
 def test_time_line_without_sinks_comes_at_the_end_of_a_pass() -> None:
     page = Page()
-    monitor = TimeMonitor(page.reporter, Course(4, 3, None), batch_size=10)
+    monitor = TimeMonitor(page.reporter, RunSchedule(4, 3, None), batch_size=10)
     for step in range(1, 5):
         monitor.on_sink(ended(step, seconds=0.5))
     per_step = "per step time: 500.000 ms"
@@ -187,7 +187,7 @@ def test_progress_goes_on_with_every_chunk_and_ends_with_the_run() -> None:
 def test_a_quiet_monitor_watches_without_a_word(event: str) -> None:
     """C-01: a monitor overrides what it cares for."""
     arguments = {"on_steps": (None, 0.0), "on_sink": (None,), "on_eval": (1, None)}
-    assert getattr(Quiet(), event)(*arguments.get(event, ())) is None
+    assert getattr(MonitorBase(), event)(*arguments.get(event, ())) is None
 
 
 class Modelled:
@@ -210,7 +210,7 @@ def test_the_time_line_ends_with_what_is_modelled() -> None:
     lines = []
     for estimate in (None, Modelled()):
         page = Page()
-        monitor = TimeMonitor(page.reporter, Course(200, 100, 100), 32, estimate)
+        monitor = TimeMonitor(page.reporter, RunSchedule(200, 100, 100), 32, estimate)
         monitor.on_sink(ended(100, steps=100, seconds=2.0))
         lines += page.lines
     measured, both = lines

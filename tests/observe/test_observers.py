@@ -12,12 +12,12 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
 from pipeline.config.recipe import Recipe
 from pipeline.observe.bad_steps import BadStepMonitor
-from pipeline.observe.best_effort import Expendable
+from pipeline.observe.best_effort import BestEffortMonitor
 from pipeline.observe.metrics_log import MetricsLog
-from pipeline.observe.monitors import EvalMonitor, LossMonitor, Quiet, TimeMonitor
+from pipeline.observe.monitors import EvalMonitor, LossMonitor, MonitorBase, TimeMonitor
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from tests.observe.test_monitors import EVALUATION
 
 Compose = Callable[..., Recipe]
@@ -25,7 +25,7 @@ Compose = Callable[..., Recipe]
 
 def opened(recipe: Recipe, run_dir: Path, *, terminal: bool = False) -> Observers:
     console = Console(file=io.StringIO(), force_terminal=terminal)
-    return open_observers(recipe, run_dir, Course(12, 6, 3), 0, Reporter(console=console))
+    return open_observers(recipe, run_dir, RunSchedule(12, 6, 3), 0, Reporter(console=console))
 
 
 def kinds(observers: Observers) -> list[type]:
@@ -39,12 +39,12 @@ def test_a_run_is_watched_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> N
     with opened(tiny(), tmp_path) as observers:
         assert kinds(observers) == ALWAYS
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
-        assert kinds(observers) == [*ALWAYS, Expendable]
+        assert kinds(observers) == [*ALWAYS, BestEffortMonitor]
 
 
 def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny(), tmp_path, terminal=True) as observers:
-        assert kinds(observers) == [*ALWAYS, Expendable]
+        assert kinds(observers) == [*ALWAYS, BestEffortMonitor]
     stages = "stages=[data,build,compile,eval]"
     evaluates = tiny(stages, "checkpoint.restore=somewhere")
     with opened(evaluates, tmp_path, terminal=True) as observers:
@@ -54,7 +54,7 @@ def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Pa
 def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: Path) -> None:
     closed = []
 
-    class Watcher(Quiet):
+    class Watcher(MonitorBase):
         def close(self) -> None:
             closed.append(self)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sink.choice import TOLERANCE, Bounds, Cost, Costs, choose, dispatches, predict
-from pipeline.sink.schedule import Course, Event
+from pipeline.sink.schedule import Event, RunSchedule
 
 FREE = Bounds(total=100_000, periods=(), window_steps=1024, dispatch_s=1.0)
 
@@ -38,7 +38,7 @@ def test_dispatches_are_those_that_training_makes(
 ) -> None:
     """The course of a run is the oracle: its segments, each in pieces of `longest` at most."""
     every = {Event.EVALUATE: (evaluate,), Event.CHECKPOINT: (save,)}
-    segments = Course(total, 10, size).segments(0, every)
+    segments = RunSchedule(total, 10, size).segments(0, every)
     expected = sum(-(-(s.stop - s.start) // longest) for s in segments)
     assert dispatches(total, (size, evaluate, save), longest) == expected
 

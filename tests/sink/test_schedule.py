@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sink.schedule import Course, Event, course, total_steps
+from pipeline.sink.schedule import Event, RunSchedule, schedule_run, total_steps
 
 
 @dataclass
 class Length:
-    """As much of the recipe's train section as decides the course of a run."""
+    """As much of the recipe's train section as decides the schedule of a run."""
 
     epochs: int | None = None
     passes: int | None = None
@@ -50,13 +50,13 @@ def test_a_length_beyond_all_reason_is_refused() -> None:
 
 
 def test_a_sink_longer_than_a_pass_is_not_cut_at_its_end() -> None:
-    run = Course(total=50, steps_per_pass=7, sink_steps=20)
+    run = RunSchedule(total=50, steps_per_pass=7, sink_steps=20)
     assert [s.stop for s in run.segments(0, {})] == [20, 40, 50]
 
 
 def test_sinks_continue_where_the_last_one_stopped() -> None:
     """S-06: pass offsets at the boundaries of sinks of 1000 over 1875 batches."""
-    run = course(Length(epochs=10, sink_size=1000), 1875)
+    run = schedule_run(Length(epochs=10, sink_size=1000), 1875)
     offsets = [run.place(1000 * (sink + 1)).pass_step for sink in range(10)]
     assert offsets == [1000, 125, 1125, 250, 1250, 375, 1375, 500, 1500, 625]
     assert [run.place(1000 * k).sink_step for k in range(1, 11)] == [1000] * 10
@@ -64,17 +64,17 @@ def test_sinks_continue_where_the_last_one_stopped() -> None:
 
 
 def test_a_sink_that_is_not_settled_is_a_pass_for_the_time_being() -> None:
-    assert course(Length(passes=2, sink_size="auto"), 7).sink_steps == 7
+    assert schedule_run(Length(passes=2, sink_size="auto"), 7).sink_steps == 7
 
 
 def test_sink_size_minus_one_is_a_sink_per_pass() -> None:
-    run = course(Length(passes=2), 7)
+    run = schedule_run(Length(passes=2), 7)
     ends = [s.stop for s in run.segments(0, {}) if Event.SINK_END in s.events]
     assert (run.sink_steps, run.sinks, ends) == (7, 2, [7, 14])
 
 
 def test_without_sinks_every_step_is_a_segment() -> None:
-    run = course(Length(steps=4, sink=False), 3)
+    run = schedule_run(Length(steps=4, sink=False), 3)
     segments = list(run.segments(0, {}))
     assert [(s.start, s.stop) for s in segments] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert [Event.SINK_END in s.events for s in segments] == [True] * 4
@@ -82,7 +82,7 @@ def test_without_sinks_every_step_is_a_segment() -> None:
 
 
 def test_a_sink_is_cut_at_each_event() -> None:
-    run = Course(total=25, steps_per_pass=100, sink_steps=10)
+    run = RunSchedule(total=25, steps_per_pass=100, sink_steps=10)
     every = {Event.CHECKPOINT: (7,), Event.EVALUATE: (12,)}
     segments = list(run.segments(0, every))
     assert [s.stop for s in segments] == [7, 10, 12, 14, 20, 21, 24, 25]
@@ -102,7 +102,7 @@ def test_a_sink_is_cut_at_each_event() -> None:
 def test_events_do_not_depend_on_the_sink_size_or_on_resuming(
     total: int, per_pass: int, sink: int | None, save: int, evaluate: int, first: int
 ) -> None:
-    run = Course(total, per_pass, sink)
+    run = RunSchedule(total, per_pass, sink)
     segments = list(
         run.segments(min(first, total), {Event.CHECKPOINT: (save,), Event.EVALUATE: (evaluate,)})
     )

@@ -63,7 +63,7 @@ def test_the_seed_and_the_rates_are_inputs_of_the_step(tiny: Compose) -> None:
     assert (made.learning_rates.shape, made.learning_rates.dtype) == ((10,), np.float32)
     assert made.learning_rates[0] == np.float32(0.01)
     assert made.learning_rates[-1] < 0.001
-    assert made.course.total == 10
+    assert made.run_schedule.total == 10
 
 
 def test_images_too_small_for_the_network_are_refused(tiny: Compose) -> None:
@@ -94,7 +94,7 @@ def test_a_remainder_is_kept_where_it_does_no_harm(
     overrides: list[str], steps: int, tiny: Compose
 ) -> None:
     made = built(tiny("dataset.train.drop_remainder=false", *overrides))
-    assert made.course.steps_per_pass == steps
+    assert made.run_schedule.steps_per_pass == steps
 
 
 def test_a_decay_rule_that_matches_nothing_is_refused_by_its_key(tiny: Compose) -> None:

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from pipeline import load_recipe
-from pipeline.backends.base import Proposal
+from pipeline.backends.base import StepToPrice
 from pipeline.config.checks import batching
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
@@ -27,7 +27,7 @@ Compose = Callable[..., Recipe]
 PRICED = ("device=ascend910", "stages=[data,build,compile]")
 
 
-def proposal(recipe: Recipe) -> Proposal:
+def proposal(recipe: Recipe) -> StepToPrice:
     reporter = Reporter()
     dataset = load_data(recipe, reporter)
     return propose(recipe, dataset, build(recipe, dataset, reporter))

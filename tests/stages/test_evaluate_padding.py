@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed import feed as feeds
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.stages.evaluate import evaluate
 from tests.stages.test_evaluate import SMALL, logits_by_hand, prepare
 
@@ -26,7 +26,7 @@ def test_an_evaluation_has_every_sample_once_at_any_batch_size(
     samples: int, batch_size: int
 ) -> None:
     """D-17: the real samples of the batches, in order, are the split; each batch is full."""
-    order = Order(
+    order = SampleOrder(
         seed=0,
         samples=samples,
         batch_size=batch_size,

@@ -16,7 +16,7 @@ import pytest
 from flax import linen as nn
 from rich.console import Console
 
-from pipeline.backends.base import Watch
+from pipeline.backends.base import ProgressClock
 from pipeline.backends.xla import XlaBackend, find_device
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
@@ -26,7 +26,7 @@ from pipeline.lowerings.problem.conv_window import make_window
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import Lowering, Lowerings, Problem
 from pipeline.lowerings.problem.problems import ConvolutionProblem
-from pipeline.lowerings.tune.tuner import Chosen, Found, Timed, Tuning
+from pipeline.lowerings.tune.tuner import LoweringChoice, Timed, TuneResult, Tuning
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
@@ -78,18 +78,22 @@ EVALUATED = [
 class Choosing(XlaBackend):
     """A backend that chooses what a test wants it to, and takes down what it was asked."""
 
-    def __init__(self, way: str = "patches/xla", chosen: Chosen | None = None) -> None:
+    def __init__(self, way: str = "patches/xla", chosen: LoweringChoice | None = None) -> None:
         super().__init__(find_device("cpu", 0))
         self._way, self._chosen = Lowering.parse(way), chosen
         self.asked: list[tuple[Sequence[Problem], Tuning]] = []
 
-    def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
+    def choose_lowerings(
+        self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
+    ) -> LoweringChoice:
         self.asked.append((problems, tuning))
         if tuning.kept is not None:
-            return Chosen(tuning.kept)
+            return LoweringChoice(tuning.kept)
         if self._chosen is not None:
             return self._chosen
-        return Chosen(Lowerings(tuple((str(problem), self._way) for problem in problems)), (), 3)
+        return LoweringChoice(
+            Lowerings(tuple((str(problem), self._way) for problem in problems)), (), 3
+        )
 
 
 def prepare(recipe: Recipe) -> tuple[Dataset, Built, Reporter]:
@@ -199,9 +203,9 @@ def test_a_network_without_convolutions_poses_products_alone(
     found = problems(recipe)
     assert all(text.startswith("dense ") for text in found)
     assert expected is None or found == [f"{text} float32" for text in expected]
-    _, told = lowered(recipe, Choosing(chosen=Chosen()), tmp_path)
+    _, told = lowered(recipe, Choosing(chosen=LoweringChoice()), tmp_path)
     assert told == ""
-    assert read_choice(tmp_path / "lowerings.json") == Chosen()
+    assert read_choice(tmp_path / "lowerings.json") == LoweringChoice()
 
 
 def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
@@ -222,7 +226,7 @@ def test_the_step_and_its_evaluation_do_use_what_was_chosen(text: str, tiny: Com
     """Told by a lowering that does not fit: only where it is used is it refused."""
     recipe = tiny(*NETWORK)
     dataset, built, reporter = prepare(recipe)
-    chosen = Chosen(Lowerings(((f"{text} float32", Lowering("pixels")),)))
+    chosen = LoweringChoice(Lowerings(((f"{text} float32", Lowering("pixels")),)))
     made = lower(recipe, dataset, built, Choosing(chosen=chosen), None, reporter)
     sums = jax.eval_shape(made.step.zero_sums)
 
@@ -288,7 +292,7 @@ def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
     for run_dir, mode in zip(run_dirs, modes, strict=True):
         run_dir.mkdir()
         recipe = tiny(*changes, f"autotune={mode}")
-        built, told = lowered(recipe, Choosing(chosen=Chosen()), run_dir)
+        built, told = lowered(recipe, Choosing(chosen=LoweringChoice()), run_dir)
         assert isinstance(built.parts.network, Network)
         laid_out.append(built.parts.network.layout)
         tellings.append(told.splitlines()[:1])
@@ -305,7 +309,9 @@ def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
 
 
 def test_without_a_bank_or_tuning_the_layout_stays(tiny: Compose, tmp_path: Path) -> None:
-    built, _ = lowered(tiny(*NETWORK, STACK, "autotune=off"), Choosing(chosen=Chosen()), None)
+    built, _ = lowered(
+        tiny(*NETWORK, STACK, "autotune=off"), Choosing(chosen=LoweringChoice()), None
+    )
     assert isinstance(built.parts.network, Network)
     assert built.parts.network.layout == "nhwc"
 
@@ -342,7 +348,7 @@ def test_without_a_run_directory_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def tuned() -> Chosen:
+def tuned() -> LoweringChoice:
     """One computation found in the bank and one tuned, of a network that has two."""
     window = make_window((8, 8), (3, 3), (1, 1), "SAME", (1, 1), 1)
     one, other = (
@@ -350,10 +356,10 @@ def tuned() -> Chosen:
     )
     way = Lowering("patches")
     found = (
-        Found(one, 3000.0, Timed(way, 1000.0), Timed(way, 1000.0), "bank_hit"),
-        Found(other, 2000.0, Timed(way, 1500.0), Timed(way, 1500.0), "bank_append", (1500.0,)),
+        TuneResult(one, 3000.0, Timed(way, 1000.0), Timed(way, 1000.0), "bank_hit"),
+        TuneResult(other, 2000.0, Timed(way, 1500.0), Timed(way, 1500.0), "bank_append", (1500.0,)),
     )
-    return Chosen(Lowerings(((str(one), way), (str(other), way))), found)
+    return LoweringChoice(Lowerings(((str(one), way), (str(other), way))), found)
 
 
 def test_what_was_tuned_leaves_its_result_in_the_run_directory(
@@ -397,7 +403,7 @@ def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path)
 
 def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
     ways = Lowerings((("b", Lowering("patches", "onednn", 8)), ("a", Lowering("default"))))
-    chosen = Chosen(ways, layout="chwn")
+    chosen = LoweringChoice(ways, layout="chwn")
     write_choice(tmp_path / "lowerings.json", chosen)
     assert read_choice(tmp_path / "lowerings.json") == chosen
 

@@ -16,12 +16,12 @@ from pipeline.sweep.pruner import TrialJudge  # noqa: E402
 def test_the_mean_over_a_sink_leaves_out_steps_without_a_loss(metric: str, sign: int) -> None:
     """A sink in two chunks; one in which no step has a loss says that."""
     trial = optuna.create_study().ask()
-    judge = TrialJudge(trial, metric, by_evaluations=False)
+    pruner = TrialJudge(trial, metric, by_evaluations=False)
     for stop, chunks in ((4, ([1.0, math.nan], [math.inf, 2.0])), (6, ([math.nan, math.nan],))):
         for losses in chunks:
             rows = np.array([[loss, 0.1, 1.0, 1.0, 0.0] for loss in losses])
-            judge.on_steps(Telemetry.from_rows(stop - len(losses), rows), 0.1)
-        judge.on_sink(SinkReport(stop, 0.0, 0.1, 0.1, stop))
+            pruner.on_steps(Telemetry.from_rows(stop - len(losses), rows), 0.1)
+        pruner.on_sink(SinkReport(stop, 0.0, 0.1, 0.1, stop))
     reported = trial.study.trials[0].intermediate_values
     assert reported[4] == sign * 1.5
     assert math.isnan(reported[6])

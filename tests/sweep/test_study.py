@@ -20,7 +20,7 @@ from pipeline.errors import RecipeError, RunError  # noqa: E402
 from pipeline.files.package_paths import CONF  # noqa: E402
 from pipeline.sweep.storage import FileLock, beating  # noqa: E402
 from pipeline.sweep.study import number_of_first_try, open_study, read_settings  # noqa: E402
-from pipeline.sweep.trials import Search, put_up_dead_trials  # noqa: E402
+from pipeline.sweep.trials import Search, requeue_dead_trials  # noqa: E402
 from tests.conftest import STEPS, TINY  # noqa: E402
 
 Sweeper = dict[str, Any]
@@ -188,7 +188,7 @@ def test_a_stopped_study_goes_on_with_its_trial_however_often_it_is_stopped(
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.observe.background.OffThread.on_sink", terminate)
+        patch.setattr("pipeline.observe.background.BackgroundMonitor.on_sink", terminate)
         assert [search(*asked), search(*asked)] == [1, 1]
     (row,) = read_table(tmp_path / "mine")
     assert (row["status"], row["steps"]) == ("stopped", "30")
@@ -210,7 +210,7 @@ def test_a_signal_stops_a_study_whose_trial_is_pruned_just_then(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.observe.background.OffThread.on_sink", terminate)
+        patch.setattr("pipeline.observe.background.BackgroundMonitor.on_sink", terminate)
         assert search(*poor, "hydra.sweeper.n_trials=2") == 1
     (row,) = read_table(tmp_path / "mine")
     assert (row["status"], row["steps"]) == ("pruned", "30")
@@ -272,7 +272,7 @@ def test_a_trial_that_was_half_asked_for_is_not_lost(study: Any, tmp_path: Path)
     settings: Any = None
     search = Search(study, study._storage, settings, SPACE, [], [], tmp_path)
     for _ in range(2):
-        put_up_dead_trials(search)
+        requeue_dead_trials(search)
         assert [trial.state.name for trial in study.trials][-2:] == ["FAIL", "WAITING"]
         retry = study.ask(SPACE)
         assert number_of_first_try(study.trials[retry.number]) == 0

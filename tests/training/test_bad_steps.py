@@ -9,7 +9,7 @@ import pytest
 from pipeline.training.bad_steps import STOP, BadStepPolicy, Rollback, Skip
 from pipeline.training.loss_scales import Dynamic
 from pipeline.training.state import BadStepCounts, Record, TrainState
-from pipeline.training.update import leave_out, updates_so_far
+from pipeline.training.update import skip_bad_step, updates_so_far
 from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start
 
 GOOD = Record(*map(jnp.float32, (0.5, 0.1, 2.0, 1.0, 0.0)))
@@ -24,10 +24,10 @@ def state(in_a_row: int = 0, left_out: int = 0) -> TrainState:
 
 def after(record: Record, before: TrainState, policy: BadStepPolicy) -> tuple[int, int, int, bool]:
     """The step, both counts, and whether training goes on."""
-    found, told = leave_out(policy, before, record)
+    found, told = skip_bad_step(policy, before, record)
     assert found.bad_steps is not None
     counts = int(found.bad_steps.in_a_row), int(found.bad_steps.left_out)
-    return int(found.step), *counts, bool(told.goes_on)
+    return int(found.step), *counts, bool(told.should_continue)
 
 
 def test_a_bad_step_counts_and_training_goes_on() -> None:
@@ -48,9 +48,9 @@ def test_an_overflow_neither_counts_nor_ends_a_row() -> None:
 
 @pytest.mark.parametrize("policy", [STOP, Rollback()])
 def test_other_policies_end_the_loop(policy: BadStepPolicy) -> None:
-    found, told = leave_out(policy, state(), BAD)
+    found, told = skip_bad_step(policy, state(), BAD)
     assert_same(found, state())
-    assert not bool(told.goes_on)
+    assert not bool(told.should_continue)
 
 
 def test_what_was_left_out_is_no_update() -> None:
@@ -61,13 +61,13 @@ def test_an_overflow_is_the_loss_scales_and_a_loss_that_is_no_number_the_policys
     step = make_step(loss_scale=Dynamic(init=1e36, factor=4.0), train_ops=LOUD, on_nan=Skip())
     before = start(step)
     overflown, told = step.step(before, make_batch(), RATES)
-    assert (told.skipped, bool(told.goes_on)) == (1, True)
+    assert (told.skipped, bool(told.should_continue)) == (1, True)
     assert overflown.overflows is not None
     assert overflown.bad_steps is not None
     assert (int(overflown.overflows.skipped_steps), int(overflown.bad_steps.left_out)) == (1, 0)
     broken = make_batch(columns={**make_batch().columns, "image": np.full((4, 2, 2, 1), np.nan)})
     left, told = step.step(overflown, broken, RATES)
-    assert (told.skipped, bool(told.goes_on)) == (1, True)
+    assert (told.skipped, bool(told.should_continue)) == (1, True)
     assert left.bad_steps is not None
     assert (int(left.step), int(left.bad_steps.left_out)) == (2, 1)
     assert_same((left.loss_scale, left.overflows), (overflown.loss_scale, overflown.overflows))

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch
-from pipeline.training.loss_reduction import divisor, reduced
+from pipeline.training.loss_reduction import normalizer, reduce_losses
 from pipeline.training.metrics import summarize
 from tests.training.test_step import (
     CLASSES,
@@ -177,5 +177,5 @@ def test_losses_of_what_does_not_count_may_be_anything(
     losses = jnp.array([2.0, jnp.nan, 3.0, jnp.inf])
     if share < 1:
         expected = 3.0
-    loss = reduced(parts, losses, labels, real, divisor(parts, labels, real, 3))
+    loss = reduce_losses(parts, losses, labels, real, normalizer(parts, labels, real, 3))
     assert float(loss) == pytest.approx(expected)

@@ -10,24 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.loss_reduction import divisor, reduced, sample_losses
+from pipeline.training.loss_reduction import normalizer, reduce_losses, sample_losses
 from pipeline.training.losses import CrossEntropy
-from pipeline.training.step_parts import StepParts
+from pipeline.training.step_parts import StepConfig
 from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
 from tests.training.test_step import make_parts
 
 LOSSES = json.loads((FOLDER / "losses.json").read_text())["losses"]
 
 
-def loss_of(parts: StepParts, logits: jax.Array, labels: np.ndarray) -> jax.Array:
+def loss_of(parts: StepConfig, logits: jax.Array, labels: np.ndarray) -> jax.Array:
     """The loss of a batch, as a step computes it."""
     real = jnp.ones(len(labels), bool)
-    whole = divisor(parts, jnp.asarray(labels), real, len(labels))
+    whole = normalizer(parts, jnp.asarray(labels), real, len(labels))
     losses = sample_losses(parts, logits, jnp.asarray(labels))
-    return reduced(parts, losses, jnp.asarray(labels), real, whole)
+    return reduce_losses(parts, losses, jnp.asarray(labels), real, whole)
 
 
-def assert_equal_to(name: str, parts: StepParts, logits: np.ndarray, labels: np.ndarray) -> None:
+def assert_equal_to(name: str, parts: StepConfig, logits: np.ndarray, labels: np.ndarray) -> None:
     """Loss and gradient are PyTorch's, the loss is MindSpore's."""
     labels = labels.astype(np.int32)
     loss, gradient = jax.value_and_grad(loss_of, argnums=1)(parts, jnp.asarray(logits), labels)

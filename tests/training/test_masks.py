@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from pipeline.training.masks import (
     Masked,
     choose,
-    hardest,
     masked_mean,
     masked_sum,
     mean_of_hardest,
+    top_share_mask,
     within,
 )
 
 # One shape, so that everything is compiled once. Few distinct values: ties are common.
 LOSSES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.25]), min_size=9, max_size=9)
 COUNTS = st.lists(st.booleans(), min_size=9, max_size=9)
-compiled_hardest = jax.jit(hardest, static_argnums=1)
+compiled_hardest = jax.jit(top_share_mask, static_argnums=1)
 
 
 def reference_hardest(losses: list[float], share: str, counts: list[bool]) -> list[bool]:
@@ -55,36 +55,38 @@ def test_the_hardest_are_those_of_a_loop(
 @pytest.mark.parametrize(("share", "wanted"), [(0.29, 29), (0.7, 70), (0.57, 57), (1e-9, 1)])
 def test_a_share_is_the_decimal_that_it_is_written_as(share: float, wanted: int) -> None:
     """0.29 * 100 and 0.57 * 100 are below 29 and 57 in float64."""
-    assert int(hardest(jnp.arange(100.0), share).sum()) == wanted
+    assert int(top_share_mask(jnp.arange(100.0), share).sum()) == wanted
 
 
 def test_the_hardest_of_many_places_keep_their_shape() -> None:
     losses = jnp.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]])
-    assert hardest(losses, 0.5).tolist() == [[True, False, False], [False, True, True]]
+    assert top_share_mask(losses, 0.5).tolist() == [[True, False, False], [False, True, True]]
 
 
 def test_what_counts_may_broadcast() -> None:
     losses = jnp.array([[3.0, 1.0, 2.0, 4.0], [0.0, 9.0, 8.0, 7.0]])
-    found = hardest(losses, 0.5, jnp.array([[True], [False]]))
+    found = top_share_mask(losses, 0.5, jnp.array([[True], [False]]))
     assert found.tolist() == [[True, False, False, True], [False] * 4]
 
 
 def test_a_loss_of_minus_infinity_counts_before_what_does_not() -> None:
-    found = hardest(jnp.array([0.0, -jnp.inf, -jnp.inf]), 1.0, jnp.array([False, False, True]))
+    found = top_share_mask(
+        jnp.array([0.0, -jnp.inf, -jnp.inf]), 1.0, jnp.array([False, False, True])
+    )
     assert found.tolist() == [False, False, True]
 
 
 def test_what_is_no_number_is_the_hardest() -> None:
     """So that the step that it comes from is seen not to be finite."""
     losses = jnp.array([1.0, jnp.nan, 9.0])
-    assert hardest(losses, 0.4).tolist() == [False, True, False]
+    assert top_share_mask(losses, 0.4).tolist() == [False, True, False]
     assert jnp.isnan(mean_of_hardest(losses, 0.7))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5, -0.1])
 def test_a_share_of_nothing_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match=r"a share of .*: must be above 0 and not above 1"):
-        hardest(jnp.ones(3), share)
+        top_share_mask(jnp.ones(3), share)
 
 
 def test_the_gradient_goes_to_the_hardest_alone() -> None:

@@ -21,7 +21,8 @@ from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.clipping import ClipSpec
 from pipeline.training.optimizers.first_order import Momentum
 from pipeline.training.state import Record, TrainState
-from pipeline.training.step import StepParts, TrainStep, make_train_step
+from pipeline.training.step import TrainStep, make_train_step
+from pipeline.training.step_parts import StepConfig
 
 HIDDEN, CLASSES, BATCH = 5, 3, 4
 SHAPE = (2, 2, 1)
@@ -49,9 +50,9 @@ class Noisy(nn.Module):
         return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not train)(normal))
 
 
-def make_parts(**changed: Any) -> StepParts:
+def make_parts(**changed: Any) -> StepConfig:
     rescale = Rescale(factor=SCALE, shift=0.0)
-    parts = StepParts(
+    parts = StepConfig(
         network=TwoLayers(),
         image=ColumnSpec(SHAPE, "float32"),
         classes=CLASSES,
@@ -235,7 +236,7 @@ def test_an_overflow_of_a_plain_scale_changes_nothing() -> None:
     after, record = step.step(before, make_batch(), RATES)
     assert np.isfinite(record.loss)
     assert not np.isfinite(record.grad_norm)
-    assert (record.skipped, bool(record.goes_on)) == (0, False)
+    assert (record.skipped, bool(record.should_continue)) == (0, False)
     assert_same(before, after)
 
 
@@ -244,7 +245,7 @@ def test_an_overflow_that_is_skipped_changes_the_counts_alone(loss_scale: LossSc
     step = make_step(loss_scale=loss_scale, train_ops=LOUD)
     before = start(step)
     after, record = step.step(before, make_batch(), RATES)
-    assert (record.skipped, bool(record.goes_on)) == (1, True)
+    assert (record.skipped, bool(record.should_continue)) == (1, True)
     assert_same((before.params, before.opt_state), (after.params, after.opt_state))
     factor = 4 if isinstance(loss_scale, Dynamic) else 1
     assert after.loss_scale == np.float32(1e36) * (1 / np.float32(factor))
@@ -260,12 +261,12 @@ def test_a_thousand_overflows_in_a_row_are_enough() -> None:
     step = make_step(loss_scale=Fixed(scale=1e36), train_ops=LOUD)
     state = start(step)
     assert state.overflows is not None
-    for so_far, goes_on in ((999, True), (1000, False)):
+    for so_far, should_continue in ((999, True), (1000, False)):
         overflows = replace(state.overflows, bad_steps=np.int32(so_far))
         before = replace(state, overflows=overflows)
         after, record = step.step(before, make_batch(), RATES)
-        assert bool(record.goes_on) == goes_on
-        assert int(after.step) == goes_on
+        assert bool(record.should_continue) == should_continue
+        assert int(after.step) == should_continue
 
 
 def test_a_loss_that_is_not_finite_is_not_skipped() -> None:
@@ -273,7 +274,7 @@ def test_a_loss_that_is_not_finite_is_not_skipped() -> None:
     before = start(step)
     after, record = step.step(before, make_batch(count=np.int32(0)), RATES)
     assert np.isnan(record.loss)
-    assert not bool(record.goes_on)
+    assert not bool(record.should_continue)
     assert_same(before, after)
 
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.backends.base import Estimate, Executable, Mechanism, Proposal, Watch, Work
+from pipeline.backends.base import (
+    CompileInputs,
+    Estimate,
+    Executable,
+    Mechanism,
+    ProgressClock,
+    StepToPrice,
+)
 from pipeline.backends.xla import XlaBackend, find_device
 from pipeline.lowerings.problem.lowering import Problem
-from pipeline.lowerings.tune.tuner import Chosen, Tuning
+from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
 
 if TYPE_CHECKING:
     from pipeline.backends.devices.ascend import Ascend
@@ -33,15 +40,17 @@ class AscendBackend:
         """How the host runs steps; how the chip would launch them is `spec.mode`."""
         return self._host.mechanism(asked, sink=sink)
 
-    def choose_lowerings(self, problems: Sequence[Problem], tuning: Tuning, watch: Watch) -> Chosen:
+    def choose_lowerings(
+        self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
+    ) -> LoweringChoice:
         """The host's: what is priced is the step without them."""
         return self._host.choose_lowerings(problems, tuning, watch)
 
-    def compile(self, work: Work, watch: Watch) -> Executable:
+    def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile a run for the host. Raises RunError when XLA refuses."""
         return self._host.compile(work, watch)
 
-    def estimate(self, proposal: Proposal) -> Estimate:
+    def estimate(self, proposal: StepToPrice) -> Estimate:
         """The price of a run on the chip. Raises RunError, RecipeError."""
         from pipeline.backends.ascend.estimate import AscendEstimate
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.ascend.chip.options import Mode, OptionError
 from pipeline.backends.ascend.memory.out_of_memory import out_of_memory_message
-from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset_of
+from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset_of
 from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
-from pipeline.backends.ascend.report.advice import Change, advise
+from pipeline.backends.ascend.report.advice import Recommendation, advise
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout
-from pipeline.backends.base import Proposal
+from pipeline.backends.base import StepToPrice
 from pipeline.errors import RecipeError, RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.knowledge_bank import write_result
@@ -45,12 +45,12 @@ KEYS = {
 class AscendEstimate:
     """A price and what would lower it. Raises RunError where the device's memory is too small."""
 
-    def __init__(self, proposal: Proposal, spec: Ascend) -> None:
+    def __init__(self, proposal: StepToPrice, spec: Ascend) -> None:
         self._proposal, self._spec = proposal, spec
         self.choice: Choice | None = None
         with _nothing_collected():
             self.report = self._priced()
-            self.changes: tuple[Change, ...] = advise(
+            self.changes: tuple[Recommendation, ...] = advise(
                 self.report.pricing, self.report.question, self._pricing
             )
 
@@ -66,7 +66,7 @@ class AscendEstimate:
             raise RunError(out_of_memory_message(report.memory, report.graph, batch=batch))
         return report
 
-    def _question(self, pricing: Pricing) -> Question:
+    def _question(self, pricing: Pricing) -> ExecutionConfig:
         """How the recipe would run its steps, its sinks chosen by their price where it says so."""
         proposal, spec = self._proposal, self._spec
         if proposal.choose_sink is None:
@@ -175,12 +175,12 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _in_sinks(proposal: Proposal, sink_steps: int | None) -> Proposal:
+def _in_sinks(proposal: StepToPrice, sink_steps: int | None) -> StepToPrice:
     size = proposal.sink_steps if sink_steps is None else sink_steps
     return replace(proposal, sink=sink_steps is not None, sink_steps=size)
 
 
-def question_of(proposal: Proposal, spec: Ascend) -> Question:
+def question_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
     """How a recipe would run its steps on the chip.
 
     `mode: auto` is MindSpore's `dataset_sink_mode`: with sinks the chip loops over the steps of
@@ -190,7 +190,7 @@ def question_of(proposal: Proposal, spec: Ascend) -> Question:
     auto: Mode = "loop_sink" if proposal.sink else "graph_sink"
     if proposal.eager:
         auto = "op_by_op"
-    return Question(
+    return ExecutionConfig(
         precision=spec.precision,
         mode=auto if spec.mode == "auto" else spec.mode,
         sink_size=proposal.sink_steps,
@@ -204,7 +204,7 @@ def question_of(proposal: Proposal, spec: Ascend) -> Question:
     )
 
 
-def trace_proposal(proposal: Proposal, batch_size: int) -> TracedStep:
+def trace_proposal(proposal: StepToPrice, batch_size: int) -> TracedStep:
     """The graph of a recipe's step, with a batch of any size."""
     return trace_step(proposal.step, proposal.state, proposal.batch(batch_size), _parameters)
 

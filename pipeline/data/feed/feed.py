@@ -12,12 +12,12 @@ from typing import Literal, Protocol
 import jax
 
 from pipeline.data.columns import Split
-from pipeline.data.feed.feed_stats import Effort, FeedReport, HandOver, Ledger, Tell
+from pipeline.data.feed.feed_stats import FeedReport, FeedStats, PrepareTime, Tell, WindowHandoff
 from pipeline.data.feed.resident import ResidentSupply
 from pipeline.data.feed.stream import StreamSupply
 from pipeline.data.feed.window import Window
 from pipeline.data.feed.window_buffer import Clock
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 
 RESIDENT_LIMIT_BYTES = 2 << 30
 """The largest split kept on the device; MindSpore's device cache has the same bound (S-15)."""
@@ -29,7 +29,7 @@ WINDOW_STEPS = 1024
 """The longest window. One value for every sink size, so that one program serves them all."""
 
 
-class Supply(Protocol):
+class WindowSource(Protocol):
     """Prepares windows, the next one while the last is in use."""
 
     kind: Literal["resident", "stream"]
@@ -38,7 +38,7 @@ class Supply(Protocol):
     def ready_steps(self, step: int) -> int:
         """How many steps of the window from `step` could be had at once."""
 
-    def take(self, step: int) -> tuple[Window, Effort]:
+    def take(self, step: int) -> tuple[Window, PrepareTime]:
         """The window from `step` and what preparing it took; waits for it where it must.
 
         Raises DataError when a sample can't be read.
@@ -51,8 +51,10 @@ class Supply(Protocol):
 class Feed:
     """Where a backend gets windows from."""
 
-    def __init__(self, supply: Supply, tell: Tell | None, clock: Clock = time.perf_counter) -> None:
-        self._supply, self._clock, self._ledger = supply, clock, Ledger(tell)
+    def __init__(
+        self, supply: WindowSource, tell: Tell | None, clock: Clock = time.perf_counter
+    ) -> None:
+        self._supply, self._clock, self._ledger = supply, clock, FeedStats(tell)
         self.kind, self.device_bytes = supply.kind, supply.device_bytes
         self._window: Window | None = None
         self._given_at = 0.0
@@ -74,7 +76,7 @@ class Feed:
         wait_s, steps = given_at - asked_at, window.stop - window.start
         if last is not None and last.stop == step:
             used, busy_s = last.stop - last.start, asked_at - self._given_at
-            self._ledger.add(HandOver(step, used, busy_s, wait_s, ready, steps, effort))
+            self._ledger.add(WindowHandoff(step, used, busy_s, wait_s, ready, steps, effort))
         else:
             self._ledger.jump(wait_s, steps, effort)
         self._given_at = given_at
@@ -91,7 +93,7 @@ class Feed:
 
 def make_feed(
     split: Split,
-    order: Order,
+    order: SampleOrder,
     device: jax.Device,
     kind: Literal["auto", "resident", "stream"],
     *,

@@ -34,14 +34,14 @@ class SlowSample:
 
 
 @dataclass(frozen=True)
-class Effort:
+class PrepareTime:
     """What preparing steps took, all reader threads together: seconds by what was done."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     slowest: SlowSample | None = None
 
     @classmethod
-    def total(cls, efforts: Iterable[Effort]) -> Effort:
+    def total(cls, efforts: Iterable[PrepareTime]) -> PrepareTime:
         """The sum of several."""
         seconds: Counter[str] = Counter()
         slowest = None
@@ -59,7 +59,7 @@ def slower(one: SlowSample | None, other: SlowSample | None) -> SlowSample | Non
 
 
 @dataclass(frozen=True)
-class HandOver:
+class WindowHandoff:
     """A window was handed to the training thread, which asked for it after `busy_s`.
 
     `steps` were trained meanwhile; of the `window_steps` asked for, `ready_steps` were there.
@@ -71,7 +71,7 @@ class HandOver:
     wait_s: float
     ready_steps: int
     window_steps: int
-    effort: Effort
+    effort: PrepareTime
 
     @property
     def wait_share(self) -> float:
@@ -97,22 +97,22 @@ class FeedReport:
     slowest_sample: SlowSample | None
 
 
-class Ledger:
+class FeedStats:
     """Keeps account of hand-overs and tells when starvation begins and ends."""
 
     def __init__(self, tell: Tell | None) -> None:
         self._tell = tell
         self._first_wait_s = self._busy_s = self._wait_s = self._depths = 0.0
         self._steps = self._windows = self._prepared_steps = 0
-        self._effort = Effort()
+        self._effort = PrepareTime()
         self._starves = self._starved = False
 
-    def jump(self, wait_s: float, window_steps: int, effort: Effort) -> None:
+    def jump(self, wait_s: float, window_steps: int, effort: PrepareTime) -> None:
         """A window was handed over that nobody could have prepared."""
         self._first_wait_s += wait_s
         self._prepared(window_steps, effort)
 
-    def add(self, given: HandOver) -> None:
+    def add(self, given: WindowHandoff) -> None:
         """The next window was handed over."""
         self._busy_s += given.busy_s
         self._wait_s += given.wait_s
@@ -122,11 +122,11 @@ class Ledger:
         self._prepared(given.window_steps, given.effort)
         self._judge(given)
 
-    def _prepared(self, steps: int, effort: Effort) -> None:
+    def _prepared(self, steps: int, effort: PrepareTime) -> None:
         self._prepared_steps += steps
-        self._effort = Effort.total((self._effort, effort))
+        self._effort = PrepareTime.total((self._effort, effort))
 
-    def _judge(self, given: HandOver) -> None:
+    def _judge(self, given: WindowHandoff) -> None:
         waited = given.wait_s > NOISE_S
         if not self._starves and waited and given.wait_share > STARVED_SHARE:
             self._starves = self._starved = True
@@ -155,7 +155,7 @@ class Ledger:
         )
 
 
-def starved_text(given: HandOver) -> str:
+def starved_text(given: WindowHandoff) -> str:
     """The line that a user reads when training has to wait."""
     step_ms = 1000 * (given.wait_s + given.busy_s) / given.steps
     by_cost = sorted(given.effort.seconds.items(), key=lambda item: -item[1])

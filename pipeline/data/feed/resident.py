@@ -9,11 +9,11 @@ from typing import Literal
 import jax
 
 from pipeline.data.columns import Split
-from pipeline.data.feed.feed_stats import Effort
+from pipeline.data.feed.feed_stats import PrepareTime
 from pipeline.data.feed.window import Window, put_inputs
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 
-Prepared = tuple[Window, Effort]
+Prepared = tuple[Window, PrepareTime]
 
 
 class ResidentSupply:
@@ -26,7 +26,12 @@ class ResidentSupply:
     kind: Literal["resident", "stream"] = "resident"
 
     def __init__(
-        self, split: Split, order: Order, device: jax.Device, window_steps: int, stop: int | None
+        self,
+        split: Split,
+        order: SampleOrder,
+        device: jax.Device,
+        window_steps: int,
+        stop: int | None,
     ) -> None:
         self._order, self._device = order, device
         self._steps, self._stop = window_steps, stop
@@ -63,4 +68,4 @@ class ResidentSupply:
         ordered = time.perf_counter()
         inputs = put_inputs(self._columns, batches, self._order.seed, self._device, resident=True)
         seconds = {"order": ordered - begun, "transfer": time.perf_counter() - ordered}
-        return Window(step, step + self._steps, inputs), Effort(seconds)
+        return Window(step, step + self._steps, inputs), PrepareTime(seconds)

@@ -16,10 +16,10 @@ from typing import Literal
 import jax
 
 from pipeline.data.columns import Split
-from pipeline.data.feed.feed_stats import Effort
+from pipeline.data.feed.feed_stats import PrepareTime
 from pipeline.data.feed.window import Window
 from pipeline.data.feed.window_buffer import Clock, Filling, Plan
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.errors import PipelineError
 
 
@@ -31,7 +31,7 @@ class StreamSupply:
     def __init__(
         self,
         split: Split,
-        order: Order,
+        order: SampleOrder,
         device: jax.Device,
         window_steps: int,
         stop: int | None,
@@ -46,7 +46,7 @@ class StreamSupply:
         reader = self._reader
         return reader.ready_steps() if reader is not None and reader.step == step else 0
 
-    def take(self, step: int) -> tuple[Window, Effort]:
+    def take(self, step: int) -> tuple[Window, PrepareTime]:
         """The window from `step`. Raises DataError where a sample can't be read."""
         if self._reader is None or self._reader.step != step:
             self.close()
@@ -85,13 +85,13 @@ class Reader:
         steps = self._plan.window_stop(self.step) - self.step
         return self._source.unclaimed * steps // self._plan.parts
 
-    def take(self) -> tuple[Window, Effort]:
+    def take(self) -> tuple[Window, PrepareTime]:
         """The next window. As its parts are taken, reading goes on with the one behind it."""
         parts = [self._part() for _ in range(self._plan.parts)]
         self._source.claim(len(parts))
         (window,) = (part.window for part in parts if part.window is not None)
         self.step = window.stop if window.stop != self._plan.stop else None
-        return window, Effort.total(part.effort for part in parts)
+        return window, PrepareTime.total(part.effort for part in parts)
 
     def _part(self) -> Part:
         part = next(self._parts)
@@ -111,7 +111,7 @@ class Part:
     An error is carried, since one that is raised comes out of grain with notes about grain.
     """
 
-    effort: Effort = field(default_factory=Effort)
+    effort: PrepareTime = field(default_factory=PrepareTime)
     window: Window | None = None
     error: PipelineError | None = None
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from pipeline.data.columns import DECODING_THREADS, Column, LazyColumn, Split
-from pipeline.data.feed.feed_stats import Effort, SlowSample
+from pipeline.data.feed.feed_stats import PrepareTime, SlowSample
 from pipeline.data.feed.window import Window, put_inputs
-from pipeline.data.order import Batches, Order
+from pipeline.data.order import Batches, SampleOrder
 from pipeline.errors import DataError, PipelineError
 from pipeline.files.error_text import shown
 
@@ -31,7 +31,7 @@ class Plan:
     """What is read, how it is cut into windows, and where it goes."""
 
     split: Split
-    order: Order
+    order: SampleOrder
     device: jax.Device
     window_steps: int
     stop: int | None
@@ -75,7 +75,7 @@ class Filling:
         self._missing, self._lock = plan.parts, threading.Lock()
         self._order_s = plan.clock() - begun
 
-    def read(self, part: int) -> tuple[Effort, Window | None]:
+    def read(self, part: int) -> tuple[PrepareTime, Window | None]:
         """Read one part; with the last one to be completed comes the window."""
         rows = self._rows(part)
         efforts = [self._read_column(name, rows) for name in self._columns]
@@ -83,11 +83,11 @@ class Filling:
             self._missing -= 1
             complete = self._missing == 0
         if not complete:
-            return Effort.total(efforts), None
+            return PrepareTime.total(efforts), None
         begun = self._plan.clock()
         window = self._on_device()
         seconds = {"order": self._order_s, "transfer": self._plan.clock() - begun}
-        return Effort.total([*efforts, Effort(seconds)]), window
+        return PrepareTime.total([*efforts, PrepareTime(seconds)]), window
 
     def _rows(self, part: int) -> slice:
         """The rows of a part, without those behind the last step."""
@@ -96,11 +96,11 @@ class Filling:
         first, last = (n * size // plan.parts for n in (part, part + 1))
         return slice(min(first, wanted), min(last, wanted))
 
-    def _read_column(self, name: str, rows: slice) -> Effort:
+    def _read_column(self, name: str, rows: slice) -> PrepareTime:
         plan, column, out = self._plan, self._plan.split.columns[name], self._columns[name][rows]
         begun = plan.clock()
         slowest = read_into(name, column, self._indices[rows], out, plan.clock)
-        return Effort({name: plan.clock() - begun}, slowest)
+        return PrepareTime({name: plan.clock() - begun}, slowest)
 
     def _on_device(self) -> Window:
         plan, shape = self._plan, self._batches.indices.shape

@@ -17,7 +17,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import image_shape
 from pipeline.data.ops.interpolation import rounded_quotient
-from pipeline.data.ops.loop import in_turns
+from pipeline.data.ops.loop import repeat_op
 from pipeline.data.ops.ranges import Range, pick, steps
 from pipeline.data.random import integers
 from pipeline.registry import part
@@ -82,7 +82,7 @@ class RandomColorAdjust(Op):
                 changed = xp.where(chosen == which, change(xp, values, amounts, numbers), changed)
             return changed
 
-        return in_turns(xp, change_once, len(changes), values)
+        return repeat_op(xp, change_once, len(changes), values)
 
     def _changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
         """What is not always left as it is: the function, its amounts and their numbers."""

@@ -9,14 +9,14 @@ import numpy as np
 from pydantic import PositiveInt
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import MovingOp, Op
+from pipeline.data.dataset_spec import GeometricOp, Op
 from pipeline.data.ops.image import Padding, Probability, Size, image_shape, pixels_at
 from pipeline.data.random import integers
 from pipeline.registry import part
 
 
 @part("op")
-class Pad(MovingOp):
+class Pad(GeometricOp):
     """Surround the image with pixels of the value `fill`, or with its own.
 
     `mode` edge repeats the outermost pixels, symmetric mirrors the image with them and reflect
@@ -36,7 +36,7 @@ class Pad(MovingOp):
         return replace(value, shape=(*_padded(height, width, self.padding), channels))
 
     @property
-    def uncovers(self) -> bool:
+    def creates_border(self) -> bool:
         return self.mode == "constant" and any(self.padding)
 
     def _check_mirrored(self, height: int, width: int) -> None:
@@ -76,7 +76,7 @@ def _padded(height: int, width: int, padding: Padding) -> tuple[int, int]:
 
 
 @part("op")
-class RandomCrop(MovingOp):
+class RandomCrop(GeometricOp):
     """Pad with `fill`, then cut out `size` at a place drawn anew for each sample and pass."""
 
     name: Literal["random_crop"] = "random_crop"
@@ -87,7 +87,7 @@ class RandomCrop(MovingOp):
     draws: ClassVar[int] = 2
 
     @property
-    def uncovers(self) -> bool:
+    def creates_border(self) -> bool:
         return any(self.padding)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
@@ -124,7 +124,7 @@ def _cut(
 
 
 @part("op")
-class CenterCrop(MovingOp):
+class CenterCrop(GeometricOp):
     """Cut `size` out of the middle; where the rest is odd, the larger half is dropped last."""
 
     name: Literal["center_crop"] = "center_crop"
@@ -149,7 +149,7 @@ def _check_crop(size: Size, image: tuple[int, int]) -> None:
         )
 
 
-class _Flip(MovingOp):
+class _Flip(GeometricOp):
     """Mirror each image along one axis with probability `prob`."""
 
     prob: Probability = 0.5

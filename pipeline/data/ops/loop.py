@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 
-def in_turns(xp: Any, change: Callable[[Any, Any], Any], turns: int, values: Any) -> Any:
+def repeat_op(xp: Any, change: Callable[[Any, Any], Any], turns: int, values: Any) -> Any:
     """values = change(turn, values) for every turn, of unchanged shape and dtype.
 
     A loop in the compiled step, too. Unrolled, XLA would fuse the turns and compute each one's

@@ -14,7 +14,7 @@ from pipeline.data.ops.affine import Interpolation
 from pipeline.data.ops.color import check_rgb_bytes
 from pipeline.data.ops.color_changes import Change, Changes, make_changes, tabulate
 from pipeline.data.ops.image import Size
-from pipeline.data.ops.loop import in_turns
+from pipeline.data.ops.loop import repeat_op
 from pipeline.data.ops.policy_tables import POLICIES
 from pipeline.data.ops.rotation import Fill, fill_levels
 from pipeline.data.random import integers
@@ -70,7 +70,7 @@ class Policy(Op):
             row = numbers[:, turn]
             return make_changes(xp, values, changes, row, self.interpolation, fill)
 
-        return in_turns(xp, change_once, numbers.shape[1], values)
+        return repeat_op(xp, change_once, numbers.shape[1], values)
 
 
 @part("op")

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import MovingOp
+from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Size, image_shape, pixels_along
 from pipeline.data.ops.interpolation import (
     Pillow,
@@ -30,7 +30,7 @@ _AREA_LIMIT = 2**31 // 255
 
 
 @part("op")
-class Resize(MovingOp):
+class Resize(GeometricOp):
     """Scale to `size`, [height, width] or the length of the shorter edge, as MindSpore does.
 
     `linear`, `nearest`, `cubic` and `area` are OpenCV's, `pil_cubic` and `antialias` (Lanczos)

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, PositiveInt
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import MovingOp
+from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Axis, Size, image_shape, pixels_at
 from pipeline.data.ops.interpolation import Taps, mix, nearest_pixels, opencv_taps
 from pipeline.data.ops.ranges import Range, pick, steps
@@ -41,7 +41,7 @@ class Box:
 
 
 @part("op")
-class RandomResizedCrop(MovingOp):
+class RandomResizedCrop(GeometricOp):
     """Cut out a box of drawn area and aspect and scale it to `size`, the Inception crop.
 
     `scale` is the range of the box's share of the area, `ratio` that of width / height, drawn

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, Strict
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import MovingOp
+from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.affine import Interpolation, Maps, fixed_maps, rotation, warp
 from pipeline.data.ops.image import image_shape
 from pipeline.data.ops.ranges import Range, steps
@@ -23,7 +23,7 @@ Point = Annotated[tuple[float, float], Strict(False)]
 
 
 @part("op")
-class RandomRotation(MovingOp):
+class RandomRotation(GeometricOp):
     """Turn the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
 
     `degrees` are [least, most], or one number d for [-d, d]; `center` is [x, y] in pixels from the
@@ -48,7 +48,7 @@ class RandomRotation(MovingOp):
         return value
 
     @property
-    def uncovers(self) -> bool:
+    def creates_border(self) -> bool:
         return True
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:

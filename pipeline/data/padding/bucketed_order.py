@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.data.order import Batches, Order
+from pipeline.data.order import Batches, SampleOrder
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketedOrder(Order):
+class BucketedOrder(SampleOrder):
     """The endless order of a split whose batches are each of one bucket.
 
     Samples come in the order of their pass and wait in their bucket; when a batch is full, it is

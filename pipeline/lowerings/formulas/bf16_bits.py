@@ -23,14 +23,14 @@ def from_bits(bits: Array, dtype: Any) -> Array:
     return lax.bitcast_convert_type(bits, dtype) if _is_bfloat16(dtype) else bits
 
 
-def moved(move: Callable[..., Array], *arrays: Array) -> Array:
+def via_bits(move: Callable[..., Array], *arrays: Array) -> Array:
     """`move` of arrays of one type, which puts their values elsewhere or zeros beside them."""
     return from_bits(move(*map(as_bits, arrays)), arrays[0].dtype)
 
 
 def padded(images: Array, config: tuple[tuple[int, int, int], ...]) -> Array:
     """`lax.pad` with zeros."""
-    return moved(lambda bits: lax.pad(bits, jnp.zeros((), bits.dtype), config), images)
+    return via_bits(lambda bits: lax.pad(bits, jnp.zeros((), bits.dtype), config), images)
 
 
 def _is_bfloat16(dtype: Any) -> bool:

@@ -7,7 +7,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.lowerings.formulas.bf16_bits import moved
+from pipeline.lowerings.formulas.bf16_bits import via_bits
 from pipeline.lowerings.formulas.matmuls import convolve, multiply, over_chunks, patches, shifted
 from pipeline.lowerings.problem.conv_window import Window
 from pipeline.lowerings.problem.lowering import Lowering
@@ -26,27 +26,27 @@ def by_convolution(window: Window, how: Lowering, images: Array, kernel: Array) 
     )
 
 
-def by_patches(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
+def im2col(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
     """im2col: every patch of the images in a row, times the kernel as a matrix."""
     features = kernel.shape[-1]
     matrix = kernel.reshape(-1, features)
 
     def compute(chunk: Array) -> Array:
         product = multiply(how.engine, patches(window, chunk), matrix)
-        return product.reshape(chunk.shape[0], *window.positions, features)
+        return product.reshape(chunk.shape[0], *window.output_size, features)
 
     return over_chunks(compute, how.images, images)
 
 
-def by_pixels(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
+def pointwise(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
     """A kernel of one pixel is a matrix that all pixels are multiplied by."""
     down, across = window.strides
-    seen = moved(lambda bits: bits[:, ::down, ::across], images)
+    seen = via_bits(lambda bits: bits[:, ::down, ::across], images)
     product = multiply(how.engine, seen.reshape(-1, seen.shape[-1]), kernel[0, 0])
     return product.reshape(*seen.shape[:3], kernel.shape[-1])
 
 
-def by_multiply_adds(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
+def shifted_sum(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
     """The sum, over positions in the kernel and channels, of shifted images times a weight each.
 
     No product of matrices: with one to four channels, of all images or of a group, those find too
@@ -60,7 +60,9 @@ def by_multiply_adds(window: Window, how: Lowering, images: Array, kernel: Array
         for position, pixels in enumerate(shifted(window, images.astype(jnp.float32)))
         for channel in range(channels)
     )
-    whole = functools.reduce(jnp.add, terms).reshape(*images.shape[:1], *window.positions, features)
+    whole = functools.reduce(jnp.add, terms).reshape(
+        *images.shape[:1], *window.output_size, features
+    )
     return whole.astype(images.dtype)
 
 

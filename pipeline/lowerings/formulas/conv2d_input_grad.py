@@ -8,17 +8,17 @@ import itertools
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.lowerings.formulas.bf16_bits import moved, padded
-from pipeline.lowerings.formulas.conv2d_forward import by_multiply_adds as slide_by_multiply_adds
+from pipeline.lowerings.formulas.bf16_bits import padded, via_bits
+from pipeline.lowerings.formulas.conv2d_forward import shifted_sum as slide_by_multiply_adds
 from pipeline.lowerings.formulas.matmuls import convolve, multiply
-from pipeline.lowerings.formulas.rotate_and_swap import turned
+from pipeline.lowerings.formulas.rotate_and_swap import rotate_and_swap
 from pipeline.lowerings.problem.conv_window import Axis, Pair, Window
 from pipeline.lowerings.problem.lowering import Lowering
 
 
 def by_convolution(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Slide the flipped kernel over the cotangent, spread by the strides."""
-    flipped, pads = turned(kernel, window.groups), window.images_gradient_pads
+    flipped, pads = rotate_and_swap(kernel, window.groups), window.images_gradient_pads
     if how.engine == "xla":
         return _slide(window, flipped, cotangent, pads)
     spread = _spread(cotangent, window.strides)
@@ -50,22 +50,24 @@ def by_phases(window: Window, how: Lowering, kernel: Array, cotangent: Array) ->
         [_phase(window, how, kernel, cotangent, (row, column)) for column in range(across)]
         for row in range(down)
     ]
-    return moved(functools.partial(_interleaved, window), *itertools.chain(*phases))
+    return via_bits(functools.partial(_interleaved, window), *itertools.chain(*phases))
 
 
-def by_pixels(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+def pointwise(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Of a kernel of one pixel: times its transpose; what the strides skip gets nothing."""
     product = multiply(how.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
     pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
-    ends = ((0, axis.size - 1 - axis.reach) for axis in (window.rows, window.columns))
+    ends = ((0, axis.size - 1 - axis.last_offset) for axis in (window.rows, window.columns))
     steps = ((*end, stride - 1) for end, stride in zip(ends, window.strides, strict=True))
     return padded(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
-def by_multiply_adds(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
+def shifted_sum(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Shifted cotangents times a weight each."""
     spread = _spread(cotangent, window.strides)
-    return slide_by_multiply_adds(window.turned, how, spread, turned(kernel, window.groups))
+    return slide_by_multiply_adds(
+        window.turned, how, spread, rotate_and_swap(kernel, window.groups)
+    )
 
 
 def _spread(cotangent: Array, strides: Pair) -> Array:
@@ -86,10 +88,10 @@ def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offse
     rows, columns = (
         (taps - 1, size - positions)
         for taps, size, positions in zip(
-            part.shape[:2], (heights, widths), window.positions, strict=True
+            part.shape[:2], (heights, widths), window.output_size, strict=True
         )
     )
-    flipped = turned(part, window.groups)
+    flipped = rotate_and_swap(part, window.groups)
     return convolve(how.engine, cotangent, flipped, (1, 1), (rows, columns), groups=window.groups)
 
 

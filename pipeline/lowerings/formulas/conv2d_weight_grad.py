@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.lowerings.formulas import onednn
-from pipeline.lowerings.formulas.bf16_bits import moved
+from pipeline.lowerings.formulas.bf16_bits import via_bits
 from pipeline.lowerings.formulas.matmuls import crop, in_chunks, multiply_by_rows, patches, shifted
 from pipeline.lowerings.problem.conv_window import Window
 from pipeline.lowerings.problem.lowering import Lowering
@@ -21,10 +21,10 @@ def by_convolution(window: Window, how: Lowering, images: Array, cotangent: Arra
     def compute(images: Array, cotangent: Array) -> Array:
         batch, height, width, channels = images.shape
         by_group = images.reshape(batch, height, width, window.groups, channels // window.groups)
-        by_channel = moved(lambda bits: bits.transpose(4, 1, 2, 3, 0), by_group).reshape(
+        by_channel = via_bits(lambda bits: bits.transpose(4, 1, 2, 3, 0), by_group).reshape(
             channels // window.groups, height, width, window.groups * batch
         )
-        kernel = moved(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
+        kernel = via_bits(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
         if how.engine == "onednn":
             return _onednn(window, by_channel, kernel)
         return _xla(window, by_channel, kernel)
@@ -59,7 +59,7 @@ def _onednn(window: Window, by_channel: Array, kernel: Array) -> Array:
     )
 
 
-def by_positions(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+def per_tap_matmul(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
     """One product for each position in the kernel: the pixels it met times the cotangent."""
     channels, features = images.shape[-1], cotangent.shape[-1]
 
@@ -76,7 +76,7 @@ def by_positions(window: Window, how: Lowering, images: Array, cotangent: Array)
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
 
 
-def by_patches(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+def im2col(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
     """im2col: every patch of the images in a row, all rows times the cotangent at once."""
     channels, features = images.shape[-1], cotangent.shape[-1]
 
@@ -88,7 +88,7 @@ def by_patches(window: Window, how: Lowering, images: Array, cotangent: Array) -
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
 
 
-def by_blocks(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+def grouped_as_dense(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
     """Several groups at a time: one product for each position in the kernel and block of groups,
     of which what lies within a group is kept. More products than are needed, but large ones."""
     groups, count = window.groups, _groups_in_a_block(window.groups, images, cotangent)
@@ -124,5 +124,5 @@ def _groups_in_a_block(groups: int, images: Array, cotangent: Array) -> int:
 def _split(array: Array, blocks: int) -> Array:
     """Images whose channels are in blocks as that many times as many images: (blocks * B, ...)."""
     split = array.reshape(*array.shape[:3], blocks, -1)
-    split = moved(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)
+    split = via_bits(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)
     return split.reshape(-1, *split.shape[2:])

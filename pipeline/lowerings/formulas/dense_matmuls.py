@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.lowerings.formulas import onednn
-from pipeline.lowerings.problem.formula import Family, always
+from pipeline.lowerings.problem.formula import Formula, always
 from pipeline.lowerings.problem.lowering import Lowering, Role
 from pipeline.lowerings.problem.problems import DenseProblem
 
@@ -54,7 +54,8 @@ def _multiply(how: Lowering, left: Array, right: Array, left_axis: int, right_ax
     return summed.astype(left.dtype)
 
 
-PRODUCTS: Mapping[Role, Mapping[str, Family]] = {
-    role: {"product": Family(product, always), "turned": Family(turned, always)} for role in SUMMED
+PRODUCTS: Mapping[Role, Mapping[str, Formula]] = {
+    role: {"product": Formula(product, always), "turned": Formula(turned, always)}
+    for role in SUMMED
 }
 """By role and name; the first, by XLA, always works."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.lowerings.formulas import onednn
-from pipeline.lowerings.formulas.bf16_bits import as_bits, from_bits, moved, padded
+from pipeline.lowerings.formulas.bf16_bits import as_bits, from_bits, padded, via_bits
 from pipeline.lowerings.problem.conv_window import Pair, Window
 from pipeline.lowerings.problem.lowering import Engine
 
@@ -98,7 +98,7 @@ def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Arr
 def shifted(window: Window, images: Array) -> Iterator[Array]:
     """For each position in the kernel, row by row, the pixels that it meets: (B, H', W', C)."""
     whole = as_bits(padded(images, ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))))
-    (down, across), (height, width) = window.strides, window.positions
+    (down, across), (height, width) = window.strides, window.output_size
     for row in range(window.rows.kernel):
         for column in range(window.columns.kernel):
             top, left = row * window.rows.dilation, column * window.columns.dilation
@@ -114,5 +114,5 @@ def shifted(window: Window, images: Array) -> Iterator[Array]:
 
 def patches(window: Window, images: Array) -> Array:
     """All that each result is made of, in one row: (B * H' * W', kernel height * width * C)."""
-    rows = moved(lambda *bits: jnp.concatenate(bits, axis=-1), *shifted(window, images))
+    rows = via_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *shifted(window, images))
     return rows.reshape(-1, rows.shape[-1])

@@ -12,7 +12,7 @@ from jax import Array, lax
 from pipeline.lowerings.formulas.bf16_bits import as_bits, from_bits
 from pipeline.lowerings.formulas.matmuls import over_chunks
 from pipeline.lowerings.problem.conv_window import Pair
-from pipeline.lowerings.problem.formula import Family, always
+from pipeline.lowerings.problem.formula import Formula, always
 from pipeline.lowerings.problem.lowering import Lowering, Role
 from pipeline.lowerings.problem.problems import PoolingProblem
 
@@ -68,11 +68,11 @@ def _by_axes(problem: PoolingProblem, images: Array) -> Array:
     return by_axes(images, problem.window, problem.strides, problem.pads)
 
 
-POOLINGS: Mapping[Role, Mapping[str, Family]] = {
+POOLINGS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
-        "axes": Family(axes, always, ("xla",), chunked=True),
-        "reduced": Family(reduced, always, ("xla",)),
+        "axes": Formula(axes, always, ("xla",), chunked=True),
+        "reduced": Formula(reduced, always, ("xla",)),
     },
-    "images_gradient": {"axes": Family(axes_gradient, always, ("xla",), chunked=True)},
+    "images_gradient": {"axes": Formula(axes_gradient, always, ("xla",), chunked=True)},
 }
 """By role and name; the first, of all images at once, is the plain one."""

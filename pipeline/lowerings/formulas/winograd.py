@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.lowerings.formulas.matmuls import in_chunks, multiply, multiply_by_rows, over_chunks
-from pipeline.lowerings.formulas.rotate_and_swap import turned
+from pipeline.lowerings.formulas.rotate_and_swap import rotate_and_swap
 from pipeline.lowerings.problem.conv_window import Window
 from pipeline.lowerings.problem.lowering import Lowering
 
@@ -59,7 +59,7 @@ def forward_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array], Ar
 
     def compute(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
         before = window.rows.pads[0], window.columns.pads[0]
-        return _convolve(tile, how, images, kernel, before, window.positions)
+        return _convolve(tile, how, images, kernel, before, window.output_size)
 
     return compute
 
@@ -69,7 +69,9 @@ def images_gradient_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Ar
 
     def compute(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
         (top, _), (left, _) = window.images_gradient_pads
-        return _convolve(tile, how, cotangent, turned(kernel, 1), (top, left), window.sizes)
+        return _convolve(
+            tile, how, cotangent, rotate_and_swap(kernel, 1), (top, left), window.sizes
+        )
 
     return compute
 
@@ -86,7 +88,7 @@ def kernel_gradient_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Ar
 
         def sum_products(images: Array, cotangent: Array) -> Array:
             images, cotangent = images.astype(jnp.float32), cotangent.astype(jnp.float32)
-            tiles = _filtered_images(tile, images, before, window.positions)
+            tiles = _filtered_images(tile, images, before, window.output_size)
             results = _spread_results(tile, cotangent)
             return multiply_by_rows(how.engine, tiles, results)
 

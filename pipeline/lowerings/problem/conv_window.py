@@ -21,33 +21,35 @@ class Axis:
     pads: Pair
 
     @property
-    def span(self) -> int:
+    def dilated_extent(self) -> int:
         """From the first to the last row under the kernel."""
         return (self.kernel - 1) * self.dilation
 
     @property
-    def reach(self) -> int:
+    def last_offset(self) -> int:
         """From the first to the last position of the kernel."""
-        return (self.size + sum(self.pads) - 1 - self.span) // self.stride * self.stride
+        return (self.size + sum(self.pads) - 1 - self.dilated_extent) // self.stride * self.stride
 
     @property
-    def positions(self) -> int:
+    def output_size(self) -> int:
         """How many results there are along the axis."""
-        return self.reach // self.stride + 1
+        return self.last_offset // self.stride + 1
 
     def images_gradient_pads(self) -> Pair:
         """Pads of the spread cotangent under which the flipped kernel gives `size` rows back."""
-        before = self.span - self.pads[0]
-        return before, self.size - 1 + self.span - before - self.reach
+        before = self.dilated_extent - self.pads[0]
+        return before, self.size - 1 + self.dilated_extent - before - self.last_offset
 
     def turned(self) -> Axis:
         """Of the flipped kernel over the spread cotangent, which gives `size` rows back."""
-        return Axis(self.reach + 1, self.kernel, 1, self.dilation, self.images_gradient_pads())
+        return Axis(
+            self.last_offset + 1, self.kernel, 1, self.dilation, self.images_gradient_pads()
+        )
 
     def kernel_gradient_pads(self) -> Pair:
         """Pads of the images under which the spread cotangent gives `kernel` rows back."""
         before = self.pads[0]
-        return before, self.span + self.reach + 1 - self.size - before
+        return before, self.dilated_extent + self.last_offset + 1 - self.size - before
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ class Window:
         return self.rows.pads, self.columns.pads
 
     @property
-    def positions(self) -> Pair:
+    def output_size(self) -> Pair:
         """Height and width of the result."""
-        return self.rows.positions, self.columns.positions
+        return self.rows.output_size, self.columns.output_size
 
     @property
     def is_pointwise(self) -> bool:

@@ -12,7 +12,7 @@ from pipeline.lowerings.problem.lowering import Engine
 
 
 @dataclass(frozen=True)
-class Family:
+class Formula:
     """How a problem is computed, `compute(problem, lowering, *operands)`, and which problems."""
 
     compute: Callable[..., Array]

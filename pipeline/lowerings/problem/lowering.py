@@ -78,7 +78,7 @@ class Problem(Protocol):
         """Of what is read of each of them, as it is computed."""
 
 
-class Chooser(Protocol):
+class LoweringPolicy(Protocol):
     """Says how the layers of a network are computed; hashable, as flax modules are."""
 
     def choose(self, problem: Problem) -> Lowering:
@@ -106,7 +106,7 @@ DEFAULTS = Lowerings()
 
 
 @dataclass(eq=False)
-class Listing:
+class RecordingPolicy:
     """Takes down the problems of a network while it is traced, in their order."""
 
     problems: dict[Problem, None] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class ConvolutionProblem:
         w = self.window
         images = (self.batch, *w.sizes, self.channels)
         kernel = (*w.kernel, self.channels // w.groups, self.features)
-        cotangent = (self.batch, *w.positions, self.features)
+        cotangent = (self.batch, *w.output_size, self.features)
         pairs = {
             "forward": (images, kernel),
             "images_gradient": (kernel, cotangent),
@@ -49,7 +49,7 @@ class ConvolutionProblem:
     def flops(self) -> int:
         """Multiplications and additions; the same in all three roles."""
         w = self.window
-        pixels = self.batch * prod(w.positions)
+        pixels = self.batch * prod(w.output_size)
         return 2 * pixels * prod(w.kernel) * self.channels // w.groups * self.features
 
     @property

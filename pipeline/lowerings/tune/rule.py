@@ -94,11 +94,11 @@ def _by_xla(problem: ConvolutionProblem) -> Lowering:
 
 
 def _is_tiled_well(way: Lowering, problem: ConvolutionProblem) -> bool:
-    return way.family != "winograd4" or min(problem.window.positions) >= MIN_TILED
+    return way.family != "winograd4" or min(problem.window.output_size) >= MIN_TILED
 
 
 def _chunk(problem: ConvolutionProblem) -> int:
     """Images whose cotangent has about the size that the cache likes."""
-    height, width = problem.window.positions
+    height, width = problem.window.output_size
     image_bytes = height * width * problem.features * problem.itemsize
     return max(1, CHUNK_BYTES // image_bytes)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from pipeline.files.compile_cache import unkept
+from pipeline.files.compile_cache import no_compile_cache
 from pipeline.lowerings.candidates import compute
 from pipeline.lowerings.formulas.bf16_bits import as_bits, from_bits
 from pipeline.lowerings.problem.lowering import Lowering, Problem
@@ -37,7 +37,7 @@ class Timer:
         program does around the loop, copies of the operands among it, is taken off.
         """
         lowered = repeatedly(function).lower(*self._operands, np.int32(1))
-        with unkept():
+        with no_compile_cache():
             run = lowered.compile()
         self._seconds(run, 1)
         around_s, once_s = self._seconds(run, 0), self._seconds(run, 1)
@@ -60,7 +60,7 @@ class Stopwatch(Timer):
     def __init__(self, problem: Problem, device: jax.Device) -> None:
         self._problem = problem
         shapes = problem.operand_shapes
-        super().__init__(tuple(make_up(shape, problem.dtype) for shape in shapes), device)
+        super().__init__(tuple(random_operands(shape, problem.dtype) for shape in shapes), device)
 
     def __call__(self, how: Lowering, give_up_us: float) -> float:
         """Microseconds that a lowering takes, as `Timer.time_us` has them."""
@@ -98,7 +98,7 @@ def _nudged(array: Array, by: Array) -> Array:
     return from_bits(as_bits(array).at[(0,) * array.ndim].set(as_bits(value)), array.dtype)
 
 
-def make_up(shape: tuple[int, ...], dtype: Any) -> Array:
+def random_operands(shape: tuple[int, ...], dtype: Any) -> Array:
     """Numbers between -1 and 1, none of them so small that arithmetic slows down."""
     values = np.resize(np.random.default_rng(0).uniform(-1, 1, 4096), shape)
     return jnp.asarray(values, dtype)

@@ -36,7 +36,7 @@ WORTH_SHARE, WORTH_US = 0.1, 1000.0
 """oneDNN is called where it saves this share of what is chosen for, and so much a step: a
 program that calls it is compiled anew in every process."""
 
-Watch = Callable[[str], AbstractContextManager[object]]
+ProgressClock = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Found:
+class TuneResult:
     """What is known of a problem: the default before, the best after, the best by XLA alone."""
 
     problem: Problem
@@ -76,11 +76,11 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class LoweringChoice:
     """How the layers of a network are computed, and how that came about."""
 
     lowerings: Lowerings = DEFAULTS
-    found: tuple[Found, ...] = ()
+    found: tuple[TuneResult, ...] = ()
     by_rule: int = 0
     """How many problems no bank knew and nobody tuned."""
     layout: Layout = "nhwc"
@@ -119,8 +119,8 @@ class Chosen:
 
 
 def choose_lowerings(
-    problems: Iterable[Problem], device: jax.Device, tuning: Tuning, watch: Watch
-) -> Chosen:
+    problems: Iterable[Problem], device: jax.Device, tuning: Tuning, watch: ProgressClock
+) -> LoweringChoice:
     """A lowering for every problem. `watch` is entered with what is tuned, while it is.
 
     Raises RunError for a bank that is not one, and for a kept lowering that can't be carried out.
@@ -129,7 +129,7 @@ def choose_lowerings(
     if tuning.kept is not None:
         return _as_before(tuning.kept, asked, device, tuning.folder)
     if tuning.mode == "off" or device.platform != "cpu":
-        return Chosen()
+        return LoweringChoice()
     known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}
     here = describe_device(device)
     keys = {problem: f"{problem} on {here}" for problem in asked}
@@ -139,7 +139,7 @@ def choose_lowerings(
     found, ruled = [], []
     for problem, key in keys.items():
         at_hand = engines.get(problem.dtype, frozenset(("xla",)))
-        result = _look(problem, known.get(key), at_hand, device, tuning, watch)
+        result = _tune_one(problem, known.get(key), at_hand, device, tuning, watch)
         if result is None:
             ruled.append((str(problem), usual_lowering(problem, at_hand)))
             continue
@@ -163,7 +163,7 @@ def _as_before(
     problems: tuple[Problem, ...],
     device: jax.Device,
     folder: Path,
-) -> Chosen:
+) -> LoweringChoice:
     by_text = {str(problem): problem for problem in problems}
     asked = [(by_text[text], how) for text, how in kept.chosen if text in by_text]
     wants_onednn = any(how.engine == "onednn" for _, how in asked)
@@ -173,27 +173,27 @@ def _as_before(
         able = device.platform == "cpu" and can_compute(problem, how, here)
         if how != DEFAULT and not able:
             raise RunError(f"{how} can't compute {problem} here, as this run did before")
-    return Chosen(kept)
+    return LoweringChoice(kept)
 
 
-def _look(
+def _tune_one(
     problem: Problem,
     entry: Entry | None,
     engines: frozenset[Engine],
     device: jax.Device,
     tuning: Tuning,
-    watch: Watch,
-) -> Found | None:
+    watch: ProgressClock,
+) -> TuneResult | None:
     """From the bank, else from a search; of a repeated search and the bank the better."""
     ways = candidates(problem, engines)
-    banked = _banked(problem, entry, engines)
+    banked = _from_bank(problem, entry, engines)
     if tuning.mode != "repeat" and (banked or tuning.mode == "bank"):
         return banked
     with watch(str(problem)):
         seed = zlib.crc32(str(problem).encode())
         result = search(ways, Stopwatch(problem, device), tuning.strategy, seed)
     plain = result.best(lambda way: way.engine == "xla")
-    tuned = Found(
+    tuned = TuneResult(
         problem,
         before_us=result.times_us[ways[0]],
         after=Timed(result.best(), result.times_us[result.best()]),
@@ -211,7 +211,9 @@ def _calls_onednn(entry: Entry | None) -> bool:
     return entry is not None and Lowering.parse(entry["after"]["lowering"]).engine == "onednn"
 
 
-def _banked(problem: Problem, entry: Entry | None, engines: frozenset[Engine]) -> Found | None:
+def _from_bank(
+    problem: Problem, entry: Entry | None, engines: frozenset[Engine]
+) -> TuneResult | None:
     """What a bank says, unless it names what there is not (any more) on this machine."""
     if entry is None:
         return None
@@ -221,10 +223,12 @@ def _banked(problem: Problem, entry: Entry | None, engines: frozenset[Engine]) -
     )
     if not all(can_compute(problem, timed.lowering, engines) for timed in (after, plain)):
         return None
-    return Found(problem, entry["before_us"], after, plain, "bank_hit")
+    return TuneResult(problem, entry["before_us"], after, plain, "bank_hit")
 
 
-def _settle(found: tuple[Found, ...], ruled: tuple[tuple[str, Lowering], ...]) -> Chosen:
+def _settle(
+    found: tuple[TuneResult, ...], ruled: tuple[tuple[str, Lowering], ...]
+) -> LoweringChoice:
     """oneDNN only where it is worth a program that can't be kept."""
     saved_us = sum(f.plain.us - f.after.us for f in found)
     total_us = sum(f.plain.us for f in found)
@@ -233,10 +237,10 @@ def _settle(found: tuple[Found, ...], ruled: tuple[tuple[str, Lowering], ...]) -
     if not worth:
         found = tuple(replace(f, after=f.plain) for f in found)
     best = ((str(f.problem), f.after.lowering) for f in found)
-    return Chosen(Lowerings((*best, *ruled)), found, len(ruled))
+    return LoweringChoice(Lowerings((*best, *ruled)), found, len(ruled))
 
 
-def _entry(found: Found) -> Entry:
+def _entry(found: TuneResult) -> Entry:
     after, plain = (
         {"lowering": str(timed.lowering), "us": timed.us} for timed in (found.after, found.plain)
     )
@@ -255,7 +259,7 @@ def _checked(entry: Entry) -> Entry:
     return checked
 
 
-def _operator(found: Found) -> Mapping[str, Any]:
+def _operator(found: TuneResult) -> Mapping[str, Any]:
     names: tuple[Status, ...] = get_args(Status)
     return {
         "op": [found.problem.kind, found.problem.role],

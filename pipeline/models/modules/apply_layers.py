@@ -9,7 +9,7 @@ from functools import singledispatch
 from jax import Array
 
 from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import DEFAULTS, Chooser
+from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule, rule_for
 from pipeline.models.layers.standard import scope_names
@@ -18,19 +18,19 @@ from pipeline.models.modules.layout import shape_nhwc
 
 
 @dataclass(frozen=True)
-class Site:
+class LayerContext:
     """Where a layer stands in the network, and what it is computed with."""
 
     path: tuple[str, ...]
     initializers: InitSpec
     dtype: str
     train: bool
-    chooser: Chooser = DEFAULTS
+    chooser: LoweringPolicy = DEFAULTS
     layout: Layout = "nhwc"
     """How images reach the layer, and how it gives them on."""
     rules: tuple[TypeRule, ...] = ()
     """Which layers compute in another type than `dtype`."""
-    tokens_that_count: Array | None = None
+    token_mask: Array | None = None
     """Those that are no padding, bool (batch, tokens); None: all of them."""
 
     @property
@@ -38,7 +38,7 @@ class Site:
         """The layer's own name among its siblings."""
         return self.path[-1]
 
-    def inside(self, name: str) -> Site:
+    def inside(self, name: str) -> LayerContext:
         """The site of the child called `name`."""
         return dataclasses.replace(self, path=(*self.path, name))
 
@@ -47,7 +47,7 @@ class Site:
 
 
 @singledispatch
-def forward(layer: LayerSpec, x: Array, site: Site) -> Array:
+def apply_layer(layer: LayerSpec, x: Array, site: LayerContext) -> Array:
     """What a layer makes of x, called inside the flax module that it is part of.
 
     A distribution that adds a layer registers its computation: `@forward.register`.
@@ -58,15 +58,15 @@ def forward(layer: LayerSpec, x: Array, site: Site) -> Array:
     )
 
 
-def walk(stack: tuple[LayerSpec, ...], x: Array, site: Site) -> Array:
+def apply_layers(stack: tuple[LayerSpec, ...], x: Array, site: LayerContext) -> Array:
     """What the layers make of x, one after the other, each in the scope of its name."""
     for name, layer in zip(scope_names(stack), stack, strict=True):
         inside = site.inside(name)
-        x = _in_its_type(layer, x, inside) if site.rules else forward(layer, x, inside)
+        x = _in_its_type(layer, x, inside) if site.rules else apply_layer(layer, x, inside)
     return x
 
 
-def _in_its_type(layer: LayerSpec, x: Array, site: Site) -> Array:
+def _in_its_type(layer: LayerSpec, x: Array, site: LayerContext) -> Array:
     """What a layer makes of x, which is cast to what the layer computes in.
 
     Layers inside of it that no rule covers compute in that too: a rule that covers a layer covers
@@ -76,11 +76,11 @@ def _in_its_type(layer: LayerSpec, x: Array, site: Site) -> Array:
     dtype = site.dtype if rule is None else rule.dtype
     # The numbers that a lookup reads are no activations, and do not fit into 16 bits.
     inputs = x if isinstance(layer, Lookup) else x.astype(dtype)
-    result = forward(layer, inputs, dataclasses.replace(site, dtype=dtype))
+    result = apply_layer(layer, inputs, dataclasses.replace(site, dtype=dtype))
     return result.astype(site.dtype) if rule is not None and rule.casts_back else result
 
 
-def require_images(x: Array, site: Site) -> None:
+def require_images(x: Array, site: LayerContext) -> None:
     """Raise ValueError, with the layer and the shape, unless x has four axes."""
     if x.ndim != 4:
         raise ValueError(
@@ -88,7 +88,7 @@ def require_images(x: Array, site: Site) -> None:
         )
 
 
-def features_of(features: int | str, site: Site) -> int:
+def features_of(features: int | str, site: LayerContext) -> int:
     """How many features a layer gives. Raises ValueError where only a recipe's list knows."""
     if isinstance(features, str):
         raise ValueError(
@@ -98,7 +98,7 @@ def features_of(features: int | str, site: Site) -> int:
     return features
 
 
-def require_groups(x: Array, groups: int, site: Site) -> int:
+def require_groups(x: Array, groups: int, site: LayerContext) -> int:
     """The channels of x. Raises ValueError unless they fall into as many groups of one size."""
     shape = shape_nhwc(x, site.layout)
     if shape[-1] % groups:

@@ -8,30 +8,35 @@ from jax import Array
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.modules.apply_layers import Site, forward, require_groups, walk
+from pipeline.models.modules.apply_layers import (
+    LayerContext,
+    apply_layer,
+    apply_layers,
+    require_groups,
+)
 
 
 class _Sequence(nn.Module):
     body: tuple[LayerSpec, ...]
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return walk(self.body, x, self.site)
+        return apply_layers(self.body, x, self.site)
 
 
-@forward.register
-def _sequence(layer: standard.Sequence, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _sequence(layer: standard.Sequence, x: Array, site: LayerContext) -> Array:
     return _Sequence(layer.body * layer.repeat, site, name=site.name)(x)
 
 
 class _Residual(nn.Module):
     layer: standard.Residual
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        body = walk(self.layer.body, x, self.site)
+        body = apply_layers(self.layer.body, x, self.site)
         inside = self.site.inside("shortcut")
         shortcut = _Sequence(self.layer.shortcut, inside, name=inside.name)(x)
         if body.shape != shortcut.shape:
@@ -42,14 +47,14 @@ class _Residual(nn.Module):
         return body + shortcut
 
 
-@forward.register
-def _residual(layer: standard.Residual, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _residual(layer: standard.Residual, x: Array, site: LayerContext) -> Array:
     return _Residual(layer, site, name=site.name)(x)
 
 
 class _Branches(nn.Module):
     layer: standard.Branches
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -70,18 +75,18 @@ class _Branches(nn.Module):
         return jnp.concatenate(results, axis=-1)
 
 
-@forward.register
-def _branches(layer: standard.Branches, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _branches(layer: standard.Branches, x: Array, site: LayerContext) -> Array:
     return _Branches(layer, site, name=site.name)(x)
 
 
 class _Gate(nn.Module):
     layer: standard.Gate
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        factors = walk(self.layer.body, x, self.site)
+        factors = apply_layers(self.layer.body, x, self.site)
         if factors.shape not in (x.shape, (x.shape[0], x.shape[-1])):
             raise ValueError(
                 f"{self.site}: the body gives shape {factors.shape}; to multiply {x.shape} it must "
@@ -91,19 +96,19 @@ class _Gate(nn.Module):
         return x * factors.reshape(x.shape[0], *ones, *factors.shape[1:])
 
 
-@forward.register
-def _gate(layer: standard.Gate, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _gate(layer: standard.Gate, x: Array, site: LayerContext) -> Array:
     return _Gate(layer, site, name=site.name)(x)
 
 
 class _DualPath(nn.Module):
     layer: standard.DualPath
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         added = self.layer.added
-        body = walk(self.layer.body, x, self.site)
+        body = apply_layers(self.layer.body, x, self.site)
         inside = self.site.inside("shortcut")
         shortcut = _Sequence(self.layer.shortcut, inside, name=inside.name)(x)
         shapes = body.shape, shortcut.shape
@@ -116,6 +121,6 @@ class _DualPath(nn.Module):
         return jnp.concatenate([total, shortcut[..., added:], body[..., added:]], axis=-1)
 
 
-@forward.register
-def _dual_path(layer: standard.DualPath, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _dual_path(layer: standard.DualPath, x: Array, site: LayerContext) -> Array:
     return _DualPath(layer, site, name=site.name)(x)

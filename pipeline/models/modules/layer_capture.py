@@ -30,7 +30,7 @@ from pipeline.models.modules.layout import shape_nhwc
 
 @register_dataclass
 @dataclass(frozen=True)
-class Observation:
+class LayerCapture:
     """One layer in one step.
 
     `inputs` is what it read, and `cotangents` the gradient at what it gave: (batch, features) or
@@ -44,13 +44,13 @@ class Observation:
     layout: Layout = field(metadata={"static": True})
 
 
-Observations = Mapping[str, Observation]
+Observations = Mapping[str, LayerCapture]
 """By the path of the layer's scope, such as `stage_0/conv_1`."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
-class Observed:
+class Captured:
     """What the layers saw in the step that gradients come from.
 
     The first `count` (int32 scalar) samples are real. `scale` (float32 scalar) times the cotangents
@@ -94,7 +94,7 @@ def grad_observing_layers(
         grad = jax.grad(tapped, argnums=(0, 1), has_aux=True)
         (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
         observations = {
-            path: Observation(inputs[path], cotangents[path], *windows[path]) for path in slots
+            path: LayerCapture(inputs[path], cotangents[path], *windows[path]) for path in slots
         }
         return gradients, auxiliary, observations
 

@@ -95,4 +95,4 @@ def has_choice(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platfo
 def _patches_bytes(problem: ConvolutionProblem) -> int:
     """The size of the matrix that a convolution in CHWN makes of its images, in float32."""
     window = problem.window
-    return 4 * prod(window.kernel) * problem.channels * prod(window.positions) * problem.batch
+    return 4 * prod(window.kernel) * problem.channels * prod(window.output_size) * problem.batch

@@ -16,7 +16,7 @@ from pipeline.lowerings.dense import dense_product
 from pipeline.lowerings.max_pool import pool_max
 from pipeline.lowerings.problem.conv_window import Pair
 from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import DEFAULTS, Chooser
+from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
@@ -26,12 +26,12 @@ from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules import composite as composite
 from pipeline.models.modules import tokens as tokens
 from pipeline.models.modules.apply_layers import (
-    Site,
+    LayerContext,
+    apply_layer,
+    apply_layers,
     features_of,
-    forward,
     require_groups,
     require_images,
-    walk,
 )
 from pipeline.models.modules.batch_norm import BatchNorm
 from pipeline.models.modules.layout import (
@@ -65,7 +65,7 @@ class Network(nn.Module):
     initializers: InitSpec
     dtype: str
     """What activations are computed in."""
-    chooser: Chooser = DEFAULTS
+    chooser: LoweringPolicy = DEFAULTS
     """How convolutions, dense layers and max pooling are computed."""
     layout: Layout = "nhwc"
     """What order of axes images are computed in; it changes neither parameters nor results, beyond
@@ -85,16 +85,18 @@ class Network(nn.Module):
         Raises ValueError that names the layer and the shape where one does not fit the next, and
         for a layer that the layout lacks.
         """
-        site = Site((), self.initializers, self.dtype, train, self.chooser, self.layout, self.rules)
+        site = LayerContext(
+            (), self.initializers, self.dtype, train, self.chooser, self.layout, self.rules
+        )
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
         if reads_numbers and self.padding_mask:
             counted = images[..., -1].reshape(images.shape[0], -1) > 0
-            images, site = images[..., :-1], dataclasses.replace(site, tokens_that_count=counted)
+            images, site = images[..., :-1], dataclasses.replace(site, token_mask=counted)
         # Under rules every layer casts what it reads: the first may be one of float32.
         x = images if reads_numbers or self.rules else images.astype(self.dtype)
         if self.layout == "chwn":
             x = batch_last(_require_batch_last(self.layers, x))
-        logits = batch_first(walk(self.layers, x, site), self.layout)
+        logits = batch_first(apply_layers(self.layers, x, site), self.layout)
         return logits.astype(jnp.float32)
 
 
@@ -114,7 +116,7 @@ def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> Array:
 
 class _Conv(nn.Module):
     layer: standard.Conv
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -137,14 +139,14 @@ class _Conv(nn.Module):
         return y
 
 
-@forward.register
-def _conv(layer: standard.Conv, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _conv(layer: standard.Conv, x: Array, site: LayerContext) -> Array:
     return _Conv(layer, site, name=site.name)(x)
 
 
 class _ConvTranspose(nn.Module):
     layer: standard.ConvTranspose
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -166,13 +168,13 @@ class _ConvTranspose(nn.Module):
         return y
 
 
-@forward.register
-def _conv_transpose(layer: standard.ConvTranspose, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _conv_transpose(layer: standard.ConvTranspose, x: Array, site: LayerContext) -> Array:
     return _ConvTranspose(layer, site, name=site.name)(x)
 
 
-@forward.register
-def _dense(layer: standard.Dense, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _dense(layer: standard.Dense, x: Array, site: LayerContext) -> Array:
     if x.ndim not in (2, 3):
         raise ValueError(
             f"{site}: reads (batch, features), and shape {x.shape} reaches it; "
@@ -189,8 +191,8 @@ def _dense(layer: standard.Dense, x: Array, site: Site) -> Array:
     )(x)
 
 
-@forward.register
-def _batch_norm(layer: standard.BatchNorm, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _batch_norm(layer: standard.BatchNorm, x: Array, site: LayerContext) -> Array:
     return BatchNorm(
         train=site.train,
         axis=channel_axis(x, site.layout),
@@ -202,19 +204,19 @@ def _batch_norm(layer: standard.BatchNorm, x: Array, site: Site) -> Array:
     )(x)
 
 
-@forward.register
-def _layer_norm(layer: standard.LayerNorm, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _layer_norm(layer: standard.LayerNorm, x: Array, site: LayerContext) -> Array:
     return nn.LayerNorm(layer.epsilon, dtype=site.dtype, name=site.name)(x)
 
 
-@forward.register
-def _group_norm(layer: standard.GroupNorm, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _group_norm(layer: standard.GroupNorm, x: Array, site: LayerContext) -> Array:
     require_groups(x, layer.groups, site)
     return nn.GroupNorm(layer.groups, epsilon=layer.epsilon, dtype=site.dtype, name=site.name)(x)
 
 
-@forward.register
-def _dropout(layer: standard.Dropout, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _dropout(layer: standard.Dropout, x: Array, site: LayerContext) -> Array:
     dropout = nn.Dropout(layer.rate, deterministic=not site.train, name=site.name)
     if channel_axis(x, site.layout) == 0:
         # The mask is drawn as for images in NHWC, so that the same values are dropped.
@@ -222,37 +224,37 @@ def _dropout(layer: standard.Dropout, x: Array, site: Site) -> Array:
     return dropout(x)
 
 
-@forward.register
-def _activation(layer: standard.Activation, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _activation(layer: standard.Activation, x: Array, site: LayerContext) -> Array:
     with jax.named_scope(site.name):
         return _ACTIVATIONS[layer.name](x)
 
 
-@forward.register
-def _max_pool(layer: standard.MaxPool, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _max_pool(layer: standard.MaxPool, x: Array, site: LayerContext) -> Array:
     window, strides, pads = _pooling(layer, x, site)
     with jax.named_scope(site.name):
         return pool_max(x, window, strides, pads, site.chooser)
 
 
-@forward.register
-def _avg_pool(layer: standard.AvgPool, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _avg_pool(layer: standard.AvgPool, x: Array, site: LayerContext) -> Array:
     window, strides, pads = _pooling(layer, x, site)
     with jax.named_scope(site.name):
         mean = nn.avg_pool(x, window, strides, pads, count_include_pad=False)
         return mean.astype(x.dtype)
 
 
-@forward.register
-def _global_avg_pool(layer: standard.GlobalAvgPool, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _global_avg_pool(layer: standard.GlobalAvgPool, x: Array, site: LayerContext) -> Array:
     require_images(x, site)
     with jax.named_scope(site.name):
         mean = x.mean((1, 2))
         return mean if site.layout == "nhwc" else mean.T
 
 
-@forward.register
-def _upsample(layer: standard.Upsample, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _upsample(layer: standard.Upsample, x: Array, site: LayerContext) -> Array:
     require_images(x, site)
     batch, height, width, channels = x.shape
     shape = (batch, height, layer.factor, width, layer.factor, channels)
@@ -261,21 +263,23 @@ def _upsample(layer: standard.Upsample, x: Array, site: Site) -> Array:
         return repeated.reshape(batch, height * layer.factor, width * layer.factor, channels)
 
 
-@forward.register
-def _channel_shuffle(layer: standard.ChannelShuffle, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _channel_shuffle(layer: standard.ChannelShuffle, x: Array, site: LayerContext) -> Array:
     require_groups(x, layer.groups, site)
     with jax.named_scope(site.name):
         grouped = x.reshape(*x.shape[:-1], layer.groups, -1)
         return grouped.swapaxes(-1, -2).reshape(x.shape)
 
 
-@forward.register
-def _flatten(layer: standard.Flatten, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _flatten(layer: standard.Flatten, x: Array, site: LayerContext) -> Array:
     x = batch_first(x, site.layout)
     return x.reshape(x.shape[0], -1)
 
 
-def _pooling(layer: standard.Pool, x: Array, site: Site) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
+def _pooling(
+    layer: standard.Pool, x: Array, site: LayerContext
+) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
     """Window, strides and pads."""
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
@@ -283,7 +287,7 @@ def _pooling(layer: standard.Pool, x: Array, site: Site) -> tuple[Pair, Pair, tu
 
 
 def _pads(
-    x: Array, window: Pair, strides: Pair, padding: standard.Padding, site: Site
+    x: Array, window: Pair, strides: Pair, padding: standard.Padding, site: LayerContext
 ) -> tuple[Pair, Pair]:
     """What is put (before, after) height and width; ValueError where no window fits into that."""
     require_images(x, site)

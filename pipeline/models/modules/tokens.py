@@ -9,7 +9,13 @@ from jax import Array
 
 from pipeline.lowerings.dense import dense_product
 from pipeline.models.layers import tokens
-from pipeline.models.modules.apply_layers import Site, features_of, forward, require_images, walk
+from pipeline.models.modules.apply_layers import (
+    LayerContext,
+    apply_layer,
+    apply_layers,
+    features_of,
+    require_images,
+)
 
 _SCATTERED = nn.initializers.truncated_normal(0.02)
 """Of everything that is learned by place or by number (Devlin et al. 2019, reference code)."""
@@ -22,7 +28,7 @@ def _looked_up(table: Array, x: Array) -> Array:
 
 class _Embedding(nn.Module):
     layer: tokens.Embedding
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -31,20 +37,20 @@ class _Embedding(nn.Module):
         return _looked_up(table.astype(self.site.dtype), x)
 
 
-@forward.register
-def _embedding(layer: tokens.Embedding, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _embedding(layer: tokens.Embedding, x: Array, site: LayerContext) -> Array:
     return _Embedding(layer, site, name=site.name)(x)
 
 
 class _TiedEmbedding(nn.Module):
     layer: tokens.TiedEmbedding
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         shape = (features_of(self.layer.vocabulary, self.site), self.layer.features)
         table = self.param("table", _SCATTERED, shape, jnp.float32).astype(self.site.dtype)
-        y = walk(self.layer.body, _looked_up(table, x), self.site)
+        y = apply_layers(self.layer.body, _looked_up(table, x), self.site)
         if y.ndim != 3 or y.shape[-1] != shape[1]:
             raise ValueError(
                 f"{self.site}: the body gives shape {y.shape}; to be scored against rows of "
@@ -53,13 +59,13 @@ class _TiedEmbedding(nn.Module):
         return y @ table.T
 
 
-@forward.register
-def _tied_embedding(layer: tokens.TiedEmbedding, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _tied_embedding(layer: tokens.TiedEmbedding, x: Array, site: LayerContext) -> Array:
     return _TiedEmbedding(layer, site, name=site.name)(x)
 
 
-@forward.register
-def _tokens(layer: tokens.Tokens, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _tokens(layer: tokens.Tokens, x: Array, site: LayerContext) -> Array:
     require_images(x, site)
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
@@ -72,15 +78,15 @@ class _ClassToken(nn.Module):
         return jnp.concatenate([first, x], axis=1)
 
 
-@forward.register
-def _class_token(layer: tokens.ClassToken, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _class_token(layer: tokens.ClassToken, x: Array, site: LayerContext) -> Array:
     _require_tokens(x, site)
     return _ClassToken(name=site.name)(x)
 
 
 class _PositionEmbedding(nn.Module):
     layer: tokens.PositionEmbedding
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -95,15 +101,15 @@ class _PositionEmbedding(nn.Module):
         return self.param("table", _SCATTERED, shape, jnp.float32)
 
 
-@forward.register
-def _position_embedding(layer: tokens.PositionEmbedding, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _position_embedding(layer: tokens.PositionEmbedding, x: Array, site: LayerContext) -> Array:
     _require_tokens(x, site)
     return _PositionEmbedding(layer, site, name=site.name)(x)
 
 
 class _SelfAttention(nn.Module):
     layer: tokens.SelfAttention
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -127,7 +133,7 @@ class _SelfAttention(nn.Module):
 
         They are finite: a blank sample, all padding, would have no softmax otherwise.
         """
-        counted = self.site.tokens_that_count
+        counted = self.site.token_mask
         if counted is None:
             return scores
         if counted.shape != (scores.shape[0], scores.shape[-1]):
@@ -149,8 +155,8 @@ class _SelfAttention(nn.Module):
         )
 
 
-@forward.register
-def _self_attention(layer: tokens.SelfAttention, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _self_attention(layer: tokens.SelfAttention, x: Array, site: LayerContext) -> Array:
     _require_tokens(x, site)
     if x.shape[-1] % layer.heads:
         raise ValueError(
@@ -160,13 +166,13 @@ def _self_attention(layer: tokens.SelfAttention, x: Array, site: Site) -> Array:
     return _SelfAttention(layer, site, name=site.name)(x)
 
 
-@forward.register
-def _first_token(layer: tokens.FirstToken, x: Array, site: Site) -> Array:
+@apply_layer.register
+def _first_token(layer: tokens.FirstToken, x: Array, site: LayerContext) -> Array:
     _require_tokens(x, site)
     return x[:, 0]
 
 
-def _require_tokens(x: Array, site: Site) -> None:
+def _require_tokens(x: Array, site: LayerContext) -> None:
     if x.ndim != 3:
         raise ValueError(
             f"{site}: reads (batch, tokens, features), and shape {x.shape} reaches it; "

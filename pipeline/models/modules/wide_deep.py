@@ -9,7 +9,7 @@ from jax import Array
 from pipeline.models.layers.model_spec import Initializer, InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.standard import Dense, Relu
-from pipeline.models.modules.standard import Site, walk
+from pipeline.models.modules.apply_layers import LayerContext, apply_layers
 
 
 class WideDeepNetwork(nn.Module):
@@ -65,5 +65,5 @@ class WideDeepNetwork(nn.Module):
         layers: tuple[LayerSpec, ...] = ()
         for features in (*self.hidden, 1):
             layers += (Relu(), Dense(features=features))
-        site = Site((), self.initializers, self.dtype, train, rules=self.rules)
-        return walk(layers, rows.astype(self.dtype), site).astype(jnp.float32)
+        site = LayerContext((), self.initializers, self.dtype, train, rules=self.rules)
+        return apply_layers(layers, rows.astype(self.dtype), site).astype(jnp.float32)

@@ -17,7 +17,7 @@ from pipeline.runner.record.summary import Summary
 
 
 @contextmanager
-def refused_by_path(run_dir: Path) -> Iterator[None]:
+def os_errors_to_run_errors(run_dir: Path) -> Iterator[None]:
     """Around a run: what the system refuses, as a full disk does, is told by its path."""
     try:
         yield
@@ -26,7 +26,7 @@ def refused_by_path(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def short_of_memory() -> Iterator[None]:
+def oom_to_run_error() -> Iterator[None]:
     """Around a run: sizes that this machine has no memory for are told in one line."""
     try:
         yield
@@ -39,7 +39,7 @@ def short_of_memory() -> Iterator[None]:
 
 
 @contextmanager
-def summarised(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
+def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
     """The summary of a run, written whatever happens to it, short of being killed.
 
     That of the run that is resumed goes first: should this one be killed, it is not done.
@@ -62,7 +62,7 @@ def summarised(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
 
 
 @contextmanager
-def stoppable(summary: Summary) -> Iterator[None]:
+def stop_on_signal(summary: Summary) -> Iterator[None]:
     """Around the stages: a signal that interrupts them ends the run as stopped."""
     try:
         yield

@@ -105,6 +105,7 @@ class Checkpoints:
                 (draft / name).parent.mkdir()
                 (draft / name).write_text(text, encoding="utf-8")
             write_manifest(draft, self._recipe)
+            require_complete(draft)
             draft.rename(self._root / str(step))
         except BaseException:
             # Where the disk is full, the summary needs the room.
@@ -151,7 +152,8 @@ class Checkpoints:
     def _writing(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:  # tensorstore makes a ValueError of a full disk
+        except (OSError, ValueError, DamagedError) as error:
+            # tensorstore makes a ValueError of a full disk.
             raise RunError(f"{self._root}: can't {what}: {_reason(error)}") from error
 
     def __enter__(self) -> Self:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,11 @@ def recipe_digest(recipe: Mapping[str, Any]) -> str:
 
 def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
     """The files of a checkpoint with their entries, where there are those of the manifest alone."""
-    entries, files = _read_entries(folder / MANIFEST), _files(folder)
+    entries = _read_entries(folder / MANIFEST)
+    try:
+        files = _files(folder)
+    except OSError as error:
+        raise DamagedError(f"{error.filename}: can't be read: {error.strerror}") from error
     for name in entries:
         if name not in files:
             raise DamagedError(f"{folder / name}: is missing")
@@ -128,12 +133,13 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The files of a checkpoint by path.
+    """Return the files of a checkpoint by path.
 
-    Raises DamagedError for a link, which means another file, and for what is no regular file.
+    Raises DamagedError for a link, which means another file, and for what is no regular file;
+    OSError where a folder can't be listed, which `Path.rglob` would take for an empty one.
     """
     found = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(_walk(folder)):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise DamagedError(f"{path}: is a link")
@@ -143,6 +149,16 @@ def _files(folder: Path) -> dict[str, Path]:
             raise DamagedError(f"{path}: is no regular file")
         found[name] = path
     return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder. Raises OSError where something can't be listed."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def _entry(file: Path) -> dict[str, Any]:

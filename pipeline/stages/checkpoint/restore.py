@@ -49,7 +49,7 @@ def tell_user(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """A checkpoint as it was read; `recipe` is None where one was not kept yet."""
 
     where: Path
@@ -110,7 +110,7 @@ def restore_state(
     return found
 
 
-def _read_to_resume(root: Path, warn: Warn) -> Saved:
+def _read_to_resume(root: Path, warn: Warn) -> Checkpoint:
     try:
         return _read_newest(root, warn)
     except DamagedError as error:
@@ -119,7 +119,7 @@ def _read_to_resume(root: Path, warn: Warn) -> Saved:
 
 def restore_weights(
     folder: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
-) -> tuple[TrainState, Saved]:
+) -> tuple[TrainState, Checkpoint]:
     """`like` with parameters and batch statistics of a checkpoint, and that checkpoint.
 
     `folder` is as in `read_saved`. Raises DataError when there is none, or of another network; the
@@ -134,7 +134,7 @@ def restore_weights(
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error
 
 
-def read_saved(folder: Path, warn: Warn = tell_user) -> Saved:
+def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     """A checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
 
     Of several the newest that can be read is taken, the others are named to `warn`. Raises
@@ -154,7 +154,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Saved:
     )
 
 
-def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Saved:
+def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     """One checkpoint, every byte of which is as it was written. Raises DamagedError."""
     if (folder / MANIFEST).exists() or (folder / RECIPE).exists():
         verify(folder)
@@ -165,7 +165,7 @@ def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Saved:
     if not isinstance(recipe, dict | None):
         raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
     host = _read_host(folder / HOST / JSON)
-    saved = Saved(folder, read_arrays(folder / STATE), host, recipe)
+    saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
     _require_step(saved)
     return saved
 
@@ -177,7 +177,7 @@ def _read_host(file: Path) -> HostState:
         raise DamagedError(f"{file}: is not what a run saves: {error}") from error
 
 
-def _require_step(saved: Saved) -> None:
+def _require_step(saved: Checkpoint) -> None:
     step = saved.arrays.get("step")
     if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
         raise DamagedError(f"{saved.where / STATE}: says of no step that it was made there")
@@ -219,7 +219,7 @@ def listed(problems: Sequence[str]) -> str:
     return f"{'; '.join(problems[:MOST_TOLD])}{more}"
 
 
-def _read_newest(root: Path, warn: Warn) -> Saved:
+def _read_newest(root: Path, warn: Warn) -> Checkpoint:
     damaged = []
     for step in reversed(saved_steps(root)):
         try:

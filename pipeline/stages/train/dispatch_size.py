@@ -9,7 +9,7 @@ LEAST_S = 1e-9
 
 
 @dataclass
-class Pace:
+class DispatchSize:
     """Of steps (or batches) one after the other, as many as fit into `dispatch_s` seconds.
 
     The host looks for signals between dispatches, so none may take much longer.
@@ -24,7 +24,7 @@ class Pace:
         self.piece_s = seconds / pieces
 
     @property
-    def affordable(self) -> int:
+    def max_steps(self) -> int:
         """How many fit into a dispatch; the first is of a single one, to find out."""
         if self.piece_s is None:
             return 1

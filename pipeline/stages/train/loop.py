@@ -17,19 +17,19 @@ from pipeline.backends.base import Executable, Mechanism
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Evaluation, Judge, Monitor
-from pipeline.sink.schedule import Course, Event, Segment
+from pipeline.observe.monitors import Evaluation, Monitor, Pruner
+from pipeline.sink.schedule import Event, RunSchedule, Segment
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
 from pipeline.stages.checkpoint.host_state import GivenUp, HostState
-from pipeline.stages.train.dispatch_size import Pace
+from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.stages.train.early_stop import EarlyStop
 from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
 from pipeline.stages.train.rollback import Rollbacks
 from pipeline.stages.train.sink_clock import SinkClock
 from pipeline.training.state import TrainState
-from pipeline.training.update import left_out
+from pipeline.training.update import num_skipped
 
 UNFINISHED = "unfinished_boundary"
 """Where a checkpoint keeps that the evaluation of its step was given up."""
@@ -40,7 +40,7 @@ class Training:
     """What training is done with; `checkpoints` is None without the checkpoint stage."""
 
     recipe: Recipe
-    course: Course
+    run_schedule: RunSchedule
     executable: Executable
     mechanism: Mechanism
     monitors: Sequence[Monitor]
@@ -55,7 +55,7 @@ class Training:
     """What can be gone back to, where bad steps are to be answered so."""
     examine: Callable[[TrainState, int], None] | None = None
     """Look into a step that ended the run, from the state before it."""
-    judge: Judge | None = None
+    pruner: Pruner | None = None
     """The one of the monitors that may end the run at a boundary, as not worth going on."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
     """What a checkpoint of a step keeps of the logs, so that a resumed run knows them again."""
@@ -85,7 +85,9 @@ class _Loop:
         self._kept_verdict = self._given_up.verdict if self._given_up else None
         if self._given_up is not None:
             history.loss = self._given_up.loss
-        self._pace = Pace(training.recipe.train.dispatch_seconds, history.newest_step_s)
+        self._dispatch_size = DispatchSize(
+            training.recipe.train.dispatch_seconds, history.newest_step_s
+        )
         self._sink = SinkClock()
         self._begun = self._saved_at = time.monotonic()
         self._answered_saves = 0
@@ -107,20 +109,23 @@ class _Loop:
         return self._state
 
     def _segments(self) -> Iterator[Segment]:
-        every = event_periods(self._training.recipe, self._training.course.steps_per_pass)
+        every = event_periods(self._training.recipe, self._training.run_schedule.steps_per_pass)
         if self._training.checkpoints is None:
             every[Event.CHECKPOINT] = ()
-        return self._training.course.segments(self._history.step, every)
+        return self._training.run_schedule.segments(self._history.step, every)
 
     def _is_over(self) -> bool:
         return bool(self._signals.stop or self._early.is_over or self._verdict())
 
     def _verdict(self) -> str | None:
         """Why the run should end here; one that has ended is never pruned."""
-        judge, at_end = self._training.judge, self._history.step == self._training.course.total
-        if judge is None or at_end or self._given_up is not None:
+        pruner, at_end = (
+            self._training.pruner,
+            self._history.step == self._training.run_schedule.total,
+        )
+        if pruner is None or at_end or self._given_up is not None:
             return None
-        return judge.verdict or self._kept_verdict
+        return pruner.prune_reason or self._kept_verdict
 
     def _conclude(self) -> None:
         """Tell how training has ended, and save where."""
@@ -129,10 +134,10 @@ class _Loop:
             history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
         elif verdict := self._verdict():
             history.status, history.reason = "pruned", verdict
-        elif self._given_up is not None or history.step < self._training.course.total:
+        elif self._given_up is not None or history.step < self._training.run_schedule.total:
             history.status, history.reason = "stopped", self._signals.stop
         self._save()
-        history.left_out = left_out(self._state)
+        history.left_out = num_skipped(self._state)
         history.train_s = time.monotonic() - self._begun
 
     def _go_to(self, segment: Segment) -> None:
@@ -149,14 +154,14 @@ class _Loop:
     def _dispatch(self, until: int) -> Telemetry:
         """Run towards boundary `until`, so far that a signal is still answered in time."""
         training, start = self._training, self._history.step
-        stop = min(until, start + self._pace.affordable)
+        stop = min(until, start + self._dispatch_size.max_steps)
         begun = time.perf_counter()
         self._state, telemetry = training.executable.run(
             self._state, start, stop, training.mechanism
         )
         ended = time.perf_counter()
         seconds = ended - begun
-        self._pace.take_note(len(telemetry), seconds)
+        self._dispatch_size.take_note(len(telemetry), seconds)
         self._history.add_dispatch(len(telemetry), seconds, ended)
         self._history.step, self._history.loss = stop, float(telemetry.loss[-1])
         for monitor in training.monitors:
@@ -190,8 +195,8 @@ class _Loop:
 
     def _give_up_boundary(self) -> None:
         """Keep for a resumed run that it begins here, and what the end of the sink has decided."""
-        judge = self._training.judge
-        verdict = judge.verdict if judge is not None else None
+        pruner = self._training.pruner
+        verdict = pruner.prune_reason if pruner is not None else None
         self._given_up = GivenUp(loss=self._history.loss, verdict=verdict or self._kept_verdict)
 
     def _is_save_due(self) -> bool:
@@ -228,7 +233,7 @@ class _Loop:
                 return
             except RunError as error:
                 why_not = f"; {error}"
-        self._history.step, self._history.left_out = bad - 1, left_out(self._state)
+        self._history.step, self._history.left_out = bad - 1, num_skipped(self._state)
         self._save()
         if self._training.examine is not None:
             self._training.examine(self._state, bad)
@@ -244,11 +249,11 @@ class _Loop:
 
     def _told_of(self, telemetry: Telemetry, bad: int, why_not: str) -> str:
         """What is said of a bad step that ends a run, the document's words first (C-02)."""
-        course = self._training.course
-        place = course.place(bad)
+        run_schedule = self._training.run_schedule
+        place = run_schedule.place(bad)
         kept = f"; the state of step {bad - 1} is saved" if self._training.checkpoints else ""
         return (
             f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
-            f"Step {bad} of {course.total}: loss is {telemetry.loss[-1]!s}, "
+            f"Step {bad} of {run_schedule.total}: loss is {telemetry.loss[-1]!s}, "
             f"gradient norm is {telemetry.grad_norm[-1]!s}{why_not}{kept}"
         )

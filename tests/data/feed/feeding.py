@@ -12,14 +12,14 @@ import numpy as np
 
 from pipeline.data.columns import Split
 from pipeline.data.feed.feed import Feed, make_feed
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from pipeline.errors import DataError
 
 SAMPLES, BATCH = 11, 3
 DEVICE = jax.devices("cpu")[0]
 
 
-def make_order(**changed: Any) -> Order:
+def make_order(**changed: Any) -> SampleOrder:
     settings = {
         "seed": 2**40 + 5,
         "samples": SAMPLES,
@@ -29,7 +29,7 @@ def make_order(**changed: Any) -> Order:
         "drop_remainder": False,
         "repeat": 1,
     }
-    return Order(**{**settings, **changed})
+    return SampleOrder(**{**settings, **changed})
 
 
 def make_split(samples: int = SAMPLES) -> Split:
@@ -38,7 +38,9 @@ def make_split(samples: int = SAMPLES) -> Split:
     return Split({"image": images, "label": np.arange(samples, dtype=np.int32)})
 
 
-def make(kind: str, split: Split | None = None, order: Order | None = None, **more: Any) -> Feed:
+def make(
+    kind: str, split: Split | None = None, order: SampleOrder | None = None, **more: Any
+) -> Feed:
     return make_feed(split or make_split(), order or make_order(), DEVICE, kind, **more)
 
 

@@ -13,7 +13,7 @@ from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import Feed, split_bytes
 from pipeline.data.feed.window import batch_at
-from pipeline.data.order import Order
+from pipeline.data.order import SampleOrder
 from tests.data.feed.feeding import SAMPLES, CountedColumn, make, make_order, make_split, wait_until
 
 KINDS = ("resident", "stream")
@@ -27,7 +27,7 @@ def steps_of(feed: Feed, first: int, last: int) -> Iterator[Batch]:
         yield batch_at(window.inputs, step - window.start)
 
 
-def assert_is_step(batch: Batch, step: int, order: Order, split: Split) -> None:
+def assert_is_step(batch: Batch, step: int, order: SampleOrder, split: Split) -> None:
     """Compare with the order of samples, read one at a time."""
     expected = order.batches(step, 1)
     rows = expected.indices[0]

@@ -13,19 +13,25 @@ from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed import window_buffer
 from pipeline.data.feed.feed import Feed
-from pipeline.data.feed.feed_stats import Effort, HandOver, Ledger, SlowSample, starved_text
+from pipeline.data.feed.feed_stats import (
+    FeedStats,
+    PrepareTime,
+    SlowSample,
+    WindowHandoff,
+    starved_text,
+)
 from tests.data.feed.feeding import SAMPLES, HandClock, LazyNumbers, make, make_order, wait_until
 
 Told = list[tuple[bool, str]]
 
 
-def hand_over(start: int, wait_s: float, busy_s: float = 1.0) -> HandOver:
-    return HandOver(start, 10, busy_s, wait_s, 0 if wait_s else 10, 10, Effort())
+def hand_over(start: int, wait_s: float, busy_s: float = 1.0) -> WindowHandoff:
+    return WindowHandoff(start, 10, busy_s, wait_s, 0 if wait_s else 10, 10, PrepareTime())
 
 
-def told_of(waits_s: list[float]) -> tuple[Ledger, Told]:
+def told_of(waits_s: list[float]) -> tuple[FeedStats, Told]:
     told: Told = []
-    ledger = Ledger(lambda *what: told.append(what))
+    ledger = FeedStats(lambda *what: told.append(what))
     for number, wait_s in enumerate(waits_s):
         ledger.add(hand_over(10 * number, wait_s))
     return ledger, told
@@ -41,7 +47,7 @@ def test_starvation_is_told_once_until_it_is_over() -> None:
 def test_a_wait_of_a_wakened_thread_is_none() -> None:
     """A millisecond is a large share of a millisecond, and still noise."""
     told: Told = []
-    ledger = Ledger(lambda *what: told.append(what))
+    ledger = FeedStats(lambda *what: told.append(what))
     ledger.add(hand_over(0, 0.0009, busy_s=0.0001))
     assert not told
     assert not ledger.report("stream").starved
@@ -49,10 +55,12 @@ def test_a_wait_of_a_wakened_thread_is_none() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), min_size=1))
 def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
-    ledger = Ledger(None)
-    ledger.jump(0.25, 10, Effort({"image": 1.0}))
+    ledger = FeedStats(None)
+    ledger.jump(0.25, 10, PrepareTime({"image": 1.0}))
     for wait_s, busy_s in times:
-        ledger.add(HandOver(0, 20, busy_s, wait_s, 5, 10, Effort({"image": 3.0, "label": 1.0})))
+        ledger.add(
+            WindowHandoff(0, 20, busy_s, wait_s, 5, 10, PrepareTime({"image": 3.0, "label": 1.0}))
+        )
     waits, busy = map(sum, zip(*times, strict=True))
     report, windows = ledger.report("stream"), len(times)
     assert report.first_wait_ms == 250
@@ -65,21 +73,23 @@ def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
 
 
 def test_before_a_second_window_there_is_nothing_to_say() -> None:
-    report = Ledger(None).report("resident")
+    report = FeedStats(None).report("resident")
     assert (report.wait_share, report.wait_ms_per_step, report.queue_depth) == (None, None, None)
     assert (report.kind, report.starved, report.slowest_sample) == ("resident", False, None)
 
 
 def test_of_many_readers_the_slowest_sample_counts() -> None:
     slow, slower = SlowSample("image", 3, "c.png", 0.5), SlowSample("image", 8, "h.png", 0.75)
-    total = Effort.total([Effort({"image": 1.0}, slow), Effort(), Effort({"image": 2.0}, slower)])
-    assert total == Effort({"image": 3.0}, slower)
+    total = PrepareTime.total(
+        [PrepareTime({"image": 1.0}, slow), PrepareTime(), PrepareTime({"image": 2.0}, slower)]
+    )
+    assert total == PrepareTime({"image": 3.0}, slower)
 
 
 def test_the_line_says_what_was_slow_and_which_sample() -> None:
     slowest = SlowSample("image", 412, "cat/x.png", 0.3)
-    effort = Effort({"label": 0.1, "image": 0.4}, slowest)
-    given = HandOver(20, 10, 0.3, 0.1, 4, 20, effort)
+    effort = PrepareTime({"label": 0.1, "image": 0.4}, slowest)
+    given = WindowHandoff(20, 10, 0.3, 0.1, 4, 20, effort)
     assert starved_text(given) == (
         "training waits for data from step 21: 10.00 of 40.00 ms a step (25%); 4 of 20 steps were "
         "ready; preparing one takes, in ms: image 20.00, label 5.00; slowest sample: image of "

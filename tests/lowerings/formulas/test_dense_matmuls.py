@@ -10,7 +10,14 @@ import pytest
 from pipeline.lowerings.candidates import candidates, compute
 from pipeline.lowerings.dense import dense_product
 from pipeline.lowerings.formulas.dense_matmuls import PRODUCTS
-from pipeline.lowerings.problem.lowering import ROLES, Engine, Listing, Lowering, Lowerings, Role
+from pipeline.lowerings.problem.lowering import (
+    ROLES,
+    Engine,
+    Lowering,
+    Lowerings,
+    RecordingPolicy,
+    Role,
+)
 from pipeline.lowerings.problem.problems import DenseProblem
 from tests.lowerings.engines import engines_here
 
@@ -71,7 +78,7 @@ def test_the_plain_product_comes_first_and_every_family_is_tried(role: Role) -> 
 
 
 def test_tokens_pose_the_products_of_all_their_rows() -> None:
-    listing = Listing()
+    listing = RecordingPolicy()
     x, kernel = (
         jax.ShapeDtypeStruct((2, 3, 4), jnp.bfloat16),
         jax.ShapeDtypeStruct((4, 5), jnp.bfloat16),

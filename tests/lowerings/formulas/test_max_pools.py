@@ -11,7 +11,7 @@ from pipeline.lowerings.candidates import candidates, compute
 from pipeline.lowerings.formulas.max_pools import POOLINGS
 from pipeline.lowerings.max_pool import max_pool, pool_max
 from pipeline.lowerings.problem.conv_window import Pair
-from pipeline.lowerings.problem.lowering import Engine, Listing, Lowering, Lowerings, Role
+from pipeline.lowerings.problem.lowering import Engine, Lowering, Lowerings, RecordingPolicy, Role
 from pipeline.lowerings.problem.problems import PoolingProblem
 
 BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))
@@ -69,7 +69,7 @@ def test_large_images_are_tried_a_few_at_a_time() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_layer_takes_what_is_chosen(role: Role) -> None:
     images, geometry = few_values(SHAPE, "float32"), GEOMETRIES[1]
-    listing = Listing()
+    listing = RecordingPolicy()
     pool_max(images, *geometry, listing)
     problems = [PoolingProblem(role, SHAPE, *geometry, "float32") for role in ROLES]
     assert list(listing.problems) == problems

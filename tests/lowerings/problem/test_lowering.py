@@ -16,9 +16,9 @@ from pipeline.lowerings.problem.lowering import (
     DEFAULT,
     DEFAULTS,
     ROLES,
-    Listing,
     Lowering,
     Lowerings,
+    RecordingPolicy,
     Role,
 )
 from pipeline.lowerings.problem.problems import ConvolutionProblem, convolution_problem
@@ -120,7 +120,7 @@ def test_choices_are_compared_and_hashed_by_what_was_chosen() -> None:
 
 
 def test_a_listing_takes_every_problem_down_once_in_the_order_of_the_network() -> None:
-    listing = Listing()
+    listing = RecordingPolicy()
     images = jax.ShapeDtypeStruct((BATCH, *SIZES, CHANNELS), jnp.float32)
     kernel = jax.ShapeDtypeStruct((3, 2, CHANNELS, CHANNELS), jnp.float32)
 
@@ -148,8 +148,8 @@ def test_a_listing_takes_every_problem_down_once_in_the_order_of_the_network() -
 
 def test_listings_are_told_apart_by_who_they_are() -> None:
     """Else a network that is listed twice would be taken for one that was traced already."""
-    assert Listing() != Listing()
-    assert len({Listing(), Listing()}) == 2
+    assert RecordingPolicy() != RecordingPolicy()
+    assert len({RecordingPolicy(), RecordingPolicy()}) == 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
-from pipeline.backends.base import Executable, Watch, Work
+from pipeline.backends.base import CompileInputs, Executable, ProgressClock
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.lowerings.candidates import FAMILIES
@@ -73,7 +73,7 @@ CHOSEN = {
 ENGINES: tuple[Engine, ...] = ("xla", "onednn")
 
 Compose = Callable[..., Recipe]
-Compile = Callable[[XlaBackend, Work, Watch], Executable]
+Compile = Callable[[XlaBackend, CompileInputs, ProgressClock], Executable]
 
 
 def compose(cache: Path, *overrides: str) -> Recipe:
@@ -133,7 +133,7 @@ def compile_once(engine: Engine) -> Compile:
     """What sinks share anyway; calls of oneDNN would have it compiled for every one of them."""
     compile_anew, made = XlaBackend.compile, {}
 
-    def compile_once(backend: XlaBackend, work: Work, watch: Watch) -> Executable:
+    def compile_once(backend: XlaBackend, work: CompileInputs, watch: ProgressClock) -> Executable:
         if engine not in made:
             made[engine] = compile_anew(backend, work, watch)
         return made[engine]

@@ -38,7 +38,7 @@ def small(role: Role, dtype: str = "float32") -> ConvolutionProblem:
 
 
 def operands(problem: ConvolutionProblem) -> list[jax.Array]:
-    return [timing.make_up(shape, problem.dtype) for shape in problem.operand_shapes]
+    return [timing.random_operands(shape, problem.dtype) for shape in problem.operand_shapes]
 
 
 @pytest.mark.parametrize(

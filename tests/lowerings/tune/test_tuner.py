@@ -24,7 +24,7 @@ from pipeline.lowerings.problem.lowering import (
 )
 from pipeline.lowerings.tune import tuner
 from pipeline.lowerings.tune.machine import describe_device
-from pipeline.lowerings.tune.tuner import Chosen, Mode, Tuning, choose_lowerings
+from pipeline.lowerings.tune.tuner import LoweringChoice, Mode, Tuning, choose_lowerings
 from tests.lowerings.problems import parse_problem
 from tests.lowerings.tune.made_up import (
     BOTH,
@@ -67,7 +67,9 @@ class Bench:
         self._monkeypatch.setattr(tuner, "Stopwatch", stopwatch)
         return stopwatch
 
-    def choose(self, mode: Mode, problems: Sequence[Problem] = THREE, **changes: Any) -> Chosen:
+    def choose(
+        self, mode: Mode, problems: Sequence[Problem] = THREE, **changes: Any
+    ) -> LoweringChoice:
         """What the tuner chooses, on the processor unless told otherwise."""
         tuning = Tuning(mode, changes.get("strategy", "exhaustive"), self.folder / "autotune")
         watch = changes.get("watch", Watched())
@@ -103,7 +105,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path, monkeypatch)
 
 
-def taken(chosen: Chosen, problems: Sequence[Problem] = THREE) -> list[str]:
+def taken(chosen: LoweringChoice, problems: Sequence[Problem] = THREE) -> list[str]:
     return [str(chosen.lowerings.choose(problem)) for problem in problems]
 
 
@@ -120,7 +122,7 @@ def test_else_than_on_the_processor_or_when_off_nothing_is_looked_up(
     bench.bank.write_text("no bank")
     monkeypatch.setattr(tuner, "find_engines", lambda *_: pytest.fail("asked for engines"))
     chosen = bench.choose(mode, device=device)
-    assert chosen == Chosen(DEFAULTS, (), 0)
+    assert chosen == LoweringChoice(DEFAULTS, (), 0)
     assert taken(chosen) == ["default/xla"] * 3
 
 

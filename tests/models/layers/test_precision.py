@@ -15,7 +15,7 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import LEVELS, Level, PathListing, ToFloat, TypeRule
 from pipeline.models.layers.tokens import Embedding, FirstToken, SelfAttention
-from pipeline.models.modules.apply_layers import Site, walk
+from pipeline.models.modules.apply_layers import LayerContext, apply_layers
 from pipeline.models.modules.standard import Network
 from tests.models.build import INIT, conf_model, initialise, network, random
 
@@ -63,9 +63,9 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         init = InitSpec.model_validate(INIT)
-        site = Site((), init, self.dtype, train=False, rules=self.rules)
+        site = LayerContext((), init, self.dtype, train=False, rules=self.rules)
         read = x if self.rules else x.astype(self.dtype)
-        return walk(self.layers, read, site).astype(jnp.float32)
+        return apply_layers(self.layers, read, site).astype(jnp.float32)
 
 
 def weights(kind: str) -> dict[str, Any]:

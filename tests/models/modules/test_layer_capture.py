@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.models.layers import standard
-from pipeline.models.modules.layer_capture import Observation, grad_observing_layers
+from pipeline.models.modules.layer_capture import LayerCapture, grad_observing_layers
 from pipeline.models.modules.standard import Network
 from tests.models.build import QUICK, initialise, network, random
 
@@ -58,7 +58,7 @@ def observe(module: nn.Module, images: np.ndarray) -> tuple[Any, Any, Any, Any, 
     return *plain(variables["params"]), *ours(variables["params"])
 
 
-def patches(layer: Observation) -> np.ndarray:
+def patches(layer: LayerCapture) -> np.ndarray:
     """What every output was made of, pixel by pixel: (batch, height, width, kernel * channels)."""
     assert layer.window is not None
     chwn = layer.layout == "chwn"
@@ -70,12 +70,14 @@ def patches(layer: Observation) -> np.ndarray:
         [
             padded[
                 :,
-                y * rows.stride : y * rows.stride + rows.span + 1 : rows.dilation,
-                x * columns.stride : x * columns.stride + columns.span + 1 : columns.dilation,
+                y * rows.stride : y * rows.stride + rows.dilated_extent + 1 : rows.dilation,
+                x * columns.stride : x * columns.stride
+                + columns.dilated_extent
+                + 1 : columns.dilation,
             ].reshape(len(images), -1)
-            for x in range(columns.positions)
+            for x in range(columns.output_size)
         ]
-        for y in range(rows.positions)
+        for y in range(rows.output_size)
     ]
     return np.array(found).transpose(2, 0, 1, 3)
 

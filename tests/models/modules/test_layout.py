@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import Listing, Problem
+from pipeline.lowerings.problem.lowering import Problem, RecordingPolicy
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
     AvgPool,
@@ -115,7 +115,7 @@ def problems(
     stack: tuple[LayerSpec, ...], image: tuple[int, ...], dtype: str = "float32"
 ) -> list[Problem]:
     """The convolutions of a training step."""
-    listing = Listing()
+    listing = RecordingPolicy()
     module = network(*stack, dtype=dtype).clone(chooser=listing)
     images = jax.ShapeDtypeStruct(image, jnp.float32)
     jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)

@@ -116,7 +116,7 @@ def test_texts_go_through_records(
     out, data = tmp_path / "records", [f"dataset.root={texts[0]}", f"cache.root={cache}"]
     convert_records([str(out), "dataset=numpy", "dataset.ignore_index=-100", *data])
     records = ["dataset=records", f"dataset.root={out}"]
-    found, source = (load_data(gpt(*given), QUIETLY) for given in (records, []))
+    found, source = (load_data(gpt(*raw_image), QUIETLY) for raw_image in (records, []))
     for one, other in ((found.train, source.train), (found.eval, source.eval)):
         assert one.columns.keys() == other.columns.keys() == {"image", "label", "size"}
         for name, column in one.columns.items():
@@ -247,15 +247,18 @@ def test_a_loss_that_takes_no_mask_is_refused_with_labels_left_out(tiny: Compose
 
 def test_a_short_batch_is_not_mixed_with_its_padding(tiny: Compose) -> None:
     """96 samples in batches of 20 leave 16."""
-    given = [f"dataset.train.ops={OPS[:-1]},{{name: one_hot, classes: 10}},cut_mix]", *SMALL[1:]]
+    raw_image = [
+        f"dataset.train.ops={OPS[:-1]},{{name: one_hot, classes: 10}},cut_mix]",
+        *SMALL[1:],
+    ]
     short = "dataset.train.drop_remainder=false"
     with pytest.raises(RecipeError) as caught:
-        built(tiny(*given, short, "train.batch_size=20"))
+        built(tiny(*raw_image, short, "train.batch_size=20"))
     assert caught.value.problems == (
         "dataset.train.drop_remainder = false: a last batch would hold 16 of 20 samples, and "
         "dataset.train.ops.3 (cut_mix) would mix its padding with them; must be true with this op",
     )
-    built(tiny(*given, short, "train.batch_size=16"))
+    built(tiny(*raw_image, short, "train.batch_size=16"))
 
 
 def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
@@ -274,7 +277,7 @@ def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
         return predict(flatten_dict(variables, sep="/"), jnp.asarray(tokens)), expected
 
     np.testing.assert_allclose(*both(), rtol=1e-5, atol=1e-6)
-    assert (dataset.given.shape, dataset.given.dtype) == ((9, 1, 1), "float32")
+    assert (dataset.raw_image.shape, dataset.raw_image.dtype) == ((9, 1, 1), "float32")
 
 
 def test_a_vocabulary_as_large_as_that_of_gpt2(gpt: Compose, tmp_path: Path) -> None:

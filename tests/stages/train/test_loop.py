@@ -13,7 +13,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals, heard
 from pipeline.observe.monitors import Evaluation, SinkReport
-from pipeline.sink.schedule import Course
+from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.host_state import parse_host_state
 from pipeline.stages.train import loop as stage
@@ -125,17 +125,17 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         clock = SimpleNamespace(perf_counter=lambda: script.now, monotonic=lambda: script.now)
         monkeypatch.setattr(stage, "time", clock)
         recipe = tiny("train.steps=20", "train.sink_size=8", *overrides)
-        course = Course(20, 6, 8 if recipe.train.sink else None)
+        run_schedule = RunSchedule(20, 6, 8 if recipe.train.sink else None)
         training = Training(
             recipe,
-            course,
+            run_schedule,
             script,  # type: ignore[arg-type]
             "loop",
             [script],
             script.evaluate,
             script if saves else None,  # type: ignore[arg-type]
             signals=script.signals,
-            judge=script if script.verdicts else None,  # type: ignore[arg-type]
+            pruner=script if script.verdicts else None,  # type: ignore[arg-type]
         )
         history = History(first)
         with heard(script.signals), script.signals.held():

@@ -85,7 +85,7 @@ class Features:
     random_mask: bool
 
 
-def recognise(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
+def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
     """The vendor's op type and the cost class of a kernel."""
     for pattern in patterns.kernels:
         if _fits(pattern, features):

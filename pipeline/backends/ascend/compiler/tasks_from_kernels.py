@@ -17,7 +17,7 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.inserted_ops import Operands
 from pipeline.backends.ascend.compiler.kernels import Kernels
 from pipeline.backends.ascend.compiler.matmul_work import TYPES, convolution_work, matrix_work
-from pipeline.backends.ascend.compiler.op_patterns import Features, Patterns, recognise
+from pipeline.backends.ascend.compiler.op_patterns import Features, Patterns, match_pattern
 from pipeline.backends.ascend.compiler.parameter_gradients import find_gradients
 from pipeline.backends.ascend.compiler.phases import Precision, device_dtypes, find_phases
 from pipeline.backends.ascend.compiler.pooling import lower_window
@@ -173,7 +173,7 @@ class _Lowering:
         if any(root in self.kernels.random for root in kernel.roots):
             self._random(kernel, reads, writes)
             return
-        type_, cost_class = recognise(self._features(kernel, nodes), self.patterns)
+        type_, cost_class = match_pattern(self._features(kernel, nodes), self.patterns)
         if cost_class == "elementwise" and kernel.phase == "forward":
             reads = self.operands.cast_biases(kernel, reads)
         if cost_class == "bias_grad":

@@ -33,7 +33,7 @@ from pipeline.backends.ascend.cost.tiling import (
 )
 from pipeline.backends.ascend.cost.vector_work import (
     Bound,
-    Setting,
+    CostContext,
     Work,
     depthwise_work,
     item_bytes,
@@ -60,7 +60,7 @@ def price_tasks(
     efficiency = efficiency or load_efficiency()
     constants = efficiency.constants
     traffic = measure_traffic(graph, hw.l2_mib * 2**20, constants.l2_full, constants.l2_none)
-    setting = Setting(hw, constants, graph.buffers, tiles or {})
+    setting = CostContext(hw, constants, graph.buffers, tiles or {})
     return tuple(
         _price(index, task, moved, setting, efficiency)
         for index, (task, moved) in enumerate(zip(graph.tasks, traffic, strict=True))
@@ -68,7 +68,7 @@ def price_tasks(
 
 
 def _price(
-    index: int, task: Task, traffic: Traffic, setting: Setting, efficiency: Efficiency
+    index: int, task: Task, traffic: Traffic, setting: CostContext, efficiency: Efficiency
 ) -> TaskTime:
     hw, entry = setting.hw, efficiency.classes[task.cost_class]
     if task.cost_class == "all_reduce" or task.engine == "hccl":
@@ -104,7 +104,7 @@ def floor_us_of(cores: float, hw: Hardware) -> float:
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
 
 
-def _work_of(index: int, task: Task, traffic: Traffic, setting: Setting, rate: float) -> Work:
+def _work_of(index: int, task: Task, traffic: Traffic, setting: CostContext, rate: float) -> Work:
     """Products on the cube take the rate for what they compute, the others for all they do."""
     if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
         return _cube_work(index, task, task.cube, traffic, setting, rate)
@@ -125,7 +125,7 @@ def runs_on_vector(task: Task) -> bool:
 
 
 def _cube_work(
-    index: int, task: Task, work: CubeWork, traffic: Traffic, setting: Setting, rate: float
+    index: int, task: Task, work: CubeWork, traffic: Traffic, setting: CostContext, rate: float
 ) -> Work:
     """Stages of the tiling, those that move data as slow as device memory makes them."""
     plan = _plan(index, task, work, setting)
@@ -154,7 +154,7 @@ def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
     return constants.few_channels if few else 1.0
 
 
-def _plan(index: int, task: Task, work: CubeWork, setting: Setting) -> TilePlan:
+def _plan(index: int, task: Task, work: CubeWork, setting: CostContext) -> TilePlan:
     product = task_product(task, work, setting.buffers)
     overlap = setting.constants.cube_overlap
     if index in setting.tiles:

@@ -33,7 +33,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CostContext:
     """What the price of one task depends on besides itself. `tiles` are by index of the task."""
 
     hw: Hardware
@@ -55,9 +55,9 @@ def join(*parts_us: float, power: float) -> float:
     return float(largest * sum((part / largest) ** power for part in parts_us) ** (1 / power))
 
 
-def vector_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def vector_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """Work of any task of the vector unit but products."""
-    return WALKS.get(task.cost_class, _streaming_work)(task, traffic, setting)
+    return WORK_BY_CLASS.get(task.cost_class, _streaming_work)(task, traffic, setting)
 
 
 def vector_product(work: CubeWork, hw: Hardware) -> Work:
@@ -71,18 +71,18 @@ def vector_product(work: CubeWork, hw: Hardware) -> Work:
     return Work(macs / (hw.fp32_matmul_gmacs_per_s * 1e3), "vector", cores)
 
 
-def depthwise_work(work: CubeWork, traffic: Traffic, setting: Setting) -> Work:
+def depthwise_work(work: CubeWork, traffic: Traffic, setting: CostContext) -> Work:
     """Depthwise convolutions: a lane of the vector unit for a multiply-add."""
     lanes_us = work.macs * item_bytes(work.dtype) / setting.hw.vector_bytes_per_us
     return _joined(lanes_us, traffic, setting, setting.hw.ai_cores_count)
 
 
-def _streaming_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _streaming_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """Lanes of the vector unit beside the traffic."""
     return _joined(_lanes_us(task, setting), traffic, setting, _cores(traffic, setting))
 
 
-def _joined(lanes_us: float, traffic: Traffic, setting: Setting, cores: float) -> Work:
+def _joined(lanes_us: float, traffic: Traffic, setting: CostContext, cores: float) -> Work:
     """Reads and writes take turns at the cores' ports; the lanes work beside them."""
     hw, constants = setting.hw, setting.constants
     hbm_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
@@ -98,7 +98,7 @@ def _joined(lanes_us: float, traffic: Traffic, setting: Setting, cores: float) -
     return Work(us, max(stages)[1], cores)
 
 
-def _lanes_us(task: Task, setting: Setting) -> float:
+def _lanes_us(task: Task, setting: CostContext) -> float:
     work, constants = task.vector, setting.constants
     if work is None:
         return 0.0
@@ -109,7 +109,7 @@ def _lanes_us(task: Task, setting: Setting) -> float:
     return lane_bytes * passes / (setting.hw.vector_bytes_per_us * constants.vector_rate)
 
 
-def _cores(traffic: Traffic, setting: Setting) -> float:
+def _cores(traffic: Traffic, setting: CostContext) -> float:
     wanted = math.ceil(max(traffic.read_bytes, traffic.write_bytes) / setting.constants.core_bytes)
     return min(setting.hw.ai_cores_count, max(wanted, 1))
 
@@ -119,7 +119,7 @@ def _cycles_us(pieces: float, cores: float, cycles_each: float, hw: Hardware) ->
     return math.ceil(pieces / cores) * cycles_each / hw.ai_core_clock_mhz
 
 
-def _bias_grad_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _bias_grad_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """A matrix is streamed; a feature map is walked by image and channel."""
     source = setting.buffers[task.reads[0]]
     if len(source.shape) <= 2:
@@ -133,7 +133,7 @@ def _bias_grad_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
     return _joined(_cycles_us(segments, cores, each, setting.hw), traffic, setting, cores)
 
 
-def _pool_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _pool_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """Pooling walks blocks of one image and 16 channels: every tap of every pooled position.
 
     The three maxima of the AlexNet trace and their gradients (msprof, 2023) are linear in the
@@ -152,7 +152,7 @@ def _pool_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
     return _joined(_cycles_us(blocks, cores, each, setting.hw), traffic, setting, cores)
 
 
-def _row_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _row_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """Gather and scatter: a latency a row besides the bytes."""
     hw, constants = setting.hw, setting.constants
     rows = _picked_rows(task, setting.buffers)
@@ -170,7 +170,7 @@ def _picked_rows(task: Task, buffers: tuple[Buffer, ...]) -> int:
     return max(math.prod(buffers[task.writes[0]].shape[:-1]), 1)
 
 
-def _minor_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _minor_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """Softmax, layer norm: rows of the minor axis, a fixed cost each besides lanes and traffic."""
     shape = max((setting.buffers[index].shape for index in task.reads), key=math.prod, default=())
     long = [length for length in shape if length > 1]
@@ -180,7 +180,7 @@ def _minor_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
     return _joined(fixed_us + _lanes_us(task, setting), traffic, setting, cores)
 
 
-def _trans_data_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _trans_data_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """A stream where rows are whole blocks of 32 bytes; else row by row, short ones by element."""
     constants, cores = setting.constants, _cores(traffic, setting)
     row = _plain_row(setting.buffers[task.reads[0]], setting.buffers[task.writes[0]])
@@ -198,7 +198,7 @@ def _plain_row(source: Buffer, made: Buffer) -> int:
     return max(math.prod(plain.shape[2:] if planes else plain.shape[-1:]), 1)
 
 
-def _transpose_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _transpose_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """A copy of rows where the minor axis stays; else element by element."""
     source, made = setting.buffers[task.reads[0]], setting.buffers[task.writes[0]]
     cores = _cores(traffic, setting)
@@ -209,14 +209,14 @@ def _transpose_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
     return _joined(_cycles_us(elements, cores, each, setting.hw), traffic, setting, cores)
 
 
-def _sort_work(task: Task, traffic: Traffic, setting: Setting) -> Work:
+def _sort_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
     """A merge sort: every element as many times as the length has bits."""
     elements = max(task.vector.elements if task.vector else 1, 2)
     lanes_us = _lanes_us(task, setting) * math.log2(elements)
     return _joined(lanes_us, traffic, setting, _cores(traffic, setting))
 
 
-WALKS: Mapping[str, Callable[[Task, Traffic, Setting], Work]] = {
+WORK_BY_CLASS: Mapping[str, Callable[[Task, Traffic, CostContext], Work]] = {
     "bias_grad": _bias_grad_work,
     "max_pool": _pool_work,
     "max_pool_grad": _pool_work,

@@ -24,7 +24,7 @@ from pipeline.backends.ascend.cost.calibration import (
     calibrate_with,
 )
 from pipeline.backends.ascend.fit.workloads import Published, published_steps, traced
-from pipeline.backends.ascend.price.pricing import Chipset, Pricing, Question, chipset
+from pipeline.backends.ascend.price.pricing import Chipset, ExecutionConfig, Pricing, chipset
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
 
@@ -55,9 +55,9 @@ class Parts:
         return float(self.rest + self.groups @ np.exp(-point[:-1]) + self.tasks * point[-1])
 
 
-def question_of(row: Published) -> Question:
+def question_of(row: Published) -> ExecutionConfig:
     """What a published row asks."""
-    return Question(row.precision, row.mode, 1000, row.devices, row.fusion)
+    return ExecutionConfig(row.precision, row.mode, 1000, row.devices, row.fusion)
 
 
 def report_of(row: Published, calibration: Calibration, chip: Chipset | None = None) -> Report:
@@ -69,7 +69,7 @@ def report_of(row: Published, calibration: Calibration, chip: Chipset | None = N
     return pricing.report(question_of(row))
 
 
-def take_apart(row: Published) -> Parts:
+def split_by_group(row: Published) -> Parts:
     """Price a row with each group at twice its rate; what is saved is half the group's work."""
     ones = dict.fromkeys(GROUPS, 1.0)
     whole = report_of(row, calibrate_with(ones, 0.0))
@@ -168,7 +168,7 @@ def fitted_parts(
     for row in published_steps():
         if row.quality != "pair":
             watch(row)
-            parts.append(take_apart(row))
+            parts.append(split_by_group(row))
     return tuple(parts)
 
 

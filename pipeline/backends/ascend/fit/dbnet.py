@@ -22,7 +22,7 @@ from pipeline.models.layers.standard import (
     Upsample,
     scope_names,
 )
-from pipeline.models.modules.standard import Site, forward
+from pipeline.models.modules.apply_layers import LayerContext, apply_layer
 from pipeline.models.networks.mobilenet_v3 import MobileNetV3
 from pipeline.models.networks.resnet import ResNet
 
@@ -60,7 +60,7 @@ class DBNet(nn.Module):
                 f"dbnet: reads images (batch, height, width, channels) whose height and width are "
                 f"multiples of 32, and shape {images.shape} reaches it"
             )
-        site = Site((), self.initializers, self.dtype, train)
+        site = LayerContext((), self.initializers, self.dtype, train)
         inside = site.inside("backbone")
         levels = _Backbone(self.backbone, inside, name=inside.name)(images.astype(self.dtype))
         fused = self._pyramid(levels, site)
@@ -71,7 +71,7 @@ class DBNet(nn.Module):
         binary = jax.nn.sigmoid(STEEPNESS * (probability - threshold))
         return jnp.concatenate([probability, threshold, binary], axis=-1)
 
-    def _pyramid(self, levels: dict[int, Array], site: Site) -> Array:
+    def _pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
         """All levels at a quarter of the size, side by side: (batch, h / 4, w / 4, features)."""
         lateral, smooth = Conv(features=self.features, kernel=1), self.features // 4
         above: Array | None = None
@@ -88,14 +88,14 @@ class DBNet(nn.Module):
 
 class _Backbone(nn.Module):
     layers: tuple[LayerSpec, ...]
-    site: Site
+    site: LayerContext
 
     @nn.compact
     def __call__(self, images: Array) -> dict[int, Array]:
         """The last activations of every size, by how many times smaller than the images."""
         x, levels = images, {}
         for name, layer in zip(scope_names(self.layers), self.layers, strict=True):
-            x = forward(layer, x, self.site.inside(name))
+            x = apply_layer(layer, x, self.site.inside(name))
             levels[images.shape[1] // x.shape[1]] = x
         return levels
 
@@ -155,5 +155,5 @@ def _head(features: int) -> tuple[LayerSpec, ...]:
     )
 
 
-def _part(name: str, body: tuple[LayerSpec, ...], x: Array, site: Site) -> Array:
-    return forward(Sequence(scope=name, body=body), x, site.inside(name))
+def _part(name: str, body: tuple[LayerSpec, ...], x: Array, site: LayerContext) -> Array:
+    return apply_layer(Sequence(scope=name, body=body), x, site.inside(name))

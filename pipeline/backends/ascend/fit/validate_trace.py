@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.backends.ascend.cost.calibration import Calibration
 from pipeline.backends.ascend.fit.measured_kernels import read_traces
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
+from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
 from pipeline.backends.ascend.report.report import Report
 
 TRACE = "alexnet_b32_2023"
@@ -42,7 +42,7 @@ def alexnet_report(calibration: Calibration) -> Report:
     """The traced step, priced."""
     traced = image_step("alexnet", 32, 227, 10)
     pricing = Pricing(traced, chipset("ascend910"), calibration)
-    return pricing.report(Question(devices=8))
+    return pricing.report(ExecutionConfig(devices=8))
 
 
 def compare_step(report: Report) -> list[Compared]:

@@ -28,7 +28,8 @@ from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.first_order import Adam, Momentum
 from pipeline.training.part_specs import OptimizerSpec
-from pipeline.training.step import StepParts, make_bare_step, make_train_step
+from pipeline.training.step import make_train_step, make_update_only_step
+from pipeline.training.step_parts import StepConfig
 
 PUBLISHED = Path(__file__).with_name("data") / "published.csv"
 
@@ -132,7 +133,7 @@ def trace_module(
     chosen = optimizer or Momentum(
         lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
     )
-    step_parts = StepParts(
+    step_parts = StepConfig(
         network=network,
         image=ColumnSpec(shape[1:], "float32"),
         classes=classes,
@@ -146,7 +147,7 @@ def trace_module(
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
     state = jax.eval_shape(make_train_step(step_parts).init, seed)
     images = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return trace_step(make_bare_step(step_parts, 0.1), state, (images, labels), _params)
+    return trace_step(make_update_only_step(step_parts, 0.1), state, (images, labels), _params)
 
 
 def _params(state: Any) -> Any:

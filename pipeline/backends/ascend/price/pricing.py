@@ -34,7 +34,7 @@ TYPES_OF_PRECISION = ("O0", "O2", "O3")
 
 
 @dataclass(frozen=True)
-class Question:
+class ExecutionConfig:
     """What is asked about a step, apart from the step and the chip.
 
     `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
@@ -94,7 +94,7 @@ def price(
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for
     other arguments out of range. What `step` itself raises when it is traced comes through.
     """
-    question = Question(
+    question = ExecutionConfig(
         precision,
         mode,
         whole("sink_size", sink_size),
@@ -159,12 +159,12 @@ class Pricing:
         self._tuned: dict[Any, TuneResult] = {}
         self._memory: dict[Any, MemoryPlan] = {}
 
-    def report(self, question: Question) -> Report:
+    def report(self, question: ExecutionConfig) -> Report:
         """Everything about one way to run the step. Raises OptionError, RunError."""
         graph, times = self.tasks(question)
         return Report(self, question, graph, times, self.timeline(question))
 
-    def tasks(self, question: Question) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
+    def tasks(self, question: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
         """The tasks of a step and the time of each."""
         key = self._key(question)
         if key not in self._priced:
@@ -186,18 +186,18 @@ class Pricing:
             self._priced[key] = graph, _without_data(graph, times)
         return self._priced[key]
 
-    def tuning(self, question: Question) -> TuneResult | None:
+    def tuning(self, question: ExecutionConfig) -> TuneResult | None:
         """What AutoTune found for a question that asks for it."""
         self.tasks(question)
         return self._tuned.get(self._key(question))
 
-    def _key(self, question: Question) -> tuple[Any, ...]:
+    def _key(self, question: ExecutionConfig) -> tuple[Any, ...]:
         """What tasks and their times depend on."""
         by_op, precision = question.mode == "op_by_op", self._precision(question)
         tuning = (question.auto_tune, question.tune_bank)
         return (precision, by_op, question.strict, question.without, tuning)
 
-    def _precision(self, question: Question) -> Precision | None:
+    def _precision(self, question: ExecutionConfig) -> Precision | None:
         if question.precision not in (*TYPES_OF_PRECISION, None):
             raise OptionError(
                 f"precision: {question.precision!r} is none of O0, O2, O3; None prices the traced "
@@ -215,7 +215,7 @@ class Pricing:
                     "precision, or use float16"
                 )
 
-    def options(self, question: Question) -> StepOptions:
+    def options(self, question: ExecutionConfig) -> StepOptions:
         """The question in the scheduler's terms."""
         pixels, workers = self.traced.batch_pixels, question.host_workers
         rate = None
@@ -232,13 +232,13 @@ class Pricing:
             data_sink=question.data_sink,
         )
 
-    def timeline(self, question: Question) -> Timeline:
+    def timeline(self, question: ExecutionConfig) -> Timeline:
         """One steady step under the question's launch mode."""
         graph, times = self.tasks(question)
         hardware = self.calibration.adjusted(self.chip.hardware)
         return schedule(graph, times, hardware, self.options(question))
 
-    def memory(self, question: Question) -> MemoryPlan:
+    def memory(self, question: ExecutionConfig) -> MemoryPlan:
         """Where everything lies; the launch mode makes no difference to the sunk graph's plan."""
         by_op = question.mode == "op_by_op"
         key = (question.precision, by_op, question.without, question.devices > 1)

@@ -167,7 +167,7 @@ def _trained(
             )
         return picked
     used = _read_by_the_loss(graph)
-    taught = _taught(graph)
+    taught = _updated_leaves(graph)
     return {
         into for out, into in updates.items() if into in of_state and into in used and out in taught
     }
@@ -184,7 +184,7 @@ def _read_by_the_loss(graph: Graph) -> set[int]:
     return used
 
 
-def _taught(graph: Graph) -> set[int]:
+def _updated_leaves(graph: Graph) -> set[int]:
     """Values that gradients reach as numbers: not running statistics, which come of the forward
     pass, nor a loss scale, which depends on no more than whether gradients are finite.
     """

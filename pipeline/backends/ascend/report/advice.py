@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.backends.ascend.chip.options import OptionError
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.price.pricing import Pricing, Question
+    from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing
 
 DISTINGUISHABLE = 0.01
 """A predicted gain below this is no reason to change anything."""
@@ -27,7 +27,7 @@ Retrace = Callable[[int], "Pricing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Recommendation:
     """One thing done otherwise. `override` is how a recipe says it, `gain` the predicted share of
     samples a second that it adds.
     """
@@ -57,19 +57,19 @@ class _Idea:
     what: str
     override: str
     pricing: Pricing
-    question: Question
+    question: ExecutionConfig
 
 
 def advise(
-    pricing: Pricing, question: Question, retrace: Retrace | None = None
-) -> tuple[Change, ...]:
+    pricing: Pricing, question: ExecutionConfig, retrace: Retrace | None = None
+) -> tuple[Recommendation, ...]:
     """Changes by their predicted gain, largest first; of one kind only the best.
 
     `retrace(batch_size)` gives the step with another batch; without it no batch is tried. Left out
     is what the device has no memory for, and what it can't be asked.
     """
     before = _samples_per_s(pricing, question)
-    best: dict[str, Change] = {}
+    best: dict[str, Recommendation] = {}
     for idea in _ideas(pricing, question, retrace):
         change = _priced(idea, before)
         if change and (idea.kind not in best or change.gain > best[idea.kind].gain):
@@ -77,7 +77,7 @@ def advise(
     return tuple(sorted(best.values(), key=lambda change: (-change.gain, change.kind)))
 
 
-def _priced(idea: _Idea, before: float) -> Change | None:
+def _priced(idea: _Idea, before: float) -> Recommendation | None:
     try:
         if idea.kind in ("batch", "precision") and not _fits(idea):
             return None
@@ -85,22 +85,24 @@ def _priced(idea: _Idea, before: float) -> Change | None:
     except OptionError:
         return None
     after = _rate(idea.pricing, idea.question, step_us)
-    return Change(idea.kind, idea.what, idea.override, step_us / 1e3, after, after / before - 1)
+    return Recommendation(
+        idea.kind, idea.what, idea.override, step_us / 1e3, after, after / before - 1
+    )
 
 
 def _fits(idea: _Idea) -> bool:
     return idea.pricing.memory(idea.question).verdict != "out of memory"
 
 
-def _samples_per_s(pricing: Pricing, question: Question) -> float:
+def _samples_per_s(pricing: Pricing, question: ExecutionConfig) -> float:
     return _rate(pricing, question, pricing.timeline(question).step_us)
 
 
-def _rate(pricing: Pricing, question: Question, step_us: float) -> float:
+def _rate(pricing: Pricing, question: ExecutionConfig, step_us: float) -> float:
     return pricing.traced.batch_size * question.devices / step_us * 1e6
 
 
-def _ideas(pricing: Pricing, question: Question, retrace: Retrace | None) -> Iterator[_Idea]:
+def _ideas(pricing: Pricing, question: ExecutionConfig, retrace: Retrace | None) -> Iterator[_Idea]:
     for kind, what, override, changes in _otherwise(pricing, question):
         yield _Idea(kind, what, override, pricing, replace(question, **changes))
     if retrace is not None:
@@ -112,7 +114,7 @@ def _ideas(pricing: Pricing, question: Question, retrace: Retrace | None) -> Ite
 Otherwise = tuple[str, str, str, dict[str, Any]]
 
 
-def _otherwise(pricing: Pricing, question: Question) -> Iterator[Otherwise]:
+def _otherwise(pricing: Pricing, question: ExecutionConfig) -> Iterator[Otherwise]:
     """Kind, words, override and changed fields of everything that keeps the batch."""
     yield from _precisions(question)
     yield from _sinks(question)
@@ -127,7 +129,7 @@ def _otherwise(pricing: Pricing, question: Question) -> Iterator[Otherwise]:
         yield "auto_tune", what, "device.auto_tune=exhaustive", {"auto_tune": "exhaustive"}
 
 
-def _precisions(question: Question) -> Iterator[Otherwise]:
+def _precisions(question: ExecutionConfig) -> Iterator[Otherwise]:
     if question.precision in ("O0", None):
         what = "float16 but for batch normalisation and the loss"
         yield "precision", what, "device.precision=O2", {"precision": "O2"}
@@ -136,7 +138,7 @@ def _precisions(question: Question) -> Iterator[Otherwise]:
         yield "precision", what, "device.precision=O3", {"precision": "O3"}
 
 
-def _sinks(question: Question) -> Iterator[Otherwise]:
+def _sinks(question: ExecutionConfig) -> Iterator[Otherwise]:
     if question.mode == "op_by_op":
         graph = {"mode": "graph_sink", "data_sink": False}
         yield "sink", "one launch a step", "device.mode=graph_sink", graph
@@ -148,7 +150,7 @@ def _sinks(question: Question) -> Iterator[Otherwise]:
         yield "sink", what, override, changes
 
 
-def _buckets(pricing: Pricing, question: Question) -> Iterator[Otherwise]:
+def _buckets(pricing: Pricing, question: ExecutionConfig) -> Iterator[Otherwise]:
     graph, _ = pricing.tasks(question)
     in_order = sorted(graph.gradients, key=itemgetter(2))[::-1]
     for points in split_points([nbytes for _, nbytes, _ in in_order]):

@@ -21,7 +21,7 @@ from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Tim
 from pipeline.backends.ascend.tune.autotune import TuneResult
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.price.pricing import Pricing, Question
+    from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Report:
     def __init__(
         self,
         pricing: Pricing,
-        question: Question,
+        question: ExecutionConfig,
         graph: TaskGraph,
         times: tuple[TaskTime, ...],
         timeline: Timeline,
@@ -269,6 +269,6 @@ class Report:
         write_picture(self.timeline, self.graph, Path(path), title=title)
 
 
-def _plain(question: Question) -> dict[str, Any]:
+def _plain(question: ExecutionConfig) -> dict[str, Any]:
     shown = {name: getattr(question, name) for name in question.__dataclass_fields__}
     return {**shown, "without": sorted(question.without), "fusion": question.fusion}

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pipeline.backends.ascend.memory.memory_plan import GIB
-from pipeline.backends.ascend.report.advice import Change
+from pipeline.backends.ascend.report.advice import Recommendation
 from pipeline.backends.ascend.report.html_timeline import LABELS
 from pipeline.backends.ascend.simulate.breakdown import FORMAT
 
@@ -32,7 +32,7 @@ LIMITS = {
 
 
 def printout(
-    report: Report, changes: Sequence[Change] | None = None, steps: int | None = None
+    report: Report, changes: Sequence[Recommendation] | None = None, steps: int | None = None
 ) -> str:
     """Everything that a user asks first, about 40 lines of at most 100 columns.
 
@@ -155,7 +155,7 @@ def _layers(report: Report) -> Iterator[str]:
         yield f"  {name:<{wide}}{layer.us / 1e3:>10,.3f}{layer.share:>9.1%}{layer.tasks:>7}"
 
 
-def _changes(report: Report, changes: Sequence[Change]) -> Iterator[str]:
+def _changes(report: Report, changes: Sequence[Recommendation]) -> Iterator[str]:
     yield "  what would help most"
     if not changes:
         yield "    nothing that was tried"

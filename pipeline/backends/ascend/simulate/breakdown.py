@@ -21,7 +21,7 @@ HOLES: dict[Cause, tuple[Kind, Bound]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimeSlice:
     """Some time that a step takes, to which no other part adds."""
 
     kind: Kind
@@ -38,19 +38,19 @@ def kind_of(task: Task) -> Kind:
     return "format" if task.cost_class in FORMAT else task.engine
 
 
-def parts_of(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> Iterator[Part]:
+def parts_of(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> Iterator[TimeSlice]:
     """A run's end, taken apart: compute tasks and what the AI Cores stood still for."""
     for task, time, us in zip(graph.tasks, times, run.compute_us, strict=True):
         if us:
             kind = kind_of(task)
             # A task at its floor is short of nothing but size; its engine stands for it.
             own: Bound = "cube" if kind == "cube" else "vector"
-            yield Part(kind, "format" if kind == "format" else LIMITS.get(time.bound, own), us)
+            yield TimeSlice(kind, "format" if kind == "format" else LIMITS.get(time.bound, own), us)
     for cause, us in run.holes_us.items():
-        yield Part(*HOLES[cause], us)
+        yield TimeSlice(*HOLES[cause], us)
 
 
-def exposed_of(parts: Sequence[Part]) -> dict[Kind, float]:
+def exposed_of(parts: Sequence[TimeSlice]) -> dict[Kind, float]:
     """Time by kind, in us; what is hidden behind something else is not in it."""
     exposed: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     for part in parts:
@@ -58,7 +58,7 @@ def exposed_of(parts: Sequence[Part]) -> dict[Kind, float]:
     return exposed
 
 
-def bound_of(parts: Sequence[Part]) -> Bound:
+def bound_of(parts: Sequence[TimeSlice]) -> Bound:
     """What the largest part of the time is bound by; the first of equals."""
     limits: dict[Bound, float] = {}
     for part in parts:

@@ -19,7 +19,7 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.simulate.breakdown import (
-    Part,
+    TimeSlice,
     bound_of,
     busy_of,
     exposed_of,
@@ -112,7 +112,7 @@ def _launched(
     return _Launched(boundary, run, plan.lanes, alone.end_us, issue, ahead_us, host_led)
 
 
-def _bound(parts: Sequence[Part], launched: _Launched) -> Bound:
+def _bound(parts: Sequence[TimeSlice], launched: _Launched) -> Bound:
     """Who is waited for sets the pace, however little of the step the wait is."""
     if launched.boundary.wait_us:
         return launched.boundary.starved_by

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
-from pipeline.backends.ascend.simulate.breakdown import Part
+from pipeline.backends.ascend.simulate.breakdown import TimeSlice
 from pipeline.backends.ascend.simulate.feeding import Feed
 from pipeline.backends.ascend.simulate.timeline import Bound, Span
 
@@ -40,12 +40,12 @@ class Boundary:
         """Work on a batch, hidden or not: preparing, copying, GetNext and loop control."""
         return self.feed.host_us + self.feed.pcie_us + self.interval_us - self.copy_us
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[TimeSlice]:
         """The boundary's time, taken apart."""
-        yield Part("host", "host launch", self.host_us)
-        yield Part("data", self.starved_by, self.wait_us)
-        yield Part("data", "pcie", self.copy_us)
-        yield Part("data", "interval", self.interval_us - self.copy_us)
+        yield TimeSlice("host", "host launch", self.host_us)
+        yield TimeSlice("data", self.starved_by, self.wait_us)
+        yield TimeSlice("data", "pcie", self.copy_us)
+        yield TimeSlice("data", "interval", self.interval_us - self.copy_us)
 
     def spans(self) -> Iterator[Span]:
         """What a picture shows of it; the host prepares the next batch while the step runs."""

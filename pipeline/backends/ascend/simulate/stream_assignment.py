@@ -46,7 +46,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class AllReduceRound:
     """Passes that make gradients, then the updates that use them. Most steps have one round."""
 
     passes: list[int] = field(default_factory=list)
@@ -110,12 +110,12 @@ def _waits(
 
 def _rounds(
     tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], makers: Collection[int]
-) -> tuple[Round, ...]:
+) -> tuple[AllReduceRound, ...]:
     """Put off what follows all-reduces until the passes are over, or until one depends on it.
 
     A pass depends on an update where an adversary is updated before the other network's turn.
     """
-    rounds = [Round()]
+    rounds = [AllReduceRound()]
     put_off: set[int] = set()
     for index, task in enumerate(tasks):
         if task.phase in TAIL and index not in makers:
@@ -123,14 +123,14 @@ def _rounds(
             put_off.add(index)
             continue
         if not put_off.isdisjoint(producers[index]):
-            rounds.append(Round())
+            rounds.append(AllReduceRound())
             put_off.clear()
         rounds[-1].passes.append(index)
     return tuple(rounds)
 
 
 def _together(
-    gradients: Sequence[Gradient], rounds: Sequence[Round], options: StepOptions
+    gradients: Sequence[Gradient], rounds: Sequence[AllReduceRound], options: StepOptions
 ) -> tuple[Bucket, ...]:
     round_of = {index: number for number, one in enumerate(rounds) for index in one.passes}
     made_in = [round_of[made_by] for _, _, made_by in gradients]
@@ -145,7 +145,7 @@ def _needs(
     tasks: Sequence[Task],
     producers: Sequence[tuple[int, ...]],
     sources: Sequence[tuple[int, ...]],
-    rounds: Sequence[Round],
+    rounds: Sequence[AllReduceRound],
 ) -> tuple[int, ...]:
     """The last all-reduce that each task depends on, itself or through others.
 
@@ -166,7 +166,7 @@ def _needs(
     return tuple(needs)
 
 
-def _order(rounds: Sequence[Round], needs: Sequence[int]) -> tuple[int, ...]:
+def _order(rounds: Sequence[AllReduceRound], needs: Sequence[int]) -> tuple[int, ...]:
     """Updates in the order in which their gradients are all-reduced; all else as it was."""
     return tuple(
         index

@@ -24,7 +24,7 @@ from jax import Array, lax
 
 from pipeline.lowerings.formulas.matmuls import multiply_by_rows, patches
 from pipeline.lowerings.problem.conv_window import Window
-from pipeline.models.modules.layer_capture import Observation
+from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first, shape_nhwc
 from pipeline.training.optimizers.thor.inverses import inverses_by_size
 
@@ -54,7 +54,7 @@ def cut(features: int, split_dim: int) -> Blocks:
 
 
 def curvature_factors(
-    observation: Observation, count: Array | int, scale: Array | float, split_dim: int
+    observation: LayerCapture, count: Array | int, scale: Array | float, split_dim: int
 ) -> Factors:
     """The blocks of A and G.
 
@@ -77,7 +77,7 @@ def damped_inverses(
 ) -> dict[str, Factors]:
     """(A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
 
-    Their product over `positions` stands for the inverse of T * A (x) G + damping: half of the
+    Their product over `output_size` stands for the inverse of T * A (x) G + damping: half of the
     damping, as a factor, goes to each side whatever the size of A and G, as in MindSpore.
     """
 
@@ -105,7 +105,7 @@ def precondition(gradient: Array, inverses: Factors, positions: int) -> Array:
     return whole[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
 
 
-def positions_per_sample(observation: Observation) -> int:
+def positions_per_sample(observation: LayerCapture) -> int:
     """How many outputs of each feature one sample has."""
     return prod(shape_nhwc(observation.cotangents, observation.layout)[1:-1])
 

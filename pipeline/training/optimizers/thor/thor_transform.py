@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from pipeline.models.modules.layer_capture import Observed
+from pipeline.models.modules.layer_capture import Captured
 from pipeline.training.optimizers.first_order import joined_path
 from pipeline.training.optimizers.thor.factors import (
     Factors,
@@ -57,7 +57,7 @@ def scale_by_thor(
         state: ThorState,
         params: optax.Params | None = None,
         *,
-        observed: Observed | None = None,
+        observed: Captured | None = None,
         **_: Any,
     ) -> tuple[optax.Updates, ThorState]:
         if observed is None:

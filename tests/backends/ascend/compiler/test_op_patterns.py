@@ -14,7 +14,7 @@ from pipeline.backends.ascend.chip.tasks import CostClass
 from pipeline.backends.ascend.compiler.op_patterns import (
     Features,
     KernelPattern,
-    recognise,
+    match_pattern,
     vendor_patterns,
 )
 from tests.backends.ascend.steps import ROWS, WIDTH, gradient_step, of, types
@@ -59,7 +59,7 @@ PLAIN = Features(
     ],
 )  # fmt: skip
 def test_the_first_pattern_that_fits_names_a_kernel(changes: Any, expected: Any) -> None:
-    assert recognise(replace(PLAIN, **changes), vendor_patterns()) == expected
+    assert match_pattern(replace(PLAIN, **changes), vendor_patterns()) == expected
 
 
 def test_gradients_of_rows_of_vectors_are_summed_as_a_stream() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.cost.collectives import buckets
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
-from pipeline.backends.ascend.report.advice import Change, advise, split_points
+from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
+from pipeline.backends.ascend.report.advice import Recommendation, advise, split_points
 
-SMALL = Question(sink_size=10)
+SMALL = ExecutionConfig(sink_size=10)
 
 
 def lenet(batch: int) -> Pricing:
@@ -27,7 +27,7 @@ def pricing() -> Pricing:
     return lenet(32)
 
 
-def by_kind(changes: tuple[Change, ...]) -> dict[str, Change]:
+def by_kind(changes: tuple[Recommendation, ...]) -> dict[str, Recommendation]:
     assert len({change.kind for change in changes}) == len(changes)
     return {change.kind: change for change in changes}
 
@@ -39,7 +39,7 @@ def test_changes_come_best_first_and_one_of_a_kind(pricing: Pricing) -> None:
     assert all(one.gain >= other.gain for one, other in pairwise(changes))
 
 
-CASES: dict[str, tuple[Question, dict[str, Any], str]] = {
+CASES: dict[str, tuple[ExecutionConfig, dict[str, Any], str]] = {
     "sink": (SMALL, {"sink_size": 1000}, "train.sink=true train.sink_size=1000"),
     "precision": (replace(SMALL, precision=None), {"precision": "O2"}, "device.precision=O2"),
     "auto_tune": (SMALL, {"auto_tune": "exhaustive"}, "device.auto_tune=exhaustive"),
@@ -92,7 +92,7 @@ def test_a_batch_that_the_device_has_no_room_for_is_not_advised(
 
 
 def test_nothing_is_advised_that_is_so_already(pricing: Pricing) -> None:
-    best = Question(precision="O3", sink_size=1000, auto_tune="exhaustive")
+    best = ExecutionConfig(precision="O3", sink_size=1000, auto_tune="exhaustive")
     assert advise(pricing, best) == ()
 
 
@@ -113,7 +113,9 @@ def test_buckets_are_for_several_devices(pricing: Pricing) -> None:
 
 
 def test_a_gain_below_one_percent_is_not_distinguishable() -> None:
-    small, large = (Change("sink", "longer", "train.sink_size=9", 1, 1, g) for g in (0.009, 0.02))
+    small, large = (
+        Recommendation("sink", "longer", "train.sink_size=9", 1, 1, g) for g in (0.009, 0.02)
+    )
     assert str(small) == "train.sink_size=9: longer, not distinguishable"
     assert str(large) == "train.sink_size=9: longer, +2.0%"
 

@@ -11,13 +11,13 @@ import pytest
 
 from pipeline.backends.ascend.chip.options import MODES
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
+from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
 from pipeline.backends.ascend.report.advice import advise
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout
 from pipeline.backends.ascend.report.time_by_layer import layer_of
 
-ASKED = Question(sink_size=100, devices=8, host_workers=12)
+ASKED = ExecutionConfig(sink_size=100, devices=8, host_workers=12)
 
 
 @pytest.fixture(scope="module")

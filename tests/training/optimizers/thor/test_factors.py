@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.lowerings.formulas.matmuls import patches
 from pipeline.lowerings.problem.conv_window import Window, make_window
-from pipeline.models.modules.layer_capture import Observation
+from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.training.optimizers.thor.factors import (
     Factors,
     curvature_factors,
@@ -31,16 +31,16 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def dense(inputs: np.ndarray, cotangents: np.ndarray) -> Observation:
-    return Observation(jnp.float32(inputs), jnp.float32(cotangents), None, "nhwc")
+def dense(inputs: np.ndarray, cotangents: np.ndarray) -> LayerCapture:
+    return LayerCapture(jnp.float32(inputs), jnp.float32(cotangents), None, "nhwc")
 
 
-def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc") -> Observation:
+def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc") -> LayerCapture:
     """A 3x2 kernel with stride 2, padded by a row above and a column behind."""
     window = make_window(images.shape[1:3], (3, 2), (2, 2), ((1, 0), (0, 1)), (1, 1), 1)
     if layout == "chwn":
         images, cotangents = images.transpose(3, 1, 2, 0), cotangents.transpose(3, 1, 2, 0)
-    return Observation(jnp.float32(images), jnp.float32(cotangents), window, layout)
+    return LayerCapture(jnp.float32(images), jnp.float32(cotangents), window, layout)
 
 
 def inverted(factors: Factors, damping: float, positions: int) -> Factors:

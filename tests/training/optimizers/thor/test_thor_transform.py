@@ -19,13 +19,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
-from pipeline.models.modules.layer_capture import Observation, Observed
+from pipeline.models.modules.layer_capture import Captured, LayerCapture
 from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, scale_by_thor
 from pipeline.training.state import TrainState
-from pipeline.training.step import StepParts, TrainStep, make_bare_step, make_train_step
+from pipeline.training.step import TrainStep, make_train_step, make_update_only_step
+from pipeline.training.step_parts import StepConfig
 
 HIDDEN, CLASSES, BATCH, STEPS = 5, 3, 6, 5
 SHAPE = (2, 2, 1)
@@ -63,9 +64,9 @@ class Scaled(nn.Module):
         return nn.Dense(CLASSES)(nn.LayerNorm()(flat))
 
 
-def make_parts(spec: Thor = SPEC, **changed: Any) -> StepParts:
+def make_parts(spec: Thor = SPEC, **changed: Any) -> StepConfig:
     loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="mindspore")
-    parts = StepParts(
+    parts = StepConfig(
         network=TwoLayers(),
         image=ColumnSpec(SHAPE, "float32"),
         classes=CLASSES,
@@ -215,7 +216,7 @@ def test_factors_are_computed_in_a_branch_only() -> None:
     parts = make_parts()
     step = make_train_step(parts)
     state = jax.eval_shape(step.init, seed_words(7))
-    traced = jax.make_jaxpr(make_bare_step(parts, 0.1))(
+    traced = jax.make_jaxpr(make_update_only_step(parts, 0.1))(
         state, (jnp.zeros((BATCH, *SHAPE)), jnp.zeros(BATCH, jnp.int32))
     )
     outside = list(primitives(traced.jaxpr, into_branches=False))
@@ -283,8 +284,8 @@ def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
     state = transform.init(params)
     assert state.inverses["conv_transpose_0/kernel"].inputs.shape == (3, 4, 4)
     assert state.inverses["conv_transpose_0/kernel"].outputs.shape == (2, 3, 3)
-    layer = Observation(jnp.ones((4, 3)), jnp.ones((4, 2)), None, "nhwc")
-    observed = Observed({"dense_0": layer}, 4, 1.0)
+    layer = LayerCapture(jnp.ones((4, 3)), jnp.ones((4, 2)), None, "nhwc")
+    observed = Captured({"dense_0": layer}, 4, 1.0)
     directions, after = transform.update(params, state, params, observed=observed)
     np.testing.assert_array_equal(directions["conv_transpose_0"]["kernel"], 1.0)
     assert not np.any(after.inverses["conv_transpose_0/kernel"].inputs)

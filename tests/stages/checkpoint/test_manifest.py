@@ -1,0 +1,55 @@
+"""A manifest lists every file of a checkpoint, or is not written."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.stages.checkpoint.checkpoint_folder import MANIFEST
+from pipeline.stages.checkpoint.manifest import DamagedError, require_complete, write_manifest
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    for name in ("state/_METADATA", "host/metadata", "recipe/metadata"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}")
+    return tmp_path
+
+
+def refuse_listing(number: int, patch: pytest.MonkeyPatch) -> None:
+    """Refuse the `number`-th listing of a folder."""
+    calls, scandir = itertools.count(1), os.scandir
+
+    def listing(folder: Any) -> Any:
+        if next(calls) == number:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return scandir(folder)
+
+    patch.setattr(os, "scandir", listing)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_folder_that_can_t_be_listed_is_not_taken_for_an_empty_one(
+    number: int, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest would be short, the checkpoint damaged, and the one before it removed."""
+    refuse_listing(number, monkeypatch)
+    with pytest.raises(PermissionError):
+        write_manifest(draft, {})
+    assert not (draft / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_sealed_checkpoint_that_can_t_be_listed_is_damaged(
+    number: int, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_manifest(draft, {})
+    refuse_listing(number, monkeypatch)
+    with pytest.raises(DamagedError, match="can't be read: Permission denied"):
+        require_complete(draft)
