@@ -25,9 +25,15 @@ NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, b
             ["dataset.train_size=2000000000", "dataset.like=cifar10"],
             "would take 6,160.0 GB of memory",
         ),
-        (["dataset.train_size=1000000000000"], "train_size = 1000000000000: must be at most 2,147,"),
+        (
+            ["dataset.train_size=1000000000000"],
+            "train_size = 1000000000000: must be at most 2,147,",
+        ),
         (["dataset.buckets=[[1000000,1000000]]"], "a padded batch of 16 would take 16,000.0 GB"),
-        (["model=mlp", "model.hidden=[2000000000,2000000000]"], "more than 10,000,000,000,000 param"),
+        (
+            ["model=mlp", "model.hidden=[2000000000,2000000000]"],
+            "more than 10,000,000,000,000 param",
+        ),
         (["model=efficientnet_b0", "model.width=1e30"], "model efficientnet: "),
         (["model=efficientnet_b0", "model.depth=99"], "more than 10,000 layers"),
         (["model=layers", f"model.layers=[{NESTED}, {LAYERS}"], "more than 10,000 layers"),
