@@ -54,16 +54,23 @@ def check(config: DictConfig, overrides: Iterable[str]) -> Recipe:
     except ValueError as error:
         raise RecipeError([str(error)]) from error
     plain = {key: value for key, value in cast(dict[str, Any], tree).items() if key != "hydra"}
-    given = {key_of(override) for override in overrides} & set(LENGTHS)
-    return check_tree(_with_length(plain, given) if given else plain, length_replaced=bool(given))
+    keys = {key_of(override) for override in overrides}
+    given = keys & set(LENGTHS)
+    checked = _with_length(plain, given) if given else plain
+    return check_tree(checked, length_replaced=bool(given), typed=keys)
 
 
-def check_tree(tree: dict[str, Any], *, length_replaced: bool = False) -> Recipe:
-    """Turn plain data into a Recipe. Raises RecipeError with every problem found."""
+def check_tree(
+    tree: dict[str, Any], *, length_replaced: bool = False, typed: Collection[str] = ()
+) -> Recipe:
+    """Turn plain data into a Recipe. Raises RecipeError with every problem found.
+
+    `typed` are the keys that the command line gives.
+    """
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(describe(error, tree, unfit_parts(tree))) from error
+        raise RecipeError(describe(error, tree, unfit_parts(tree, typed))) from error
     problems = conflicts(recipe, length_replaced=length_replaced)
     if problems:
         raise RecipeError(problems)

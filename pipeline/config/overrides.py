@@ -52,7 +52,7 @@ def parse_problems(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
             continue
         try:
             parser.parse_override(override)
-        except HydraException as error:
+        except (HydraException, ValueError) as error:
             yield override, first_line(error)
 
 
@@ -109,7 +109,7 @@ def _alternatives(override: str) -> list[str]:
     """What a sweep makes of an override: itself where it is none, nothing for an open range."""
     try:
         parsed = OverridesParser.create().parse_override(override)
-    except HydraException:
+    except (HydraException, ValueError):
         return [override]
     if not parsed.is_sweep_override():
         return [override]

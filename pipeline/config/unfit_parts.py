@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,23 +13,24 @@ from pipeline.files.package_paths import CONF
 from pipeline.registry import Spec, parts
 
 
-def unfit_parts(tree: Mapping[str, Any]) -> Mapping[Location, str]:
+def unfit_parts(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Mapping[Location, str]:
     """Where a section has the keys of another part than it names -> how to choose that one whole.
 
-    A key too many that no other part explains is a misspelt one, and none of this.
+    A key too many that no other part explains is a misspelt one, and none of this; so are those
+    that were `typed` on the command line.
     """
     found = {}
     for group, where in SECTIONS.items():
         section: Any = tree
         for key in where:
             section = section.get(key) if isinstance(section, Mapping) else None
-        problem = _problem(group, where, section)
+        problem = _problem(group, where, section, typed)
         if problem is not None:
             found[where] = problem
     return found
 
 
-def _problem(group: str, where: Location, section: Any) -> str | None:
+def _problem(group: str, where: Location, section: Any, typed: Collection[str]) -> str | None:
     alone = isinstance(section, str)
     named = {"name": section} if alone else section
     known = parts(group)
@@ -38,26 +39,27 @@ def _problem(group: str, where: Location, section: Any) -> str | None:
     name = named["name"]
     if name not in known or not _options(group, name):
         return None
-    lacking = [key for key, field in known[name].model_fields.items() if field.is_required()]
-    lacking = [key for key in lacking if key not in named]
+    lacking = [key for key in _required(known[name]) if key not in named]
     foreign = [key for key in named if key not in known[name].model_fields]
-    if not lacking and not (foreign and _is_of_another(named, name, known)):
+    others = [other for other, cls in known.items() if other != name and _fits(named, cls)]
+    inherited = any(f"{dotted(where)}.{key}" not in typed for key in foreign)
+    if not lacking and not (others and inherited):
         return None
     key = dotted(where) if alone else f"{dotted(where)}.name"
     said = [f"lacks {_listed(lacking)}"] if lacking else []
     said += [f"has {_listed(foreign)}, which {name} does not take"] if foreign else []
     given = "" if foreign or alone else "give that, or "
+    given = given if lacking else "leave that out, or "
     return f"{key} = {name}: the section {' and '.join(said)}; {given}{_advice(group, name)}"
 
 
-def _is_of_another(section: Mapping[str, Any], name: str, known: Mapping[str, type[Spec]]) -> bool:
-    """Has the section all keys of another part, and no others?"""
-    return any(
-        set(section) <= set(cls.model_fields)
-        and all(key in section for key, field in cls.model_fields.items() if field.is_required())
-        for other, cls in known.items()
-        if other != name
-    )
+def _required(cls: type[Spec]) -> list[str]:
+    return [key for key, field in cls.model_fields.items() if field.is_required()]
+
+
+def _fits(section: Mapping[str, Any], cls: type[Spec]) -> bool:
+    """Has the section all keys of a part, and no others?"""
+    return set(section) <= set(cls.model_fields) and set(_required(cls)) <= set(section)
 
 
 def _advice(group: str, name: str) -> str:

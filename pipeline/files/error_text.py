@@ -141,6 +141,8 @@ def _describe_one(details: ErrorDetails, where: Location, beside: _Beside) -> st
             return f"{key} = {show(value)}: must be at most {_LARGEST[context['le']]}"
         case "greater_than_equal" if -context["ge"] in _LARGEST:
             return f"{key} = {show(value)}: must be at least -{_LARGEST[-context['ge']]}"
+        case "float_type" if _beyond(value):
+            return f"{key} = {show(value)}: must be at most {_LARGEST[MAX_FLOAT]}"
         case "expected" if _beyond(value):
             return f"{key} = {show(value)}: {details['msg']}, and at most {_LARGEST[MAX_INT]}"
         case kind:
@@ -153,7 +155,7 @@ def _beyond(value: Any) -> bool:
     """Is a value of the right type, or a list of such, and too large?"""
     if isinstance(value, list | tuple):
         return any(map(_beyond, value))
-    return isinstance(value, int | float) and value > MAX_INT
+    return isinstance(value, int | float) and abs(value) > MAX_INT
 
 
 def _kind_of_problem(details: ErrorDetails) -> str:

@@ -13,7 +13,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Positive
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from pipeline.registry import PartOf, Spec, part
+from pipeline.registry import MAX_FLOAT, PartOf, Spec, part
 
 if TYPE_CHECKING:
     from jax import Array
@@ -126,7 +126,12 @@ class _NumberIsFixed:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, handler(schema)]}
+        return {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FLOAT},
+                handler(schema),
+            ]
+        }
 
 
 def _fixed_if_number(value: Any) -> Any:

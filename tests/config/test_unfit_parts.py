@@ -21,8 +21,8 @@ def problem(*overrides: str) -> str:
         (
             "train.loss.name=mse",
             "train.loss.name = mse: the section has smoothing, smoothing_convention, which mse "
-            "does not take; choose it whole: loss=mse (in a recipe file, `override /loss: mse` in "
-            "its defaults)",
+            "does not take; leave that out, or choose it whole: loss=mse (in a recipe file, "
+            "`override /loss: mse` in its defaults)",
         ),
         (
             "train.optimizer.name=adam",
@@ -40,6 +40,20 @@ def problem(*overrides: str) -> str:
 def test_a_name_alone_makes_no_part(override: str, message: str) -> None:
     """Each key used to be a problem, and two of them proposed one another."""
     assert message in problem(override)
+
+
+def test_a_part_that_is_chosen_whole_is_not_to_be_chosen_again() -> None:
+    assert problem("model=lenet5", "model.hidden=[8]") == (
+        "model.hidden = [8]: there is no such key"
+    )
+    assert "choose it whole: loss=cross_entropy" in problem(
+        "loss=mse", "train.loss.name=cross_entropy"
+    )
+
+
+def test_a_key_that_was_typed_is_not_what_the_name_brought_along() -> None:
+    """The section of a GPU is that of a CPU and an index."""
+    assert problem("+device.index=0") == "device.index = 0: there is no such key"
 
 
 def test_a_key_of_another_part_is_still_an_unknown_key() -> None:
