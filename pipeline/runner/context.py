@@ -1,4 +1,4 @@
-"""What a run is about, and what its first three stages make of it."""
+"""The services and settings of one run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.autosink.choose_sink import SinkPlan
-from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.config.recipe import Recipe
-from pipeline.data.dataset import Dataset
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Pruner
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.summary import Summary
-from pipeline.stages.build import Built
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What one run is about, beside what its stages make."""
+    """Recipe, directory and services of one run; what stages compute is passed apart from it."""
 
     recipe: Recipe
     run_dir: Path
@@ -30,20 +26,8 @@ class RunContext:
     summary: Summary
     changed: Mapping[str, Any]
     begun: float
-    """When the command began, by `time.perf_counter`."""
+    """When the command started, by `time.perf_counter`."""
     signals: Signals
     pruner: Pruner | None = None
     lock: Lock | None = None
-    """What keeps other processes out of the directory."""
-
-
-@dataclass(frozen=True)
-class CompiledRun:
-    """What the first three stages made; `estimate` on emulated devices, `sink` for training."""
-
-    backend: Backend
-    dataset: Dataset
-    built: Built
-    executable: Executable
-    estimate: Estimate | None
-    sink: SinkPlan | None = None
+    """Lock on the directory against other processes."""

@@ -1,4 +1,4 @@
-"""Where a run starts: fresh weights, those of another run, or what it had saved itself."""
+"""Initial state of a run: fresh weights, those of another run, or its own last checkpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from pipeline.backends.base import Executable
+from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.errors import RecipeError, RunError
 from pipeline.host.memory import require_room
-from pipeline.runner.context import CompiledRun, RunContext
+from pipeline.runner.context import RunContext
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.restore import restore_state
@@ -23,13 +25,12 @@ if TYPE_CHECKING:
     from pipeline.weights.restore import Restored
 
 
-def read_restored(job: RunContext, dataset: Dataset, built: Built) -> Restored | None:
-    """The weights that `checkpoint.restore` names; None where it names none.
+def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restored | None:
+    """Read the weights that `checkpoint.restore` names; None where it names none.
 
-    Needs no program, so that what is wrong with them is told before anything is compiled. Raises
-    DataError where they can't be read or don't match the network.
+    Needs no compiled program. Raises DataError where they can't be read or don't match the network.
     """
-    recipe = job.recipe
+    recipe = context.recipe
     if recipe.checkpoint.restore is None:
         return None
     # Few runs start from weights, and all would wait for what reads them to be imported.
@@ -37,59 +38,57 @@ def read_restored(job: RunContext, dataset: Dataset, built: Built) -> Restored |
     from pipeline.weights.restore import restore
 
     network = partial(arrays_of_model, recipe.model, len(dataset.classes), dataset.image)
-    return restore(recipe, built.state, network, job.reporter.warn)
+    return restore(recipe, built.state, network, context.reporter.warn)
 
 
 def initial_state(
-    job: RunContext, made: CompiledRun, restored: Restored | None
+    context: RunContext, built: Built, executable: Executable, restored: Restored | None
 ) -> tuple[TrainState, HostState]:
-    """Fresh weights, those that were restored, or everything a killed run had saved.
+    """Return fresh weights, restored ones, or the last checkpoint of the run to resume.
 
-    The state is on the device; beside it stands what a checkpoint kept of the host. Raises
-    RecipeError when the run to resume is longer already, and RunError where weights and optimizer
-    have no room.
+    The state is on the device, the host's part of the checkpoint beside it. Raises RecipeError when
+    the run to resume is longer than the recipe says, RunError where weights and optimizer don't fit
+    into memory.
     """
-    _require_room(job, made)
-    state: TrainState = made.executable.init()
+    _require_room(context.recipe, built)
+    state: TrainState = executable.init()
     host = HostState()
     if restored is not None:
-        state = _warm(job, restored, state)
-    elif job.resuming:
-        state, host = _taken_up(job, made, state)
-    return made.executable.put(state), host
+        state = _warm(context, restored, state)
+    elif context.resuming:
+        state, host = _resumed(context, built, state)
+    return executable.put(state), host
 
 
-def _require_room(job: RunContext, made: CompiledRun) -> None:
-    if job.recipe.device.name == "gpu":
+def _require_room(recipe: Recipe, built: Built) -> None:
+    if recipe.device.name == "gpu":
         return
-    leaves = jax.tree.leaves(made.built.state)
+    leaves = jax.tree.leaves(built.state)
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     try:
-        require_room(size_bytes, f"the weights and the optimizer of {job.recipe.model.name}")
+        require_room(size_bytes, f"the weights and the optimizer of {recipe.model.name}")
     except ValueError as error:
         raise RunError(str(error)) from error
 
 
-def _warm(job: RunContext, restored: Restored, fresh: TrainState) -> TrainState:
-    """The state with the weights that were restored; where nothing is trained, at their step."""
+def _warm(context: RunContext, restored: Restored, fresh: TrainState) -> TrainState:
+    """Return the state with restored weights; where nothing is trained, at their step."""
     state = restored.over(fresh)
     state = replace(state, average=restart_average(state.average, state.params))
-    if "train" not in job.recipe.stages and restored.step is not None:
+    if "train" not in context.recipe.stages and restored.step is not None:
         state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
-    job.reporter.stage("restore", restored.line)
+    context.reporter.stage("restore", restored.line)
     return state
 
 
-def _taken_up(
-    job: RunContext, made: CompiledRun, fresh: TrainState
-) -> tuple[TrainState, HostState]:
-    """What the run had saved last; `fresh` where that is nothing."""
-    tree = job.recipe.model_dump(mode="json")
-    found = restore_state(job.run_dir, fresh, tree, job.reporter.warn)
+def _resumed(context: RunContext, built: Built, fresh: TrainState) -> tuple[TrainState, HostState]:
+    """Return what the run saved last; `fresh` where it saved nothing."""
+    tree = context.recipe.model_dump(mode="json")
+    found = restore_state(context.run_dir, fresh, tree, context.reporter.warn)
     state, host = found or (fresh, HostState())
-    step, total = int(state.step), made.built.run_schedule.total
+    step, total = int(state.step), built.run_schedule.total
     if step > total:
-        raise RecipeError([f"train: {total} steps in all, and {job.run_dir} has done {step}"])
-    job.summary.resumed_from = {"run": str(job.run_dir), "step": step}
-    job.reporter.stage("resume", f"{job.run_dir} from step {step}")
+        raise RecipeError([f"train: {total} steps in all, and {context.run_dir} has done {step}"])
+    context.summary.resumed_from = {"run": str(context.run_dir), "step": step}
+    context.reporter.stage("resume", f"{context.run_dir} from step {step}")
     return state, host

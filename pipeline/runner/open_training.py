@@ -1,0 +1,158 @@
+"""Training of a run: its checkpoints, rollbacks and monitors, and its results in the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.autopsy.archive import set_aside_autopsy
+from pipeline.autosink.choose_sink import SinkPlan
+from pipeline.backends.base import Backend, Executable
+from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
+from pipeline.errors import exit_status_of
+from pipeline.observe.monitors import Evaluation
+from pipeline.observe.observers import Observers
+from pipeline.runner.context import RunContext
+from pipeline.sink.schedule import Event
+from pipeline.stages.build import Built
+from pipeline.stages.checkpoint.checkpointer import Checkpoints
+from pipeline.stages.evaluate import evaluate
+from pipeline.stages.train.event_periods import event_periods
+from pipeline.stages.train.history import History
+from pipeline.stages.train.loop import Training
+from pipeline.stages.train.rollback import Rollbacks
+from pipeline.training.bad_steps import Rollback
+from pipeline.training.state import TrainState
+
+
+@contextmanager
+def open_training(
+    context: RunContext,
+    dataset: Dataset,
+    built: Built,
+    backend: Backend,
+    executable: Executable,
+    sink: SinkPlan,
+    observers: Observers,
+    history: History,
+) -> Iterator[Training]:
+    """Open everything that `train` works with; the summary is completed when it is closed.
+
+    Inside, the first signal to stop is noted instead of raised; it is raised by whoever checks
+    after everything that is being written is on disk.
+    """
+    _warn_of_ignored_sink(context)
+    if context.resuming:
+        _set_autopsy_aside(context)
+    recipe, signals = context.recipe, context.signals
+
+    def evaluate_unless_stopped(state: TrainState) -> Evaluation | None:
+        dispatch_s = recipe.train.dispatch_seconds
+        return evaluate(executable, state, dataset, dispatch_s, lambda: signals.stop is not None)
+
+    def examine_bad_step(state: TrainState, step: int) -> None:
+        # Few runs need it, and all would wait for its import.
+        from pipeline.autopsy.on_failure import Examination
+
+        about = built.parts, executable, backend.device, context.reporter
+        Examination(context.run_dir, *about)(state, step)
+
+    with signals.held(), ExitStack() as stack:
+        save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
+        checkpoints = _open_checkpoints(context, save_periods, stack)
+        training = Training(
+            recipe,
+            built.run_schedule,
+            executable,
+            sink.mechanism,
+            [observers.monitor, *([context.pruner] if context.pruner else [])],
+            evaluate_unless_stopped,
+            checkpoints,
+            sink.kept,
+            signals,
+            pruner=context.pruner,
+            rollbacks=_rollbacks(recipe, save_periods, checkpoints),
+            examine=examine_bad_step,
+            log_marks=observers.log_marks,
+        )
+        stack.callback(executable.feed.close)
+        stack.callback(_record, context, history, training)
+        yield training
+
+
+def _warn_of_ignored_sink(context: RunContext) -> None:
+    train = context.recipe.train
+    if not train.sink and train.sink_size != -1:
+        context.reporter.warn(f"train.sink_size = {train.sink_size}: ignored, sink is false")
+
+
+def _set_autopsy_aside(context: RunContext) -> None:
+    folder = set_aside_autopsy(context.run_dir)
+    if folder is not None:
+        context.reporter.stage("autopsy", f"that of the run before is in {folder}")
+
+
+def _open_checkpoints(
+    context: RunContext, save_periods: tuple[int, ...], stack: ExitStack
+) -> Checkpoints | None:
+    recipe = context.recipe
+    if "checkpoint" not in recipe.stages:
+        return None
+    held = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
+    tree = recipe.model_dump(mode="json")
+    return stack.enter_context(Checkpoints(context.run_dir, recipe.checkpoint, tree, held))
+
+
+def _rollbacks(
+    recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | None
+) -> Rollbacks | None:
+    policy = recipe.train.on_nan
+    if checkpoints is None or not isinstance(policy, Rollback):
+        return None
+    return Rollbacks(policy, save_periods, checkpoints.steps, checkpoints.read)
+
+
+def record_overflows(context: RunContext, state: TrainState) -> None:
+    """Record the final loss scale and the number of updates that overflows skipped."""
+    scale = float(state.loss_scale)
+    skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
+    context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}
+    if state.overflows is not None:
+        context.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
+
+
+def _record(context: RunContext, history: History, training: Training) -> None:
+    """Record the results of training in the summary."""
+    summary, run_schedule = context.summary, training.run_schedule
+    summary.status, summary.reason = history.status, history.reason
+    summary.exit_status = exit_status_of(history.status)
+    summary.steps = history.step
+    summary.passes = history.step / run_schedule.steps_per_pass
+    summary.sinks = run_schedule.place(max(1, history.step)).sink
+    summary.metrics["train_loss"] = history.loss
+    summary.bad_steps = _bad_steps(history, training)
+    summary.feed = asdict(training.executable.feed.report())
+    summary.time |= _times(context, history)
+
+
+def _bad_steps(history: History, training: Training) -> dict[str, Any]:
+    rollbacks = training.rollbacks.done if training.rollbacks is not None else []
+    return {
+        "policy": training.recipe.train.on_nan.name,
+        "left_out": history.left_out,
+        "rollbacks": [asdict(gone) for gone in rollbacks],
+    }
+
+
+def _times(context: RunContext, history: History) -> dict[str, float | None]:
+    step_ms, first_step_at = history.step_ms, history.first_step_at
+    return {
+        "first_dispatch_s": history.first_dispatch_s,
+        "first_step_s": None if first_step_at is None else first_step_at - context.begun,
+        "train_s": history.train_s,
+        "step_ms": step_ms,
+        "images_per_s": 1000 * context.recipe.train.batch_size / step_ms if step_ms else None,
+    }
