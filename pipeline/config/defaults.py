@@ -54,7 +54,8 @@ def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
     if any(base != "_self_" for base in part.get("defaults", ())):
         return dict(part)
     options = _options(group, str(part.get("name")))
-    return _upon(reduce(_common, options), part) if options else dict(part)
+    agreed: Mapping[str, Any] = reduce(_common, options, options[0]) if options else {}
+    return _upon(agreed, part)
 
 
 def normalised(tree: Mapping[str, Any]) -> Tree:
@@ -66,7 +67,7 @@ def normalised(tree: Mapping[str, Any]) -> Tree:
         return filled
 
 
-def _common(one: Tree, other: Tree) -> Tree:
+def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
     """What two trees agree on."""
     return {key: value for key, value in one.items() if other.get(key, _NOTHING) == value}
 
@@ -76,8 +77,9 @@ def _upon(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
     tree = deepcopy({**base, **own})
     for key, section in own.items():
         below = base.get(key)
-        nested = isinstance(section, Mapping) and isinstance(below, Mapping)
-        if nested and section.get("name", below.get("name")) == below.get("name"):
+        if not isinstance(section, Mapping) or not isinstance(below, Mapping):
+            continue
+        if section.get("name", below.get("name")) == below.get("name"):
             tree[key] = _upon(below, section)
     return tree
 
