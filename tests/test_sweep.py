@@ -182,7 +182,7 @@ def test_what_cannot_be_composed_is_refused_before_any_job(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert pipeline("-m", override) == 2
+    assert pipeline("-m", override, "train.steps=3") == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert "job 0" not in captured.out

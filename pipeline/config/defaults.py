@@ -54,7 +54,8 @@ def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
     if any(base != "_self_" for base in part.get("defaults", ())):
         return dict(part)
     options = _options(group, str(part.get("name")))
-    return _upon(reduce(_common, options), part) if options else dict(part)
+    agreed: Mapping[str, Any] = reduce(_common, options, options[0]) if options else {}
+    return _upon(agreed, part)
 
 
 def normalised(tree: Mapping[str, Any]) -> Tree:

@@ -19,7 +19,7 @@ def unfit_parts(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Mapping
     A key too many that no other part explains is a misspelt one, and none of this; so are those
     that were `typed` on the command line.
     """
-    found: dict[tuple[int | str, ...], str] = {}
+    found: dict[Location, str] = {}
     for group, where in SECTIONS.items():
         section: Any = tree
         for key in where:

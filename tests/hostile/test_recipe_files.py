@@ -324,7 +324,7 @@ def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
         ('seed: "\\e[31m"\n', r"seed = '\x1b[31m': must be a whole number"),
         ("_target_: os.system\n", "_target_ = os.system: there is no such key"),
         ("model: {_target_: os.system}\n", "model._target_ = os.system: there is no such key"),
-        ("train: {steps: 99999999999999999999}\n", "must be at most 100000000"),
+        ("train: {steps: 99999999999999999999}\n", "must be at most 2,147,483,647"),
     ],
 )
 def test_values_out_of_range_are_named(text: str, message: str) -> None:

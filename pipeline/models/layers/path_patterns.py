@@ -43,7 +43,7 @@ def require_covered(
 
 
 def outermost(paths: Sequence[Path]) -> dict[str, int]:
-    """The outermost scopes that tell paths apart, and how many of the paths each is around."""
+    """The outermost scopes that distinguish paths, and how many of the paths each is around."""
     deepest = max(map(len, paths))
     for depth in range(1, deepest + 1):
         counts = Counter("/".join(path[:depth]) for path in paths)
