@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,7 +36,7 @@ class Observers:
     def __init__(
         self,
         monitors: Sequence[Monitor],
-        tensorboard: BestEffortMonitor | None,
+        tensorboard: BestEffortMonitor[TensorBoard] | None,
         log: MetricsLog | None = None,
     ) -> None:
         self.monitor = BackgroundMonitor(monitors)
@@ -49,18 +49,27 @@ class Observers:
 
     def log_marks(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint of `step` is to keep of the logs."""
-        return {} if self._log is None else {KEPT: self.monitor.ask(self._log.marks, step)}
+        if self._log is None:
+            return {}
+        return {KEPT: self.monitor.submit_and_wait(self._log.marks, step)}
 
     def show_samples(self, images: np.ndarray) -> None:
         """Put training images (n, H, W, C) as the network sees them into TensorBoard."""
-        if self._tensorboard is not None and len(images):
-            self.monitor.tell(self._tensorboard.tell, "add_images", images)
+        if len(images):
+            self._on_tensorboard(lambda board: board.add_images(images))
 
     def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
         """Enter a run of a sweep into TensorBoard's table."""
-        if self._tensorboard is not None and changed:
-            hparams = changed, evaluation.scalars()
-            self.monitor.tell(self._tensorboard.tell, "add_hparams", *hparams)
+        if changed:
+            self._on_tensorboard(lambda board: board.add_hparams(changed, evaluation.scalars()))
+
+    def add_recipe(self, recipe: Recipe) -> None:
+        """Write the recipe into TensorBoard as text."""
+        self._on_tensorboard(lambda board: board.add_recipe(recipe.model_dump(mode="json")))
+
+    def _on_tensorboard(self, call: Callable[[TensorBoard], None]) -> None:
+        if self._tensorboard is not None:
+            self.monitor.submit(self._tensorboard.attempt, call)
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +116,5 @@ def open_observers(
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)
-    if tensorboard is not None:
-        observers.monitor.tell(tensorboard.tell, "add_recipe", recipe.model_dump(mode="json"))
+    observers.add_recipe(recipe)
     return observers

@@ -61,7 +61,7 @@ def test_everything_is_told_in_order_and_then_closed() -> None:
     monitor.on_steps(telemetry(0, 2), 1.0)
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
-    monitor.tell(diary.note, "something else")
+    monitor.submit(diary.note, "something else")
     monitor.on_steps(telemetry(2), 1.0)
     monitor.close()
     assert told(diary) == ["steps 1-2", "sink 2", "eval 2", "something else", "steps 3-3", "close"]
@@ -124,7 +124,7 @@ def test_flush_returns_when_all_is_told_and_flushed() -> None:
 def test_monitors_work_on_another_thread() -> None:
     threads = []
     monitor = BackgroundMonitor([])
-    monitor.tell(lambda: threads.append(threading.current_thread()))
+    monitor.submit(lambda: threads.append(threading.current_thread()))
     monitor.close()
     (thread,) = threads
     assert thread is not threading.current_thread()
@@ -177,7 +177,7 @@ def test_an_interrupt_reaches_the_thread_that_trains() -> None:
         raise KeyboardInterrupt
 
     monitor = BackgroundMonitor([])
-    monitor.tell(interrupted)
+    monitor.submit(interrupted)
     with pytest.raises(KeyboardInterrupt):
         monitor.flush()
     monitor.close()
@@ -187,14 +187,17 @@ def test_an_answer_is_given_in_turn_by_the_thread() -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     monitor.on_sink(REPORT)
-    assert monitor.ask(lambda word: (word, *diary.entries), "after") == ("after", "sink 2")
-    assert monitor.ask(threading.current_thread).name == "monitors"
+    assert monitor.submit_and_wait(lambda word: (word, *diary.entries), "after") == (
+        "after",
+        "sink 2",
+    )
+    assert monitor.submit_and_wait(threading.current_thread).name == "monitors"
 
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        monitor.ask(fail)
+        monitor.submit_and_wait(fail)
     monitor.close()
 
 

@@ -22,12 +22,12 @@ class Failing(Diary):
             raise self._error
 
 
-def play(monitor: BestEffortMonitor) -> None:
+def play(monitor: BestEffortMonitor[Diary]) -> None:
     monitor.on_steps(telemetry(0), 1.0)
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
     monitor.flush()
-    monitor.tell("note", "something else")
+    monitor.attempt(lambda diary: diary.note("something else"))
     monitor.close()
 
 
