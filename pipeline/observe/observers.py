@@ -1,4 +1,4 @@
-"""All that watches one run, put together as its recipe says."""
+"""Observers: the monitors of one run, as its recipe configures them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipeline.sink.schedule import RunSchedule
 
 
 class Observers:
-    """The monitors of a run, on a thread of their own, and TensorBoard where it is wanted."""
+    """The monitors of a run, on a thread of their own, and TensorBoard where it is on."""
 
     def __init__(
         self,
@@ -43,23 +43,23 @@ class Observers:
         self._log, self._tensorboard = log, tensorboard
 
     def log_flaws(self) -> dict[str, Any]:
-        """Return what was found wrong with the logs when they were opened, by file, as JSON."""
-        found = self._log.found if self._log is not None else []
-        return {one.path.name: one.to_dict() for one in found}
+        """Return the flaws that the logs had when they were opened, by file, as JSON."""
+        findings = self._log.found if self._log is not None else []
+        return {found.path.name: found.to_dict() for found in findings}
 
     def log_marks(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint of `step` is to keep of the logs."""
+        """Return the marks of the logs for the checkpoint of `step`, as JSON."""
         if self._log is None:
             return {}
         return {KEPT: self.monitor.submit_and_wait(self._log.marks, step)}
 
     def show_samples(self, images: np.ndarray) -> None:
-        """Put training images (n, H, W, C) as the network sees them into TensorBoard."""
+        """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""
         if len(images):
             self._on_tensorboard(lambda board: board.add_images(images))
 
     def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
-        """Enter a run of a sweep into TensorBoard's table."""
+        """Add a run of a sweep to the hparams table of TensorBoard."""
         if changed:
             self._on_tensorboard(lambda board: board.add_hparams(changed, evaluation.scalars()))
 
@@ -88,12 +88,12 @@ def open_observers(
     kept_logs: Mapping[str, Any] | None = None,
     lock: Lock | None = None,
 ) -> Observers:
-    """Open what watches a run that goes on from boundary `first`.
+    """Open the observers of a run that goes on from boundary `first`.
 
     `kept_logs` are the marks of the logs in the checkpoint there, None where the run begins there;
-    `lock` is what keeps others out of the directory. An
-    `estimate` is shown beside what is measured, under names of its own. A log of steps that can't
-    be written ends the run; TensorBoard and the progress bar it can do without.
+    `lock` keeps other processes out of the directory. An `estimate` is shown beside the measured
+    times, under names of its own. A log of steps that can't be written ends the run; TensorBoard
+    and the progress bar are best effort.
     """
     batch_size = recipe.train.batch_size
     log = MetricsLog(run_dir, run_schedule, first, kept_logs)

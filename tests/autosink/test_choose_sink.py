@@ -14,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
-from pipeline.sink.choice import Choice
+from pipeline.sink.choice import SinkChoice
 from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.checkpoint.host_state import parse_host_state
 from tests import outcome
@@ -149,7 +149,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def choosing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Have every measurement end in the same choice, whatever this machine is."""
     monkeypatch.setattr(
-        choose_sink_module, "choose", lambda costs, bounds: Choice(size, "loop", "x", 2, 1)
+        choose_sink_module, "choose", lambda costs, bounds: SinkChoice(size, "loop", "x", 2, 1)
     )
 
 

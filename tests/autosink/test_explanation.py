@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from pipeline.autosink.explanation import Achieved, Calendar, Dispatch, Explanation, Memory, Run
+from pipeline.autosink.explanation import (
+    Achieved,
+    Calendar,
+    Dispatch,
+    ExplainedRun,
+    Explanation,
+    Memory,
+)
 from pipeline.files.strict_json import json_text
 from pipeline.sink.choice import Bounds, Cost, Costs, choose, no_sink
 
@@ -18,7 +25,7 @@ CALENDAR = Calendar(
     total=1760,
 )
 MEASURED = Explanation(
-    Run("lenet5_digits", "cpu:0 cpu", 32, asked=200),
+    ExplainedRun("lenet5_digits", "cpu:0 cpu", 32, asked=200),
     BOUNDS,
     CALENDAR,
     choose(COSTS, BOUNDS),

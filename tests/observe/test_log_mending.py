@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.observe import kept_log
 from pipeline.observe.kept_log import KeptLog, Mark
-from pipeline.observe.log_mending import Found, open_log
+from pipeline.observe.log_mending import LogFindings, open_log
 from tests.observe.test_kept_log import line, lines
 
 TAIL = 3
@@ -25,7 +25,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mark:
         return log.mark(10)
 
 
-def reopen(folder: Path, mark: Mark | None, step: int = 10) -> Found:
+def reopen(folder: Path, mark: Mark | None, step: int = 10) -> LogFindings:
     log, found = open_log(folder / "metrics.jsonl", step, mark, every_step=True, own=True)
     with closing(log):
         return found
