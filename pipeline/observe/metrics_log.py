@@ -52,7 +52,7 @@ class MetricsLog(MonitorBase):
             failing.callback(self._steps.release)
             self._evals, evals_found = opened(EVALS)
             failing.pop_all()
-        self.found = [found for found in (steps_found, evals_found) if found]
+        self.found = [findings for findings in (steps_found, evals_found) if findings]
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Collect a line for every step, written by `flush`."""

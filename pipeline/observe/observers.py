@@ -45,7 +45,7 @@ class Observers:
     def log_flaws(self) -> dict[str, Any]:
         """Return the flaws that the logs had when they were opened, by file, as JSON."""
         findings = self._log.found if self._log is not None else []
-        return {found.path.name: found.to_dict() for found in findings}
+        return {log.path.name: log.to_dict() for log in findings}
 
     def log_marks(self, step: int) -> dict[str, Any]:
         """Return the marks of the logs for the checkpoint of `step`, as JSON."""
@@ -97,8 +97,8 @@ def open_observers(
     """
     batch_size = recipe.train.batch_size
     log = MetricsLog(run_dir, run_schedule, first, kept_logs)
-    for found in log.found:
-        reporter.warn(str(found))
+    for findings in log.found:
+        reporter.warn(str(findings))
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, lock)] if lock is not None else []),
         log,

@@ -51,7 +51,7 @@ def test_a_rollback_is_told() -> None:
     reporter = Reporter(None, Console(file=written, soft_wrap=True))
     BadStepMonitor(reporter, skips_overflow=False).on_rollback(17, 10)
     assert written.getvalue() == (
-        "warning    step 17: not finite; back to the weights of step 10, on with the data behind "
+        "warning    step 17: not finite; back to the weights of step 10, on with the data after "
         "step 17\n"
     )
 

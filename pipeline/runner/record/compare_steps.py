@@ -68,10 +68,10 @@ def compare_steps(one: Path, other: Path) -> Comparison:
         if mine is None or yours is None:
             only_one, only_other = only_one + (yours is None), only_other + (mine is None)
             continue
-        found = [] if mine.text == yours.text else _discrepancies(mine, yours)
-        steps, differing = steps + 1, differing + bool(found)
-        first = first or next(iter(found), None)
-        loss = next((entry for entry in found if entry.name == "loss"), None)
+        numbers = [] if mine.text == yours.text else _discrepancies(mine, yours)
+        steps, differing = steps + 1, differing + bool(numbers)
+        first = first or next(iter(numbers), None)
+        loss = next((entry for entry in numbers if entry.name == "loss"), None)
         first_loss = first_loss or loss
         if loss and (largest is None or loss.distance > largest.distance):
             largest = loss

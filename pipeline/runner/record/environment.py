@@ -38,7 +38,7 @@ def describe_process(
         machine=describe_machine(device),
         settings=describe_settings(),
         data={
-            name: {column: asdict(found) for column, found in fingerprint(split).items()}
+            name: {column: asdict(entry) for column, entry in fingerprint(split).items()}
             for name, split in splits.items()
         },
     )

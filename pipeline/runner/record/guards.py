@@ -42,7 +42,7 @@ def oom_to_run_error() -> Iterator[None]:
 def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
     """Yield the summary of a run and write it at the end, unless the process is killed.
 
-    An old summary of a resumed run is removed first: where this process is killed, none says done.
+    That of a run that is resumed is removed first, so that a killed process leaves none.
     """
     (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))

@@ -42,12 +42,12 @@ class LogLine:
 
         Raises DataError where one is no number.
         """
-        found = {name: self.fields.get(name) for name in NUMBERS}
-        if found["skipped"] is None:
-            found["skipped"] = False
-        if not all(map(_is_number, found.values())):
+        numbers = {name: self.fields.get(name) for name in NUMBERS}
+        if numbers["skipped"] is None:
+            numbers["skipped"] = False
+        if not all(map(_is_number, numbers.values())):
             raise _no_step(self.where)
-        return {name: None if value is None else float(value) for name, value in found.items()}
+        return {name: None if value is None else float(value) for name, value in numbers.items()}
 
 
 def _is_number(value: Any) -> bool:

@@ -296,6 +296,6 @@ def _differences(
     for difference in differences(recipe.model_dump(mode="json"), before):
         if not any(difference.where[: len(prefix)] == prefix for prefix in free):
             yield (
-                f"{difference.key} = {show(difference.one)}: was {show(difference.other)} in the run to resume; "
-                "keep it, or start a new run with checkpoint.restore"
+                f"{difference.key} = {show(difference.one)}: was {show(difference.other)} in the "
+                "run to resume; keep it, or start a new run with checkpoint.restore"
             )

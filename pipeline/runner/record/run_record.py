@@ -70,12 +70,12 @@ def compare_origins(one: RunRecord, other: RunRecord) -> dict[str, list[Differen
 
     By the provenance of the process that began each run.
     """
-    found: dict[str, list[Difference] | None] = {"config": differences(one.recipe, other.recipe)}
+    sections: dict[str, list[Difference] | None] = {"config": differences(one.recipe, other.recipe)}
     first, second = _origin(one), _origin(other)
     for section in ("data", "code", "environment"):
         known = bool(one.processes and other.processes)
-        found[section] = differences(first[section], second[section]) if known else None
-    return found
+        sections[section] = differences(first[section], second[section]) if known else None
+    return sections
 
 
 def _origin(record: RunRecord) -> dict[str, Any]:

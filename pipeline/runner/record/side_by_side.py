@@ -36,25 +36,25 @@ class SideBySide:
         """Print a section of one line."""
         self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
 
-    def show_differences(self, section: str, found: Sequence[Difference] | None) -> None:
+    def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
         """Print a table of differences; a line where there are none, or they are unknown (None)."""
-        if not found:
-            self.show_text(section, "the same" if found is not None else NOT_KEPT)
+        if not differences:
+            self.show_text(section, "the same" if differences is not None else NOT_KEPT)
             return
         table = Table(section, "A", "B", "B against A", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for difference in found:
+        for difference in differences:
             one, other = difference.one, difference.other
             table.add_row(shown(difference.key), _cell(one), _cell(other), _change(one, other))
         self._console.print(table)
 
     def show_origins(self) -> None:
         """Print the differences of recipe, data, code and environment, a section for each."""
-        for section, found in compare_origins(*self._runs).items():
-            self.show_differences(section, found)
+        for section, differences in compare_origins(*self._runs).items():
+            self.show_differences(section, differences)
 
-    def show_steps(self, found: Comparison | None) -> None:
+    def show_steps(self, comparison: Comparison | None) -> None:
         """Print the comparison of two logs of steps; None where a log is missing."""
-        self.show_text("steps", NOT_KEPT if found is None else _steps_text(found))
+        self.show_text("steps", NOT_KEPT if comparison is None else _steps_text(comparison))
 
 
 def describe_run(record: RunRecord) -> str:
@@ -65,16 +65,16 @@ def describe_run(record: RunRecord) -> str:
     return f"{record.run_dir}: {shown(record.status)}{done}{several}"
 
 
-def _steps_text(found: Comparison) -> str:
-    alone = [("A", found.only_one), ("B", found.only_other)]
+def _steps_text(comparison: Comparison) -> str:
+    alone = [("A", comparison.only_one), ("B", comparison.only_other)]
     more = [f"{letter} has {steps:,} more" for letter, steps in alone if steps]
-    if found.first is None:
-        return "; ".join([f"{found.steps:,} are the same, bit for bit", *more])
-    parts = [f"{found.differing:,} of {found.steps:,} differ, from {found.first}"]
-    if found.first_loss not in (None, found.first):
-        parts.append(f"the losses from {found.first_loss}")
-    if found.largest_loss not in (None, found.first_loss):
-        parts.append(f"furthest apart at {found.largest_loss}")
+    if comparison.first is None:
+        return "; ".join([f"{comparison.steps:,} are the same, bit for bit", *more])
+    parts = [f"{comparison.differing:,} of {comparison.steps:,} differ, from {comparison.first}"]
+    if comparison.first_loss not in (None, comparison.first):
+        parts.append(f"the losses from {comparison.first_loss}")
+    if comparison.largest_loss not in (None, comparison.first_loss):
+        parts.append(f"furthest apart at {comparison.largest_loss}")
     return "; ".join([*parts, *more])
 
 

@@ -55,11 +55,11 @@ def verify(folder: Path) -> None:
     """
     for file, entry in _listed(folder):
         try:
-            found = _entry(file)
+            entry_now = _entry(file)
         except OSError as error:
             raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
-        _compare_sizes(file, found["bytes"], entry)
-        if found != entry:
+        _compare_sizes(file, entry_now["bytes"], entry)
+        if entry_now != entry:
             raise DamagedError(f"{file}: is not what was written, by its SHA-256")
 
 
@@ -138,7 +138,7 @@ def _files(folder: Path) -> dict[str, Path]:
     Raises DamagedError for a link and for anything that is no regular file; OSError where a folder
     can't be listed, which `Path.rglob` would treat as empty.
     """
-    found = {}
+    files = {}
     for path in sorted(_walk(folder)):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
@@ -147,8 +147,8 @@ def _files(folder: Path) -> dict[str, Path]:
             continue
         if not path.is_file():
             raise DamagedError(f"{path}: is no regular file")
-        found[name] = path
-    return found
+        files[name] = path
+    return files
 
 
 def _walk(folder: Path) -> Iterator[Path]:

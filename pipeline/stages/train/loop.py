@@ -244,9 +244,9 @@ class _Loop:
     def _roll_back(self, rollbacks: Rollbacks, bad: int) -> None:
         """Replace the state by that of a rollback, on the device, and notify the monitors."""
         restored = rollbacks.go_back(bad, self._state)
-        gone = rollbacks.done[-1]
+        rollback = rollbacks.done[-1]
         for monitor in self._training.monitors:
-            monitor.on_rollback(gone.step, gone.to)
+            monitor.on_rollback(rollback.step, rollback.to)
         self._state = self._training.executable.put(restored)
 
     def _bad_step_text(self, telemetry: Telemetry, bad: int, why_not: str) -> str:

@@ -28,7 +28,7 @@ KEPT = "rollbacks"
 
 
 @dataclass(frozen=True)
-class GoneBack:
+class RollbackRecord:
     """A rollback: the updates after boundary `to` up to the bad step `step` were undone."""
 
     step: int
@@ -48,15 +48,15 @@ class Rollbacks:
     """A checkpoint is due at the multiples of each."""
     steps: Callable[[], Sequence[int]]
     read: Callable[[int, TrainState], TrainState]
-    done: list[GoneBack] = field(default_factory=list)
+    done: list[RollbackRecord] = field(default_factory=list)
 
     def remember(self, kept: Iterable[tuple[int, int]]) -> None:
         """Restore the rollbacks that a checkpoint kept, as pairs (bad step, boundary)."""
-        self.done = [GoneBack(step, to) for step, to in kept]
+        self.done = [RollbackRecord(step, to) for step, to in kept]
 
     def kept(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""
-        return {KEPT: [[gone.step, gone.to] for gone in self.done]}
+        return {KEPT: [[past.step, past.to] for past in self.done]}
 
     def go_back(self, bad: int, state: TrainState) -> TrainState:
         """Return the state to continue with after step `bad`, on the host.
@@ -70,16 +70,16 @@ class Rollbacks:
             )
         for step in sorted(self._candidates(bad), reverse=True):
             try:
-                found = self.read(step, state)
+                restored = self.read(step, state)
             except DataError:
                 continue  # damaged: there may be an older one
-            if _is_finite(found):
-                self.done.append(GoneBack(bad, step))
-                return _as_of(found, bad)
+            if _is_finite(restored):
+                self.done.append(RollbackRecord(bad, step))
+                return _as_of(restored, bad)
         raise RunError("train.on_nan: there is no checkpoint left to go back to")
 
     def _candidates(self, bad: int) -> list[int]:
-        used = {gone.to for gone in self.done}
+        used = {past.to for past in self.done}
         return [
             step
             for step in self.steps()
