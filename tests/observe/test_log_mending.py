@@ -55,14 +55,14 @@ MENDED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("how", MENDED)
 def test_what_the_checkpoint_knows_is_restored(how: str, mark: Mark, tmp_path: Path) -> None:
-    change, told = MENDED[how]
+    change, text = MENDED[how]
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(change(lines(1, 10)))
     found = reopen(tmp_path, mark)
     assert file.read_bytes() == lines(1, 10)
     assert found.changed
     assert not found.flaws
-    assert told in str(found)
+    assert text in str(found)
     assert not reopen(tmp_path, mark)
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
