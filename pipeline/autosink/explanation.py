@@ -28,9 +28,9 @@ class Memory:
     resident: bool
     """Whether all samples are on the device, and a batch is a list of indices."""
     data_bytes: int
-    """Of the samples on the device."""
+    """Bytes of the samples on the device."""
     batch_bytes: int
-    """Of each batch."""
+    """Bytes of each batch."""
     window_steps: int
     """Batches on the device at once, whatever the sink."""
 
