@@ -36,9 +36,9 @@ ALL_STEPS = list(range(1, 46))
 
 
 class At(MonitorBase):
-    """Does something at the end of the sink that ends at a step. As a judge it ends nothing."""
+    """Does something at the end of the sink that ends at a step. As a pruner it ends nothing."""
 
-    verdict = None
+    prune_reason = None
 
     def __init__(self, step: int, act: Callable[[], object]) -> None:
         self._step, self._act = step, act

@@ -34,7 +34,14 @@ from pipeline.autosink.dispatch_costs import (
     measure,
     undisturbed,
 )
-from pipeline.autosink.explanation import Achieved, Calendar, Dispatch, Explanation, Memory, Run
+from pipeline.autosink.explanation import (
+    Achieved,
+    Calendar,
+    Dispatch,
+    ExplainedRun,
+    Explanation,
+    Memory,
+)
 from pipeline.autosink.timed_runs import TimedRuns, Variant
 from pipeline.backends.base import Backend, SinkPrice
 from pipeline.cli._usage import asks_for_help, show_usage
@@ -47,7 +54,7 @@ from pipeline.errors import RunError, UsageError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.choice import Choice, choose, no_sink
+from pipeline.sink.choice import SinkChoice, choose, no_sink
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_run
@@ -147,7 +154,7 @@ def _modelled(
     """What the model of an emulated device says; None on a device that is there."""
     bounds, seen = modelled_bounds(recipe, built.run_schedule), []
 
-    def choose_sink(price: SinkPrice) -> Choice:
+    def choose_sink(price: SinkPrice) -> SinkChoice:
         seen.append(modelled_costs(price))
         return choose(seen[-1], bounds)
 
@@ -155,7 +162,7 @@ def _modelled(
     estimate = backend.estimate(proposal)
     if estimate is None or estimate.choice is None:
         return None
-    run = Run(
+    run = ExplainedRun(
         recipe.name, estimate.device, recipe.train.batch_size, _asked(recipe, built.run_schedule)
     )
     calendar = calendar_of(recipe, built.run_schedule)
@@ -167,7 +174,7 @@ def _measured(run: Sinkable, trials: TimedRuns) -> Explanation:
     recipe, run_schedule = run.recipe, run.run_schedule
     bounds, single_ms = measured_bounds(run), first_look(trials)
     device = run.backend.describe()["device"]
-    about = Run(recipe.name, device, recipe.train.batch_size, _asked(recipe, run_schedule))
+    about = ExplainedRun(recipe.name, device, recipe.train.batch_size, _asked(recipe, run_schedule))
     explanation = partial(Explanation, about, bounds, calendar_of(recipe, run_schedule))
     memory = memory_of(run.executable.feed)
     reason = unmeasurable(single_ms, bounds)
@@ -227,7 +234,7 @@ def _boundaries(periods: Sequence[int], total: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(0), *multiples]))
 
 
-def achieve(trials: TimedRuns, choice: Choice) -> Achieved | None:
+def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
     """Train with and without the sinks that were chosen, in turn; None where none were."""
     if choice.size is None:
         return None

@@ -17,7 +17,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.choice import Choice
+from pipeline.sink.choice import SinkChoice
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
 from pipeline.stages.train.event_periods import event_periods
@@ -49,7 +49,7 @@ def explained(
 def choosing(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
     """Have every measurement end in the same choice, whatever this machine is."""
     mechanism = "loop" if size else "none"
-    choice = Choice(size, mechanism, "made up", off_ms=3.0, step_ms=2.0)  # type: ignore[arg-type]
+    choice = SinkChoice(size, mechanism, "made up", off_ms=3.0, step_ms=2.0)  # type: ignore[arg-type]
     monkeypatch.setattr(command, "choose", lambda costs, bounds: choice)
 
 
