@@ -18,10 +18,10 @@ import numpy as np
 
 from pipeline.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
 from pipeline.autopsy.interpreter import Interpreter, layer_named
-from pipeline.autopsy.origins import COLUMN, Cause, Named, Origin, first_cause
+from pipeline.autopsy.origins import COLUMN, Cause, NamedTensor, Origin, first_cause
 from pipeline.autopsy.ranges import bad_rows, is_float, largest, range_of
 from pipeline.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
-from pipeline.autopsy.values import Value
+from pipeline.autopsy.values import ReplayValue
 from pipeline.data.batch import Batch
 from pipeline.files.compile_cache import no_compile_cache
 from pipeline.training.state import TrainState
@@ -76,7 +76,7 @@ class _Replay:
         self.piece = size // self.parts.accumulate
         self.interpreter = Interpreter()
 
-    def run(self) -> tuple[Value, Value]:
+    def run(self) -> tuple[ReplayValue, ReplayValue]:
         """Loss and norm of the gradient."""
         function = partial(outcome_of, with_scopes(self.parts))
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
@@ -127,7 +127,7 @@ class _Replay:
         layer = name.rpartition("/")[0]
         return Finding("update", layer, "", tensor, (), (), self._parameters_of(layer))
 
-    def _result(self, origin: Origin, phase: Phase, gradient: Named | None) -> Tensor:
+    def _result(self, origin: Origin, phase: Phase, gradient: NamedTensor | None) -> Tensor:
         """What the operation gives, under a name."""
         assert origin.result is not None, "a cause has been looked at"
         layer, read = layer_named(origin.scope), [operand.named for operand in origin.operands]
@@ -169,7 +169,7 @@ class _Replay:
         rows = bad_rows(origin.array, self.piece, last=self._has_batch_last(layer))
         if rows is None:
             return None
-        first = origin.turn * self.piece if self.parts.accumulate > 1 else 0
+        first = origin.iteration * self.piece if self.parts.accumulate > 1 else 0
         return self._samples_at(tuple(first + row for row in rows))
 
     def _has_batch_last(self, layer: str) -> bool:
@@ -188,26 +188,26 @@ def _path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _input(path: str, leaf: Any) -> Value:
+def _input(path: str, leaf: Any) -> ReplayValue:
     """An input of the step, `0/params/conv_0/kernel`, with its name."""
     _, _, rest = path.partition("/")
     field, _, name = rest.partition("/")
-    named = Named(_INPUTS.get(field, field), name)
+    named = NamedTensor(_INPUTS.get(field, field), name)
     if not is_float(leaf) or np.isfinite(largest(leaf)):
-        return Value(leaf, named)
+        return ReplayValue(leaf, named)
     found = range_of(leaf)
     origin = Origin(-1, "", "", found.nan > 0, result=found, array=leaf, named=named)
-    return Value(leaf, named, origin=origin)
+    return ReplayValue(leaf, named, origin=origin)
 
 
-def _named_output(path: str) -> Named | None:
+def _named_output(path: str) -> NamedTensor | None:
     field, _, name = path.partition("/")
     if field == "gradients":
-        return Named("gradient of", name)
+        return NamedTensor("gradient of", name)
     return None
 
 
-def _gradient_in(origin: Origin) -> Named | None:
+def _gradient_in(origin: Origin) -> NamedTensor | None:
     """Whose gradient an equation of the norm read; of several the largest."""
     read = [operand for operand in origin.operands if operand.named is not None]
     if not read:

@@ -1,6 +1,6 @@
 """Running a jaxpr equation by equation, looking at every result.
 
-Calls are inlined, loops turn and branches are taken as the values say, so every equation that runs
+Calls are inlined, loops iteration and branches are taken as the values say, so every equation that runs
 is one of the user's network, the loss or the map ops, with the scope that it was traced in.
 """
 
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.autopsy.origins import COLUMN, MOVES, Named, Origin
+from pipeline.autopsy.origins import COLUMN, MOVES, NamedTensor, Origin
 from pipeline.autopsy.ranges import is_float, largest, range_of
 from pipeline.autopsy.values import (
-    Value,
+    ReplayValue,
     as_constant,
     at_iteration,
     is_below,
@@ -46,7 +46,7 @@ CALLS: Mapping[str, str] = MappingProxyType(
 
 BITS = "bitcast_convert_type"
 
-Names = Mapping[Any, Named]
+Names = Mapping[Any, NamedTensor]
 """What variables of a jaxpr are called."""
 
 
@@ -65,27 +65,27 @@ class Extreme:
 class Interpreter:
     """Runs jaxprs and keeps what is worth knowing of the values that it saw."""
 
-    layer_inputs: dict[str, list[Value]] = field(default_factory=dict)
+    layer_inputs: dict[str, list[ReplayValue]] = field(default_factory=dict)
     """What each layer read of what others gave, in the forward pass."""
     extreme: Extreme = field(default_factory=Extreme)
     _equations: int = 0
-    _turns: list[int] = field(default_factory=list)
+    _iterations: list[int] = field(default_factory=list)
 
     def run(
         self,
         jaxpr: Any,
         consts: Sequence[Any],
-        inputs: Sequence[Value],
+        inputs: Sequence[ReplayValue],
         scope: str = "",
         names: Names = MappingProxyType({}),
-    ) -> list[Value]:
+    ) -> list[ReplayValue]:
         """The outputs of a jaxpr for its inputs."""
-        env: dict[Any, Value] = {
+        env: dict[Any, ReplayValue] = {
             var: as_constant(value) for var, value in zip(jaxpr.constvars, consts, strict=True)
         }
         env |= dict(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Value:
+        def read(atom: Any) -> ReplayValue:
             return as_constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
         for eqn, dead in zip(jaxpr.eqns, last_uses(jaxpr), strict=True):
@@ -96,7 +96,7 @@ class Interpreter:
                 del env[var]
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, operands: list[Value], around: str) -> list[Value]:
+    def _equation(self, eqn: Any, operands: list[ReplayValue], around: str) -> list[ReplayValue]:
         name = eqn.primitive.name
         stack = str(eqn.source_info.name_stack)
         scope = "/".join(part for part in (around, stack) if part)
@@ -114,30 +114,34 @@ class Interpreter:
             return self.run(inner, consts, operands, scope)
         return self._compute(eqn, operands, scope)
 
-    def _scan(self, params: Mapping[str, Any], operands: list[Value], scope: str) -> list[Value]:
+    def _scan(
+        self, params: Mapping[str, Any], operands: list[ReplayValue], scope: str
+    ) -> list[ReplayValue]:
         body, carried = params["jaxpr"], params["num_carry"]
         first = params["num_consts"] + carried
         consts, carry = operands[: params["num_consts"]], operands[params["num_consts"] : first]
-        turns = range(params["length"])
-        made: dict[int, list[Value]] = {}
-        for turn in reversed(turns) if params["reverse"] else turns:
-            sliced = [at_iteration(value, turn) for value in operands[first:]]
-            with self._in_turn(turn):
+        iterations = range(params["length"])
+        made: dict[int, list[ReplayValue]] = {}
+        for iteration in reversed(iterations) if params["reverse"] else iterations:
+            sliced = [at_iteration(value, iteration) for value in operands[first:]]
+            with self._in_iteration(iteration):
                 outputs = self.run(body.jaxpr, body.consts, [*consts, *carry, *sliced], scope)
-            carry, made[turn] = outputs[:carried], outputs[carried:]
+            carry, made[iteration] = outputs[:carried], outputs[carried:]
         stacked = [
-            stack_iterations([made[turn][at] for turn in turns], var)
+            stack_iterations([made[iteration][at] for iteration in iterations], var)
             for at, var in enumerate(body.jaxpr.outvars[carried:])
         ]
         return [*carry, *stacked]
 
     @contextmanager
-    def _in_turn(self, turn: int) -> Iterator[None]:
-        self._turns.append(turn)
+    def _in_iteration(self, iteration: int) -> Iterator[None]:
+        self._iterations.append(iteration)
         yield
-        self._turns.pop()
+        self._iterations.pop()
 
-    def _while(self, params: Mapping[str, Any], operands: list[Value], scope: str) -> list[Value]:
+    def _while(
+        self, params: Mapping[str, Any], operands: list[ReplayValue], scope: str
+    ) -> list[ReplayValue]:
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
         first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         of_condition, of_body = operands[:first], operands[first:second]
@@ -150,7 +154,7 @@ class Interpreter:
                 return carry
             carry = self.run(body.jaxpr, body.consts, [*of_body, *carry], scope)
 
-    def _compute(self, eqn: Any, operands: list[Value], scope: str) -> list[Value]:
+    def _compute(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         params = eqn.primitive.get_bind_params(eqn.params)
         with eqn.ctx.manager:
             made = eqn.primitive.bind(*(operand.array for operand in operands), **params)
@@ -161,11 +165,13 @@ class Interpreter:
             self._note_inputs(layer, operands)
         constant = all(operand.constant for operand in operands)
         return [
-            Value(array, None, layer, name, constant, self._look(name, scope, operands, array))
+            ReplayValue(
+                array, None, layer, name, constant, self._look(name, scope, operands, array)
+            )
             for array in arrays
         ]
 
-    def _note_inputs(self, layer: str, operands: list[Value]) -> None:
+    def _note_inputs(self, layer: str, operands: list[ReplayValue]) -> None:
         known = self.layer_inputs.setdefault(layer, [])
         for operand in operands:
             inner = operand.constant or operand.layer == layer
@@ -174,7 +180,9 @@ class Interpreter:
             if is_new and not (inner or named) and is_float(operand.array):
                 known.append(operand)
 
-    def _look(self, primitive: str, scope: str, operands: list[Value], array: Any) -> Origin | None:
+    def _look(
+        self, primitive: str, scope: str, operands: list[ReplayValue], array: Any
+    ) -> Origin | None:
         """Where a result comes from, if it is not finite."""
         if not is_float(array):
             return self._look_at_bits(primitive, scope, operands, array)
@@ -188,15 +196,15 @@ class Interpreter:
         if not meant:
             # Nobody meant this: what made the constant is to blame, where that is known.
             causes += [replace(value.origin, intended=False) for value in infinite if value.origin]
-        number, turn = self._equations, self._turns[0] if self._turns else 0
+        number, iteration = self._equations, self._iterations[0] if self._iterations else 0
         known, nan = tuple(dict.fromkeys(causes)), bool(np.isnan(size))
-        origin = Origin(number, primitive, scope, nan, known, turn=turn, intended=meant)
+        origin = Origin(number, primitive, scope, nan, known, iteration=iteration, intended=meant)
         if known and not origin.makes_nan:
             return origin
         return replace(origin, result=range_of(array), operands=operands_of(operands), array=array)
 
     def _look_at_bits(
-        self, primitive: str, scope: str, operands: list[Value], array: Any
+        self, primitive: str, scope: str, operands: list[ReplayValue], array: Any
     ) -> Origin | None:
         """Where whole numbers come from that are the bits of something not finite."""
         if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -210,11 +218,11 @@ class Interpreter:
         return Origin(self._equations, primitive, scope, has_nan, causes) if causes else None
 
     def _note_extreme(
-        self, size: float, array: Any, primitive: str, scope: str, operands: list[Value]
+        self, size: float, array: Any, primitive: str, scope: str, operands: list[ReplayValue]
     ) -> None:
         share = size / float(jnp.finfo(array.dtype).max)
         if share > self.extreme.share and not all(operand.constant for operand in operands):
-            source = Value(array, None, layer_named(scope), primitive).source
+            source = ReplayValue(array, None, layer_named(scope), primitive).source
             self.extreme = Extreme(share, size, str(array.dtype), source)
 
 

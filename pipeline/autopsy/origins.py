@@ -32,7 +32,7 @@ the mask of a softmax."""
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedTensor:
     """A tensor that has a name: its kind, such as parameter, and what it is called."""
 
     kind: str
@@ -45,7 +45,7 @@ class Operand:
 
     source: str
     range: Range
-    named: Named | None = None
+    named: NamedTensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,9 @@ class Origin:
     result: Range | None = None
     operands: tuple[Operand, ...] = ()
     array: Any = None
-    turn: int = 0
+    iteration: int = 0
     """Of the outermost loop that it ran in."""
-    named: Named | None = None
+    named: NamedTensor | None = None
     intended: bool = False
     """Whether it hands on an infinite constant, as padding and masks do."""
 

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.autopsy.origins import Named, Operand, Origin
+from pipeline.autopsy.origins import NamedTensor, Operand, Origin
 from pipeline.autopsy.ranges import is_float, largest, range_of
 
 
 @dataclass(frozen=True)
-class Value:
+class ReplayValue:
     """A tensor in the replay."""
 
     array: Any
-    named: Named | None = None
+    named: NamedTensor | None = None
     layer: str = ""
     primitive: str = ""
     constant: bool = False
@@ -37,7 +37,7 @@ class Value:
         return f"{self.primitive} in {self.layer}" if self.layer else self.primitive
 
 
-def is_finite(value: Value) -> bool:
+def is_finite(value: ReplayValue) -> bool:
     """Whether a tensor is finite; what is no float is."""
     return not is_float(value.array) or bool(np.isfinite(largest(value.array)))
 
@@ -48,7 +48,7 @@ def is_below(array: Any) -> bool:
     return not np.isnan(values).any() and not np.isposinf(values).any()
 
 
-def operands_of(values: Sequence[Value]) -> tuple[Operand, ...]:
+def operands_of(values: Sequence[ReplayValue]) -> tuple[Operand, ...]:
     """What is worth telling of the floats among what an equation read."""
     return tuple(
         Operand(value.source, range_of(value.array), value.named)
@@ -57,21 +57,21 @@ def operands_of(values: Sequence[Value]) -> tuple[Operand, ...]:
     )
 
 
-def as_constant(array: Any) -> Value:
+def as_constant(array: Any) -> ReplayValue:
     """A number or an array that a program holds."""
-    return Value(array if hasattr(array, "dtype") else np.asarray(array), constant=True)
+    return ReplayValue(array if hasattr(array, "dtype") else np.asarray(array), constant=True)
 
 
-def at_iteration(value: Value, turn: int) -> Value:
-    """What a turn of a scan reads of a value."""
-    part = replace(value, array=value.array[turn])
+def at_iteration(value: ReplayValue, iteration: int) -> ReplayValue:
+    """What a iteration of a scan reads of a value."""
+    part = replace(value, array=value.array[iteration])
     return replace(part, origin=None) if is_float(part.array) and is_finite(part) else part
 
 
-def stack_iterations(parts: list[Value], var: Any) -> Value:
-    """What the turns of a scan gave, one upon the other."""
+def stack_iterations(parts: list[ReplayValue], var: Any) -> ReplayValue:
+    """What the iterations of a scan gave, one upon the other."""
     if not parts:
-        return Value(jnp.zeros((0, *var.aval.shape), var.aval.dtype))
+        return ReplayValue(jnp.zeros((0, *var.aval.shape), var.aval.dtype))
     origins = [part.origin for part in parts if part.origin is not None]
     first = min(origins, key=lambda origin: origin.number) if origins else None
     array, constant = jnp.stack([part.array for part in parts]), all(p.constant for p in parts)

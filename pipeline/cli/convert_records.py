@@ -1,4 +1,4 @@
-"""`python -m pipeline convert records OUT KEY=VALUE ...`: a dataset as ArrayRecord files (D-13)."""
+"""`python -m pipeline convert records OUT KEY=VALUE ...`: write ArrayRecord files (D-13)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ example: python -m pipeline convert records cifar dataset=cifar10 dataset.root=D
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains as the rest of the program does."""
+    """A parser that raises errors as the rest of the program does."""
 
     def error(self, message: str) -> NoReturn:
         raise RecipeError([f"convert records: {message}; usage: {USAGE}"])
@@ -40,8 +40,8 @@ class _Parser(argparse.ArgumentParser):
 def main(args: Sequence[str]) -> int:
     """Write the dataset that the arguments describe into the folder OUT; the exit status.
 
-    The arguments after OUT are those of a run. Raises RecipeError for what can't be understood,
-    DataError for what can't be read and RunError for what can't be written.
+    The arguments after OUT are those of a run. Raises RecipeError for invalid arguments, DataError
+    for unreadable data and RunError where OUT can't be written.
     """
     if asks_for_help(args):
         return show_usage(HELP)
@@ -49,21 +49,21 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    given = parser.parse_intermixed_args(list(args))
-    out = given.out.expanduser()
-    if "=" in given.out.name:
-        parser.error(f"OUT must come first, a folder to write; found {given.out}")
-    recipe = compose_and_check(untrained(given.overrides))
-    check_free(out, given.overwrite)
+    parsed = parser.parse_intermixed_args(list(args))
+    out = parsed.out.expanduser()
+    if "=" in parsed.out.name:
+        parser.error(f"OUT must come first, a folder to write; found {parsed.out}")
+    recipe = compose_and_check(untrained(parsed.overrides))
+    check_free(out, parsed.overwrite)
     reporter = Reporter()
     dataset = recipe.dataset
     with reporter.clock(f"reading {dataset.name}"):
         data = dataset.read(cache_root(recipe.cache))
 
-    def tell(column: str, written: int, samples: int) -> None:
+    def report(column: str, written: int, samples: int) -> None:
         reporter.stage("convert", f"{column}: {written:,} of {samples:,} samples")
 
-    spec = write_records(out, dataset.name, data, overwrite=given.overwrite, tell=tell)
+    spec = write_records(out, dataset.name, data, overwrite=parsed.overwrite, tell=report)
     reporter.stage("done", _line(out, spec))
     return 0
 

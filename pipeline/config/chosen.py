@@ -37,7 +37,7 @@ LENGTHS = ("train.epochs", "train.passes", "train.steps")
 _OPTION = re.compile(r"\w[\w.+-]*")
 
 
-def with_recipe(overrides: Sequence[str]) -> list[str]:
+def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     """The overrides with a recipe named, the default one if none was; a file becomes a name, and
     optional keys are added where conf/ lacks them.
 

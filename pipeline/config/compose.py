@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipeline.config.checks import conflicts
-from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, with_recipe
+from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
 from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
@@ -88,7 +88,7 @@ def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]
 def compose_and_check(overrides: Sequence[str]) -> Recipe:
     """Compose and check, going on after each problem, so that all are reported at once."""
     problems: list[str] = []
-    remaining = with_recipe(overrides)
+    remaining = resolve_recipe(overrides)
     tried: list[list[str]] = []
     while True:
         tried.append(remaining)
@@ -102,7 +102,7 @@ def compose_and_check(overrides: Sequence[str]) -> Recipe:
             if rest in tried or len(tried) == MAX_ROUNDS:
                 raise RecipeError(problems or [first_line(error)]) from error
             # Once a recipe is known by its name, the name says no more which file it was.
-            remaining = rest if value_of(rest, "recipe") else with_recipe(rest)
+            remaining = rest if value_of(rest, "recipe") else resolve_recipe(rest)
         else:
             break
     if problems:

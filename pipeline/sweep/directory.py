@@ -73,7 +73,7 @@ def find_failures(sweep_dir: Path) -> dict[str, int]:
     return {file.parent.name: written_at_ns(file) for file in failed}
 
 
-def is_settled(job_dir: Path, failures: Mapping[str, int]) -> bool:
+def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
     """Is nothing left to do about a job?
 
     What failed is tried again by the next command: `failures` are those that this one found, which

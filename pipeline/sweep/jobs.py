@@ -21,7 +21,13 @@ from pipeline.files.strict_json import json_text
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Pruner
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_status
-from pipeline.sweep.directory import claimed, is_settled, read_overrides, values_of, write_overrides
+from pipeline.sweep.directory import (
+    claimed,
+    is_finished,
+    read_overrides,
+    values_of,
+    write_overrides,
+)
 from pipeline.sweep.table import write_table
 from pipeline.sweep.threads import limit_threads
 
@@ -55,7 +61,7 @@ class Job:
             if not free:
                 print(f"{_of_job(job_dir)} another process is at it", flush=True)
                 return
-            if is_settled(job_dir, self.failures):
+            if is_finished(job_dir, self.failures):
                 status = printable(str(read_status(job_dir)))
                 print(f"{_of_job(job_dir)} {status} already", flush=True)
                 return
@@ -104,7 +110,7 @@ def _run_checked(
         changing = {"resume": resume, "resume_changed": on_changed}
         train = recipe.train.model_copy(update=changing)
         recipe = recipe.model_copy(update={"train": train})
-        pruner = _judge()
+        pruner = _pruner()
         # The command of the sweep goes on with all of its jobs, and the sweep says it.
         return run(
             recipe, job_dir, changed, pruner=pruner, signals=signals, how_to_resume=lambda *_: None
@@ -120,11 +126,11 @@ def _run_checked(
         raise
 
 
-def _judge() -> Pruner | None:
+def _pruner() -> Pruner | None:
     """Who may prune this job: none but in a study."""
     hydra_config = HydraConfig.get()
     if hydra_config.sweeper.get("trial") is None:
         return None
-    from pipeline.sweep.pruner import open_judge
+    from pipeline.sweep.pruner import open_pruner
 
-    return open_judge(hydra_config.sweeper, Path(hydra_config.sweep.dir))
+    return open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))

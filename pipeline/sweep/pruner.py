@@ -15,7 +15,7 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.sweep.study import DIRECTIONS, open_study, read_settings
 
 
-class TrialJudge(MonitorBase):
+class TrialPruner(MonitorBase):
     """Reports a trial's course, and asks its study's pruner at every report.
 
     Reported is, at the end of every sink, the mean training loss over it, steps left out that have
@@ -27,12 +27,12 @@ class TrialJudge(MonitorBase):
         self._trial, self._metric, self._by_evaluations = trial, metric, by_evaluations
         self._sign = 1.0 if DIRECTIONS[metric] == "min" else -1.0
         self._loss, self._steps = 0.0, 0
-        self._verdict: str | None = None
+        self._prune_reason: str | None = None
 
     @property
     def prune_reason(self) -> str | None:
         """Why the run should end at this boundary; None while it should go on."""
-        return self._verdict
+        return self._prune_reason
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Add up losses."""
@@ -59,7 +59,7 @@ class TrialJudge(MonitorBase):
         except optuna.exceptions.UpdateFinishedTrialError:
             # Taken for dead, it is tried again elsewhere: there it will be found done.
             return
-        self._verdict = f"step {step}: {self._told(value)} is poor" if poor else None
+        self._prune_reason = f"step {step}: {self._told(value)} is poor" if poor else None
 
     def _told(self, value: float) -> str:
         if self._by_evaluations:
@@ -67,9 +67,9 @@ class TrialJudge(MonitorBase):
         return f"mean training loss {self._sign * value:.4g}"
 
 
-def open_judge(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialJudge:
+def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:
     """The judge of the trial that a job's configuration names."""
     settings = read_settings(sweeper, sweep_dir)
     study = open_study(settings, sweep_dir)
     trial = optuna.Trial(study, study.trials[sweeper["trial"]]._trial_id)
-    return TrialJudge(trial, settings.metric, by_evaluations=settings.reports == "evaluations")
+    return TrialPruner(trial, settings.metric, by_evaluations=settings.reports == "evaluations")

@@ -11,7 +11,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 from pipeline.errors import RunError, printable, printable_lines
-from pipeline.sweep.directory import is_held, is_settled
+from pipeline.sweep.directory import is_finished, is_held
 from pipeline.sweep.plan import PlannedJob
 
 POLL_S = 0.5
@@ -29,7 +29,7 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
     jobs settles none of them again and again: the launcher doesn't work.
     """
     futile, waiting = 0, False
-    while left := _unsettled(jobs, failures):
+    while left := _unfinished(jobs, failures):
         free = [job for job in left if not is_held(job.folder)]
         if not free:
             if not waiting:
@@ -38,15 +38,15 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
             time.sleep(POLL_S)
             continue
         waiting, reason = False, _try(launch, free)
-        lost = [job for job in _unsettled(free, failures) if not is_held(job.folder)]
+        lost = [job for job in _unfinished(free, failures) if not is_held(job.folder)]
         futile = futile + 1 if len(lost) == len(free) else 0
         if futile == STARTS:
             ended = f"started {STARTS} times, and ended each time {reason}"
             raise RunError(f"jobs {_names(lost)}: {ended}")
 
 
-def _unsettled(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
-    return [job for job in jobs if not is_settled(job.folder, failures)]
+def _unfinished(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
+    return [job for job in jobs if not is_finished(job.folder, failures)]
 
 
 def _names(jobs: Sequence[PlannedJob]) -> str:

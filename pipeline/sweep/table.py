@@ -30,7 +30,7 @@ NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 
 
 @dataclass(frozen=True)
-class Row:
+class JobRow:
     """A job, what was changed in it and what became of it."""
 
     job: str
@@ -69,17 +69,17 @@ def conclude(sweep_dir: Path) -> int:
     return max(row.summary.exits_with for row in rows)
 
 
-def read_jobs(sweep_dir: Path) -> list[Row]:
+def read_jobs(sweep_dir: Path) -> list[JobRow]:
     """One row per job, in order. Raises DataError where what a job has left can't be read."""
     return [_row(folder) for folder in find_jobs(sweep_dir)]
 
 
-def _row(folder: Path) -> Row:
+def _row(folder: Path) -> JobRow:
     summary = read_summary(folder) or JobSummary(status=read_state(folder))
-    return Row(folder.name, read_overrides(folder) or {}, summary)
+    return JobRow(folder.name, read_overrides(folder) or {}, summary)
 
 
-def write_pictures(sweep_dir: Path, rows: Sequence[Row]) -> list[Path]:
+def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
     """Where sink sizes were swept on an emulated device, a step's time against them.
 
     A picture for each combination of the other keys that were swept.
@@ -94,7 +94,7 @@ def write_pictures(sweep_dir: Path, rows: Sequence[Row]) -> list[Path]:
     return pictures
 
 
-def _curves(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+def _curves(rows: Sequence[JobRow]) -> dict[str, dict[int, float]]:
     """Modelled ms by steps a sink, for each combination of the other keys that has several."""
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
@@ -110,7 +110,7 @@ def write_table(sweep_dir: Path) -> None:
     _write(read_jobs(sweep_dir), sweep_dir / TABLE)
 
 
-def _write(rows: Sequence[Row], file: Path) -> None:
+def _write(rows: Sequence[JobRow], file: Path) -> None:
     cells = [row.cells() for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, _columns(cells), lineterminator="\n")
@@ -123,7 +123,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def _show(jobs: Sequence[Row], file: Path) -> None:
+def _show(jobs: Sequence[JobRow], file: Path) -> None:
     rows = [_shown(job) for job in jobs]
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
@@ -135,7 +135,7 @@ def _show(jobs: Sequence[Row], file: Path) -> None:
     Console(markup=False).print(table)
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _shown(row: JobRow) -> dict[str, Any]:
     # Why a trial was pruned is in the file: told for most of them, it would fill the screen.
     cells = row.cells()
     return {**cells, "reason": None} if row.summary.status == "pruned" else cells

@@ -37,7 +37,7 @@ ASKED = "asked"
 
 
 @dataclass(frozen=True)
-class Search:
+class StudySearch:
     """A study with what its trials vary and what all of them share."""
 
     study: optuna.Study
@@ -63,7 +63,7 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     _tell_best(search)
 
 
-def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> Search:
+def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     """The study that a command describes, in its directory.
 
     Raises RecipeError where the command is wrong, and what Hydra does where one of the values that
@@ -81,10 +81,10 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> Search:
         study = open_study(settings, sweep_dir)
     heart = study._storage
     assert isinstance(heart, BaseHeartbeat)
-    return Search(study, heart, settings, space, command, fixed, sweep_dir)
+    return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
 
 
-def _next_trials(search: Search) -> list[Trial]:
+def _next_trials(search: StudySearch) -> list[Trial]:
     """The next trials for this process: those of dead processes first; none when all are done.
 
     While other processes are at the last ones, wait: one of them might die.
@@ -109,7 +109,7 @@ def _next_trials(search: Search) -> list[Trial]:
         time.sleep(POLL_S)
 
 
-def _ask(search: Search) -> Trial:
+def _ask(search: StudySearch) -> Trial:
     """A trial with all its values, whose heart has beaten once."""
     trial = search.study.ask(search.space)
     search.heart.record_heartbeat(trial._trial_id)
@@ -117,7 +117,7 @@ def _ask(search: Search) -> Trial:
     return trial
 
 
-def requeue_dead_trials(search: Search) -> None:
+def requeue_dead_trials(search: StudySearch) -> None:
     """Put up again what died: the heart has stopped, or the process did while it asked.
 
     Only one process asks at a time, so what is half asked for here has nobody any more.
@@ -148,7 +148,7 @@ def _put_up_again(study: optuna.Study, numbers: Sequence[int]) -> None:
             study.tell(number, state=TrialState.FAIL)
 
 
-def _run(sweeper: BasicSweeper, search: Search, trials: Sequence[Trial]) -> None:
+def _run(sweeper: BasicSweeper, search: StudySearch, trials: Sequence[Trial]) -> None:
     """Run trials as jobs, and tell the study what came of them."""
     jobs = []
     for trial in trials:
@@ -164,7 +164,7 @@ def _run(sweeper: BasicSweeper, search: Search, trials: Sequence[Trial]) -> None
         _tell(search, trial, job)
 
 
-def _tell(search: Search, trial: Trial, job: PlannedJob) -> None:
+def _tell(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
     """Tell the study what a job's summary says.
 
     Raises RunError where it says nothing of what the study is about, DataError where it can't be
@@ -183,7 +183,7 @@ def _tell(search: Search, trial: Trial, job: PlannedJob) -> None:
         raise RunError(f"hydra.sweeper.metric = {metric}: {reason}")
 
 
-def _tell_best(search: Search) -> None:
+def _tell_best(search: StudySearch) -> None:
     done = search.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if done:
         best = search.study.best_trial

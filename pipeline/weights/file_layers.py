@@ -18,7 +18,7 @@ from pipeline.weights.files.weight_files import keeps_order
 from pipeline.weights.network import NetworkArrays
 from pipeline.weights.rules import layer_rules
 from pipeline.weights.rules.frameworks import CONVENTIONS, Framework
-from pipeline.weights.rules.syntax import LEFT_OUT, Place, place_by
+from pipeline.weights.rules.syntax import SKIPPED, Place, place_by
 
 Shapes = dict[str, tuple[int, ...]]
 """Of a layer of the file, by the name of the array there."""
@@ -56,13 +56,13 @@ class Layers:
             own = self._own_leaf(leaf, place.path, _kind(self._shapes[layer]))
             found = replace(
                 place,
-                path=f"{place.path}/{own}" if place.path != LEFT_OUT else LEFT_OUT,
-                turned=place.turned and self._leaves[leaf] == "kernel",
+                path=f"{place.path}/{own}" if place.path != SKIPPED else SKIPPED,
+                transposed=place.transposed and self._leaves[leaf] == "kernel",
             )
         else:
             known = place_by(self._rules, layer, "")
             found = Place(layer) if known is None or "#" in known.path else known
-        return None if found.path == LEFT_OUT else found
+        return None if found.path == SKIPPED else found
 
     def _own_leaf(self, leaf: str, path: str, kind: str) -> str:
         ours = self._leaves[leaf]

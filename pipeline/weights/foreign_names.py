@@ -19,7 +19,7 @@ from pipeline.weights.naming import name_entries
 from pipeline.weights.network import NetworkArrays
 
 
-def in_likeness(
+def under_foreign_names(
     file: str, model: Arrays, arrays: Mapping[str, np.ndarray], network: NetworkArrays
 ) -> Arrays:
     """`arrays` as `file`, whose entries are `model`, has them: names, order, layout and dtypes.

@@ -14,7 +14,7 @@ from pipeline.errors import DataError
 from pipeline.files.error_text import shown
 from pipeline.weights.axis_order import to_own_layout
 from pipeline.weights.files.named_arrays import BFLOAT16, Arrays
-from pipeline.weights.naming import Named, framework_of, name_entries
+from pipeline.weights.naming import NamedEntry, framework_of, name_entries
 from pipeline.weights.network import NetworkArrays
 from pipeline.weights.rules.frameworks import Framework
 
@@ -26,7 +26,7 @@ MAX_ROWS = 60
 
 
 @dataclass(frozen=True)
-class Row:
+class MatchRow:
     """One line of the table."""
 
     status: Status
@@ -46,7 +46,7 @@ class Matching:
     file: str
     rules: Framework | None
     """Whose names were read; None for the network's own."""
-    rows: tuple[Row, ...]
+    rows: tuple[MatchRow, ...]
     arrays: Arrays
     """float32, those that matched alone."""
 
@@ -76,13 +76,13 @@ class Matching:
 
 
 @dataclass(frozen=True)
-class Found:
+class MatchedSoFar:
     """The network's arrays that earlier entries are, and which these are."""
 
     arrays: Arrays
     origins: Mapping[str, str]
 
-    def add(self, row: Row, array: np.ndarray) -> tuple[Row, np.ndarray | None]:
+    def add(self, row: MatchRow, array: np.ndarray) -> tuple[MatchRow, np.ndarray | None]:
         """The sum of an array's rows and of the first one of another."""
         rows = self.arrays.get(row.target)
         if rows is None:
@@ -91,7 +91,7 @@ class Found:
             return replace(row, status="misshapen", note="has other rows"), None
         return row, rows + array[:1]
 
-    def compare(self, row: Row, array: np.ndarray) -> Row:
+    def compare(self, row: MatchRow, array: np.ndarray) -> MatchRow:
         """Two entries of the same values are one array that is used twice."""
         origin = shown(self.origins[row.target])
         if np.array_equal(array, self.arrays[row.target]):
@@ -121,23 +121,23 @@ def match_weights(
             f"{network.model}: {network.unconverted}"
         )
     renamed = _rename(file, arrays, renames)
-    rows: list[Row] = []
+    rows: list[MatchRow] = []
     found: Arrays = {}
     origins: dict[str, str] = {}
     entries = list(name_entries(file, renamed, network, framework))
     for entry in sorted(entries, key=lambda entry: entry.added):
-        row, array = _match(entry, network, framework, Found(found, origins))
+        row, array = _match(entry, network, framework, MatchedSoFar(found, origins))
         rows.append(row)
         if array is not None:
             found[row.target] = array
             origins[row.target] = row.source
     reached = {row.target for row in rows if row.status in ("matched", "misshapen")}
     missing = [name for name in network.shapes if name not in reached]
-    rows += [Row("missing", "", None, name, network.shapes[name]) for name in missing]
+    rows += [MatchRow("missing", "", None, name, network.shapes[name]) for name in missing]
     return Matching(file, framework, tuple(rows), found)
 
 
-def table(rows: Iterable[Row], limit: int | None = MAX_ROWS) -> str:
+def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
     """The rows as text, a line each, in columns."""
     cells = [
         (
@@ -180,30 +180,30 @@ def _rename(
 
 
 def _match(
-    entry: Named, network: NetworkArrays, framework: Framework | None, so_far: Found
-) -> tuple[Row, np.ndarray | None]:
+    entry: NamedEntry, network: NetworkArrays, framework: Framework | None, so_far: MatchedSoFar
+) -> tuple[MatchRow, np.ndarray | None]:
     """What becomes of one entry, and its array where it matches."""
     shape = entry.array.shape
     if entry.target is None:
-        return Row("left out", entry.source, shape, "", None), None
+        return MatchRow("left out", entry.source, shape, "", None), None
     needed = network.shapes.get(entry.target)
     if needed is None:
         note = "" if entry.target == entry.source else f"would be {shown(entry.target)}"
-        return Row("extra", entry.source, shape, "", None, note), None
+        return MatchRow("extra", entry.source, shape, "", None, note), None
     described = (entry.source, shape, entry.target, needed)
     array = entry.array
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
-        return Row("misshapen", *described, f"is {array.dtype}, no floating point"), None
+        return MatchRow("misshapen", *described, f"is {array.dtype}, no floating point"), None
     array = array if framework is None else to_own_layout(array, entry.target, network)
     array = array.astype(np.float32)
     if entry.added:
-        return so_far.add(Row("added", *described, "its first row, to every row"), array)
+        return so_far.add(MatchRow("added", *described, "its first row, to every row"), array)
     if entry.target in so_far.origins:
-        return so_far.compare(Row("tied", *described), array), None
+        return so_far.compare(MatchRow("tied", *described), array), None
     if array.shape != needed:
         note = f"{_shape(shape)} in the file" if array.shape != shape else ""
-        return Row("misshapen", entry.source, array.shape, entry.target, needed, note), None
-    return Row("matched", *described), array
+        return MatchRow("misshapen", entry.source, array.shape, entry.target, needed, note), None
+    return MatchRow("matched", *described), array
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -18,7 +18,7 @@ _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedEntry:
     """An entry of a file, or a part of one, under the name that the network should know it by."""
 
     source: str
@@ -50,7 +50,7 @@ def name_entries(
     arrays: Mapping[str, tuple[str | None, np.ndarray]],
     network: NetworkArrays,
     framework: Framework | None,
-) -> Iterator[Named]:
+) -> Iterator[NamedEntry]:
     """Every entry under the network's name for it, or under its own where no rule knows it.
 
     `arrays` has the entries by their names in the file, each with the name that the user's rules
@@ -59,27 +59,27 @@ def name_entries(
     """
     if framework is None:
         for source, (name, array) in arrays.items():
-            yield Named(source, name and (network.resolve(name) or name), array)
+            yield NamedEntry(source, name and (network.resolve(name) or name), array)
         return
     convention = CONVENTIONS[framework]
     prefix = _wrapper([name for name, _ in arrays.values() if name is not None])
-    settled: dict[str, str | None] = {}
-    unsettled: dict[str, str] = {}
+    resolved: dict[str, str | None] = {}
+    unresolved: dict[str, str] = {}
     for source, (name, _) in arrays.items():
         short = (name or "").removeprefix(prefix)
         if name is None or convention.not_weights.fullmatch(short):
-            settled[source] = None
+            resolved[source] = None
         elif (own := network.resolve(name)) is not None:
-            settled[source] = own
+            resolved[source] = own
         else:
-            unsettled[source] = short
-    theirs = {name: arrays[source][1] for source, name in unsettled.items()}
+            unresolved[source] = short
+    theirs = {name: arrays[source][1] for source, name in unresolved.items()}
     layers = Layers(file, theirs, network, framework)
     for source, (_, array) in arrays.items():
-        if source in settled:
-            yield Named(source, settled[source], array)
+        if source in resolved:
+            yield NamedEntry(source, resolved[source], array)
         else:
-            yield from _spread(source, layers.place(unsettled[source]), array, network)
+            yield from _spread(source, layers.place(unresolved[source]), array, network)
 
 
 def _wrapper(names: Sequence[str]) -> str:
@@ -94,21 +94,21 @@ def _wrapper(names: Sequence[str]) -> str:
 
 def _spread(
     source: str, place: Place | None, array: np.ndarray, network: NetworkArrays
-) -> Iterator[Named]:
+) -> Iterator[NamedEntry]:
     """The entry, or the equal parts of it that several arrays of the network are."""
     if place is None:
-        yield Named(source, None, array)
+        yield NamedEntry(source, None, array)
         return
     target = place.path
-    array = array.T if place.turned else array
+    array = array.T if place.transposed else array
     braces = _PARTS.search(target)
     if braces is None:
-        yield Named(source, network.resolve(target) or target, array, place.added)
+        yield NamedEntry(source, network.resolve(target) or target, array, place.added)
         return
     options = braces[1].split(",")
     if array.ndim == 0 or len(array) % len(options):
-        yield Named(source, target, array)
+        yield NamedEntry(source, target, array)
         return
     for option, part in zip(options, np.split(array, len(options)), strict=True):
         name = target[: braces.start()] + option + target[braces.end() :]
-        yield Named(source, network.resolve(name) or name, part)
+        yield NamedEntry(source, network.resolve(name) or name, part)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections.abc import Callable
@@ -98,7 +99,7 @@ def test_a_file_system_without_locks_or_with_another_time_is_told(
         raise OSError(37, "No locks available")
 
     now = module.time.time()
-    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(module.time, "time", lambda: now - 3600)
     said = say()
     assert said.status == 0

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.checks import CHECKS
-from pipeline.config.chosen import with_recipe
+from pipeline.config.chosen import resolve_recipe
 from pipeline.errors import RecipeError
 
 
@@ -244,7 +244,7 @@ def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None
 
 
 def test_the_plus_before_recipe_may_be_left_out() -> None:
-    assert with_recipe(["recipe=mlp_mnist"]) == ["+recipe=mlp_mnist"]
+    assert resolve_recipe(["recipe=mlp_mnist"]) == ["+recipe=mlp_mnist"]
 
 
 MANY = 3_000

@@ -20,7 +20,7 @@ from pipeline.errors import RecipeError, RunError  # noqa: E402
 from pipeline.files.package_paths import CONF  # noqa: E402
 from pipeline.sweep.storage import FileLock, beating  # noqa: E402
 from pipeline.sweep.study import number_of_first_try, open_study, read_settings  # noqa: E402
-from pipeline.sweep.trials import Search, requeue_dead_trials  # noqa: E402
+from pipeline.sweep.trials import StudySearch, requeue_dead_trials  # noqa: E402
 from tests.conftest import STEPS, TINY  # noqa: E402
 
 Sweeper = dict[str, Any]
@@ -270,7 +270,7 @@ def test_a_trial_that_was_half_asked_for_is_not_lost(study: Any, tmp_path: Path)
     """Its process died before the first heart-beat, also when it was a retry."""
     study.ask()
     settings: Any = None
-    search = Search(study, study._storage, settings, SPACE, [], [], tmp_path)
+    search = StudySearch(study, study._storage, settings, SPACE, [], [], tmp_path)
     for _ in range(2):
         requeue_dead_trials(search)
         assert [trial.state.name for trial in study.trials][-2:] == ["FAIL", "WAITING"]

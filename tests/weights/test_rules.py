@@ -67,7 +67,7 @@ def test_a_rule_computes_and_marks() -> None:
         (r"types", "+table"),
         (r"gone", ""),
     )
-    assert place_by(rules, "out3", "dense") == Place("block2/dense_0", turned=True)
+    assert place_by(rules, "out3", "dense") == Place("block2/dense_0", transposed=True)
     assert place_by(rules, "out3", "") is None
     assert place_by(rules, "types", "") == Place("table", added=True)
     assert place_by(rules, "gone", "conv") == Place("")

@@ -67,7 +67,7 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _PUTS = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GETS = {"BINGET", "LONG_BINGET", "GET"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_PASSED_OVER = {"PROTO", "FRAME", "STOP"}
+_SKIPPED = {"PROTO", "FRAME", "STOP"}
 
 
 def read_pickle(data: bytes) -> Any:
@@ -121,7 +121,7 @@ class _Machine:
             stack[len(stack) - count :] = [items]
         elif name in _ACTIONS:
             _ACTIONS[name](self, argument)
-        elif name not in _PASSED_OVER:
+        elif name not in _SKIPPED:
             raise ValueError(f"{_REFUSED}: it holds the opcode {name}")
 
     def memoize(self, argument: Any) -> None:
@@ -173,7 +173,7 @@ class _Machine:
         else:
             self.stack[-1] = {}
 
-    def pass_over_attributes(self, argument: Any) -> None:
+    def skip_attributes(self, argument: Any) -> None:
         """Attributes of a dict, such as the versions of its modules, say nothing of the weights."""
         self.stack.pop()
         if not isinstance(self.stack[-1], dict):
@@ -201,7 +201,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "GLOBAL": lambda machine, text: machine.stack.append(_allowed(text.replace(" ", "."))),
     "STACK_GLOBAL": _Machine.name_from_stack,
     "REDUCE": _Machine.call,
-    "BUILD": _Machine.pass_over_attributes,
+    "BUILD": _Machine.skip_attributes,
     "BINPERSID": lambda machine, _: machine.stack.append(Persistent(machine.stack.pop())),
     "SETITEM": lambda machine, _: machine.set_items(_pop(machine, 2)),
     "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),

@@ -20,10 +20,10 @@ counts. In a path
 No path at all leaves the layer out.
 """
 
-LEFT_OUT = ""
+SKIPPED = ""
 
 _SUM = re.compile(r"<(\d+)([+-]\d+)>")
-_TURNED = "^T"
+_TRANSPOSED = "^T"
 _ADDED = "+"
 
 
@@ -32,7 +32,7 @@ class Place:
     """Where a rule puts a layer."""
 
     path: str
-    turned: bool = False
+    transposed: bool = False
     """Is its weight (in, out)?"""
     added: bool = False
     """Is its first row added to every row of another's?"""
@@ -51,7 +51,7 @@ def place_by(rules: LayerRules, layer: str, kind: str) -> Place | None:
 def _place(text: str) -> Place:
     path = _SUM.sub(lambda terms: str(int(terms[1]) + int(terms[2])), text)
     return Place(
-        path.removeprefix(_ADDED).removesuffix(_TURNED),
-        turned=path.endswith(_TURNED),
+        path.removeprefix(_ADDED).removesuffix(_TRANSPOSED),
+        transposed=path.endswith(_TRANSPOSED),
         added=path.startswith(_ADDED),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.weights.rules.syntax import LEFT_OUT, LayerRules
+from pipeline.weights.rules.syntax import SKIPPED, LayerRules
 
 VIT: LayerRules = (
     (r"class_token|cls_token", "class_token_0/token"),
@@ -29,7 +29,7 @@ VIT: LayerRules = (
 
 _LAYER = r"(?:bert\.)?encoder\.layer\.(\d+)\."
 BERT: LayerRules = (
-    (r"(?:bert\.)?embeddings\.position_ids", LEFT_OUT),
+    (r"(?:bert\.)?embeddings\.position_ids", SKIPPED),
     (r"(?:bert\.)?embeddings\.word_embeddings", "embedding_0"),
     (r"(?:bert\.)?embeddings\.position_embeddings", "position_embedding_0"),
     (r"(?:bert\.)?embeddings\.token_type_embeddings", "+position_embedding_0"),
@@ -51,7 +51,7 @@ _ATTENTION = r"tokens/block\1/residual_0/self_attention_0"
 GPT: LayerRules = (
     (r"(?:transformer\.)?wte|lm_head", "tokens"),
     (r"(?:transformer\.)?wpe", "tokens/position_embedding_0"),
-    (rf"{_BLOCK}attn(?:\.masked_bias)?", LEFT_OUT),
+    (rf"{_BLOCK}attn(?:\.masked_bias)?", SKIPPED),
     (rf"{_BLOCK}attn\.c_attn", rf"{_ATTENTION}/{{query,key,value}}^T"),
     (rf"{_BLOCK}attn\.c_proj", rf"{_ATTENTION}/out^T"),
     (rf"{_BLOCK}mlp\.c_fc", r"tokens/block\1/residual_1/dense_0^T"),
