@@ -120,7 +120,7 @@ def _copy_lowerings(source: Path, target: Path) -> None:
 
 
 def _remove_unused(run_dir: Path, *, named: bool) -> None:
-    """Remove what was prepared for a run that never began; a directory that the user named stays."""
+    """Remove the files of a run that never began; a directory that the user named stays."""
     (run_dir / LOWERINGS).unlink(missing_ok=True)
     if not named:
         with suppress(OSError):

@@ -93,14 +93,14 @@ CASES = {
         ["train.to_float=[{pattern: conv_0, dtype: float8}]"],
         "train.to_float.0.dtype = float8: must be 'float32', 'float16' or 'bfloat16'",
     ),
-    "pieces of different sizes": (
+    "microbatches of different sizes": (
         ["train.accumulate_steps=5"],
         "train.accumulate_steps = 5: must divide train.batch_size = 32",
     ),
-    "hardest of a piece": (
+    "hardest of a microbatch": (
         ["train.loss.hardest_share=0.7", "train.accumulate_steps=2"],
-        "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; a piece of a "
-        "batch does not know the hardest of all",
+        "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; a "
+        "microbatch does not know the hardest of all",
     ),
     "batches mixed in evaluation": (
         ["dataset.eval.ops=[{name: one_hot, classes: 10}, mix_up]"],
