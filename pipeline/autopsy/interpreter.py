@@ -1,7 +1,7 @@
-"""Running a jaxpr equation by equation, looking at every result.
+"""Interpreter that runs a jaxpr equation by equation and inspects every result.
 
-Calls are inlined, loops iteration and branches are taken as the values say, so every equation that runs
-is one of the user's network, the loss or the map ops, with the scope that it was traced in.
+Calls are inlined, loops iterate and branches are taken by their values. So every equation that runs
+belongs to the user's network, the loss or the map ops, with the scope that it was traced in.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ CALLS: Mapping[str, str] = MappingProxyType(
         "custom_vjp_call": "call_jaxpr",
     }
 )
-"""Primitives that call a jaxpr, which is under this parameter."""
+"""Primitives that call a jaxpr, with the parameter that holds it."""
 
 BITS = "bitcast_convert_type"
 
 Names = Mapping[Any, NamedTensor]
-"""What variables of a jaxpr are called."""
+"""Names of a jaxpr's variables."""
 
 
 @dataclass(frozen=True)
 class Extreme:
-    """How near a finite value came to the end of its type."""
+    """The finite value that came closest to the largest number of its type."""
 
     share: float = 0.0
-    """Of the greatest number that the type can hold."""
+    """The magnitude divided by the largest number of the type."""
     value: float = 0.0
     dtype: str = ""
     source: str = ""
@@ -63,10 +63,10 @@ class Extreme:
 
 @dataclass
 class Interpreter:
-    """Runs jaxprs and keeps what is worth knowing of the values that it saw."""
+    """Runs jaxprs and records the inputs of layers and the most extreme value."""
 
     layer_inputs: dict[str, list[ReplayValue]] = field(default_factory=dict)
-    """What each layer read of what others gave, in the forward pass."""
+    """Outputs of other layers that each layer read in the forward pass."""
     extreme: Extreme = field(default_factory=Extreme)
     _equations: int = 0
     _iterations: list[int] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Interpreter:
         scope: str = "",
         names: Names = MappingProxyType({}),
     ) -> list[ReplayValue]:
-        """The outputs of a jaxpr for its inputs."""
+        """Compute the outputs of a jaxpr for its inputs."""
         env: dict[Any, ReplayValue] = {
             var: as_constant(value) for var, value in zip(jaxpr.constvars, consts, strict=True)
         }
@@ -121,14 +121,14 @@ class Interpreter:
         first = params["num_consts"] + carried
         consts, carry = operands[: params["num_consts"]], operands[params["num_consts"] : first]
         iterations = range(params["length"])
-        made: dict[int, list[ReplayValue]] = {}
+        results: dict[int, list[ReplayValue]] = {}
         for iteration in reversed(iterations) if params["reverse"] else iterations:
             sliced = [at_iteration(value, iteration) for value in operands[first:]]
             with self._in_iteration(iteration):
                 outputs = self.run(body.jaxpr, body.consts, [*consts, *carry, *sliced], scope)
-            carry, made[iteration] = outputs[:carried], outputs[carried:]
+            carry, results[iteration] = outputs[:carried], outputs[carried:]
         stacked = [
-            stack_iterations([made[iteration][at] for iteration in iterations], var)
+            stack_iterations([results[iteration][at] for iteration in iterations], var)
             for at, var in enumerate(body.jaxpr.outvars[carried:])
         ]
         return [*carry, *stacked]
@@ -157,8 +157,8 @@ class Interpreter:
     def _compute(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         params = eqn.primitive.get_bind_params(eqn.params)
         with eqn.ctx.manager:
-            made = eqn.primitive.bind(*(operand.array for operand in operands), **params)
-        arrays = made if eqn.primitive.multiple_results else [made]
+            result = eqn.primitive.bind(*(operand.array for operand in operands), **params)
+        arrays = result if eqn.primitive.multiple_results else [result]
         self._equations += 1
         layer, name = layer_named(scope), eqn.primitive.name
         if "jvp(" in scope and "transpose(" not in scope:
@@ -183,7 +183,7 @@ class Interpreter:
     def _look(
         self, primitive: str, scope: str, operands: list[ReplayValue], array: Any
     ) -> Origin | None:
-        """Where a result comes from, if it is not finite."""
+        """The origin of a result that is not finite; None for a finite one."""
         if not is_float(array):
             return self._look_at_bits(primitive, scope, operands, array)
         size = largest(array)
@@ -194,7 +194,7 @@ class Interpreter:
         meant = bool(infinite) and primitive in MOVES and is_below(array)
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not meant:
-            # Nobody meant this: what made the constant is to blame, where that is known.
+            # Not intended: the origin of the constant is a cause, where it is known.
             causes += [replace(value.origin, intended=False) for value in infinite if value.origin]
         number, iteration = self._equations, self._iterations[0] if self._iterations else 0
         known, nan = tuple(dict.fromkeys(causes)), bool(np.isnan(size))
@@ -206,7 +206,7 @@ class Interpreter:
     def _look_at_bits(
         self, primitive: str, scope: str, operands: list[ReplayValue], array: Any
     ) -> Origin | None:
-        """Where whole numbers come from that are the bits of something not finite."""
+        """The origin of integers that are the bits of a value that is not finite."""
         if not jnp.issubdtype(array.dtype, jnp.integer):
             return None
         causes = tuple(
@@ -228,5 +228,5 @@ class Interpreter:
 
 @cache
 def layer_named(scope: str) -> str:
-    """The layer that a name stack is of; "" outside of all."""
+    """The layer of a name stack; "" outside of all layers."""
     return layer_of(scope)

@@ -1,4 +1,4 @@
-"""Which entry of a weight file is which array of a network, and the table that says so."""
+"""Matching of a weight file's entries with a network's arrays, and a table of the result."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from pipeline.weights.network import NetworkArrays
 from pipeline.weights.rules.frameworks import Framework
 
 Rules = Literal["auto", "none", "torch", "mindspore"]
-Status = Literal["matched", "missing", "extra", "misshapen", "left out", "added", "tied"]
+Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
-HARMLESS: tuple[Status, ...] = ("left out", "added", "tied")
+HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
 
 
 @dataclass(frozen=True)
 class MatchRow:
-    """One line of the table."""
+    """One row of the table: an entry of the file, an array of the network, or a match."""
 
     status: Status
     source: str
-    """The name in the file; empty for what it lacks."""
+    """The name in the file; empty for a missing entry."""
     found: tuple[int, ...] | None
     target: str
-    """The network's name; empty for what it has no array for."""
+    """The network's name; empty for an entry without an array."""
     needed: tuple[int, ...] | None
     note: str = ""
 
@@ -45,15 +45,15 @@ class Matching:
 
     file: str
     rules: Framework | None
-    """Whose names were read; None for the network's own."""
+    """The framework whose names the file has; None for the network's own."""
     rows: tuple[MatchRow, ...]
     arrays: Arrays
-    """float32, those that matched alone."""
+    """The matched arrays, float32."""
 
     def require(self, *, partial: bool) -> None:
-        """Raise DataError with the table of what does not match, unless `partial` allows it.
+        """Raise DataError with a table of the problems, unless `partial` allows them.
 
-        Where nothing at all matches, nothing is allowed.
+        Where no array matches, it is always raised.
         """
         problems = [row for row in self.rows if row.status in PROBLEMS]
         if not problems or (partial and self.arrays):
@@ -65,7 +65,7 @@ class Matching:
         raise DataError(f"{self.file}: {self.counts()}; {hint}\n{table(problems)}")
 
     def counts(self) -> str:
-        """`62 of 62 arrays matched, 1 left out`."""
+        """`62 of 62 arrays matched, 1 skipped`."""
         found = Counter(row.status for row in self.rows)
         needed = found["matched"] + found["missing"] + found["misshapen"]
         others = (*PROBLEMS, *HARMLESS)
@@ -77,13 +77,13 @@ class Matching:
 
 @dataclass(frozen=True)
 class MatchedSoFar:
-    """The network's arrays that earlier entries are, and which these are."""
+    """The network's arrays that earlier entries matched, and the names of those entries."""
 
     arrays: Arrays
     origins: Mapping[str, str]
 
     def add(self, row: MatchRow, array: np.ndarray) -> tuple[MatchRow, np.ndarray | None]:
-        """The sum of an array's rows and of the first one of another."""
+        """Add the first row of an array to every row of the matched one of the same target."""
         rows = self.arrays.get(row.target)
         if rows is None:
             return replace(row, status="extra", note="nothing to add it to"), None
@@ -92,7 +92,7 @@ class MatchedSoFar:
         return row, rows + array[:1]
 
     def compare(self, row: MatchRow, array: np.ndarray) -> MatchRow:
-        """Two entries of the same values are one array that is used twice."""
+        """Compare a second entry of a target: equal values are one array that is used twice."""
         origin = shown(self.origins[row.target])
         if np.array_equal(array, self.arrays[row.target]):
             return replace(row, note=f"the same values as {origin}")
@@ -106,10 +106,10 @@ def match_weights(
     renames: Sequence[RenameSpec] = (),
     rules: Rules = "auto",
 ) -> Matching:
-    """Find the network's arrays among those of a file. The user's rules come first.
+    """Match the entries of a file with the network's arrays. The user's rules come first.
 
     Raises DataError for a rule of the user's that matches no entry, and for a network whose weights
-    are not converted.
+    can't be converted.
     """
     if rules == "auto":
         framework = framework_of(file, arrays, network)
@@ -138,7 +138,7 @@ def match_weights(
 
 
 def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
-    """The rows as text, a line each, in columns."""
+    """The rows as text in columns, one line each, at most `limit`."""
     cells = [
         (
             *(row.status, shown(row.source) or "-", _shape(row.found), shown(row.target) or "-"),
@@ -161,7 +161,7 @@ def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
 def _rename(
     file: str, arrays: Arrays, renames: Sequence[RenameSpec]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
-    """The entries with the names that the user's rules give them; the first rule that matches."""
+    """The entries with the new names of the user's rules; the first matching rule applies."""
     used: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -182,10 +182,10 @@ def _rename(
 def _match(
     entry: NamedEntry, network: NetworkArrays, framework: Framework | None, so_far: MatchedSoFar
 ) -> tuple[MatchRow, np.ndarray | None]:
-    """What becomes of one entry, and its array where it matches."""
+    """The row of one entry, and its array where it matches."""
     shape = entry.array.shape
     if entry.target is None:
-        return MatchRow("left out", entry.source, shape, "", None), None
+        return MatchRow("skipped", entry.source, shape, "", None), None
     needed = network.shapes.get(entry.target)
     if needed is None:
         note = "" if entry.target == entry.source else f"would be {shown(entry.target)}"

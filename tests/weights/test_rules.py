@@ -40,7 +40,7 @@ def targets(matching: Matching) -> dict[str, list[str]]:
     """What each entry became."""
     found: dict[str, list[str]] = {}
     for row in matching.rows:
-        assert row.status in ("matched", "left out"), row
+        assert row.status in ("matched", "skipped"), row
         found.setdefault(row.source, []).append(row.target)
     return found
 

@@ -43,7 +43,7 @@ BERT: LayerRules = (
     (r"(?:bert\.)?pooler\.dense", "pooler"),
     (r"classifier", "dense_0"),
 )
-"""transformers. All tokens are of the first segment here, whose vector so is one with those of the
+"""transformers. All tokens belong to the first segment here, so its vector is added to those of the
 positions."""
 
 _BLOCK = r"(?:transformer\.)?h\.(\d+)\."
@@ -59,4 +59,4 @@ GPT: LayerRules = (
     (rf"{_BLOCK}ln_([12])", r"tokens/block\1/residual_<\2-1>/layer_norm_0"),
     (r"(?:transformer\.)?ln_f", "tokens/layer_norm_0"),
 )
-"""transformers, whose linear maps keep their weights as (in, out) here alone."""
+"""transformers, whose linear layers have weights (in, out) in this model only."""
