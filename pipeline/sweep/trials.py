@@ -32,7 +32,7 @@ from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
 from pipeline.sweep.storage import beating
 from pipeline.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
 
-ASKED = "asked"
+REQUESTED = "asked"
 """Attribute of a trial that a process has requested and owns; its value is the trial's number."""
 
 
@@ -113,7 +113,7 @@ def _ask(search: StudySearch) -> Trial:
     """Request a trial with all its values, and send its first heartbeat."""
     trial = search.study.ask(search.space)
     search.heart.record_heartbeat(trial._trial_id)
-    trial.set_user_attr(ASKED, trial.number)
+    trial.set_user_attr(REQUESTED, trial.number)
     return trial
 
 
@@ -124,7 +124,7 @@ def requeue_dead_trials(search: StudySearch) -> None:
     """
     fail_stale_trials(search.study)
     running = search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    half = [trial.number for trial in running if trial.user_attrs.get(ASKED) != trial.number]
+    half = [trial.number for trial in running if trial.user_attrs.get(REQUESTED) != trial.number]
     _requeue(search.study, half)
 
 

@@ -116,7 +116,7 @@ def test_what_does_not_reach_the_outcome_is_no_cause() -> None:
 
 
 def test_padding_and_masks_are_meant() -> None:
-    """The infinities of a maximum and a softmax are on the way, and are not blamed."""
+    """The infinities of a maximum and a softmax come before it, and are no cause."""
 
     def function(x: Array) -> Array:
         padded = in_layer("pool", lambda v: jnp.pad(v, 1, constant_values=-jnp.inf), x)
@@ -154,7 +154,7 @@ def test_bits_of_what_is_not_finite_lead_back_to_it() -> None:
     assert cause_of(function, X).origin.scope == "guilty"
 
 
-def test_a_cause_inside_a_loop_knows_its_turn() -> None:
+def test_a_cause_inside_a_loop_knows_its_iteration() -> None:
     x = X.copy()
     x[1] = 0.0
 

@@ -91,7 +91,7 @@ def with_loss(run_dir: Path, step: int, loss: float) -> None:
 
 
 def lay_trap(run_dir: Path, folder: Path) -> None:
-    """Make a run say that it was begun in a folder with code in it, as a stranger's run may."""
+    """Make a run say that it was started in a folder with code, as a stranger's run may."""
     folder.mkdir()
     for module in ("pipeline", "jax", "json"):
         (folder / f"{module}.py").write_text("raise SystemExit(3)")
@@ -170,7 +170,7 @@ def test_steps_that_are_lacking_are_no_reproduction(
     assert said[-1] == "verdict      not reproduced: the new run lacks the last 5 steps"
 
 
-def test_a_recipe_that_is_wrong_is_told_by_the_new_run(
+def test_a_recipe_that_is_wrong_is_reported_by_the_new_run(
     kept: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And nothing is left of a run that never began."""
@@ -189,14 +189,14 @@ def test_a_recipe_that_is_wrong_is_told_by_the_new_run(
         (["nowhere", "train.resume=auto"], UsageError, "train.resume=auto: goes on with a run"),
     ],
 )
-def test_what_can_not_be_reproduced_is_told(
+def test_what_can_not_be_reproduced_is_reported(
     args: list[str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         reproduce(args)
 
 
-def test_a_run_without_steps_is_told(tiny: Compose, tmp_path: Path) -> None:
+def test_a_run_without_steps_is_reported(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("stages=[data]"), tmp_path / "run")
     with pytest.raises(DataError, match=r"metrics\.jsonl: has no step to compare with"):
         reproduce([str(tmp_path / "run")])

@@ -21,7 +21,7 @@ from pipeline.sweep.command import Command, Sweeper
 
 
 def composed(*overrides: str) -> Recipe:
-    """What Hydra makes of a command line at the first attempt."""
+    """The config that Hydra composes from a command line at the first attempt."""
     known = resolve_recipe(["+recipe=lenet5_digits", *overrides])
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), job_name="test", version_base="1.3"):

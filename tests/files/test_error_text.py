@@ -234,7 +234,7 @@ def test_unknown_recipe_is_named_with_the_ones_there_are() -> None:
 
 
 def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None:
-    """Nothing that the recipe says of the part it would have had is left behind."""
+    """No key of the recipe's own part remains."""
     chosen = load_recipe("lenet5_digits", ["dataset=mnist", "model=resnet20", "optimizer=adam"])
     plain = load_recipe("lenet5_mnist", ["model=resnet20", "optimizer=adam", "dataset=mnist"])
     assert chosen.dataset == plain.dataset
@@ -243,7 +243,7 @@ def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None
     assert chosen.train.optimizer.lr == 0.001
 
 
-def test_the_plus_before_recipe_may_be_left_out() -> None:
+def test_the_plus_before_recipe_may_be_omitted() -> None:
     assert resolve_recipe(["recipe=mlp_mnist"]) == ["+recipe=mlp_mnist"]
 
 

@@ -66,7 +66,7 @@ def test_own_names_need_no_rules() -> None:
             np.testing.assert_array_equal(matching.arrays[name], array)
 
 
-def test_kernels_are_turned_and_flattened_images_reordered() -> None:
+def test_kernels_are_transposed_and_flattened_images_reordered() -> None:
     theirs, network = lenet(), lenet_needs()
     matching = match_weights("f", theirs, network)
     assert matching.rules == "torch"
@@ -279,7 +279,7 @@ def test_a_format_that_keeps_the_order_needs_no_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_foreign_layer_shifts_none_behind_it(at: int) -> None:
+def test_a_foreign_layer_shifts_none_after_it(at: int) -> None:
     items = list(lenet().items())
     theirs = dict([*items[:at], ("foreign.weight", rand(7, 7, 3, 3)), *items[at:]])
     matching = match_weights("f", theirs, lenet_needs())
@@ -346,7 +346,7 @@ def test_transformers_have_their_packed_projection_spread(style: str) -> None:
         np.testing.assert_array_equal(matching.arrays[f"{attention}/{name}/kernel"], expected)
 
 
-def test_the_state_of_training_is_left_out() -> None:
+def test_the_state_of_training_is_skipped() -> None:
     theirs = in_mindspore(resnet_names(WIDTHS))
     theirs |= {"moments.conv1.weight": theirs["conv1.weight"], "learning_rate": rand(1)}
     found = statuses(match_weights("f", theirs, resnet_needs()))
@@ -354,7 +354,7 @@ def test_the_state_of_training_is_left_out() -> None:
     assert set(found) == {"matched", "skipped"}
 
 
-def test_what_does_not_match_is_told_in_a_table() -> None:
+def test_what_does_not_match_is_reported_in_a_table() -> None:
     theirs = lenet()
     del theirs["fc2.bias"]
     theirs["fc3.weight"] = rand(7, 84)
@@ -429,7 +429,7 @@ def test_a_rule_that_matches_nothing_is_refused() -> None:
         match_weights("f", lenet(), lenet_needs(), [rename("fc1.*", "head"), rename("x", "y")])
 
 
-def test_two_entries_for_one_array_are_told() -> None:
+def test_two_entries_for_one_array_are_reported() -> None:
     theirs = {"w": rand(84, 10), "v": rand(84, 10)}
     rules = [rename("w", "dense_2/kernel"), rename("v", "dense_2/kernel")]
     rows = match_weights("f", theirs, lenet_needs(), rules, "none").rows
@@ -480,7 +480,7 @@ def test_vectors_of_segments_are_added_to_those_of_positions() -> None:
     np.testing.assert_array_equal(matching.arrays["params/embedding_0/table"], words)
 
 
-def test_tied_and_turned_weights_of_a_decoder() -> None:
+def test_tied_and_transposed_weights_of_a_decoder() -> None:
     theirs = text_names(bert=False)
     classes = ColumnSpec((4, 1, 1), "float32")
     network = arrays_of_model(conf_model("gpt2", **TEXT), 9, classes)

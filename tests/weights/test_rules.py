@@ -24,7 +24,7 @@ NETWORKS = [
 
 
 def network(model: str) -> NetworkArrays:
-    """What the golden list of a network's parameters says, and the statistics of its norms."""
+    """A network's golden list of parameters, with the statistics of its norms."""
     shapes: dict[str, tuple[int, ...]] = {}
     for line in (GOLDEN / f"parameters_{model}.txt").read_text().splitlines()[1:-1]:
         name, shape, _ = line.split()
@@ -37,7 +37,7 @@ def network(model: str) -> NetworkArrays:
 
 
 def targets(matching: Matching) -> dict[str, list[str]]:
-    """What each entry became."""
+    """The status of each entry."""
     found: dict[str, list[str]] = {}
     for row in matching.rows:
         assert row.status in ("matched", "skipped"), row
