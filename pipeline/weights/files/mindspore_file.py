@@ -7,7 +7,11 @@ The format is a protocol buffer message, here by field number as its installed p
     TensorProto  1: repeated dims (int64)   2: tensor_type (text)   3: tensor_content (bytes)
 
 An array above 512 MiB is spread over several values of one tag. A file may end in `crc_num` and
-ten bytes, the CRC-32 of all before. Only these few fields are read and written, by hand.
+ten bytes, the CRC-32 of all bytes before it.
+
+Only these few fields are parsed, without the protobuf package: it builds the entire message before
+any bound can be checked (28 bytes of memory per byte of a file of empty values) and copies every
+array, where the fields here are checked one by one and arrays are views of the file's content.
 """
 
 from __future__ import annotations
