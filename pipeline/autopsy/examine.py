@@ -89,9 +89,8 @@ class _Replay:
             )
             if (named := _named_output(_path(path))) is not None and not hasattr(var, "val")
         }
-        with (
-            no_compile_cache()
-        ):  # Hundreds of programs of one operation, which nobody wants to find again.
+        # Hundreds of programs of one operation each, which no later run needs.
+        with no_compile_cache():
             loss, norm, *_ = self.interpreter.run(closed.jaxpr, closed.consts, inputs, names=names)
         return loss, norm
 

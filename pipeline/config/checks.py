@@ -109,7 +109,7 @@ def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
-    """Where a loss skips samples or labels, all that reads it must support that (M-13)."""
+    """Loss, accumulation and optimizer support skipped samples or labels, where any are (M-13)."""
     train, share = recipe.train, recipe.train.loss.hardest_share
     ignored = recipe.dataset.ignore_index
     if ignored is not None and not train.loss.masks_labels:

@@ -114,7 +114,7 @@ def _default(tree: Tree, where: tuple[int | str, ...]) -> Any:
 
 
 def _most_similar(group: str, part: Mapping[str, Any]) -> Tree:
-    """Of a group's options with the part's name, the one that shares most of its values."""
+    """The group's option with the part's name that shares most of its values."""
     own = set(map(str, leaves(part)))
 
     def alike(option: Tree) -> int:

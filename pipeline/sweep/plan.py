@@ -149,7 +149,7 @@ def _refuse_another(
 
 
 def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[str]:
-    """How a directory's command differs: in its sweeper and, unless it grows, its arguments."""
+    """Differences of a directory's command: in its sweeper and, unless it grows, its arguments."""
     name, before, now = there.sweeper.name, there.arguments, here.arguments
     if name not in (None, here.sweeper.name):
         yield f"that of hydra/sweeper={name}, here {here.sweeper.name}"
