@@ -49,21 +49,21 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    parsed = parser.parse_intermixed_args(list(args))
-    out = parsed.out.expanduser()
-    if "=" in parsed.out.name:
-        parser.error(f"OUT must come first, a folder to write; found {parsed.out}")
-    recipe = compose_and_check(untrained(parsed.overrides))
-    check_free(out, parsed.overwrite)
+    given = parser.parse_intermixed_args(list(args))
+    out = given.out.expanduser()
+    if "=" in given.out.name:
+        parser.error(f"OUT must come first, a folder to write; found {given.out}")
+    recipe = compose_and_check(untrained(given.overrides))
+    check_free(out, given.overwrite)
     reporter = Reporter()
     dataset = recipe.dataset
     with reporter.clock(f"reading {dataset.name}"):
         data = dataset.read(cache_root(recipe.cache))
 
-    def report(column: str, written: int, samples: int) -> None:
+    def tell(column: str, written: int, samples: int) -> None:
         reporter.stage("convert", f"{column}: {written:,} of {samples:,} samples")
 
-    spec = write_records(out, dataset.name, data, overwrite=parsed.overwrite, tell=report)
+    spec = write_records(out, dataset.name, data, overwrite=given.overwrite, tell=tell)
     reporter.stage("done", _line(out, spec))
     return 0
 

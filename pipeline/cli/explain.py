@@ -228,7 +228,7 @@ def _boundaries(periods: Sequence[int], total: int) -> np.ndarray:
 
 
 def achieve(trials: TimedRuns, choice: Choice) -> Achieved | None:
-    """Time training with and without the chosen sinks, alternately; None where none were chosen."""
+    """Train with and without the sinks that were chosen, in turn; None where none were."""
     if choice.size is None:
         return None
     variant = Variant(choice.size, choice.mechanism)

@@ -54,7 +54,7 @@ def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
     if any(base != "_self_" for base in part.get("defaults", ())):
         return dict(part)
     options = _options(group, str(part.get("name")))
-    return _merge(reduce(_common, options), part) if options else dict(part)
+    return _upon(reduce(_common, options), part) if options else dict(part)
 
 
 def normalised(tree: Mapping[str, Any]) -> Tree:
@@ -71,7 +71,7 @@ def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, An
     return {key: value for key, value in one.items() if other.get(key, _NOTHING) == value}
 
 
-def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
+def _upon(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
     """`base` updated by `own`, recursively; a section with another name is replaced entirely."""
     tree = deepcopy({**base, **own})
     for key, section in own.items():
@@ -79,7 +79,7 @@ def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
         if not isinstance(section, Mapping) or not isinstance(below, Mapping):
             continue
         if section.get("name", below.get("name")) == below.get("name"):
-            tree[key] = _merge(below, section)
+            tree[key] = _upon(below, section)
     return tree
 
 
