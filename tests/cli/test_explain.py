@@ -1,4 +1,4 @@
-"""`explain` on real digits: what is told, not how fast this machine is."""
+"""`explain` on real digits: its output, not the speed of this machine."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_sinks_of_the_default_recipe_are_explained(
         assert re.search(line, out, re.MULTILINE), line
 
 
-def test_a_file_is_written_where_one_is_asked_for(explained: Explain, tmp_path: Path) -> None:
+def test_a_file_is_written_where_one_is_requested(explained: Explain, tmp_path: Path) -> None:
     status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "hydra.run.dir=deep/mine")
     assert (status, err) == (0, "")
     told = json.loads((tmp_path / "deep" / "mine" / "explain.json").read_text())

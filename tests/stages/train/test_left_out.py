@@ -241,7 +241,7 @@ def test_a_loss_that_takes_no_mask_is_refused_with_masked_labels(tiny: Compose) 
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"loss": loss})})
     assert conflicts(recipe, length_replaced=False) == [
         "dataset.ignore_index = 3: must be null with train.loss.name = sampled_mse, which takes no "
-        "mask of the labels that count"
+        "mask of valid labels"
     ]
 
 
