@@ -24,10 +24,8 @@ class BadStepMonitor(MonitorBase):
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Take note of the steps that were left out."""
-        left_out = telemetry.skipped > 0
-        if self._skips_overflow:
-            left_out &= ~np.isfinite(telemetry.loss)
-        self._left_out += (telemetry.start + 1 + np.flatnonzero(left_out)).tolist()
+        skipped = telemetry.outcome(skips_overflow=self._skips_overflow).skipped_bad
+        self._left_out += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
 
     def on_sink(self, report: SinkReport) -> None:
         """Name them."""

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch
-from pipeline.training.loss_reduction import normalizer, reduce_losses
+from pipeline.training.losses import normalizer, reduce_losses
 from pipeline.training.metrics import summarize
 from tests.training.test_step import (
     CLASSES,

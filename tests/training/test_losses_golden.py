@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.loss_reduction import normalizer, reduce_losses, sample_losses
-from pipeline.training.losses import CrossEntropy
-from pipeline.training.step_parts import StepConfig
+from pipeline.training.losses import CrossEntropy, normalizer, reduce_losses, sample_losses
+from pipeline.training.state import StepConfig
 from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
 from tests.training.test_step import make_parts
 

@@ -20,9 +20,8 @@ from pipeline.training.losses import CrossEntropy
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.clipping import ClipSpec
 from pipeline.training.optimizers.first_order import Momentum
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import Record, StepConfig, TrainState
 from pipeline.training.step import TrainStep, make_train_step
-from pipeline.training.step_parts import StepConfig
 
 HIDDEN, CLASSES, BATCH = 5, 3, 4
 SHAPE = (2, 2, 1)

@@ -24,9 +24,8 @@ from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, scale_by_thor
-from pipeline.training.state import TrainState
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import TrainStep, make_train_step, make_update_only_step
-from pipeline.training.step_parts import StepConfig
 
 HIDDEN, CLASSES, BATCH, STEPS = 5, 3, 6, 5
 SHAPE = (2, 2, 1)
