@@ -146,7 +146,7 @@ def init_overflow_counts(loss_scale: LossScaling) -> OverflowCounts | None:
 def init_bad_step_counts(policy: BadStepPolicy) -> BadStepCounts | None:
     """The counts at step 0; None where the first bad step ends the run."""
     zero = jnp.zeros((), jnp.int32)
-    return BadStepCounts(zero, zero) if policy.leaves_out else None
+    return BadStepCounts(zero, zero) if policy.counts_steps else None
 
 
 def updates_so_far(state: TrainState) -> Array:

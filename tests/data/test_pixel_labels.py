@@ -168,7 +168,7 @@ def test_what_moves_nothing_leaves_labels_alone() -> None:
         (
             [OneHot(classes=4), RandomHorizontalFlip()],
             SPECS["label"],
-            r"^ops\.1 \(random_horizontal_flip\): .* float32 of shape \(9, 12, 4\); list what mak",
+            r"^ops\.1 \(random_horizontal_flip\): .* float32 of shape \(9, 12, 4\); list the ",
         ),
         (
             [RandomHorizontalFlip()],

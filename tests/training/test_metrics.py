@@ -219,7 +219,7 @@ def test_very_many_classes_have_the_same_figures_without_a_matrix(monkeypatch):
     ]
     figures = []
     for most in (CLASSES, CLASSES - 1):
-        monkeypatch.setattr(metrics, "MOST_CONFUSED", most)
+        monkeypatch.setattr(metrics, "MAX_CONFUSION_CLASSES", most)
         sums = zero_sums(CLASSES)
         for batch in batches:
             sums = add_batch(sums, *batch)

@@ -86,8 +86,8 @@ def test_a_window_is_prepared_while_the_one_before_is_in_use(
         feed = make(kind)
         feed.window(0)
         assert feed.report().queue_depth is None
-        wait_until(lambda feed=feed: feed._supply.ready_steps(2) == 2)
-        assert feed._supply.ready_steps(4) == 0
+        wait_until(lambda feed=feed: feed._source.ready_steps(2) == 2)
+        assert feed._source.ready_steps(4) == 0
         feed.window(2)
         assert feed.report().queue_depth == 1
 
@@ -102,7 +102,7 @@ def test_nothing_is_prepared_behind_the_end_unless_asked_for(
     for step, batch in enumerate(steps_of(feed, 0, 11)):
         assert_is_step(batch, step, make_order(), make_split())
     feed.window(2)
-    assert feed._supply.ready_steps(4) == 0
+    assert feed._source.ready_steps(4) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,7 +113,7 @@ def test_a_closed_feed_prepares_nothing_and_still_serves(
     feed = make(kind)
     feed.window(0)
     feed.close()
-    assert feed._supply.ready_steps(2) == 0
+    assert feed._source.ready_steps(2) == 0
     for step, batch in zip(range(2, 7), steps_of(feed, 2, 7), strict=True):
         assert_is_step(batch, step, make_order(), make_split())
 

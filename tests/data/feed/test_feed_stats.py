@@ -114,7 +114,7 @@ def make_watched(column: LazyNumbers, clock: HandClock, told: Told) -> Feed:
         patch.setattr(window_buffer, "DECODING_THREADS", 1)
         order, split = make_order(shuffle=False), Split({"image": column})
         feed = make(
-            "stream", split, order, clock=clock, tell=lambda *what: told.append(what), stop=8
+            "stream", split, order, clock=clock, notify=lambda *what: told.append(what), stop=8
         )
         feed.window(0)
         return feed
@@ -147,7 +147,7 @@ def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, told: Tol
     assert report.starved
     assert report.slowest_sample == SlowSample("image", 7, "7.png", 1.0)
 
-    wait_until(lambda: feed._supply.ready_steps(4) == 2)
+    wait_until(lambda: feed._source.ready_steps(4) == 2)
     feed.window(4)
     assert [starves for starves, _ in told] == [True, False]
     assert told[1][1] == "data is fast enough again from step 5"
@@ -157,7 +157,7 @@ def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, told: Tol
 def test_data_that_is_ready_never_starves(clock: HandClock, told: Told) -> None:
     feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, told)
     for step in (2, 4, 6):
-        wait_until(lambda step=step: feed._supply.ready_steps(step) == 2)
+        wait_until(lambda step=step: feed._source.ready_steps(step) == 2)
         clock.advance(0.1)
         feed.window(step)
     report = feed.report()

@@ -44,7 +44,7 @@ def made(samples: int = SAMPLES) -> RawData:
 
 
 def write(folder: Path, data: RawData | None = None, *, overwrite: bool = False) -> Path:
-    write_records(folder, "mine", data or made(), overwrite=overwrite, tell=quiet)
+    write_records(folder, "mine", data or made(), overwrite=overwrite, notify=quiet)
     return folder
 
 

@@ -294,7 +294,7 @@ def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
 def test_an_update_without_observations_is_refused() -> None:
     params = {"dense_0": {"kernel": jnp.ones((3, 2))}}
     optimizer = SPEC.build()
-    with pytest.raises(ValueError, match="thor needs what layers saw"):
+    with pytest.raises(ValueError, match="thor needs the inputs of layers"):
         optimizer.update(params, optimizer.init(params), params)
 
 
