@@ -133,7 +133,7 @@ def _as_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """Which labels are valid, bool like the labels (B, ...); None where all are."""
+    """Mask of the valid labels, bool like the labels (B, ...); None where all are."""
     import jax.numpy as jnp
 
     if config.ignore_index is None:

@@ -1,4 +1,4 @@
-"""How a step changes the state: its outcome, the update, and the counts of skipped steps."""
+"""The change of the state by a step: its outcome, the update, and the counts of skipped steps."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _UNREAD = {
 class Synthetic(DatasetSpec):
     """Images of another source's sizes: a pattern per class under noise, so a network can learn.
 
-    `dataset.name=synthetic +dataset.like=mnist` turns any dataset section into its twin and keeps
+    `dataset.name=synthetic +dataset.like=mnist` changes any dataset section into its twin and keeps
     its ops; root and mirrors are left unused for that.
     """
 

@@ -93,10 +93,10 @@ def test_a_window_is_prepared_while_the_one_before_is_in_use(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_prepared_behind_the_end_unless_asked_for(
+def test_nothing_is_prepared_after_the_end_unless_requested(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial may run on behind the end of the run, and gets what it asks for."""
+    """A trial may continue after the end of the run, and gets the window that it requests."""
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
     feed = make(kind, stop=4)
     for step, batch in enumerate(steps_of(feed, 0, 11)):
@@ -134,15 +134,15 @@ def test_auto_is_resident_up_to_the_limit_and_streams_beyond(
 def test_a_streamed_window_keeps_its_bounds(
     limit_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-15: so many bytes and steps at once, but never less than a step; a batch is 24 bytes."""
+    """S-15: bytes and steps at once are limited, to a step at least; a batch is 24 bytes."""
     monkeypatch.setattr(feeds, "WINDOW_LIMIT_BYTES", limit_bytes)
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
     feed = make("stream")
     window = feed.window(0)
-    moved = sum(column.nbytes for column in window.inputs.columns.values())
-    assert (window.stop - window.start, moved) == (steps, 24 * steps)
-    assert moved <= max(limit_bytes, 24)
-    assert feed.device_bytes == 2 * moved
+    shifted = sum(column.nbytes for column in window.inputs.columns.values())
+    assert (window.stop - window.start, shifted) == (steps, 24 * steps)
+    assert shifted <= max(limit_bytes, 24)
+    assert feed.device_bytes == 2 * shifted
 
 
 def test_all_windows_have_one_shape() -> None:

@@ -62,7 +62,7 @@ def test_no_more_than_a_window_is_read_ahead() -> None:
     assert (len(column.reads), len(source._buffers)) == (len(samples_of(0, 4)), 0)
 
 
-def test_no_sample_behind_the_end_is_read() -> None:
+def test_no_sample_after_the_end_is_read() -> None:
     """Three steps of a large dataset cost the samples of three steps."""
     column = LazyNumbers(NUMBERS)
     feed = make_stream(column, stop=3)
@@ -153,5 +153,5 @@ def test_a_cpu_device_takes_a_buffer_over_as_it_is(shape: tuple[int, ...], dtype
     values = aligned_zeros(shape, dtype)
     assert (values.shape, values.dtype, values.any()) == (shape, np.dtype(dtype), False)
     assert values.ctypes.data % ALIGNMENT_BYTES == 0
-    moved = jax.block_until_ready(jax.device_put(values, DEVICE))
-    assert moved.unsafe_buffer_pointer() == values.ctypes.data
+    shifted = jax.block_until_ready(jax.device_put(values, DEVICE))
+    assert shifted.unsafe_buffer_pointer() == values.ctypes.data
