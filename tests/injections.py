@@ -35,8 +35,7 @@ from pipeline.data.transform import apply_ops
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepConfig
+from pipeline.training.state import StepConfig, TrainState
 from tests.conftest import compose_tiny
 
 walking = importlib.import_module("pipeline.models.modules.apply_layers")

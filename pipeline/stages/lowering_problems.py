@@ -17,9 +17,8 @@ from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.lowerings.tune.machine import describe_device
 from pipeline.lowerings.tune.timing import Timer, random_operands
 from pipeline.models.modules.standard import Network
-from pipeline.training.state import TrainState
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
-from pipeline.training.step_parts import StepConfig
 
 
 def list_problems(

@@ -28,8 +28,8 @@ from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.first_order import Adam, Momentum
 from pipeline.training.part_specs import OptimizerSpec
+from pipeline.training.state import StepConfig
 from pipeline.training.step import make_train_step, make_update_only_step
-from pipeline.training.step_parts import StepConfig
 
 PUBLISHED = Path(__file__).with_name("data") / "published.csv"
 

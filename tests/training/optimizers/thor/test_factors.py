@@ -36,7 +36,7 @@ def dense(inputs: np.ndarray, cotangents: np.ndarray) -> LayerCapture:
 
 
 def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc") -> LayerCapture:
-    """A 3x2 kernel with stride 2, padded by a row above and a column behind."""
+    """A 3x2 kernel with stride 2, padded by a row above and a column after."""
     window = make_window(images.shape[1:3], (3, 2), (2, 2), ((1, 0), (0, 1)), (1, 1), 1)
     if layout == "chwn":
         images, cotangents = images.transpose(3, 1, 2, 0), cotangents.transpose(3, 1, 2, 0)
