@@ -34,13 +34,13 @@ def conv2d(
     padding: str | Sequence[Pair] = "SAME",
     dilation: Pair = (1, 1),
     groups: int = 1,
-    chooser: LoweringPolicy = DEFAULTS,
+    policy: LoweringPolicy = DEFAULTS,
 ) -> Array:
     """Convolve images (batch, height, width, channels) with a kernel of the same dtype.
 
     The kernel is HWIO: (height, width, channels // groups, features). The result has shape
     (batch, height, width, features). `padding` is "SAME", "VALID" or the zeros put (before, after)
-    the height and the width; `dilation` spreads the kernel. `chooser` says how it and its gradients
+    the height and the width; `dilation` spreads the kernel. `policy` says how it and its gradients
     are computed. Differentiable in reverse mode only.
     """
     (_, height, width, _), (rows, columns, _, _) = images.shape, kernel.shape
@@ -48,7 +48,7 @@ def conv2d(
 
     def chosen(role: Role) -> Choice[ConvolutionProblem]:
         problem = convolution_problem(role, window, images, kernel)
-        return Choice(problem, chooser.choose(problem))
+        return Choice(problem, policy.choose(problem))
 
     return _conv2d(Plan(*map(chosen, ROLES)), images, kernel)
 

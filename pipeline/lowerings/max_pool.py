@@ -19,18 +19,18 @@ def pool_max(
     window: Pair,
     strides: Pair,
     pads: tuple[Pair, Pair],
-    chooser: LoweringPolicy = DEFAULTS,
+    policy: LoweringPolicy = DEFAULTS,
 ) -> Array:
     """Largest value of every window of images (batch, height, width, channels).
 
     `pads` go (before, after) height and width, and never win. Tied values share the gradient, so
-    that its sum is preserved. `chooser` says how it and its gradient are computed; what was chosen
+    that its sum is preserved. `policy` says how it and its gradient are computed; what was chosen
     is differentiable in reverse mode only.
     """
 
     def chosen(role: Role) -> Choice[PoolingProblem]:
         problem = PoolingProblem(role, images.shape, window, strides, pads, str(images.dtype))
-        return Choice(problem, chooser.choose(problem))
+        return Choice(problem, policy.choose(problem))
 
     forward, gradient = chosen("forward"), chosen("images_gradient")
     if forward.is_default and gradient.is_default:

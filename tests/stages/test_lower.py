@@ -113,8 +113,8 @@ def lowered(recipe: Recipe, backend: Choosing, run_dir: Path | None) -> tuple[Bu
 
 def chooser(built: Built) -> Lowerings:
     assert isinstance(built.parts.network, Network)
-    assert isinstance(built.parts.network.chooser, Lowerings)
-    return built.parts.network.chooser
+    assert isinstance(built.parts.network.policy, Lowerings)
+    return built.parts.network.policy
 
 
 def problems(recipe: Recipe) -> list[str]:

@@ -144,7 +144,7 @@ def _window(module: Any, inputs: Array) -> tuple[Window | None, Layout]:
     """How the kernel of a layer moves over its inputs, and their layout."""
     if isinstance(module, nn.Dense):
         return None, "nhwc"
-    layer, layout = module.layer, module.site.layout
+    layer, layout = module.layer, module.context.layout
     _, height, width, _ = shape_nhwc(inputs, layout)
     kernel, strides, dilation = pair(layer.kernel), pair(layer.stride), pair(layer.dilation)
     covered = reach(kernel, dilation)

@@ -65,5 +65,5 @@ class WideDeepNetwork(nn.Module):
         layers: tuple[LayerSpec, ...] = ()
         for features in (*self.hidden, 1):
             layers += (Relu(), Dense(features=features))
-        site = LayerContext((), self.initializers, self.dtype, train, rules=self.rules)
-        return apply_layers(layers, rows.astype(self.dtype), site).astype(jnp.float32)
+        context = LayerContext((), self.initializers, self.dtype, train, rules=self.rules)
+        return apply_layers(layers, rows.astype(self.dtype), context).astype(jnp.float32)

@@ -100,8 +100,8 @@ def test_what_is_chosen_for_one_product_leaves_the_others(
     chosen = Lowerings(((str(problem), Lowering("turned")),))
     dimensions = (((len(shape) - 1,), (0,)), ((), ()))
 
-    def results(chooser: Lowerings) -> tuple[jax.Array, ...]:
-        product = dense_product(chooser)
+    def results(policy: Lowerings) -> tuple[jax.Array, ...]:
+        product = dense_product(policy)
         y, pull = jax.vjp(lambda x, k: product(x, k, dimensions), inputs, m["kernel"])
         return y, *pull(cotangent)
 

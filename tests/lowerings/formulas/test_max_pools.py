@@ -76,8 +76,8 @@ def test_a_layer_takes_what_is_chosen(role: Role) -> None:
     way = Lowering("reduced") if role == "forward" else Lowering("axes", images=2)
     chosen = Lowerings(((str(problems[ROLES.index(role)]), way),))
 
-    def loss(images: jax.Array, chooser: Lowerings) -> jax.Array:
-        return jnp.sin(pool_max(images, *geometry, chooser)).sum()
+    def loss(images: jax.Array, policy: Lowerings) -> jax.Array:
+        return jnp.sin(pool_max(images, *geometry, policy)).sum()
 
     ours, default = (jax.value_and_grad(loss)(images, how) for how in (chosen, Lowerings()))
     np.testing.assert_array_equal(ours[0], default[0])

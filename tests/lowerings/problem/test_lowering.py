@@ -126,7 +126,7 @@ def test_a_listing_takes_every_problem_down_once_in_the_order_of_the_network() -
 
     def network(x: jax.Array, k: jax.Array) -> jax.Array:
         for padding in ("SAME", "VALID", "SAME"):
-            x = conv2d(x, k, padding=padding, chooser=listing)
+            x = conv2d(x, k, padding=padding, policy=listing)
         return x
 
     jax.eval_shape(network, images, kernel)
