@@ -24,8 +24,8 @@ def pool_max(
     """Largest value of every window of images (batch, height, width, channels).
 
     `pads` go (before, after) height and width, and never win. Tied values share the gradient, so
-    that its sum is preserved. `policy` says how it and its gradient are computed; what was chosen
-    is differentiable in reverse mode only.
+    that its sum is preserved. `policy` chooses how it and its gradient are computed. A lowering
+    that it chooses is differentiable in reverse mode only.
     """
 
     def chosen(role: Role) -> Choice[PoolingProblem]:
@@ -39,13 +39,13 @@ def pool_max(
 
 
 def _or_axes(choice: Choice[PoolingProblem]) -> Choice[PoolingProblem]:
-    """The default's formula where only the other of the two was chosen."""
+    """The choice; the formula of the default where only the other of the two was chosen."""
     return Choice(choice.problem, Lowering("axes")) if choice.is_default else choice
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
-    """The default: one axis after the other, and what jax derives of that.
+    """The default: one axis after the other, with the gradient that jax derives.
 
     With its gradient this takes 3 ms for 2x2/2 of 64x32x32x64 and 16 ms for 3x3/2 of 8x112x112x64,
     where the gradient of `lax.reduce_window` takes 25 and 66 ms on two cores.
@@ -56,7 +56,7 @@ def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]
 
 
 _Plan = tuple[Choice[PoolingProblem], Choice[PoolingProblem]]
-"""Of the maxima and of their gradient."""
+"""Choices for the maxima and for their gradient."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,4 +1,4 @@
-"""What a layer was given for each of its computations."""
+"""The lowerings that were chosen for a layer's computations."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ P = TypeVar("P", bound=Problem)
 
 @dataclass(frozen=True)
 class Choice(Generic[P]):
-    """A problem and the lowering that was chosen for it; called with the operands, the result."""
+    """A problem and its lowering. Call it with the operands for the result."""
 
     problem: P
-    how: Lowering
+    lowering: Lowering
 
     def __call__(self, *operands: Array) -> Array:
-        return compute(self.problem, self.how, *operands)
+        return compute(self.problem, self.lowering, *operands)
 
     @property
     def is_default(self) -> bool:
         """Whether nothing was chosen."""
-        return self.how == DEFAULT
+        return self.lowering == DEFAULT
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Plan(Generic[P]):
     """How a layer with weights and its gradients are computed."""
 
     forward: Choice[P]
-    images_gradient: Choice[P]
-    kernel_gradient: Choice[P]
+    input_grad: Choice[P]
+    weight_grad: Choice[P]
 
     @property
     def is_default(self) -> bool:
         """Whether nothing was chosen for any of the three."""
-        choices = (self.forward, self.images_gradient, self.kernel_gradient)
+        choices = (self.forward, self.input_grad, self.weight_grad)
         return all(choice.is_default for choice in choices)

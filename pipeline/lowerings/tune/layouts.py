@@ -1,4 +1,4 @@
-"""Which layout a network is fastest in: timed where asked to, and kept (A-01)."""
+"""The layout that a network is fastest in: from a bank, or timed and kept in one (A-01)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.tune.search import Mode
 
 BUILT_IN = Path(__file__).parent / "built_in_layouts.json"
-"""What was found for the shipped recipes, on the devices that its keys name."""
+"""Bank of the shipped recipes, on the devices that its keys name."""
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True)
 class TimedLayout:
-    """What a step of a network takes in every layout, in microseconds."""
+    """Times of a network's step in every layout, in microseconds."""
 
     key: str
     times_us: Mapping[Layout, float]
@@ -27,11 +27,11 @@ class TimedLayout:
 
     @property
     def best(self) -> Layout:
-        """The fastest."""
+        """The fastest layout."""
         return min(LAYOUTS, key=self.times_us.__getitem__)
 
     def to_operator(self) -> Mapping[str, Any]:
-        """As a result file of A-03 has it: before is NHWC."""
+        """Entry of the result file of A-03; `before_tune` is NHWC."""
         before_us, after_us = self.times_us["nhwc"], self.times_us[self.best]
         return {
             "op": ["network", "layout"],
@@ -45,7 +45,7 @@ class TimedLayout:
 def find_layout(
     key: str, mode: Mode, folder: Path, clock: Callable[[Layout], float]
 ) -> TimedLayout | None:
-    """What a bank has of a network; what `clock` says of each layout where it is to be timed.
+    """Look a network up in the banks, or time it by `clock` in each layout where the mode says so.
 
     Raises RunError for a bank that is not one.
     """
@@ -59,7 +59,7 @@ def find_layout(
 
 
 def _checked(entry: Entry) -> Entry:
-    """An entry that has a positive number for every layout."""
+    """The entry. Raises ValueError unless it has a positive number for every layout."""
     times_us = _times_us(entry)
     if not all(0 < us < float("inf") for us in times_us.values()):
         raise ValueError(f"times {times_us}")

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.lowerings.candidates import FAMILIES, candidates
+from pipeline.lowerings.candidates import FORMULAS, candidates
 from pipeline.lowerings.problem.lowering import (
     DEFAULT,
     DEFAULTS,
@@ -451,7 +451,7 @@ def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
         assert entry["after"]["us"] <= entry["plain"]["us"] <= entry["before_us"], key
         for name, engines in (("after", BOTH), ("plain", XLA)):
             way = Lowering.parse(entry[name]["lowering"])
-            family = FAMILIES[kind][role][way.family]
+            family = FORMULAS[kind][role][way.family]
             assert way.engine in family.engines
             assert family.chunked or way.images is None
             if kind == "conv2d":
