@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pipeline.lowerings.candidates import FAMILIES, can_compute, candidates, compute
+from pipeline.lowerings.candidates import FORMULAS, can_compute, candidates, compute
 from pipeline.lowerings.problem.conv_window import Window, make_window
 from pipeline.lowerings.problem.lowering import ROLES, Engine, Lowering, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
@@ -195,7 +195,7 @@ def test_every_family_is_among_the_candidates_of_some_problem() -> None:
             for window in windows
             for way in candidates(problem(role, window, "float32"), frozenset(("xla", "onednn")))
         }
-        assert seen == set(FAMILIES["conv2d"][role])
+        assert seen == set(FORMULAS["conv2d"][role])
 
 
 def test_the_plain_lowering_comes_first_and_needs_no_other_engine() -> None:

@@ -83,7 +83,7 @@ def _spread(cotangent: Array, strides: Pair) -> Array:
 def _phase(
     window: Window, lowering: Lowering, kernel: Array, cotangent: Array, offsets: Pair
 ) -> Array:
-    """Rows and columns of the padded images' gradient whose index modulo the stride is `offsets`."""
+    """Rows and columns of the padded images' gradient with index modulo stride = `offsets`."""
     (row, column), (down, across) = offsets, window.strides
     part = kernel[row::down, column::across]
     heights, widths = (_phase_size(axis) for axis in (window.rows, window.columns))

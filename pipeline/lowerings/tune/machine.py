@@ -19,7 +19,7 @@ from pipeline.lowerings.problem.lowering import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
 _LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
-"""Flags of a processor that decide how fast its products are, the best first."""
+"""Flags of a processor that its speed in products depends on, the fastest first."""
 
 
 def describe_device(device: jax.Device) -> str:
