@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
-from pipeline.lowerings.plan import Choice, Plan
+from pipeline.lowerings.plan import ChosenLowering, LayerPlan
 from pipeline.lowerings.problem.conv_window import Pair, make_window
 from pipeline.lowerings.problem.lowering import DEFAULTS, ROLES, Lowering, LoweringPolicy, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem, convolution_problem
@@ -46,14 +46,14 @@ def conv2d(
     (_, height, width, _), (rows, columns, _, _) = images.shape, kernel.shape
     window = make_window((height, width), (rows, columns), strides, padding, dilation, groups)
 
-    def chosen(role: Role) -> Choice[ConvolutionProblem]:
+    def chosen(role: Role) -> ChosenLowering[ConvolutionProblem]:
         problem = convolution_problem(role, window, images, kernel)
-        return Choice(problem, policy.choose(problem))
+        return ChosenLowering(problem, policy.choose(problem))
 
-    return _conv2d(Plan(*map(chosen, ROLES)), images, kernel)
+    return _conv2d(LayerPlan(*map(chosen, ROLES)), images, kernel)
 
 
-_Plan = Plan[ConvolutionProblem]
+_Plan = LayerPlan[ConvolutionProblem]
 
 
 def _convolve(plan: _Plan, images: Array, kernel: Array) -> Array:

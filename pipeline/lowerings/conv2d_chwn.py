@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from pipeline.lowerings.problem.conv_window import Axis, Pair, Window, make_window
+from pipeline.lowerings.problem.conv_window import Axis, ConvWindow, Pair, make_window
 
 
 def conv2d_chwn(
@@ -50,7 +50,7 @@ Residuals = tuple[Array, Array, Array | None]
 """The images, the kernel, and the patches or None."""
 
 
-def _forward(window: Window, images: Array, kernel: Array) -> tuple[Array, Residuals]:
+def _forward(window: ConvWindow, images: Array, kernel: Array) -> tuple[Array, Residuals]:
     # With one channel a product has too little to sum over: a sum of shifted images takes a third.
     if kernel.shape[2] == 1:
         return _uninlined(_shifted_sum, window, images, kernel), (images, kernel, None)
@@ -59,11 +59,11 @@ def _forward(window: Window, images: Array, kernel: Array) -> tuple[Array, Resid
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conv2d(window: Window, images: Array, kernel: Array) -> Array:
+def _conv2d(window: ConvWindow, images: Array, kernel: Array) -> Array:
     return _forward(window, images, kernel)[0]
 
 
-def _backward(window: Window, residuals: Residuals, cotangent: Array) -> tuple[Array, Array]:
+def _backward(window: ConvWindow, residuals: Residuals, cotangent: Array) -> tuple[Array, Array]:
     images, kernel, patches = residuals
     if patches is None:
         patches = _patches(window, images)
@@ -74,7 +74,7 @@ def _backward(window: Window, residuals: Residuals, cotangent: Array) -> tuple[A
 _conv2d.defvjp(_forward, _backward)
 
 
-def _uninlined(function: Callable[..., Array], window: Window, *operands: Array) -> Array:
+def _uninlined(function: Callable[..., Array], window: ConvWindow, *operands: Array) -> Array:
     """Call the function as a program of its own, which nothing is fused into or out of.
 
     XLA:CPU would otherwise compute cheap values again for every reader, and a result that ends in
@@ -84,7 +84,7 @@ def _uninlined(function: Callable[..., Array], window: Window, *operands: Array)
         return jax.jit(function, static_argnums=0)(window, *operands)
 
 
-def _shifted_sum(window: Window, images: Array, kernel: Array) -> Array:
+def _shifted_sum(window: ConvWindow, images: Array, kernel: Array) -> Array:
     """The sum of shifted images, each times a weight per feature."""
     padded = _padded(window, images.astype(jnp.float32))
     weights = kernel.astype(jnp.float32)
@@ -97,12 +97,12 @@ def _shifted_sum(window: Window, images: Array, kernel: Array) -> Array:
     return functools.reduce(jnp.add, terms).astype(images.dtype)
 
 
-def _padded(window: Window, images: Array) -> Array:
+def _padded(window: ConvWindow, images: Array) -> Array:
     config = ((0, 0, 0), (*window.rows.pads, 0), (*window.columns.pads, 0), (0, 0, 0))
     return lax.pad(images, jnp.zeros((), images.dtype), config)
 
 
-def _pixels_under(padded: Array, window: Window, row: int, column: int) -> Array:
+def _pixels_under(padded: Array, window: ConvWindow, row: int, column: int) -> Array:
     """The pixels under one kernel position: (channels, height, width, batch)."""
     return padded[:, _under(window.rows, row), _under(window.columns, column)]
 
@@ -113,7 +113,7 @@ def _under(axis: Axis, position: int) -> slice:
     return slice(first, first + axis.last_offset + 1, axis.stride)
 
 
-def _patches(window: Window, images: Array) -> Array:
+def _patches(window: ConvWindow, images: Array) -> Array:
     """The patches as a matrix (kernel rows * kernel columns * channels, height * width * batch).
 
     Shifted along the width first, then whole rows along the height: this takes half the time of
@@ -123,20 +123,20 @@ def _patches(window: Window, images: Array) -> Array:
     return _uninlined(_shifted_rows, window, shifted)
 
 
-def _shifted_columns(window: Window, images: Array) -> Array:
+def _shifted_columns(window: ConvWindow, images: Array) -> Array:
     """(kernel columns * channels, padded height, width * batch)."""
     padded, columns = _padded(window, images), range(window.columns.kernel)
     shifted = jnp.concatenate([padded[:, :, _under(window.columns, j)] for j in columns])
     return shifted.reshape(*shifted.shape[:2], -1)
 
 
-def _shifted_rows(window: Window, shifted: Array) -> Array:
+def _shifted_rows(window: ConvWindow, shifted: Array) -> Array:
     rows = [shifted[:, _under(window.rows, i)] for i in range(window.rows.kernel)]
     flat = [row.reshape(row.shape[0], -1) for row in rows]
     return jnp.concatenate(flat)
 
 
-def _slide(window: Window, patches: Array, kernel: Array) -> Array:
+def _slide(window: ConvWindow, patches: Array, kernel: Array) -> Array:
     features = kernel.shape[-1]
     product = _multiply(kernel.reshape(-1, features).T, patches)
     return product.reshape(features, *window.output_size, -1)
@@ -146,12 +146,12 @@ def _multiply(left: Array, right: Array) -> Array:
     return jnp.matmul(left, right, preferred_element_type=jnp.float32).astype(left.dtype)
 
 
-def _weight_grad(window: Window, patches: Array, cotangent: Array) -> Array:
+def _weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
     """(kernel rows * kernel columns * channels, features)."""
     return _multiply(patches, cotangent.reshape(cotangent.shape[0], -1).T)
 
 
-def _input_grad(window: Window, kernel: Array, cotangent: Array) -> Array:
+def _input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
     spread = _uninlined(_spread_columns, window, cotangent)
     products = _uninlined(_row_products, window, kernel, spread)
     return _uninlined(_overlapped, window, products).reshape(
@@ -159,7 +159,7 @@ def _input_grad(window: Window, kernel: Array, cotangent: Array) -> Array:
     )
 
 
-def _spread_columns(window: Window, cotangent: Array) -> Array:
+def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
     """The pixels of the cotangent under every column of the flipped kernel.
 
     A matrix (kernel columns * features, height of the cotangent * width of the images * batch).
@@ -172,14 +172,14 @@ def _spread_columns(window: Window, cotangent: Array) -> Array:
     return spread.reshape(spread.shape[0], -1)
 
 
-def _row_products(window: Window, kernel: Array, spread: Array) -> Array:
+def _row_products(window: ConvWindow, kernel: Array, spread: Array) -> Array:
     """The product of each kernel row: (kernel rows, channels, cotangent height, width * batch)."""
     rows, columns, channels, features = kernel.shape
     matrix = kernel[:, ::-1].transpose(0, 2, 1, 3).reshape(rows * channels, columns * features)
     return _multiply(matrix, spread).reshape(rows, channels, window.output_size[0], -1)
 
 
-def _overlapped(window: Window, products: Array) -> Array:
+def _overlapped(window: ConvWindow, products: Array) -> Array:
     """The sum of the products, each shifted to its rows: (channels, height, width * batch)."""
     axis, zero = window.rows, jnp.zeros((), products.dtype)
 

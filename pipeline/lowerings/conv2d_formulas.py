@@ -12,7 +12,7 @@ from pipeline.lowerings.formulas import (
     conv2d_weight_grad,
     winograd,
 )
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.lowerings.problem.formula import Formula, always
 from pipeline.lowerings.problem.lowering import WIDENED, Engine, Lowering, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
@@ -21,7 +21,7 @@ MAX_PATCH_CHANNELS = 32
 MAX_SUM_CHANNELS, MAX_SUM_TERMS = 4, 150
 """Limits up to which a sum of shifted images is tried; more terms take long to compile."""
 
-Slide = Callable[[Window, Lowering, Array, Array], Array]
+Slide = Callable[[ConvWindow, Lowering, Array, Array], Array]
 
 
 def _ungrouped(problem: ConvolutionProblem) -> bool:

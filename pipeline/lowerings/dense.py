@@ -11,7 +11,7 @@ import jax
 from jax import Array, lax
 
 from pipeline.lowerings.candidates import compute
-from pipeline.lowerings.plan import Choice, Plan
+from pipeline.lowerings.plan import ChosenLowering, LayerPlan
 from pipeline.lowerings.problem.lowering import DEFAULTS, ROLES, Lowering, LoweringPolicy, Role
 from pipeline.lowerings.problem.problems import DenseProblem
 
@@ -44,17 +44,17 @@ def _is_transposed(inputs: Array, kernel: Array) -> bool:
     return inputs.ndim == 2 and kernel.shape[1] <= FEW_FEATURES
 
 
-_Plan = Plan[DenseProblem]
+_Plan = LayerPlan[DenseProblem]
 
 
 def _planned(policy: LoweringPolicy, inputs: Array, kernel: Array) -> _Plan:
     rows, (channels, features) = prod(inputs.shape[:-1]), kernel.shape
 
-    def chosen(role: Role) -> Choice[DenseProblem]:
+    def chosen(role: Role) -> ChosenLowering[DenseProblem]:
         problem = DenseProblem(role, rows, channels, features, str(inputs.dtype))
-        return Choice(problem, policy.choose(problem))
+        return ChosenLowering(problem, policy.choose(problem))
 
-    return Plan(*map(chosen, ROLES))
+    return LayerPlan(*map(chosen, ROLES))
 
 
 def _multiply(plan: _Plan, inputs: Array, kernel: Array) -> Array:

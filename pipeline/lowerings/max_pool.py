@@ -8,7 +8,7 @@ import jax
 from jax import Array
 
 from pipeline.lowerings.formulas import max_pools
-from pipeline.lowerings.plan import Choice
+from pipeline.lowerings.plan import ChosenLowering
 from pipeline.lowerings.problem.conv_window import Pair
 from pipeline.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Role
 from pipeline.lowerings.problem.problems import PoolingProblem
@@ -28,9 +28,9 @@ def pool_max(
     that it chooses is differentiable in reverse mode only.
     """
 
-    def chosen(role: Role) -> Choice[PoolingProblem]:
+    def chosen(role: Role) -> ChosenLowering[PoolingProblem]:
         problem = PoolingProblem(role, images.shape, window, strides, pads, str(images.dtype))
-        return Choice(problem, policy.choose(problem))
+        return ChosenLowering(problem, policy.choose(problem))
 
     forward, gradient = chosen("forward"), chosen("images_gradient")
     if forward.is_default and gradient.is_default:
@@ -38,9 +38,9 @@ def pool_max(
     return _pool((_or_axes(forward), _or_axes(gradient)), images)
 
 
-def _or_axes(choice: Choice[PoolingProblem]) -> Choice[PoolingProblem]:
+def _or_axes(choice: ChosenLowering[PoolingProblem]) -> ChosenLowering[PoolingProblem]:
     """The choice; the formula of the default where only the other of the two was chosen."""
-    return Choice(choice.problem, Lowering("axes")) if choice.is_default else choice
+    return ChosenLowering(choice.problem, Lowering("axes")) if choice.is_default else choice
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
@@ -55,7 +55,7 @@ def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]
     return max_pools.by_axes(images, window, strides, pads)
 
 
-_Plan = tuple[Choice[PoolingProblem], Choice[PoolingProblem]]
+_Plan = tuple[ChosenLowering[PoolingProblem], ChosenLowering[PoolingProblem]]
 """Choices for the maxima and for their gradient."""
 
 

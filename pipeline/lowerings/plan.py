@@ -14,7 +14,7 @@ P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True)
-class Choice(Generic[P]):
+class ChosenLowering(Generic[P]):
     """A problem and its lowering. Call it with the operands for the result."""
 
     problem: P
@@ -30,12 +30,12 @@ class Choice(Generic[P]):
 
 
 @dataclass(frozen=True)
-class Plan(Generic[P]):
+class LayerPlan(Generic[P]):
     """How a layer with weights and its gradients are computed."""
 
-    forward: Choice[P]
-    input_grad: Choice[P]
-    weight_grad: Choice[P]
+    forward: ChosenLowering[P]
+    input_grad: ChosenLowering[P]
+    weight_grad: ChosenLowering[P]
 
     @property
     def is_default(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from pipeline.lowerings.candidates import FORMULAS, can_compute, candidates, compute
-from pipeline.lowerings.problem.conv_window import Window, make_window
+from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.lowerings.problem.lowering import ROLES, Engine, Lowering, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 from tests.lowerings.engines import engines_here
@@ -53,7 +53,7 @@ def operands(dtype: str, groups: int, kernel: int) -> tuple[jax.Array, jax.Array
     return jnp.asarray(images, dtype), jnp.asarray(weights, dtype)
 
 
-def slide(window: Window, images: jax.Array, kernel: jax.Array) -> jax.Array:
+def slide(window: ConvWindow, images: jax.Array, kernel: jax.Array) -> jax.Array:
     """In float32 whatever the operands are."""
     return lax.conv_general_dilated(
         images.astype(jnp.float32),
@@ -67,7 +67,7 @@ def slide(window: Window, images: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def expected(
-    role: Role, window: Window, images: jax.Array, kernel: jax.Array, cotangent: jax.Array
+    role: Role, window: ConvWindow, images: jax.Array, kernel: jax.Array, cotangent: jax.Array
 ) -> jax.Array:
     """What jax makes of it, outside any loop."""
     if role == "forward":
@@ -76,12 +76,12 @@ def expected(
     return pull(cotangent.astype(jnp.float32))[ROLES.index(role) - 1]
 
 
-def problem(role: Role, window: Window, dtype: str) -> ConvolutionProblem:
+def problem(role: Role, window: ConvWindow, dtype: str) -> ConvolutionProblem:
     return ConvolutionProblem(role, window, BATCH, CHANNELS, FEATURES, dtype)
 
 
 def assert_all_equal(
-    window: Window, dtype: str, engines: frozenset[Engine], roles: Sequence[Role] = ROLES
+    window: ConvWindow, dtype: str, engines: frozenset[Engine], roles: Sequence[Role] = ROLES
 ) -> None:
     images, kernel = operands(dtype, window.groups, window.rows.kernel)
     shape = (BATCH, *window.output_size, FEATURES)
@@ -174,7 +174,7 @@ def test_padding_may_be_wider_than_the_kernel(
 
 def _window(
     kernel: int, stride: int, padding: str | Sequence[tuple[int, int]], dilation: int, groups: int
-) -> Window:
+) -> ConvWindow:
     return make_window(
         (HEIGHT, WIDTH), (kernel,) * 2, (stride,) * 2, padding, (dilation,) * 2, groups
     )

@@ -26,7 +26,7 @@ from pipeline.lowerings.problem.conv_window import make_window
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import Lowering, Lowerings, Problem
 from pipeline.lowerings.problem.problems import ConvolutionProblem
-from pipeline.lowerings.tune.tuner import LoweringChoice, Timed, TuneResult, Tuning
+from pipeline.lowerings.tune.tuner import LoweringChoice, Timed, TunedProblem, Tuning
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
@@ -356,8 +356,10 @@ def tuned() -> LoweringChoice:
     )
     way = Lowering("patches")
     found = (
-        TuneResult(one, 3000.0, Timed(way, 1000.0), Timed(way, 1000.0), "bank_hit"),
-        TuneResult(other, 2000.0, Timed(way, 1500.0), Timed(way, 1500.0), "bank_append", (1500.0,)),
+        TunedProblem(one, 3000.0, Timed(way, 1000.0), Timed(way, 1000.0), "bank_hit"),
+        TunedProblem(
+            other, 2000.0, Timed(way, 1500.0), Timed(way, 1500.0), "bank_append", (1500.0,)
+        ),
     )
     return LoweringChoice(Lowerings(((str(one), way), (str(other), way))), found)
 

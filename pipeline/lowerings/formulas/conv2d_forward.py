@@ -9,11 +9,11 @@ from jax import Array
 
 from pipeline.lowerings.formulas.bf16_bits import via_bits
 from pipeline.lowerings.formulas.matmuls import convolve, multiply, over_chunks, patches, shifted
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.lowerings.problem.lowering import Lowering
 
 
-def by_convolution(window: Window, lowering: Lowering, images: Array, kernel: Array) -> Array:
+def by_convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """The engine's own convolution."""
     return convolve(
         lowering.engine,
@@ -26,7 +26,7 @@ def by_convolution(window: Window, lowering: Lowering, images: Array, kernel: Ar
     )
 
 
-def im2col(window: Window, lowering: Lowering, images: Array, kernel: Array) -> Array:
+def im2col(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """im2col: one row for each patch of the images, times the kernel as a matrix."""
     features = kernel.shape[-1]
     matrix = kernel.reshape(-1, features)
@@ -38,7 +38,7 @@ def im2col(window: Window, lowering: Lowering, images: Array, kernel: Array) -> 
     return over_chunks(compute, lowering.images, images)
 
 
-def pointwise(window: Window, lowering: Lowering, images: Array, kernel: Array) -> Array:
+def pointwise(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """The product of all pixels and a kernel of one pixel, as a matrix."""
     down, across = window.strides
     seen = via_bits(lambda bits: bits[:, ::down, ::across], images)
@@ -46,7 +46,7 @@ def pointwise(window: Window, lowering: Lowering, images: Array, kernel: Array) 
     return product.reshape(*seen.shape[:3], kernel.shape[-1])
 
 
-def shifted_sum(window: Window, lowering: Lowering, images: Array, kernel: Array) -> Array:
+def shifted_sum(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """The sum of shifted images, each times a weight, over kernel positions and channels.
 
     Faster than a matrix product where there are one to four channels, in all or in each group,

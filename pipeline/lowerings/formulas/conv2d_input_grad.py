@@ -12,11 +12,13 @@ from pipeline.lowerings.formulas.bf16_bits import padded, via_bits
 from pipeline.lowerings.formulas.conv2d_forward import shifted_sum as forward_shifted_sum
 from pipeline.lowerings.formulas.matmuls import convolve, multiply
 from pipeline.lowerings.formulas.rotate_and_swap import rotate_and_swap
-from pipeline.lowerings.problem.conv_window import Axis, Pair, Window
+from pipeline.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.lowerings.problem.lowering import Lowering
 
 
-def by_convolution(window: Window, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+def by_convolution(
+    window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array
+) -> Array:
     """Slide the flipped kernel over the cotangent, which is dilated by the strides."""
     flipped, pads = rotate_and_swap(kernel, window.groups), window.input_grad_pads
     if lowering.engine == "xla":
@@ -25,7 +27,7 @@ def by_convolution(window: Window, lowering: Lowering, kernel: Array, cotangent:
     return convolve("onednn", spread, flipped, (1, 1), pads, window.dilation, window.groups)
 
 
-def _slide(window: Window, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
+def _slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
     """Convolve with pads of at least 0, and crop the result by the negative ones."""
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     whole = lax.conv_general_dilated(
@@ -42,7 +44,7 @@ def _slide(window: Window, flipped: Array, cotangent: Array, pads: tuple[Pair, P
     return whole[:, top : top + window.rows.size, left : left + window.columns.size]
 
 
-def by_phases(window: Window, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+def by_phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """One convolution for each phase of the stride, so that no zeros are multiplied.
 
     Image rows that are a stride apart meet the same kernel rows: such a phase is a convolution
@@ -56,7 +58,7 @@ def by_phases(window: Window, lowering: Lowering, kernel: Array, cotangent: Arra
     return via_bits(functools.partial(_interleaved, window), *itertools.chain(*phases))
 
 
-def pointwise(window: Window, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Product with the transpose of a kernel of one pixel; pixels that the strides skip get 0."""
     product = multiply(lowering.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
     pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
@@ -65,7 +67,7 @@ def pointwise(window: Window, lowering: Lowering, kernel: Array, cotangent: Arra
     return padded(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
-def shifted_sum(window: Window, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+def shifted_sum(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """The sum of shifted cotangents, each times a weight."""
     spread = _spread(cotangent, window.strides)
     return forward_shifted_sum(
@@ -81,7 +83,7 @@ def _spread(cotangent: Array, strides: Pair) -> Array:
 
 
 def _phase(
-    window: Window, lowering: Lowering, kernel: Array, cotangent: Array, offsets: Pair
+    window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array, offsets: Pair
 ) -> Array:
     """Rows and columns of the padded images' gradient with index modulo stride = `offsets`."""
     (row, column), (down, across) = offsets, window.strides
@@ -102,7 +104,7 @@ def _phase(
     )
 
 
-def _interleaved(window: Window, *phases: Array) -> Array:
+def _interleaved(window: ConvWindow, *phases: Array) -> Array:
     """Interleave rows and columns of the phases, and crop to the images."""
     down, across = window.strides
     batch, height, width, channels = phases[0].shape

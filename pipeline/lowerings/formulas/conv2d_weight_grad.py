@@ -8,14 +8,16 @@ from jax import Array, lax
 from pipeline.lowerings.formulas import onednn
 from pipeline.lowerings.formulas.bf16_bits import via_bits
 from pipeline.lowerings.formulas.matmuls import crop, in_chunks, multiply_by_rows, patches, shifted
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.lowerings.problem.lowering import Lowering
 
 BLOCK_CHANNELS = 64
 """Most channels of the groups that are multiplied together."""
 
 
-def by_convolution(window: Window, lowering: Lowering, images: Array, cotangent: Array) -> Array:
+def by_convolution(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
     """Slide the cotangent, dilated by the strides, over the images, and sum over the batch."""
 
     def compute(images: Array, cotangent: Array) -> Array:
@@ -33,7 +35,7 @@ def by_convolution(window: Window, lowering: Lowering, images: Array, cotangent:
     return gradient.transpose(1, 2, 0, 3).astype(images.dtype)
 
 
-def _xla(window: Window, by_channel: Array, kernel: Array) -> Array:
+def _xla(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
     by_channel, pads = crop(by_channel, window.weight_grad_pads)
     return lax.conv_general_dilated(
         by_channel,
@@ -46,7 +48,7 @@ def _xla(window: Window, by_channel: Array, kernel: Array) -> Array:
     )
 
 
-def _onednn(window: Window, by_channel: Array, kernel: Array) -> Array:
+def _onednn(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
     by_channel, pads = crop(by_channel, window.weight_grad_pads)
     return onednn.convolve(
         by_channel,
@@ -59,7 +61,9 @@ def _onednn(window: Window, by_channel: Array, kernel: Array) -> Array:
     )
 
 
-def per_tap_matmul(window: Window, lowering: Lowering, images: Array, cotangent: Array) -> Array:
+def per_tap_matmul(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
     """One product for each kernel position: the pixels under it times the cotangent."""
     channels, features = images.shape[-1], cotangent.shape[-1]
 
@@ -76,7 +80,7 @@ def per_tap_matmul(window: Window, lowering: Lowering, images: Array, cotangent:
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
 
 
-def im2col(window: Window, lowering: Lowering, images: Array, cotangent: Array) -> Array:
+def im2col(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
     """im2col: one row for each patch of the images, and one product with the cotangent."""
     channels, features = images.shape[-1], cotangent.shape[-1]
 
@@ -88,7 +92,9 @@ def im2col(window: Window, lowering: Lowering, images: Array, cotangent: Array) 
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
 
 
-def grouped_as_dense(window: Window, lowering: Lowering, images: Array, cotangent: Array) -> Array:
+def grouped_as_dense(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
     """One product for each kernel position and block of groups, of which the diagonal is kept.
 
     It multiplies more than is needed, but in large products.

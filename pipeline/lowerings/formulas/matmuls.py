@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from pipeline.lowerings.formulas import onednn
 from pipeline.lowerings.formulas.bf16_bits import as_bits, from_bits, padded, via_bits
-from pipeline.lowerings.problem.conv_window import Pair, Window
+from pipeline.lowerings.problem.conv_window import ConvWindow, Pair
 from pipeline.lowerings.problem.lowering import Engine
 
 
@@ -96,7 +96,7 @@ def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Arr
     return from_bits(results.reshape(images.shape[0], *results.shape[2:]), dtype)
 
 
-def shifted(window: Window, images: Array) -> Iterator[Array]:
+def shifted(window: ConvWindow, images: Array) -> Iterator[Array]:
     """Yield, for each kernel position, row by row, the pixels under it: (B, H', W', C)."""
     whole = as_bits(padded(images, ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))))
     (down, across), (height, width) = window.strides, window.output_size
@@ -113,7 +113,7 @@ def shifted(window: Window, images: Array) -> Iterator[Array]:
             yield from_bits(bits, images.dtype)
 
 
-def patches(window: Window, images: Array) -> Array:
+def patches(window: ConvWindow, images: Array) -> Array:
     """One row of pixels for each result: (B * H' * W', kernel height * width * C)."""
     rows = via_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *shifted(window, images))
     return rows.reshape(-1, rows.shape[-1])

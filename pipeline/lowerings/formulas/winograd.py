@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from pipeline.lowerings.formulas.matmuls import in_chunks, multiply, multiply_by_rows, over_chunks
 from pipeline.lowerings.formulas.rotate_and_swap import rotate_and_swap
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.lowerings.problem.lowering import Lowering
 
 Matrix = Sequence[Sequence[float]]
@@ -54,20 +54,20 @@ _RESULTS: dict[int, Matrix] = {
 """B^T, G and A^T by the size of a tile of results."""
 
 
-def forward_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array], Array]:
+def forward_by_tiles(tile: int) -> Callable[[ConvWindow, Lowering, Array, Array], Array]:
     """A formula of the convolution's result, in tiles of `tile` rows and columns."""
 
-    def compute(window: Window, lowering: Lowering, images: Array, kernel: Array) -> Array:
+    def compute(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
         before = window.rows.pads[0], window.columns.pads[0]
         return _convolve(tile, lowering, images, kernel, before, window.output_size)
 
     return compute
 
 
-def input_grad_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array], Array]:
+def input_grad_by_tiles(tile: int) -> Callable[[ConvWindow, Lowering, Array, Array], Array]:
     """A formula of the gradient by the input: the cotangent convolved with the rotated kernel."""
 
-    def compute(window: Window, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+    def compute(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
         (top, _), (left, _) = window.input_grad_pads
         return _convolve(
             tile, lowering, cotangent, rotate_and_swap(kernel, 1), (top, left), window.sizes
@@ -76,14 +76,14 @@ def input_grad_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array],
     return compute
 
 
-def weight_grad_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array], Array]:
+def weight_grad_by_tiles(tile: int) -> Callable[[ConvWindow, Lowering, Array, Array], Array]:
     """A formula of the gradient by the kernel: the adjoint of the filtering, summed over tiles.
 
     With Y = A^T [(G k G^T) * (B^T x B)] A it is G^T [sum of (B^T x B) * (A dY A^T)] G. All in
     float32, whatever the operands' dtype.
     """
 
-    def compute(window: Window, lowering: Lowering, images: Array, cotangent: Array) -> Array:
+    def compute(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
         before = window.rows.pads[0], window.columns.pads[0]
 
         def sum_products(images: Array, cotangent: Array) -> Array:

@@ -51,7 +51,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Window:
+class ConvWindow:
     """Both axes of a sliding kernel, and the number of groups of channels."""
 
     rows: Axis
@@ -90,9 +90,9 @@ class Window:
         return unpadded and self.rows.kernel == self.columns.kernel == self.groups == 1
 
     @property
-    def transposed(self) -> Window:
+    def transposed(self) -> ConvWindow:
         """The window of the flipped kernel over the dilated cotangent."""
-        return Window(self.rows.transposed(), self.columns.transposed(), self.groups)
+        return ConvWindow(self.rows.transposed(), self.columns.transposed(), self.groups)
 
     @property
     def input_grad_pads(self) -> tuple[Pair, Pair]:
@@ -110,7 +110,7 @@ def make_window(
     padding: str | Sequence[Pair],
     dilation: Pair,
     groups: int,
-) -> Window:
+) -> ConvWindow:
     """Make a window; `padding` is "SAME", "VALID" or (before, after) of height and width."""
     if isinstance(padding, str):
         windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
@@ -121,4 +121,4 @@ def make_window(
             sizes, kernel, strides, dilation, padding, strict=True
         )
     )
-    return Window(rows, columns, groups)
+    return ConvWindow(rows, columns, groups)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from jax import Array
 
-from pipeline.lowerings.problem.conv_window import Pair, Window
+from pipeline.lowerings.problem.conv_window import ConvWindow, Pair
 from pipeline.lowerings.problem.lowering import WIDENED, Role
 
 Kind = Literal["conv2d", "dense", "max_pool"]
@@ -25,7 +25,7 @@ class ConvolutionProblem:
 
     kind: ClassVar[Kind] = "conv2d"
     role: Role
-    window: Window
+    window: ConvWindow
     batch: int
     channels: int
     features: int
@@ -79,7 +79,7 @@ class ConvolutionProblem:
 
 
 def convolution_problem(
-    role: Role, window: Window, images: Array, kernel: Array
+    role: Role, window: ConvWindow, images: Array, kernel: Array
 ) -> ConvolutionProblem:
     """The problem of one role of a convolution with these operands."""
     batch, channels, features = images.shape[0], images.shape[3], kernel.shape[3]

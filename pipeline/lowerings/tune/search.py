@@ -1,4 +1,4 @@
-"""Search for the fastest candidate: exhaustive, or genetic."""
+"""SearchResult for the fastest candidate: exhaustive, or genetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Clock = Callable[[Lowering, float], float]
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchResult:
     """Times of the candidates that were tried, in microseconds, and the best after every round."""
 
     times_us: dict[Lowering, float]
@@ -36,7 +36,9 @@ class Search:
         return min(filter(among, self.times_us), key=self.times_us.__getitem__)
 
 
-def search(candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int) -> Search:
+def search(
+    candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int
+) -> SearchResult:
     """Time candidates. Every strategy times the first, which is the one to beat."""
     trials = _Trials(clock)
     trials.time(candidates[:1])
@@ -45,7 +47,7 @@ def search(candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, see
         trials.end_round()
     else:
         _breed(candidates, trials, np.random.default_rng(seed))
-    return Search(trials.times_us, tuple(trials.rounds))
+    return SearchResult(trials.times_us, tuple(trials.rounds))
 
 
 class _Trials:

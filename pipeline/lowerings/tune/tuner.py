@@ -65,7 +65,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class TuneResult:
+class TunedProblem:
     """Times of a problem: the default before, the best after, and the best by XLA alone (plain)."""
 
     problem: Problem
@@ -81,7 +81,7 @@ class LoweringChoice:
     """How the layers of a network are computed, and the tuner's results that say so."""
 
     lowerings: Lowerings = DEFAULTS
-    found: tuple[TuneResult, ...] = ()
+    found: tuple[TunedProblem, ...] = ()
     by_rule: int = 0
     """Number of problems that are in no bank and were not tuned."""
     layout: Layout = "nhwc"
@@ -184,7 +184,7 @@ def _tune_one(
     device: jax.Device,
     tuning: Tuning,
     watch: ProgressClock,
-) -> TuneResult | None:
+) -> TunedProblem | None:
     """Result of the bank, else of a search; of a repeated search and the bank, the faster one."""
     lowerings = candidates(problem, engines)
     banked = _from_bank(problem, entry, engines)
@@ -194,7 +194,7 @@ def _tune_one(
         seed = zlib.crc32(str(problem).encode())
         result = search(lowerings, Stopwatch(problem, device), tuning.strategy, seed)
     plain = result.best(lambda lowering: lowering.engine == "xla")
-    tuned = TuneResult(
+    tuned = TunedProblem(
         problem,
         before_us=result.times_us[lowerings[0]],
         after=Timed(result.best(), result.times_us[result.best()]),
@@ -214,7 +214,7 @@ def _calls_onednn(entry: Entry | None) -> bool:
 
 def _from_bank(
     problem: Problem, entry: Entry | None, engines: frozenset[Engine]
-) -> TuneResult | None:
+) -> TunedProblem | None:
     """Result of a bank; None where it names a lowering that this machine can't compute."""
     if entry is None:
         return None
@@ -224,11 +224,11 @@ def _from_bank(
     )
     if not all(can_compute(problem, timed.lowering, engines) for timed in (after, plain)):
         return None
-    return TuneResult(problem, entry["before_us"], after, plain, "bank_hit")
+    return TunedProblem(problem, entry["before_us"], after, plain, "bank_hit")
 
 
 def _choose(
-    results: tuple[TuneResult, ...], ruled: tuple[tuple[str, Lowering], ...]
+    results: tuple[TunedProblem, ...], ruled: tuple[tuple[str, Lowering], ...]
 ) -> LoweringChoice:
     """Take the best of each, and oneDNN only where it saves more than it costs to compile."""
     saved_us = sum(result.plain.us - result.after.us for result in results)
@@ -241,7 +241,7 @@ def _choose(
     return LoweringChoice(Lowerings((*best, *ruled)), results, len(ruled))
 
 
-def _entry(result: TuneResult) -> Entry:
+def _entry(result: TunedProblem) -> Entry:
     after, plain = (
         {"lowering": str(timed.lowering), "us": timed.us} for timed in (result.after, result.plain)
     )
@@ -260,7 +260,7 @@ def _checked(entry: Entry) -> Entry:
     return checked
 
 
-def _operator(result: TuneResult) -> Mapping[str, Any]:
+def _operator(result: TunedProblem) -> Mapping[str, Any]:
     names: tuple[Status, ...] = get_args(Status)
     return {
         "op": [result.problem.kind, result.problem.role],

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax import Array, lax
 
 
-class BatchNorm(nn.Module):
+class BatchNormModule(nn.Module):
     """Normalise each channel over the batch and its positions (Ioffe and Szegedy 2015).
 
     In training by the mean and the biased variance of the n values that a channel has in the batch,

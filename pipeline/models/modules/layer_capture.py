@@ -20,7 +20,7 @@ from flax import linen as nn
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from pipeline.lowerings.problem.conv_window import Window, make_window
+from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
@@ -39,7 +39,7 @@ class LayerCapture:
 
     inputs: Array
     cotangents: Array
-    window: Window | None = field(metadata={"static": True})
+    window: ConvWindow | None = field(metadata={"static": True})
     layout: Layout = field(metadata={"static": True})
 
 
@@ -81,7 +81,7 @@ def grad_observing_layers(
     def differentiate(params: Any) -> tuple[Any, Any, Observations]:
         shapes = jax.eval_shape(outputs_of, params)
         slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
-        windows: dict[str, tuple[Window | None, Layout]] = {}
+        windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
 
         def tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
             taps = _Taps(slots)
@@ -110,7 +110,7 @@ class _Taps:
         self._slots = slots
         self.inputs: dict[str, Array] = {}
         self.outputs: dict[str, Array] = {}
-        self.windows: dict[str, tuple[Window | None, Layout]] = {}
+        self.windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
 
     def __call__(
         self,
@@ -139,7 +139,7 @@ def _is_captured(module: nn.Module) -> bool:
     return isinstance(module, nn.Dense) or (isinstance(layer, standard.Conv) and layer.groups == 1)
 
 
-def _window(module: Any, inputs: Array) -> tuple[Window | None, Layout]:
+def _window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:
     """The geometry of a convolution and the layout of its images."""
     if isinstance(module, nn.Dense):
         return None, "nhwc"

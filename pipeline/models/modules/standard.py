@@ -33,7 +33,7 @@ from pipeline.models.modules.apply_layers import (
     require_groups,
     require_images,
 )
-from pipeline.models.modules.batch_norm import BatchNorm
+from pipeline.models.modules.batch_norm import BatchNormModule
 from pipeline.models.modules.layout import (
     batch_first,
     batch_last,
@@ -184,7 +184,7 @@ def _dense(layer: standard.Dense, x: Array, context: LayerContext) -> Array:
 
 @computes(standard.BatchNorm)
 def _batch_norm(layer: standard.BatchNorm, x: Array, context: LayerContext) -> Array:
-    return BatchNorm(
+    return BatchNormModule(
         train=context.train,
         axis=channel_axis(x, context.layout),
         momentum=layer.momentum,

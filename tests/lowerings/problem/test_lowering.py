@@ -11,7 +11,7 @@ from jax import lax
 
 from pipeline.lowerings.candidates import candidates
 from pipeline.lowerings.conv2d import conv2d
-from pipeline.lowerings.problem.conv_window import Window, make_window
+from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.lowerings.problem.lowering import (
     DEFAULT,
     DEFAULTS,
@@ -34,7 +34,7 @@ WAYS = st.builds(
 )
 
 
-def window(padding: str = "VALID", groups: int = 1) -> Window:
+def window(padding: str = "VALID", groups: int = 1) -> ConvWindow:
     return make_window(SIZES, (3, 2), (2, 1), padding, (1, 2), groups)
 
 

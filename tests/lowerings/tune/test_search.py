@@ -13,7 +13,7 @@ from pipeline.lowerings.tune.search import (
     GENERATIONS,
     HOPELESS,
     POPULATION,
-    Search,
+    SearchResult,
     Strategy,
     search,
 )
@@ -48,7 +48,7 @@ class Trial:
 
 def searched(
     times_us: Mapping[Lowering, float], strategy: Strategy, seed: int = 0
-) -> tuple[Search, Trial]:
+) -> tuple[SearchResult, Trial]:
     trial = Trial(times_us)
     return search(list(times_us), trial, strategy, seed), trial
 
