@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.files.knowledge_bank import Entry, Status, add_to_bank, read_bank
+from pipeline.files.knowledge_bank import Entry, Status
+from pipeline.files.tuning_flow import Banks, operator_record
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.tune.search import Mode
 
@@ -33,13 +34,9 @@ class TimedLayout:
     def to_operator(self) -> Mapping[str, Any]:
         """Entry of the result file of A-03; `before_tune` is NHWC."""
         before_us, after_us = self.times_us["nhwc"], self.times_us[self.best]
-        return {
-            "op": ["network", "layout"],
-            "key": self.key,
-            "result_data": {"before_tune": before_us, "after_tune": after_us},
-            "status_data": {name: self.status == name for name in get_args(Status)},
-            "layout": self.best,
-        }
+        op = ("network", "layout")
+        record = operator_record(op, self.key, before_us, after_us, self.status)
+        return {**record, "layout": self.best}
 
 
 def find_layout(
@@ -49,12 +46,12 @@ def find_layout(
 
     Raises RunError for a bank that is not one.
     """
-    bank = folder / "layouts.json"
-    entry = {**read_bank(BUILT_IN, _checked), **read_bank(bank, _checked)}.get(key)
+    banks = Banks(folder / "layouts.json", BUILT_IN, _checked)
+    entry = banks.read().get(key)
     if mode != "repeat" and (entry is not None or mode == "bank"):
         return TimedLayout(key, _times_us(entry), "bank_hit") if entry is not None else None
     times_us = {layout: clock(layout) for layout in LAYOUTS}
-    add_to_bank(bank, {key: dict(times_us.items())}, _checked)
+    banks.add({key: dict(times_us.items())})
     return TimedLayout(key, times_us, "bank_append" if entry is None else "bank_update")
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 
 from pipeline.errors import RunError
-from pipeline.files.knowledge_bank import Entry, Round, Status, add_to_bank, read_bank, ticks_best
+from pipeline.files.knowledge_bank import Entry, Round, Status, ticks_best
+from pipeline.files.tuning_flow import Banks, operator_record, reuse_or_search
 from pipeline.lowerings.candidates import can_compute, candidates
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import (
@@ -75,6 +76,11 @@ class TunedProblem:
     status: Status
     rounds: tuple[Round, ...] = ()
 
+    @property
+    def us(self) -> float:
+        """Time of the best, in microseconds."""
+        return self.after.us
+
 
 @dataclass(frozen=True)
 class LoweringChoice:
@@ -131,7 +137,8 @@ def choose_lowerings(
         return _as_before(tuning.kept, requested, device, tuning.folder)
     if tuning.mode == "off" or device.platform != "cpu":
         return LoweringChoice()
-    known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}
+    banks = Banks(tuning.bank, BUILT_IN, _checked)
+    known = banks.read()
     here = describe_device(device)
     keys = {problem: f"{problem} on {here}" for problem in requested}
     calls = (_calls_onednn(known.get(keys[p])) or is_worth_a_call(p) for p in requested)
@@ -147,7 +154,7 @@ def choose_lowerings(
         results.append(result)
         if result.status in ("bank_append", "bank_update"):
             # Each one at once: a large network takes minutes, and the run may be stopped.
-            add_to_bank(tuning.bank, {key: _entry(result)}, _checked)
+            banks.add({key: _entry(result)})
     return _choose(tuple(results), tuple(ruled))
 
 
@@ -186,25 +193,33 @@ def _tune_one(
     watch: ProgressClock,
 ) -> TunedProblem | None:
     """Result of the bank, else of a search; of a repeated search and the bank, the faster one."""
-    lowerings = candidates(problem, engines)
     banked = _from_bank(problem, entry, engines)
-    if tuning.mode != "repeat" and (banked or tuning.mode == "bank"):
-        return banked
-    with watch(str(problem)):
-        seed = zlib.crc32(str(problem).encode())
-        result = search(lowerings, Stopwatch(problem, device), tuning.strategy, seed)
-    plain = result.best(lambda lowering: lowering.engine == "xla")
-    tuned = TunedProblem(
+    if banked is None and tuning.mode == "bank":
+        return None
+
+    def search_candidates() -> TunedProblem:
+        with watch(str(problem)):
+            return _search(problem, candidates(problem, engines), device, tuning.strategy)
+
+    tuned = reuse_or_search(banked, search_candidates, repeat=tuning.mode == "repeat")
+    rounds = tuned.searched.rounds if tuned.searched is not None else ()
+    return replace(tuned.best, status=tuned.status, rounds=rounds)
+
+
+def _search(
+    problem: Problem, lowerings: tuple[Lowering, ...], device: jax.Device, strategy: Strategy
+) -> TunedProblem:
+    seed = zlib.crc32(str(problem).encode())
+    result = search(lowerings, Stopwatch(problem, device), strategy, seed)
+    best, plain = result.best(), result.best(lambda lowering: lowering.engine == "xla")
+    return TunedProblem(
         problem,
         before_us=result.times_us[lowerings[0]],
-        after=Timed(result.best(), result.times_us[result.best()]),
+        after=Timed(best, result.times_us[best]),
         plain=Timed(plain, result.times_us[plain]),
-        status="bank_append" if banked is None else "bank_update",
+        status="bank_append",
         rounds=result.rounds,
     )
-    if banked is not None and banked.after.us <= tuned.after.us:
-        return replace(banked, status="bank_reserved", rounds=tuned.rounds)
-    return tuned
 
 
 def _calls_onednn(entry: Entry | None) -> bool:
@@ -261,12 +276,10 @@ def _checked(entry: Entry) -> Entry:
 
 
 def _operator(result: TunedProblem) -> Mapping[str, Any]:
-    names: tuple[Status, ...] = get_args(Status)
+    problem = result.problem
+    op = (problem.kind, problem.role)
     return {
-        "op": [result.problem.kind, result.problem.role],
-        "key": str(result.problem),
-        "result_data": {"before_tune": result.before_us, "after_tune": result.after.us},
-        "status_data": {name: result.status == name for name in names},
+        **operator_record(op, str(problem), result.before_us, result.us, result.status),
         "lowering": asdict(result.after.lowering),
         "ticks_best": ticks_best(result.rounds),
     }

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from pipeline.errors import RunError
+from pipeline.files.knowledge_bank import read_bank
 from pipeline.lowerings.candidates import FORMULAS, candidates
 from pipeline.lowerings.problem.lowering import (
     DEFAULT,
@@ -439,7 +440,7 @@ SHIPPED = json.loads(tuner.BUILT_IN.read_text())
 
 
 def test_the_built_in_bank_can_be_read() -> None:
-    assert tuner.read_bank(tuner.BUILT_IN, tuner._checked) == SHIPPED["entries"]
+    assert read_bank(tuner.BUILT_IN, tuner._checked) == SHIPPED["entries"]
 
 
 def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
