@@ -31,7 +31,7 @@ class ChosenLowering(Generic[P]):
 
 @dataclass(frozen=True)
 class LayerPlan(Generic[P]):
-    """How a layer with weights and its gradients are computed."""
+    """Lowerings of a layer with weights: of its result and of its two gradients."""
 
     forward: ChosenLowering[P]
     input_grad: ChosenLowering[P]

@@ -11,7 +11,7 @@ from pipeline.lowerings.problem.lowering import ROLES
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 
 NAMES = ("role", "dtype")
-"""What of a problem is not a number."""
+"""The part of a problem that is not a number."""
 
 _TEXT = re.compile(
     r"conv2d (?P<role>\w+) (?P<batch>\d+)x(?P<height>\d+)x(?P<width>\d+)x(?P<channels>\d+) "

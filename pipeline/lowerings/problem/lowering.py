@@ -32,7 +32,7 @@ class Lowering:
 
     @staticmethod
     def parse(text: str) -> Lowering:
-        """From `family/engine` or `family/engine/images`. Raises ValueError for anything else."""
+        """Parse `family/engine` or `family/engine/images`. Raises ValueError for anything else."""
         family, engine, *rest = text.split("/")
         engines: tuple[Engine, ...] = get_args(Engine)
         if engine not in engines or len(rest) > 1:

@@ -10,7 +10,7 @@ from pipeline.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Probl
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 
 LARGE_FLOPS = 50_000_000
-"""From this size on a convolution is worth a library call of its own."""
+"""Smallest convolution that is worth a library call of its own."""
 
 LARGE_GROUPED_FLOPS = 2_000_000
 """The same for one in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""

@@ -43,7 +43,7 @@ ProgressClock = Callable[[str], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Tuning:
-    """How lowerings are chosen; `folder` holds the user's bank and the results of probes."""
+    """Settings of the tuner; `folder` holds the user's bank and the results of probes."""
 
     mode: Mode
     strategy: Strategy
@@ -84,7 +84,7 @@ class TunedProblem:
 
 @dataclass(frozen=True)
 class LoweringChoice:
-    """How the layers of a network are computed, and the tuner's results that say so."""
+    """The lowerings and the layout of a network, and the results that they were chosen by."""
 
     lowerings: Lowerings = DEFAULTS
     found: tuple[TunedProblem, ...] = ()

@@ -1,4 +1,4 @@
-"""What is asked for and its names: the keys of banks and of what a run keeps."""
+"""Problems and lowerings, and their texts: the keys of banks and of a run's own choice."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_the_text_of_a_problem_stays_as_banks_have_it() -> None:
 
 
 @given(WAYS)
-def test_a_lowering_is_read_as_it_is_written(way: Lowering) -> None:
-    assert Lowering.parse(str(way)) == way
+def test_a_lowering_is_read_as_it_is_written(lowering: Lowering) -> None:
+    assert Lowering.parse(str(lowering)) == lowering
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -104,9 +104,9 @@ def test_operations_are_as_many_as_xla_counts(role: Role, groups: int) -> None:
 
 
 def test_what_was_chosen_is_found_by_the_problem_and_all_else_gets_the_default() -> None:
-    way = Lowering("patches", "onednn", 8)
-    chosen = Lowerings(((str(problem()), way),))
-    assert chosen.choose(problem()) == way
+    lowering = Lowering("patches", "onednn", 8)
+    chosen = Lowerings(((str(problem()), lowering),))
+    assert chosen.choose(problem()) == lowering
     assert chosen.choose(problem(padding="SAME")) == DEFAULT
     assert DEFAULTS.choose(problem()) == DEFAULT
 

@@ -130,7 +130,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture(scope="module")
 def compile_once(engine: Engine) -> Compile:
-    """What sinks share anyway; calls of oneDNN would have it compiled for every one of them."""
+    """Compile once for all sinks; with calls of oneDNN each run would compile again."""
     compile_anew, made = XlaBackend.compile, {}
 
     def compile_once(backend: XlaBackend, work: CompileInputs, watch: ProgressClock) -> Executable:
@@ -180,8 +180,8 @@ def test_the_choice_has_every_family_of_every_role(cache: Path) -> None:
     assert len(chosen) == (20 + 2 + 6) + (7 + 1 + 2)
     for role in ROLES:
         used = {
-            Lowering.parse(way).family
-            for problem, way in chosen.items()
+            Lowering.parse(lowering).family
+            for problem, lowering in chosen.items()
             if problem.startswith(f"conv2d {role} ")
         }
         assert used == set(FORMULAS["conv2d"][role])
