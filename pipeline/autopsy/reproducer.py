@@ -181,5 +181,5 @@ def _lowered(
         choose_lowerings(problems, device, kept, lambda _: nullcontext())
     except RunError:
         return parts
-    lowered = network.clone(chooser=chosen.lowerings, layout=chosen.layout)
+    lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
     return replace(parts, network=lowered)

@@ -39,7 +39,7 @@ def list_problems(
 def _traced(parts: StepConfig, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:
     listing = RecordingPolicy()
     images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
-    network: nn.Module = parts.network.clone(chooser=listing)
+    network: nn.Module = parts.network.clone(policy=listing)
     jax.eval_shape(_forward(network, train), images, state.params, state.batch_stats)
     return tuple(listing.problems)
 

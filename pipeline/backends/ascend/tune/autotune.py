@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,7 +27,8 @@ from pipeline.backends.ascend.cost.task_time import (
 from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling
 from pipeline.backends.ascend.tune.tile_search import Objective, TuneMode, search_tiles
 from pipeline.errors import RunError
-from pipeline.files.knowledge_bank import Round, Status, add_to_bank, read_bank, ticks_best
+from pipeline.files.knowledge_bank import Round, Status, ticks_best
+from pipeline.files.tuning_flow import Banks, operator_record, reuse_or_search
 
 CORE_FIGURES = (
     "ai_cores_count",
@@ -115,17 +116,14 @@ def tune(
         raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
-    custom = read_bank(bank_path, _checked) if bank_path else {}
-    builtin = read_bank(builtin_path, _checked) if builtin_path else {}
+    banks = Banks(bank_path, builtin_path, _checked)
+    known = banks.read()
     looks: dict[str, _Look] = {}
     for index in tunable_tasks(graph):
         key, product = _product_at(graph, index, hw)
         if key not in looks:
-            known = custom.get(key) or builtin.get(key)
-            looks[key] = _look(key, known, product, hw, overlap, mode, seed, repeat)
-    if bank_path:
-        found = {key: _entry(look) for key, look in looks.items() if look.status != "bank_hit"}
-        add_to_bank(bank_path, found, _checked)
+            looks[key] = _look(key, known.get(key), product, hw, overlap, mode, seed, repeat)
+    banks.add({key: _entry(look) for key, look in looks.items() if look.status != "bank_hit"})
     return TuneResult(mode, _before_and_after(graph, hw, efficiency, looks))
 
 
@@ -158,16 +156,19 @@ def _look(
     repeat: bool,
 ) -> _Look:
     """Bank, else search; of a repeated search and the bank the better."""
-    if known and not repeat:
-        return _Look(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
-    default = default_tiling(product, hw, overlap).tiling
-    found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
-    us, rounds = found.rounds[-1].best_us, found.rounds
-    if known and float(known["us"]) <= us:
-        tiling = Tiling(*known["tiling"])
-        return _Look(tiling, float(known["us"]), found.trials, "bank_reserved", rounds)
-    status: Status = "bank_update" if known else "bank_append"
-    return _Look(found.tiling, us, found.trials, status, rounds)
+    banked = None
+    if known is not None:
+        banked = _Look(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
+
+    def search() -> _Look:
+        default = default_tiling(product, hw, overlap).tiling
+        found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
+        us = found.rounds[-1].best_us
+        return _Look(found.tiling, us, found.trials, "bank_append", found.rounds)
+
+    tuned = reuse_or_search(banked, search, repeat=repeat)
+    source = tuned.searched or tuned.best
+    return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 
 
 def _entry(look: _Look) -> dict[str, Any]:
@@ -232,14 +233,11 @@ def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _operator(task: TunedTask, mode: TuneMode) -> dict[str, Any]:
-    names: tuple[Status, ...] = get_args(Status)
+    op = [part for part in (task.scope, task.type) if part]
     return {
-        "op": [part for part in (task.scope, task.type) if part],
+        **operator_record(op, task.key, task.before_us, task.after_us, task.status),
         "mode": mode,
-        "key": task.key,
-        "result_data": {"before_tune": task.before_us, "after_tune": task.after_us},
         "gain": task.gain,
-        "status_data": {name: task.status == name for name in names},
         "tiling": asdict(task.tiling),
         "trials": task.trials,
         "ticks_best": ticks_best(task.rounds),

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.lowerings.formulas.matmuls import multiply_by_rows, patches
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first, shape_nhwc
 from pipeline.training.optimizers.thor.inverses import inverses_by_size
@@ -110,7 +110,7 @@ def positions_per_sample(observation: LayerCapture) -> int:
     return prod(shape_nhwc(observation.cotangents, observation.layout)[1:-1])
 
 
-def _second_moment(samples: Array, window: Window | None, split_dim: int) -> Array:
+def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
     """The blocks of the sum of r r' over rows r: patches under the window, or all positions.
 
     Samples (batch, ..., features) are taken a few at a time, one after the other.
@@ -125,7 +125,7 @@ def _second_moment(samples: Array, window: Window | None, split_dim: int) -> Arr
     return lax.scan(lambda total, chunk: (total + moment(chunk), None), zero, chunks)[0]
 
 
-def _samples_at_once(samples: Array, window: Window | None) -> int:
+def _samples_at_once(samples: Array, window: ConvWindow | None) -> int:
     """The largest part of the batch, a divisor of it, whose rows stay below the limit; or 1."""
     batch, *_ = samples.shape
     rows = jax.eval_shape(functools.partial(_rows, window=window), samples)
@@ -133,7 +133,7 @@ def _samples_at_once(samples: Array, window: Window | None) -> int:
     return next(size for size in range(min(batch, most), 0, -1) if batch % size == 0)
 
 
-def _moment_of_rows(samples: Array, window: Window | None, split_dim: int) -> Array:
+def _moment_of_rows(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
     rows = _rows(samples, window)
     blocks = cut(rows.shape[1], split_dim)
     padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])
@@ -142,6 +142,6 @@ def _moment_of_rows(samples: Array, window: Window | None, split_dim: int) -> Ar
     return multiply_by_rows("xla", tiles, tiles)
 
 
-def _rows(samples: Array, window: Window | None) -> Array:
+def _rows(samples: Array, window: ConvWindow | None) -> Array:
     """(samples * positions, features), samples slowest."""
     return samples.reshape(-1, samples.shape[-1]) if window is None else patches(window, samples)
