@@ -13,9 +13,9 @@ from collections.abc import Callable
 from statistics import median
 
 COLD = """
-from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
+from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
 from pipeline.backends.ascend.fit.workloads import image_step
-report = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910")).report(Question())
+report = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910")).report(ExecutionConfig())
 print(f"{report.step_ms:.2f} {report.interval_ms[0]:.2f} {report.memory.verdict}")
 """
 
@@ -38,7 +38,7 @@ def cold() -> None:
 def main() -> None:
     """Print a line for each way."""
     from pipeline.backends.ascend.fit.workloads import image_step
-    from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
+    from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
 
     chip = chipset("ascend910")
     traced = image_step("resnet50", 32, 224, 1000)

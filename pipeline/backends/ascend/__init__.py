@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.price.pricing import Chipset, chipset, price
+    from pipeline.backends.ascend.pricing.pricing import Chipset, chipset, price
     from pipeline.backends.ascend.report.report import Report
 
 __all__ = ["Chipset", "Report", "chipset", "price"]
@@ -21,6 +21,6 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: recipes are checked without jax."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pipeline.backends.ascend.price import pricing
+    from pipeline.backends.ascend.pricing import pricing
 
     return getattr(pricing, name)

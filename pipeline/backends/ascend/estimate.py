@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.ascend.chip.options import Mode, OptionError
 from pipeline.backends.ascend.memory.out_of_memory import out_of_memory_message
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset_of
-from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
-from pipeline.backends.ascend.report.advice import Recommendation, advise
+from pipeline.backends.ascend.pricing.advice import Recommendation, advise
+from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset_of
+from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout
 from pipeline.backends.base import StepToPrice

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
-from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 
 ROWS, WIDTH = 256, 128
 """Of the matrices: 32768 elements, more than what a kernel computes again rather than keeps."""

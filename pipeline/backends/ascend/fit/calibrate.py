@@ -24,7 +24,7 @@ from pipeline.backends.ascend.cost.calibration import (
     calibrate_with,
 )
 from pipeline.backends.ascend.fit.workloads import Published, published_steps, traced
-from pipeline.backends.ascend.price.pricing import Chipset, ExecutionConfig, Pricing, chipset
+from pipeline.backends.ascend.pricing.pricing import Chipset, ExecutionConfig, Pricing, chipset
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.backends.ascend.cost.calibration import Calibration
 from pipeline.backends.ascend.fit.measured_kernels import read_traces
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
+from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
 from pipeline.backends.ascend.report.report import Report
 
 TRACE = "alexnet_b32_2023"

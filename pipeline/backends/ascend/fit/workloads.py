@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from pipeline.backends.ascend.chip.options import Mode
 from pipeline.backends.ascend.compiler.phases import Precision
 from pipeline.backends.ascend.fit.dbnet import dbnet
-from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 from pipeline.data.columns import ColumnSpec
 from pipeline.errors import RunError
 from pipeline.files.package_paths import CONF

@@ -21,7 +21,7 @@ from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Tim
 from pipeline.backends.ascend.tune.autotune import TuneResult
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing
+    from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pipeline.backends.ascend.memory.memory_plan import GIB
-from pipeline.backends.ascend.report.advice import Recommendation
+from pipeline.backends.ascend.pricing.advice import Recommendation
 from pipeline.backends.ascend.report.html_timeline import LABELS
 from pipeline.backends.ascend.simulate.breakdown import FORMAT
 

@@ -12,7 +12,7 @@ import pytest
 from jax import Array, lax
 
 from pipeline.backends.ascend.compiler.tasks_from_kernels import UnsupportedError
-from pipeline.backends.ascend.price.traced_step import TracedStep
+from pipeline.backends.ascend.pricing.traced_step import TracedStep
 from tests.backends.ascend.steps import (
     ROWS,
     WIDTH,

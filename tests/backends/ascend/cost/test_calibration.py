@@ -35,7 +35,7 @@ from pipeline.backends.ascend.fit.workloads import (
     model_spec,
     published_steps,
 )
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
+from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
 from pipeline.backends.ascend.validate import kendall_tau
 from pipeline.errors import RunError
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.options import MODES, Mode, StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.report.amortization import write_amortisation
 from pipeline.backends.ascend.report.html_timeline import COLOURS, WIDTH, picture, write_picture
-from pipeline.backends.ascend.report.svg import ticks
 from pipeline.backends.ascend.report.time_by_layer import Layer, dearest_layers
 from pipeline.backends.ascend.simulate.launch_modes import schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
+from pipeline.files.svg_page import ticks
+from pipeline.sweep.amortization import write_amortisation
 from tests.backends.ascend.made_up import HW, network, task, timed
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.backends.ascend.chip.options import MODES
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
-from pipeline.backends.ascend.report.advice import advise
+from pipeline.backends.ascend.pricing.advice import advise
+from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout
 from pipeline.backends.ascend.report.time_by_layer import layer_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.cost.collectives import buckets
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
-from pipeline.backends.ascend.report.advice import Recommendation, advise, split_points
+from pipeline.backends.ascend.pricing.advice import Recommendation, advise, split_points
+from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
 
 SMALL = ExecutionConfig(sink_size=10)
 

@@ -23,7 +23,7 @@ from pipeline.backends.ascend.compiler.phases import Precision
 from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
-from pipeline.backends.ascend.price.traced_step import Step, TracedStep, trace_step
+from pipeline.backends.ascend.pricing.traced_step import Step, TracedStep, trace_step
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.simulate.feeding import device_images_per_s
 from pipeline.backends.ascend.simulate.launch_modes import schedule

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from pipeline.backends.ascend.report.svg import drawing, line, page, text, ticks
 from pipeline.files.atomic_write import write_whole
+from pipeline.files.svg_page import drawing, line, page, text, ticks
 
 WIDTH, HEIGHT = 1056.0, 420.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 8.0, 26.0, 52.0

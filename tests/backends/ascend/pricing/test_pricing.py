@@ -24,8 +24,8 @@ from pipeline.backends.ascend.chip.chip_files import ChipError
 from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.ascend.compiler.tasks_from_kernels import UnsupportedError
 from pipeline.backends.ascend.frontend.graph import UnboundedLoopError
-from pipeline.backends.ascend.price.pricing import Pricing
-from pipeline.backends.ascend.price.traced_step import trace_step
+from pipeline.backends.ascend.pricing.pricing import Pricing
+from pipeline.backends.ascend.pricing.traced_step import trace_step
 from pipeline.backends.ascend.report.report import Report
 from pipeline.errors import PipelineError, RunError
 
@@ -129,9 +129,9 @@ def test_a_chip_may_be_a_file(tmp_path: Path) -> None:
 def test_what_is_asked_for_is_what_is_imported() -> None:
     """`price` is the function, whatever of the package was imported before; jax is not."""
     script = (
-        "import sys; from pipeline.backends.ascend import hardware;"
+        "import sys; from pipeline.backends.ascend.chip import hardware;"
         "assert 'jax' not in sys.modules;"
-        "import pipeline.backends.ascend.price.pricing, pipeline.backends.ascend.report.report;"
+        "import pipeline.backends.ascend.pricing.pricing, pipeline.backends.ascend.report.report;"
         "from pipeline.backends.ascend import price, Report, chipset, Chipset;"
         "print(price.__name__)"
     )

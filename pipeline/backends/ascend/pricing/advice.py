@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.backends.ascend.chip.options import OptionError
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing
+    from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing
 
 DISTINGUISHABLE = 0.01
 """A predicted gain below this is no reason to change anything."""
