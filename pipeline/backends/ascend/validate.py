@@ -23,10 +23,10 @@ from pipeline.backends.ascend.fit.calibrate import (
     calibration_at,
     fit,
     fitted_parts,
-    report_of,
+    price_row,
     spread_of,
 )
-from pipeline.backends.ascend.fit.validate_trace import alexnet_report, lines
+from pipeline.backends.ascend.fit.validate_trace import alexnet_step, lines
 from pipeline.backends.ascend.fit.workloads import PUBLISHED, Published, published_steps
 from pipeline.errors import PipelineError, RunError
 
@@ -151,7 +151,7 @@ def compare_own(file: Path) -> tuple[Verdict, ...]:
 
 
 def _verdict(row: Published, calibration: Calibration) -> Verdict:
-    report = report_of(row, calibration)
+    report = price_row(row, calibration)
     return Verdict(row, report.step_ms, *report.interval_ms)
 
 
@@ -180,7 +180,7 @@ def _print_published() -> None:
     bounds = [v for v in verdicts if v.row.quality == "at_most"]
     kept = sum(v.error <= 0.1 for v in bounds)
     print()
-    print("\n".join(lines(alexnet_report(load_calibration()))), end="\n\n")
+    print("\n".join(lines(alexnet_step(load_calibration()))), end="\n\n")
     _print_score("graph mode, device-bound, family left out", sunk)
     _print_score("eager PyTorch, 80 us an op", eager)
     print(f"rows bounded by the host: {kept} of {len(bounds)} kept, within 10 %")

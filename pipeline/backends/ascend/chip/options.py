@@ -1,4 +1,4 @@
-"""How a step is launched, fed and spread over devices: what a schedule is asked for."""
+"""Options of a priced step: types, launch mode, sinks, devices, data, AutoTune."""
 
 from __future__ import annotations
 
@@ -11,13 +11,39 @@ from pipeline.errors import PipelineError
 
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+Precision = Literal["O0", "O2", "O3"]
+TuneMode = Literal["exhaustive", "ga", "rl"]
 MAX_DEVICES = 1024
 
 
 class OptionError(PipelineError):
-    """What was asked of the emulated device makes no sense, or does not fit it."""
+    """An option of a priced step is out of range or does not fit the emulated device."""
 
     exit_status = 2
+
+
+@dataclass(frozen=True)
+class ExecutionConfig:
+    """Options of a priced step; its defaults are those of `pipeline.backends.ascend.price`.
+
+    `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
+    traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
+    processes prepare the data of one device; None: data is always ready. `auto_tune` searches the
+    tiles of every product, `tune_bank` is the file that keeps the results. `strict` makes an
+    unknown primitive an error. `without` names buffer fusions to skip.
+    """
+
+    precision: Precision | None = "O2"
+    mode: Mode = "loop_sink"
+    sink_size: int = 1000
+    devices: int = 1
+    fusion: tuple[int, ...] | None = None
+    host_workers: int | None = None
+    data_sink: bool = True
+    auto_tune: TuneMode | None = None
+    tune_bank: str | None = None
+    strict: bool = False
+    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import Phase
 from pipeline.backends.ascend.compiler.primitives import kind_of
 from pipeline.backends.ascend.frontend.graph import VIEWS_OF_SCAN, Graph, Node
-
-Precision = Literal["O0", "O2", "O3"]
 
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
 """What a gradient passes through on its way to the optimizer."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import CostClass, Layout, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.buffers import Buffers, Signature
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS
@@ -19,7 +20,7 @@ from pipeline.backends.ascend.compiler.kernels import Kernels
 from pipeline.backends.ascend.compiler.matmul_work import TYPES, convolution_work, matrix_work
 from pipeline.backends.ascend.compiler.op_patterns import Features, Patterns, match_pattern
 from pipeline.backends.ascend.compiler.parameter_gradients import find_gradients
-from pipeline.backends.ascend.compiler.phases import Precision, device_dtypes, find_phases
+from pipeline.backends.ascend.compiler.phases import device_dtypes, find_phases
 from pipeline.backends.ascend.compiler.pooling import lower_window
 from pipeline.backends.ascend.compiler.primitives import OPS, kind_of, passes_of
 from pipeline.backends.ascend.frontend.graph import Graph, Node

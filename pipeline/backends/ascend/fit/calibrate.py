@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import yaml
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import (
     CALIBRATION_FILE,
     GROUPS,
@@ -24,8 +25,8 @@ from pipeline.backends.ascend.cost.calibration import (
     calibrate_with,
 )
 from pipeline.backends.ascend.fit.workloads import Published, published_steps, traced
-from pipeline.backends.ascend.pricing.pricing import Chipset, ExecutionConfig, Pricing, chipset
-from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.pricing.pricing import Chipset, Pricing, chipset
+from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
 
 TRACED_LOG_SD, UNTRACED_LOG_SD = 0.05, 0.15
@@ -55,30 +56,30 @@ class Parts:
         return float(self.rest + self.groups @ np.exp(-point[:-1]) + self.tasks * point[-1])
 
 
-def question_of(row: Published) -> ExecutionConfig:
-    """What a published row asks."""
+def config_of(row: Published) -> ExecutionConfig:
+    """Return the options that a published row was run with."""
     return ExecutionConfig(row.precision, row.mode, 1000, row.devices, row.fusion)
 
 
-def report_of(row: Published, calibration: Calibration, chip: Chipset | None = None) -> Report:
-    """The modelled step of a row."""
+def price_row(row: Published, calibration: Calibration, chip: Chipset | None = None) -> PricedStep:
+    """Return the modelled step of a row."""
     chip = chip or chipset("ascend910")
     pricing = Pricing(traced(row), chip, calibration)
     if row.op_launch_us is not None:
         pricing = pricing.on(op_launch_us=row.op_launch_us)
-    return pricing.report(question_of(row))
+    return pricing.step(config_of(row))
 
 
 def split_by_group(row: Published) -> Parts:
     """Price a row with each group at twice its rate; what is saved is half the group's work."""
     ones = dict.fromkeys(GROUPS, 1.0)
-    whole = report_of(row, calibrate_with(ones, 0.0))
+    whole = price_row(row, calibrate_with(ones, 0.0))
     groups = []
     for group in GROUPS:
-        faster = report_of(row, calibrate_with({**ones, group: 2.0}, 0.0))
+        faster = price_row(row, calibrate_with({**ones, group: 2.0}, 0.0))
         groups.append(2 * (whole.step_ms - faster.step_ms))
     tasks = sum(task.repeat for task in whole.graph.tasks if task.engine in ("cube", "vector"))
-    spread = class_spread(whole.graph, whole.times, whole.timeline, whole.pricing.calibration)
+    spread = class_spread(whole.graph, whole.times, whole.timeline, whole.calibration)
     return Parts(row, np.array(groups), tasks / 1e3, whole.step_ms - sum(groups), spread)
 
 

@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import Calibration
 from pipeline.backends.ascend.fit.measured_kernels import read_traces
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
-from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.report.priced_step import PricedStep
 
 TRACE = "alexnet_b32_2023"
 ON_THE_HOST = ("Cast-op239", "Sub-op5", "RealDiv-op6", "Transpose-op524")
@@ -38,26 +39,26 @@ class Compared:
         return self.modelled / self.published
 
 
-def alexnet_report(calibration: Calibration) -> Report:
+def alexnet_step(calibration: Calibration) -> PricedStep:
     """The traced step, priced."""
     traced = image_step("alexnet", 32, 227, 10)
     pricing = Pricing(traced, chipset("ascend910"), calibration)
-    return pricing.report(ExecutionConfig(devices=8))
+    return pricing.step(ExecutionConfig(devices=8))
 
 
-def compare_step(report: Report) -> list[Compared]:
+def compare_step(step: PricedStep) -> list[Compared]:
     """The step and its phases, in ms."""
-    phases = report.phases
+    phases = step.phases
     modelled = {
-        "forward and backward": report.iteration.fp_bp_us / 1e3,
+        "forward and backward": step.iteration.fp_bp_us / 1e3,
         "all-reduce": phases["communication"],
         "update": phases["optimizer"],
     }
     parts = [Compared(name, ms, modelled[name]) for name, ms in PHASES_MS.items()]
-    return [Compared("step", STEP_MS, report.step_ms), *parts]
+    return [Compared("step", STEP_MS, step.step_ms), *parts]
 
 
-def compare_classes(report: Report) -> list[Compared]:
+def compare_classes(step: PricedStep) -> list[Compared]:
     """Kernels by class, in us."""
     (trace,) = [found for found in read_traces() if found.name == TRACE]
     published: dict[str, float] = defaultdict(float)
@@ -65,7 +66,7 @@ def compare_classes(report: Report) -> list[Compared]:
         if kernel.name not in ON_THE_HOST:
             published[task.cost_class] += kernel.us
     modelled: dict[str, float] = defaultdict(float)
-    for priced in report.tasks:
+    for priced in step.tasks:
         modelled[priced.cost_class] += priced.us
     return [
         Compared(name, us, modelled[name])
@@ -73,11 +74,11 @@ def compare_classes(report: Report) -> list[Compared]:
     ]
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(step: PricedStep) -> Iterator[str]:
     """The comparison as text."""
     for name, unit, rows in (
-        ("AlexNet's trace", "ms", compare_step(report)),
-        ("its kernels", "us", compare_classes(report)),
+        ("AlexNet's trace", "ms", compare_step(step)),
+        ("its kernels", "us", compare_classes(step)),
     ):
         yield f"{name:22} {'published':>10} {'modelled':>10}  ratio"
         for row in rows:

@@ -15,8 +15,7 @@ import optax
 from flax import linen as nn
 from omegaconf import OmegaConf
 
-from pipeline.backends.ascend.chip.options import Mode
-from pipeline.backends.ascend.compiler.phases import Precision
+from pipeline.backends.ascend.chip.options import Mode, Precision
 from pipeline.backends.ascend.fit.dbnet import dbnet
 from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 from pipeline.data.columns import ColumnSpec

@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.backends.ascend.chip.options import OptionError
-
-if TYPE_CHECKING:
-    from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing
-
-DISTINGUISHABLE = 0.01
-"""A predicted gain below this is no reason to change anything."""
+from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
+from pipeline.backends.ascend.pricing.pricing import Pricing
+from pipeline.backends.ascend.report.recommendation import Recommendation
 
 LONG_SINK = 1000
 BUCKETS = (2, 3, 4)
@@ -22,31 +18,8 @@ FIRST_SHARES = (0.02, 0.05, 0.1, 0.25)
 """Shares of the gradients in an all-reduce of their own at the network's input: the last to be
 ready is the one that no backward pass hides."""
 
-Retrace = Callable[[int], "Pricing"]
+Retrace = Callable[[int], Pricing]
 """The same step with another batch size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """One thing done otherwise. `override` is how a recipe says it, `gain` the predicted share of
-    samples a second that it adds.
-    """
-
-    kind: str
-    what: str
-    override: str
-    step_ms: float
-    samples_per_s: float
-    gain: float
-
-    @property
-    def distinguishable(self) -> bool:
-        """Whether the gain is large enough to be told from none."""
-        return self.gain >= DISTINGUISHABLE
-
-    def __str__(self) -> str:
-        sure = f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
-        return f"{self.override}: {self.what}, {sure}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +30,20 @@ class _Idea:
     what: str
     override: str
     pricing: Pricing
-    question: ExecutionConfig
+    config: ExecutionConfig
 
 
 def advise(
-    pricing: Pricing, question: ExecutionConfig, retrace: Retrace | None = None
+    pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None = None
 ) -> tuple[Recommendation, ...]:
     """Changes by their predicted gain, largest first; of one kind only the best.
 
     `retrace(batch_size)` gives the step with another batch; without it no batch is tried. Left out
     is what the device has no memory for, and what it can't be asked.
     """
-    before = _samples_per_s(pricing, question)
+    before = _samples_per_s(pricing, config)
     best: dict[str, Recommendation] = {}
-    for idea in _ideas(pricing, question, retrace):
+    for idea in _ideas(pricing, config, retrace):
         change = _priced(idea, before)
         if change and (idea.kind not in best or change.gain > best[idea.kind].gain):
             best[idea.kind] = change
@@ -81,80 +54,80 @@ def _priced(idea: _Idea, before: float) -> Recommendation | None:
     try:
         if idea.kind in ("batch", "precision") and not _fits(idea):
             return None
-        step_us = idea.pricing.timeline(idea.question).step_us
+        step_us = idea.pricing.timeline(idea.config).step_us
     except OptionError:
         return None
-    after = _rate(idea.pricing, idea.question, step_us)
+    after = _rate(idea.pricing, idea.config, step_us)
     return Recommendation(
         idea.kind, idea.what, idea.override, step_us / 1e3, after, after / before - 1
     )
 
 
 def _fits(idea: _Idea) -> bool:
-    return idea.pricing.memory(idea.question).verdict != "out of memory"
+    return idea.pricing.memory(idea.config).verdict != "out of memory"
 
 
-def _samples_per_s(pricing: Pricing, question: ExecutionConfig) -> float:
-    return _rate(pricing, question, pricing.timeline(question).step_us)
+def _samples_per_s(pricing: Pricing, config: ExecutionConfig) -> float:
+    return _rate(pricing, config, pricing.timeline(config).step_us)
 
 
-def _rate(pricing: Pricing, question: ExecutionConfig, step_us: float) -> float:
-    return pricing.traced.batch_size * question.devices / step_us * 1e6
+def _rate(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
+    return pricing.traced.batch_size * config.devices / step_us * 1e6
 
 
-def _ideas(pricing: Pricing, question: ExecutionConfig, retrace: Retrace | None) -> Iterator[_Idea]:
-    for kind, what, override, changes in _otherwise(pricing, question):
-        yield _Idea(kind, what, override, pricing, replace(question, **changes))
+def _ideas(pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None) -> Iterator[_Idea]:
+    for kind, what, override, changes in _otherwise(pricing, config):
+        yield _Idea(kind, what, override, pricing, replace(config, **changes))
     if retrace is not None:
         size = 2 * pricing.traced.batch_size
         what = f"{size} samples a batch instead of {size // 2}"
-        yield _Idea("batch", what, f"train.batch_size={size}", retrace(size), question)
+        yield _Idea("batch", what, f"train.batch_size={size}", retrace(size), config)
 
 
 Otherwise = tuple[str, str, str, dict[str, Any]]
 
 
-def _otherwise(pricing: Pricing, question: ExecutionConfig) -> Iterator[Otherwise]:
+def _otherwise(pricing: Pricing, config: ExecutionConfig) -> Iterator[Otherwise]:
     """Kind, words, override and changed fields of everything that keeps the batch."""
-    yield from _precisions(question)
-    yield from _sinks(question)
-    if question.devices > 1:
-        yield from _buckets(pricing, question)
-    if question.host_workers is not None:
-        for workers in (2 * question.host_workers, 4 * question.host_workers):
-            what = f"{workers} processes preparing data instead of {question.host_workers}"
+    yield from _precisions(config)
+    yield from _sinks(config)
+    if config.devices > 1:
+        yield from _buckets(pricing, config)
+    if config.host_workers is not None:
+        for workers in (2 * config.host_workers, 4 * config.host_workers):
+            what = f"{workers} processes preparing data instead of {config.host_workers}"
             yield "workers", what, f"device.host_workers={workers}", {"host_workers": workers}
-    if not question.auto_tune:
+    if not config.auto_tune:
         what = "tiles searched by AutoTune"
         yield "auto_tune", what, "device.auto_tune=exhaustive", {"auto_tune": "exhaustive"}
 
 
-def _precisions(question: ExecutionConfig) -> Iterator[Otherwise]:
-    if question.precision in ("O0", None):
+def _precisions(config: ExecutionConfig) -> Iterator[Otherwise]:
+    if config.precision in ("O0", None):
         what = "float16 but for batch normalisation and the loss"
         yield "precision", what, "device.precision=O2", {"precision": "O2"}
-    if question.precision in ("O0", "O2"):
+    if config.precision in ("O0", "O2"):
         what = "float16 throughout, batch normalisation included"
         yield "precision", what, "device.precision=O3", {"precision": "O3"}
 
 
-def _sinks(question: ExecutionConfig) -> Iterator[Otherwise]:
-    if question.mode == "op_by_op":
+def _sinks(config: ExecutionConfig) -> Iterator[Otherwise]:
+    if config.mode == "op_by_op":
         graph = {"mode": "graph_sink", "data_sink": False}
         yield "sink", "one launch a step", "device.mode=graph_sink", graph
-    if question.mode != "loop_sink" or question.sink_size < LONG_SINK:
+    if config.mode != "loop_sink" or config.sink_size < LONG_SINK:
         what = f"a loop of {LONG_SINK:,} steps a launch"
         override = f"train.sink=true train.sink_size={LONG_SINK}"
-        override += "" if question.mode == "loop_sink" else " device.mode=loop_sink"
+        override += "" if config.mode == "loop_sink" else " device.mode=loop_sink"
         changes = {"mode": "loop_sink", "sink_size": LONG_SINK, "data_sink": True}
         yield "sink", what, override, changes
 
 
-def _buckets(pricing: Pricing, question: ExecutionConfig) -> Iterator[Otherwise]:
-    graph, _ = pricing.tasks(question)
+def _buckets(pricing: Pricing, config: ExecutionConfig) -> Iterator[Otherwise]:
+    graph, _ = pricing.tasks(config)
     in_order = sorted(graph.gradients, key=itemgetter(2))[::-1]
     for points in split_points([nbytes for _, nbytes, _ in in_order]):
-        if points != question.fusion:
+        if points != config.fusion:
             what = f"gradients in {len(points) + 1} all-reduces"
             override = f"device.all_reduce_fusion={list(points)}".replace(" ", "")
             yield "buckets", what, override, {"fusion": points}

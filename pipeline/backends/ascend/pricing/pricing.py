@@ -1,4 +1,4 @@
-"""What a training step would cost on an Ascend: for recipes and for any JAX function."""
+"""Price a training step on an emulated Ascend: a recipe's or any JAX function's."""
 
 from __future__ import annotations
 
@@ -12,49 +12,29 @@ from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
+    MODES,
+    ExecutionConfig,
     Mode,
     OptionError,
+    Precision,
     StepOptions,
+    TuneMode,
     switch,
     whole,
 )
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.compiler.phases import Precision
 from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
 from pipeline.backends.ascend.pricing.traced_step import Step, TracedStep, trace_step
+from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.simulate.feeding import device_images_per_s
 from pipeline.backends.ascend.simulate.launch_modes import schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
-from pipeline.backends.ascend.tune.autotune import TuneMode, TuneResult, tune
+from pipeline.backends.ascend.tune.autotune import TuneResult, tune
 
-TYPES_OF_PRECISION = ("O0", "O2", "O3")
-
-
-@dataclass(frozen=True)
-class ExecutionConfig:
-    """What is asked about a step, apart from the step and the chip.
-
-    `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
-    traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
-    prepare the data of one device; None: data is always ready. `auto_tune` searches the tiles of
-    every product, `tune_bank` is the file that keeps what was found. `without` names buffer
-    fusions to leave out.
-    """
-
-    precision: Precision | None = "O2"
-    mode: Mode = "loop_sink"
-    sink_size: int = 1000
-    devices: int = 1
-    fusion: tuple[int, ...] | None = None
-    host_workers: int | None = None
-    data_sink: bool = True
-    auto_tune: TuneMode | None = None
-    tune_bank: str | None = None
-    strict: bool = False
-    without: frozenset[str] = frozenset()
+DEFAULTS = ExecutionConfig()
 
 
 @dataclass(frozen=True)
@@ -73,16 +53,16 @@ def price(
     *,
     hardware: str | Path | Chipset = "ascend910",
     parameters: Callable[[Any], Any] | None = None,
-    precision: Precision | None = "O2",
-    mode: Mode = "loop_sink",
-    sink_size: int = 1000,
-    devices: int = 1,
-    all_reduce_fusion: Iterable[int] | None = None,
-    host_workers: int | None = None,
-    data_sink: bool = True,
-    auto_tune: TuneMode | None = None,
-    tune_bank: str | Path | None = None,
-    strict: bool = False,
+    precision: Precision | None = DEFAULTS.precision,
+    mode: Mode = DEFAULTS.mode,
+    sink_size: int = DEFAULTS.sink_size,
+    devices: int = DEFAULTS.devices,
+    all_reduce_fusion: Iterable[int] | None = DEFAULTS.fusion,
+    host_workers: int | None = DEFAULTS.host_workers,
+    data_sink: bool = DEFAULTS.data_sink,
+    auto_tune: TuneMode | None = DEFAULTS.auto_tune,
+    tune_bank: str | Path | None = DEFAULTS.tune_bank,
+    strict: bool = DEFAULTS.strict,
 ) -> Report:
     """Price one step of training on an emulated device.
 
@@ -94,23 +74,23 @@ def price(
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for
     other arguments out of range. What `step` itself raises when it is traced comes through.
     """
-    question = ExecutionConfig(
-        precision,
-        mode,
-        whole("sink_size", sink_size),
-        whole("devices", devices, most=MAX_DEVICES),
-        _points(all_reduce_fusion),
-        whole("host_workers", host_workers) if host_workers is not None else None,
-        switch("data_sink", data_sink),
-        _mode_of_tuning(auto_tune),
-        str(tune_bank) if tune_bank is not None else None,
-        switch("strict", strict),
+    config = ExecutionConfig(
+        precision=precision,
+        mode=mode,
+        sink_size=whole("sink_size", sink_size),
+        devices=whole("devices", devices, most=MAX_DEVICES),
+        fusion=_points(all_reduce_fusion),
+        host_workers=whole("host_workers", host_workers) if host_workers is not None else None,
+        data_sink=switch("data_sink", data_sink),
+        auto_tune=_mode_of_tuning(auto_tune),
+        tune_bank=str(tune_bank) if tune_bank is not None else None,
+        strict=switch("strict", strict),
     )
     for name, function in (("step", step), ("parameters", parameters)):
         if not callable(function) and (name == "step" or function is not None):
             raise OptionError(f"{name}: {function!r} should be a function")
     chip = hardware if isinstance(hardware, Chipset) else chipset(str(hardware))
-    return Pricing(trace_step(step, state, batch, parameters), chip).report(question)
+    return Pricing(trace_step(step, state, batch, parameters), chip).report(config)
 
 
 def _mode_of_tuning(mode: Any) -> TuneMode | None:
@@ -148,7 +128,7 @@ def chipset_of(chip: Any) -> Chipset:
 
 
 class Pricing:
-    """A traced step on a chip: answers questions about it, remembering what they share."""
+    """A traced step on a chip: answers configs about it, remembering what they share."""
 
     def __init__(
         self, traced: TracedStep, chip: Chipset, calibration: Calibration | None = None
@@ -159,51 +139,73 @@ class Pricing:
         self._tuned: dict[Any, TuneResult] = {}
         self._memory: dict[Any, MemoryPlan] = {}
 
-    def report(self, question: ExecutionConfig) -> Report:
-        """Everything about one way to run the step. Raises OptionError, RunError."""
-        graph, times = self.tasks(question)
-        return Report(self, question, graph, times, self.timeline(question))
+    def report(self, config: ExecutionConfig) -> Report:
+        """Price a step under all launch modes, with its memory. Raises OptionError, RunError."""
+        step = self.step(config)
+        return Report(
+            **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
+            memory=self.memory(config),
+            tuning=self.tuning(config),
+            modes={
+                mode: step if mode == config.mode else self.step(replace(config, mode=mode))
+                for mode in MODES
+            },
+        )
 
-    def tasks(self, question: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
+    def step(self, config: ExecutionConfig) -> PricedStep:
+        """Price a step under its own launch mode alone. Raises OptionError, RunError."""
+        graph, times = self.tasks(config)
+        return PricedStep(
+            chip=self.chip.name,
+            config=config,
+            batch_size=self.traced.batch_size,
+            batch_pixels=self.traced.batch_pixels,
+            graph=graph,
+            times=times,
+            timeline=self.timeline(config),
+            calibration=self.calibration,
+        )
+
+    def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
         """The tasks of a step and the time of each."""
-        key = self._key(question)
+        key = self._key(config)
         if key not in self._priced:
             graph = self.traced.tasks(
-                question.precision,
-                by_op=question.mode == "op_by_op",
-                strict=question.strict,
-                without=question.without,
+                config.precision,
+                by_op=config.mode == "op_by_op",
+                strict=config.strict,
+                without=config.without,
             )
             self._refuse_foreign_types(graph)
             hardware, efficiency = self.chip.hardware, self.calibration.efficiency
-            if question.auto_tune:
-                bank = Path(question.tune_bank) if question.tune_bank else None
+            if config.auto_tune:
+                bank = Path(config.tune_bank) if config.tune_bank else None
                 self._tuned[key] = tune(
-                    graph, hardware, mode=question.auto_tune, bank_path=bank, efficiency=efficiency
+                    graph, hardware, mode=config.auto_tune, bank_path=bank, efficiency=efficiency
                 )
-            tiles = self._tuned[key].tiles if question.auto_tune else None
+            tiles = self._tuned[key].tiles if config.auto_tune else None
             times = price_tasks(graph, hardware, efficiency, tiles)
             self._priced[key] = graph, _without_data(graph, times)
         return self._priced[key]
 
-    def tuning(self, question: ExecutionConfig) -> TuneResult | None:
-        """What AutoTune found for a question that asks for it."""
-        self.tasks(question)
-        return self._tuned.get(self._key(question))
+    def tuning(self, config: ExecutionConfig) -> TuneResult | None:
+        """What AutoTune found for a config that asks for it."""
+        self.tasks(config)
+        return self._tuned.get(self._key(config))
 
-    def _key(self, question: ExecutionConfig) -> tuple[Any, ...]:
+    def _key(self, config: ExecutionConfig) -> tuple[Any, ...]:
         """What tasks and their times depend on."""
-        by_op, precision = question.mode == "op_by_op", self._precision(question)
-        tuning = (question.auto_tune, question.tune_bank)
-        return (precision, by_op, question.strict, question.without, tuning)
+        by_op, precision = config.mode == "op_by_op", self._precision(config)
+        tuning = (config.auto_tune, config.tune_bank)
+        return (precision, by_op, config.strict, config.without, tuning)
 
-    def _precision(self, question: ExecutionConfig) -> Precision | None:
-        if question.precision not in (*TYPES_OF_PRECISION, None):
+    def _precision(self, config: ExecutionConfig) -> Precision | None:
+        if config.precision not in (*get_args(Precision), None):
             raise OptionError(
-                f"precision: {question.precision!r} is none of O0, O2, O3; None prices the traced "
+                f"precision: {config.precision!r} is none of O0, O2, O3; None prices the traced "
                 "types"
             )
-        return question.precision
+        return config.precision
 
     def _refuse_foreign_types(self, graph: TaskGraph) -> None:
         known = set(self.chip.dtypes)
@@ -215,36 +217,36 @@ class Pricing:
                     "precision, or use float16"
                 )
 
-    def options(self, question: ExecutionConfig) -> StepOptions:
-        """The question in the scheduler's terms."""
-        pixels, workers = self.traced.batch_pixels, question.host_workers
+    def options(self, config: ExecutionConfig) -> StepOptions:
+        """The config in the scheduler's terms."""
+        pixels, workers = self.traced.batch_pixels, config.host_workers
         rate = None
         if workers is not None and pixels is not None:
-            rate = device_images_per_s(workers, pixels, question.devices, self.chip.hardware)
+            rate = device_images_per_s(workers, pixels, config.devices, self.chip.hardware)
         return StepOptions(
-            mode=question.mode,
-            sink_size=question.sink_size,
-            devices=question.devices,
-            fusion=question.fusion,
+            mode=config.mode,
+            sink_size=config.sink_size,
+            devices=config.devices,
+            fusion=config.fusion,
             batch_size=self.traced.batch_size,
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
-            data_sink=question.data_sink,
+            data_sink=config.data_sink,
         )
 
-    def timeline(self, question: ExecutionConfig) -> Timeline:
-        """One steady step under the question's launch mode."""
-        graph, times = self.tasks(question)
+    def timeline(self, config: ExecutionConfig) -> Timeline:
+        """One steady step under the config's launch mode."""
+        graph, times = self.tasks(config)
         hardware = self.calibration.adjusted(self.chip.hardware)
-        return schedule(graph, times, hardware, self.options(question))
+        return schedule(graph, times, hardware, self.options(config))
 
-    def memory(self, question: ExecutionConfig) -> MemoryPlan:
+    def memory(self, config: ExecutionConfig) -> MemoryPlan:
         """Where everything lies; the launch mode makes no difference to the sunk graph's plan."""
-        by_op = question.mode == "op_by_op"
-        key = (question.precision, by_op, question.without, question.devices > 1)
+        by_op = config.mode == "op_by_op"
+        key = (config.precision, by_op, config.without, config.devices > 1)
         if key not in self._memory:
-            graph, _ = self.tasks(question)
-            self._memory[key] = plan_memory(graph, self.chip.hardware, question.devices)
+            graph, _ = self.tasks(config)
+            self._memory[key] = plan_memory(graph, self.chip.hardware, config.devices)
         return self._memory[key]
 
     def on(self, **figures: float) -> Pricing:

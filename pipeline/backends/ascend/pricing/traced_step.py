@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
+from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.compiler.device_formats import item_bytes
 from pipeline.backends.ascend.compiler.op_patterns import Patterns, vendor_patterns
-from pipeline.backends.ascend.compiler.phases import Precision
 from pipeline.backends.ascend.compiler.primitives import kind_of
 from pipeline.backends.ascend.compiler.tasks_from_kernels import Signature, lower
 from pipeline.backends.ascend.frontend.graph import Graph

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.report.time_by_layer import Layer, dearest_layers
+from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.svg_page import drawing, line, page, rectangle, text, ticks
@@ -58,7 +58,7 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
             "<h2>What the step is spent on</h2>",
             _shares(timeline),
             "<h2>Dearest layers</h2>",
-            _table(dearest_layers(timeline, graph), timeline),
+            _table(slowest_layers(timeline, graph), timeline),
             "<footer>All times are modelled, none was measured on a device. What is hidden "
             "behind other work counts in no share.</footer>",
         ),

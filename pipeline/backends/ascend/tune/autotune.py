@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
 from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
 from pipeline.backends.ascend.cost.task_time import (
@@ -25,7 +26,7 @@ from pipeline.backends.ascend.cost.task_time import (
     task_product,
 )
 from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling
-from pipeline.backends.ascend.tune.tile_search import Objective, TuneMode, search_tiles
+from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.errors import RunError
 from pipeline.files.knowledge_bank import Round, Status, add_to_bank, read_bank, ticks_best
 

@@ -6,12 +6,12 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.cost.tiling import (
     Product,
     Tiling,
@@ -23,7 +23,6 @@ from pipeline.backends.ascend.cost.tiling import (
 )
 from pipeline.files.knowledge_bank import Round
 
-TuneMode = Literal["exhaustive", "ga", "rl"]
 POPULATION_COUNT, GENERATIONS_COUNT, ELITE_COUNT = 24, 12, 6
 MUTATION_CHANCE = 0.3
 ROUNDS_COUNT, WALKS_PER_ROUND = 10, 20

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import GROUPS, calibrate_with, load_calibration
 from pipeline.backends.ascend.fit.calibrate import (
     Parts,
@@ -23,7 +24,7 @@ from pipeline.backends.ascend.fit.calibrate import (
     spread_of,
 )
 from pipeline.backends.ascend.fit.validate_trace import (
-    alexnet_report,
+    alexnet_step,
     compare_classes,
     compare_step,
     lines,
@@ -35,7 +36,7 @@ from pipeline.backends.ascend.fit.workloads import (
     model_spec,
     published_steps,
 )
-from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.validate import kendall_tau
 from pipeline.errors import RunError
 
@@ -156,7 +157,7 @@ def test_interval_holds_the_step_and_grows_with_the_spread():
 
 def test_alexnet_is_as_its_trace():
     """The goals: the step within 15 %, phases 25 %, classes of kernels 35 % in the median."""
-    report = alexnet_report(load_calibration())
+    report = alexnet_step(load_calibration())
     step, *phases = compare_step(report)
     assert abs(step.ratio - 1) < 0.15
     assert all(abs(phase.ratio - 1) < 0.25 for phase in phases)

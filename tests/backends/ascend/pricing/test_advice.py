@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import buckets
 from pipeline.backends.ascend.fit.workloads import image_step
 from pipeline.backends.ascend.pricing.advice import Recommendation, advise, split_points
-from pipeline.backends.ascend.pricing.pricing import ExecutionConfig, Pricing, chipset
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 
 SMALL = ExecutionConfig(sink_size=10)
 

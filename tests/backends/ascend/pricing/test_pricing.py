@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -21,7 +22,7 @@ from flax.training.train_state import TrainState
 
 from pipeline.backends.ascend import chipset, price
 from pipeline.backends.ascend.chip.chip_files import ChipError
-from pipeline.backends.ascend.chip.options import OptionError
+from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig, OptionError
 from pipeline.backends.ascend.compiler.tasks_from_kernels import UnsupportedError
 from pipeline.backends.ascend.frontend.graph import UnboundedLoopError
 from pipeline.backends.ascend.pricing.pricing import Pricing
@@ -98,7 +99,7 @@ def test_a_flax_model() -> None:
     made = {name.rpartition("params/")[2]: nbytes for name, nbytes, _ in report.graph.gradients}
     assert made.keys() == {"first/bias", "first/kernel", "last/bias", "last/kernel"}
     assert made["first/kernel"] >= 4 * 3 * 3 * 3 * 32
-    assert report.pricing.traced.batch_pixels == 32 * 32
+    assert report.batch_pixels == 32 * 32
     same = price(flax_step, state, (images, labels), devices=8)
     assert same.step_ms == report.step_ms
 
@@ -119,11 +120,11 @@ def test_a_chip_may_be_a_file(tmp_path: Path) -> None:
         "hbm_sustained_gb_per_s: {value: 100, source: a guess, confidence: assumed}\n"
     )
     slow = price(linear_step, WEIGHTS, BATCH, hardware=file)
-    assert slow.pricing.chip.name == "Slow"
+    assert slow.chip == "Slow"
     assert slow.device_ms > price(linear_step, WEIGHTS, BATCH).device_ms
     file.write_text(file.read_text().replace("Slow", "Slow and renamed"))
     again = price(linear_step, WEIGHTS, BATCH, hardware=file)
-    assert again.pricing.chip.name == "Slow and renamed"
+    assert again.chip == "Slow and renamed"
 
 
 def test_what_is_asked_for_is_what_is_imported() -> None:
@@ -266,9 +267,23 @@ def test_an_unknown_primitive_is_priced_by_its_bytes_and_listed() -> None:
 
 def test_questions_share_what_they_have_in_common() -> None:
     """A launch mode of the same graph does not lower or price it again."""
-    pricing = price(linear_step, WEIGHTS, BATCH).pricing
-    one = pricing.report(price(linear_step, WEIGHTS, BATCH).question)
-    assert one.times is pricing.report(one.question).times
+    pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
+    config = ExecutionConfig(mode="graph_sink")
+    assert pricing.step(config).times is pricing.report(replace(config, mode="loop_sink")).times
+
+
+def test_defaults_are_those_of_the_options() -> None:
+    assert price(linear_step, WEIGHTS, BATCH).config == ExecutionConfig()
+
+
+def test_a_report_is_frozen_and_of_its_own() -> None:
+    """It holds its figures, so that none is priced when it is read."""
+    report = price(linear_step, WEIGHTS, BATCH)
+    with pytest.raises(FrozenInstanceError):
+        report.chip = "another"  # type: ignore[misc]
+    assert [*report.modes] == [*MODES]
+    assert report.modes["loop_sink"].timeline is report.timeline
+    assert report.memory.verdict == "fits"
 
 
 @pytest.mark.parametrize(
