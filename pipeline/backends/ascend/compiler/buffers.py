@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.tasks import Buffer, Layout, Role
 from pipeline.backends.ascend.compiler.dataflow import Wiring
 from pipeline.backends.ascend.compiler.device_formats import (
     channel_axes,
-    item_bytes,
     padded_elements,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
@@ -71,7 +71,7 @@ class Buffers:
                 shape=self._stored_shape(value, layout),
                 dtype=dtype,
                 layout=layout,
-                nbytes=math.ceil(stored * item_bytes(dtype)),
+                nbytes=math.ceil(stored * stored_bytes(dtype)),
                 role=self._roles.get(value, "activation"),
                 name=self._name(value),
                 within=within,

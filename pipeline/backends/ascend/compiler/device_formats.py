@@ -1,24 +1,13 @@
-"""How values lie in device memory, and how many bytes that takes."""
+"""Layouts of values in device memory, and the elements that they store."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Layout
 from pipeline.backends.ascend.compiler.dataflow import Wiring
 from pipeline.backends.ascend.frontend.graph import Graph, Node, Value
-
-ITEM_BYTES = {"bfloat16": 2.0, "bool": 1 / 8, "key<fry>": 8.0, "float8_e4m3fn": 1.0}
-
-
-def item_bytes(dtype: str) -> float:
-    """Bytes of one element; a mask has one bit for each."""
-    if dtype in ITEM_BYTES:
-        return ITEM_BYTES[dtype]
-    return 8.0 if dtype.startswith("key") else float(np.dtype(dtype).itemsize)
 
 
 def channel_axes(graph: Graph, wiring: Wiring) -> dict[int, int]:

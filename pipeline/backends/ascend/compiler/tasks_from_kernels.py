@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import CostClass, Layout, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.buffers import Buffers, Signature
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS
-from pipeline.backends.ascend.compiler.device_formats import item_bytes
 from pipeline.backends.ascend.compiler.fusion import fuse
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.inserted_ops import Operands
@@ -88,7 +88,7 @@ class _Lowering:
         self.classes: dict[int, CostClass] = {}
 
     def _plain_bytes(self, index: int) -> float:
-        return self.graph.values[index].size * item_bytes(self.dtypes[index])
+        return self.graph.values[index].size * stored_bytes(self.dtypes[index])
 
     def run(self, unsupported: Counter[str]) -> TaskGraph:
         """All tasks."""

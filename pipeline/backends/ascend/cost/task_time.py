@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import (
     CHANNEL_BLOCK,
     Buffer,
@@ -36,7 +37,6 @@ from pipeline.backends.ascend.cost.vector_work import (
     CostContext,
     Work,
     depthwise_work,
-    item_bytes,
     join,
     vector_product,
     vector_work,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, CubeWork, Task
 from pipeline.backends.ascend.cost.efficiency import Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
 
 Bound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1, "int16": 2}
 BIAS_CHANNELS_PER_CORE = 8
 """BiasAddGrad ran on 8, 16, 24 and 32 cores for 64, 128, 192 and 256 channels (trace of 2023)."""
 
@@ -40,11 +40,6 @@ class CostContext:
     constants: Constants
     buffers: tuple[Buffer, ...]
     tiles: Mapping[int, Tiling]
-
-
-def item_bytes(dtype: str) -> int:
-    """Bytes of an element."""
-    return ITEM_BYTES.get(dtype, 8 if dtype.endswith("64") else 4)
 
 
 def join(*parts_us: float, power: float) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import (
     Buffer,
     CostClass,
@@ -26,7 +27,6 @@ from pipeline.backends.ascend.chip.tasks import (
 from pipeline.errors import RunError
 
 KERNELS_FILE = Path(__file__).parent / "data" / "kernels.csv"
-ITEM_BITS = {"bool": 8, "uint8": 8, "float16": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _buffer(text: str, buffers: dict[str, Buffer]) -> int:
     if text not in buffers:
         name, dtype, shape_text, layout = text.split(":")
         shape = tuple(int(length) for length in shape_text.split("x"))
-        nbytes = math.prod(shape) * ITEM_BITS.get(dtype, 32) // 8
+        nbytes = math.prod(shape) * item_bytes(dtype)
         made = Buffer(len(buffers), shape, dtype, layout, nbytes, "activation", name)  # type: ignore[arg-type]
         buffers[text] = made
     return buffers[text].index

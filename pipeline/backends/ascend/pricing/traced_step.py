@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
+from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.compiler.device_formats import item_bytes
 from pipeline.backends.ascend.compiler.op_patterns import Patterns, vendor_patterns
 from pipeline.backends.ascend.compiler.primitives import kind_of
 from pipeline.backends.ascend.compiler.tasks_from_kernels import Signature, lower
@@ -33,7 +33,7 @@ class TracedStep:
     def batch_bytes(self) -> int:
         """Bytes of a batch on its way to the device."""
         values = (self.graph.values[index] for index in self.signature.inputs)
-        return round(sum(value.size * item_bytes(value.dtype) for value in values))
+        return round(sum(value.size * stored_bytes(value.dtype) for value in values))
 
     @property
     def batch_size(self) -> int:

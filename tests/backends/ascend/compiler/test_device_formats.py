@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.tasks import Layout
 from pipeline.backends.ascend.compiler.device_formats import (
     channel_axes,
-    item_bytes,
     padded_elements,
 )
 from pipeline.backends.ascend.compiler.kernels import Kernels
@@ -48,21 +47,6 @@ def test_padding(shape: tuple[int, ...], layout: Layout, axis: int | None, store
 def test_padding_never_loses_elements(sides: list[int], layout: Layout) -> None:
     stored = padded_elements(Value(tuple(sides), "float16"), layout, len(sides) - 1)
     assert math.prod(sides) <= stored <= math.prod(sides) * 256
-
-
-@pytest.mark.parametrize(
-    ("dtype", "nbytes"),
-    [
-        ("float32", 4),
-        ("float16", 2),
-        ("bfloat16", 2),
-        ("int8", 1),
-        ("bool", 1 / 8),
-        ("key<fry>", 8),
-    ],
-)
-def test_bytes_of_an_element(dtype: str, nbytes: float) -> None:
-    assert item_bytes(dtype) == nbytes
 
 
 def test_channels_follow_element_wise_work() -> None:
