@@ -48,19 +48,19 @@ class ExecutionConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """A launch mode and what goes with it.
+    """A launch mode and its settings.
 
-    `op_by_op` launches every kernel from the host, `graph_sink` the whole step, `loop_sink` a
-    loop of `sink_size` steps. A loop sink takes its batches from the queue on the device and
-    op-by-op launch never does (MindSpore's `dataset_sink_mode` turns on all three at once), so
-    `data_sink` decides for `graph_sink` alone.
+    `op_by_op` launches every kernel from the host, `graph_sink` the whole step, `loop_sink` a loop
+    of `sink_size` steps. A loop sink takes its batches from the queue on the device and op-by-op
+    launch never does (MindSpore's `dataset_sink_mode` turns on all three at once), so `data_sink`
+    decides for `graph_sink` alone.
 
     `fusion` has MindSpore's `all_reduce_fusion_config`; None is one all-reduce. `overlap` lets an
     all-reduce start before the backward pass ends. `batch_size` and `batch_bytes` are of one
     device. `host_images_per_s` is what the host prepares for one device (see
     `feeding.device_images_per_s`); None means that data is always ready. `op_launch_us` replaces
-    the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in the
-    msprof trace of AlexNet (2023) both dropout masks follow one another on one.
+    the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in the msprof
+    trace of AlexNet (2023) both dropout masks follow one another on one.
 
     Raises:
         OptionError: a value is out of its range; the message names it.
@@ -100,7 +100,7 @@ class StepOptions:
 
 
 def whole(name: str, value: Any, most: int | None = None) -> int:
-    """A count as an int. Raises OptionError unless it is a whole number from 1 to `most`."""
+    """Return a count as an int. Raises OptionError unless it is a whole number from 1 to `most`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise OptionError(f"{name}: {value!r} should be a whole number")
     if value < 1:
@@ -111,7 +111,7 @@ def whole(name: str, value: Any, most: int | None = None) -> int:
 
 
 def switch(name: str, value: Any) -> bool:
-    """True or False. Raises OptionError for anything else."""
+    """Return True or False. Raises OptionError for anything else."""
     if not isinstance(value, bool):
         raise OptionError(f"{name}: {value!r} should be True or False")
     return value

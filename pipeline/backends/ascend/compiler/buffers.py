@@ -1,4 +1,4 @@
-"""The buffers of a step's values: layout, size, role and name of each."""
+"""Buffers of a step's values: layout, size, role and name of each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from pipeline.backends.ascend.frontend.graph import Graph
 
 @dataclass(frozen=True)
 class Signature:
-    """What the inputs of a step are, by the index of their values; `updates` says which output
-    takes the place of which input.
+    """Roles of a step's inputs, by the index of their values.
+
+    `updates` maps outputs to the inputs that they replace.
     """
 
     parameters: Mapping[int, str]
@@ -31,7 +32,7 @@ class Signature:
 
 
 class Buffers:
-    """Buffers by value, made when they are first asked for."""
+    """Buffers by value, created at their first use."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Buffers:
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
     def of(self, value: int) -> int:
-        """The buffer of a value."""
+        """Return the buffer of a value."""
         if value in self.index:
             return self.index[value]
         whole = self.within.get(value)
@@ -63,7 +64,7 @@ class Buffers:
         return made
 
     def add(self, value: int, dtype: str, layout: Layout, within: int | None = None) -> int:
-        """Another buffer for a value, in a type and a layout."""
+        """Add another buffer for a value, in a type and a layout."""
         stored = padded_elements(self.graph.values[value], layout, self.axes.get(value))
         self.all.append(
             Buffer(
@@ -84,7 +85,7 @@ class Buffers:
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
     def aliases(self) -> dict[int, int]:
-        """Which output buffers take the place of which inputs."""
+        """Return which output buffers replace which inputs."""
         pairs = (
             (self.index.get(self.alias[out]), self.index.get(into))
             for out, into in self.signature.updates.items()
@@ -94,7 +95,7 @@ class Buffers:
         }
 
     def _stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
-        """Plain feature maps are stored as NCHW, as the vendor's frameworks do."""
+        """Return the stored shape: plain feature maps are NCHW, as in the vendor's frameworks."""
         shape, axis = self.graph.values[value].shape, self.axes.get(value)
         if layout != "ND" or axis is None or len(shape) != 4:
             return shape
@@ -115,7 +116,7 @@ class Buffers:
         return "FRACTAL_Z" if self._is_kernel(value) else "ND"
 
     def _is_kernel(self, value: int) -> bool:
-        """Weights of convolutions, and their moments, are kept in the cube's layout."""
+        """Return whether it is a convolution's weight, or its moment, which have the cube's layout."""
         kept = value in self.signature.parameters or value in self.signature.state
         return kept and len(self.graph.values[value].shape) >= 4
 
@@ -138,7 +139,7 @@ def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int,
 
 
 def _wholes(graph: Graph, wiring: Wiring) -> dict[int, int]:
-    """What a scan slices and stacks lies within the whole that it slices or stacks."""
+    """Return the whole buffers that slices of a scan, read or stacked, lie within."""
     within: dict[int, int] = {}
     for node in graph.nodes:
         source, out = wiring.alias[node.inputs[0]] if node.inputs else 0, node.outputs[0]

@@ -1,4 +1,4 @@
-"""What each node is to the device given its shapes, and where values come from and go to."""
+"""Kinds of nodes on the device, given their shapes, and where values come from and go to."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ROW_ELEMENTS = 32768
 float16 rows of this length twice, with room for double buffering."""
 
 TINY_ELEMENTS = 1024
-"""Moves of up to so many elements are done by whatever reads them, as scalar work is."""
+"""Largest number of elements of a move that the reading kernel does itself, as scalar work."""
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """Where values come from and go to, views looked through."""
+    """Producers and readers of values, with views resolved."""
 
     alias: tuple[int, ...]
     """Value -> the value whose memory it is a view of."""
@@ -31,7 +31,7 @@ class Wiring:
 
 
 def wire(graph: Graph, phases: Phases) -> Wiring:
-    """Look through views, and through what only turns a weight around for a product."""
+    """Resolve views, and rearrangements of weights for products."""
     alias = list(range(len(graph.values)))
     kinds: list[str] = []
     turned = _turned_for_products(graph, phases)
@@ -53,12 +53,12 @@ def wire(graph: Graph, phases: Phases) -> Wiring:
 
 
 def viewed(node: Node) -> int:
-    """What a view is a view of: a scatter that fills the whole of it, of what it scatters."""
+    """Return the base of a view; for a scatter that fills all of it, the scattered value."""
     return node.inputs[2 if kind_of(node.primitive) == "scatter" else 0]
 
 
 def _kind_here(graph: Graph, node: Node) -> str:
-    """The kind of a node, given its shapes."""
+    """Return the kind of a node, given its shapes."""
     kind = kind_of(node.primitive)
     if kind == "random":
         return "elementwise"
@@ -78,7 +78,9 @@ def _kind_here(graph: Graph, node: Node) -> str:
 
 
 def _kind_of_picking(graph: Graph, node: Node) -> str:
-    """Rows of one pick each are done by whoever reads them; one that takes all is a view."""
+    """Return the kind of a gather: rows of one element each are done by the reader, a full one is a
+    view.
+    """
     known = node.inputs[1] in graph.constants
     if node.primitive == "gather":
         if known and math.prod(node.params["slice_sizes"]) == graph.values[node.outputs[0]].size:
@@ -101,7 +103,7 @@ def _kind_of_reduction(graph: Graph, node: Node) -> str:
 
 
 def find_random_values(graph: Graph, wiring: Wiring) -> set[int]:
-    """Random numbers, and what is computed from them alone, such as the mask of a dropout."""
+    """Return random numbers and values computed from them alone, such as a dropout's mask."""
     found: set[int] = set()
     for node in graph.nodes:
         inputs = [wiring.alias[index] for index in node.inputs]
@@ -113,7 +115,10 @@ def find_random_values(graph: Graph, wiring: Wiring) -> set[int]:
 
 
 def _is_one_per_row(graph: Graph, node: Node) -> bool:
-    """Picking one class of every row, as a cross entropy does, and its gradient: one-hot rows."""
+    """Return whether a node picks one class per row, as a cross entropy does, or is its gradient.
+
+    Its rows are one-hot.
+    """
     table = graph.values[node.inputs[0]]
     if len(table.shape) < 2 or table.shape[-1] < 2:
         return False
@@ -131,7 +136,7 @@ def _is_tiny(graph: Graph, node: Node) -> bool:
 
 
 def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
-    """Whether the axes are the minor ones, of rows that fit into a core's buffer."""
+    """Return whether the axes are the minor ones, of rows that fit into a core's buffer."""
     real = [axis for axis, size in enumerate(shape) if size > 1]
     reduced = [axis for axis in real if axis in set(axes)]
     row = math.prod(shape[axis] for axis in reduced)
@@ -146,7 +151,7 @@ def _keeps_order(graph: Graph, node: Node) -> bool:
 
 
 def _turned_for_products(graph: Graph, phases: Phases) -> set[int]:
-    """Transposes and reversals of weights and of their gradients: the cube reads either way."""
+    """Return transposes and reversals of weights and their gradients; the cube reads any order."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:

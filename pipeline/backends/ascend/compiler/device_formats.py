@@ -11,8 +11,10 @@ from pipeline.backends.ascend.frontend.graph import Graph, Node, Value
 
 
 def channel_axes(graph: Graph, wiring: Wiring) -> dict[int, int]:
-    """Which axis of each feature map holds its channels: those that convolutions read and write,
-    and what element-wise work makes of them.
+    """Return which axis of each feature map holds its channels.
+
+    Feature maps are the inputs and outputs of convolutions and the results of element-wise work on
+    them.
     """
     axes: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
@@ -41,7 +43,10 @@ def _carry(graph: Graph, wiring: Wiring, node: Node, axes: dict[int, int]) -> No
 
 
 def padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
-    """Elements that a layout stores: channels in blocks of 16, or both minor axes of a matrix."""
+    """Return the elements that a layout stores.
+
+    Channels are padded to blocks of 16, in FRACTAL_NZ both minor axes of a matrix.
+    """
     shape = list(value.shape)
     if layout == "NC1HWC0" and channel_axis is not None:
         shape[channel_axis] = _blocks(shape[channel_axis])
@@ -53,7 +58,9 @@ def padded_elements(value: Value, layout: Layout, channel_axis: int | None = Non
 
 
 def _fractal_kernel(shape: Sequence[int]) -> list[int]:
-    """A kernel's two channel axes are its two largest... the taps are the others."""
+    """Return a weight's shape with its two largest axes, the channels, padded; the taps are the
+    others.
+    """
     order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
     minor = order[-2:]
     return [_blocks(size) if axis in minor else size for axis, size in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""Buffer fusion: vector kernels that take over a product's result before it is in memory."""
+"""Buffer fusion: vector kernels that take a product's result before it reaches memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.backends.ascend.compiler.op_patterns import FusionPattern, Pattern
 
 
 def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
-    """The graph with every fusion made that the patterns allow, each product once."""
+    """Return the graph with every fusion that the patterns allow, each product fused once."""
     uses = _uses(graph)
     into: dict[int, tuple[int, FusionPattern]] = {}
     for place, task in enumerate(graph.tasks):
@@ -39,7 +39,7 @@ def _uses(graph: TaskGraph) -> _Uses:
 def _partner(
     graph: TaskGraph, uses: _Uses, place: int, patterns: Patterns
 ) -> tuple[int, FusionPattern] | None:
-    """The first reader of a product, which may take it over: no other may run before it."""
+    """Return the first reader of a product, which may fuse with it: no other may run before it."""
     task = graph.tasks[place]
     made = task.writes[0]
     readers = uses.readers.get(made, [])
@@ -64,7 +64,7 @@ def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
 
 
 def _rewritten(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]]) -> TaskGraph:
-    """Partners run at the vector kernel's place, where all that both read is there."""
+    """Return the tasks with partners at the vector kernel's place, after all inputs of both."""
     products = {producer for producer, _ in into.values()}
     tasks: list[Task] = []
     places: dict[int, int] = {}

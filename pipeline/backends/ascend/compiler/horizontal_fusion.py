@@ -1,7 +1,7 @@
-"""Kernels that read the same values run as one, and all in an order in which they can run.
+"""Join kernels that read the same values, and order all kernels.
 
-Kernels have levels: one above the highest of those that make what they read. A join puts both on
-one level, and is made only where every other kernel may keep its own: so none waits for itself.
+A kernel's level is one above the highest level of its producers. A join puts two kernels on one
+level, and is allowed only where every other kernel may keep its own, so that none waits for itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from pipeline.backends.ascend.chip.tasks import Phase
 
 SMALL_ELEMENTS = 16384
-"""Values of up to so many elements, 64 KiB in float32, are computed again rather than kept."""
+"""Values of up to this many elements, 64 KiB in float32, are computed again rather than kept."""
 
 FUSABLE = ("elementwise", "rows")
 
@@ -27,7 +27,7 @@ class Kernel:
     """Nodes that run together; `roots` are the values that it leaves in memory.
 
     `form` is "single" for a node that is a kernel of its own. `elements` is the size of the
-    iteration. `sources` are what it reads, in the order in which it meets them.
+    iteration. `sources` are the values that it reads, in the order of first use.
     """
 
     form: Form
@@ -43,12 +43,12 @@ class Kernel:
 
     @property
     def first(self) -> int:
-        """The node after which it can't run any more, for the order."""
+        """The first node among its roots' readers: the kernel must run before it."""
         return max(self.nodes)
 
 
 def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Kernels joined where the device would, in the order in which they run."""
+    """Return kernels joined where the device would join them, in the order in which they run."""
     _set_levels(kernels)
     return _ordered(_Joins(_merged(kernels, is_large)).made())
 
@@ -61,7 +61,7 @@ def _set_levels(kernels: list[Kernel]) -> None:
 
 
 def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Kernels of the same size become one where all that one reads, the other reads too."""
+    """Join kernels of the same size where one reads all that the other reads."""
     leader: dict[tuple[object, ...], Kernel] = {}
     merged: list[Kernel] = []
     for kernel in kernels:
@@ -86,7 +86,7 @@ def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kern
 
 
 def _reads_as_much(one: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
-    """Whether either's large sources are all among the other's.
+    """Return whether either kernel's large sources are all among the other's.
 
     Two normalisations that share a gradient stay apart: each reads its own feature map too.
     """
@@ -117,13 +117,13 @@ class _Joins:
                 self.readers[index].append(kernel)
 
     def made(self) -> list[Kernel]:
-        """The kernels that are left."""
+        """Return the remaining kernels."""
         self._join_statistics()
         self._join_updates()
         return self.kernels
 
     def _may_join(self, host: Kernel, guest: Kernel) -> bool:
-        """Whether the guest can take the host's level and every other kernel keep its own."""
+        """Return whether the guest can take the host's level and every other kernel keep its own."""
         if host is guest or host.loop != guest.loop or host.phase != guest.phase:
             return False
         if guest.level < host.level:
@@ -140,8 +140,9 @@ class _Joins:
         _join(host, guest)
 
     def _join_statistics(self) -> None:
-        """What is computed of sums alone, such as running statistics and the gradient of a scale,
-        is computed by the kernel that normalises with the same sums.
+        """Join statistics with the kernel that normalises by them.
+
+        Statistics are computed from sums alone, such as running means and the gradient of a scale.
         """
         sums = (kernel.roots for kernel in self.kernels if kernel.form == "reduce")
         reduced = {root for roots in sums for root in roots}
@@ -162,7 +163,7 @@ class _Joins:
         self.kernels = left
 
     def _join_updates(self) -> None:
-        """An optimizer's kernels of one parameter are one, moments first: ApplyAdam writes all."""
+        """Join an optimizer's kernels of one parameter, moments first: ApplyAdam writes all."""
         gone: set[int] = set()
         for kernel in self.kernels:
             if kernel.phase != "optimizer" or kernel.form != "elementwise":
@@ -175,7 +176,7 @@ class _Joins:
         self.kernels = [kernel for kernel in self.kernels if id(kernel) not in gone]
 
     def _moments(self, kernel: Kernel) -> list[Kernel]:
-        """The kernels of as many elements that make what an update reads, all on one level."""
+        """Return the kernels of as many elements whose results an update reads, all on one level."""
         found = {
             id(maker): maker
             for maker in (self.maker.get(index) for index in kernel.sources)
@@ -199,7 +200,7 @@ def _normalises(kernel: Kernel) -> bool:
 
 
 def _ordered(kernels: list[Kernel]) -> list[Kernel]:
-    """In program order, but never before what a kernel reads."""
+    """Return the kernels in program order, but none before the producers of its inputs."""
     maker = {root: place for place, kernel in enumerate(kernels) for root in kernel.roots}
     waits = [0] * len(kernels)
     followers: dict[int, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What the vendor's graph compiler puts around kernels: Cast, TransData, MemSet."""
+"""Ops that the vendor's graph compiler inserts around kernels: Cast, TransData, MemSet."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pipeline.backends.ascend.frontend.graph import Graph
 
 
 class Operands:
-    """The tasks of a step so far, and values in the type and layout that a kernel wants.
+    """Tasks of a step so far, and values in the type and layout that a kernel needs.
 
-    What a loop's turns share is prepared before the loop.
+    Values that a loop's iterations share are prepared before the loop.
     """
 
     def __init__(self, graph: Graph, buffers: Buffers, precision: Precision | None) -> None:
@@ -44,16 +44,18 @@ class Operands:
         return task
 
     def flush(self) -> None:
-        """Gradients are laid out anew once they are all there."""
+        """Convert gradients to another layout once all of them are there."""
         self.tasks += self._deferred
         self._deferred = []
 
     def clear(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
-        """MemSet of what a kernel accumulates into."""
+        """Add the MemSet of a value that a kernel accumulates into."""
         self.add(kernel, "MemSet", "fill", (), writes[:1])
 
     def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
-        """A value as a product reads it: float16, in the cube's layout; once a step."""
+        """Return a value as a product reads it: float16, in the cube's layout; converted once a
+        step.
+        """
         value = self.alias[value]
         key = (value, layout)
         if key not in self._prepared:
@@ -72,7 +74,10 @@ class Operands:
         return ready
 
     def _changes_layout(self, value: int) -> bool:
-        """Weights of matrix products and a batch's images lie plainly; feature maps do not."""
+        """Return whether a value changes its layout: feature maps do.
+
+        Weights of matrix products and a batch's images have the plain layout.
+        """
         return value in self.buffers.phases.weights or value in self.buffers.signature.inputs
 
     def _cast(self, value: int, source: int, kernel: Kernel) -> int:
@@ -83,7 +88,7 @@ class Operands:
         return made
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
-        """A copy in another layout: a TransData task."""
+        """Add a TransData task: a copy in another layout."""
         made = self.buffers.add(value, dtype, layout)
         self.buffers.change(made, role="activation")
         work = VectorWork(self.graph.values[value].size, dtype)
@@ -91,7 +96,7 @@ class Operands:
         return made
 
     def prepare_plain(self, value: int, kernel: Kernel) -> int:
-        """A feature map in the plain layout, laid out once for all that read it so."""
+        """Return a feature map in the plain layout, converted once for all its readers."""
         key: tuple[int, Layout] = (value, "ND")
         if key not in self._prepared:
             source, dtype = self.buffers.of(value), self.buffers.dtypes[value]
@@ -105,7 +110,7 @@ class Operands:
         return self.graph.nodes[producer].repeat if producer is not None else 1
 
     def _move_out_of_loops(self, first: int, repeat: int) -> None:
-        """Tasks from `first` on, before the loop whose turns share what they make."""
+        """Put tasks from `first` on before the loop whose iterations share their results."""
         added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
         place = first
         if any(task.repeat > repeat for task in self.tasks[first:]):
@@ -115,8 +120,10 @@ class Operands:
         self.tasks[place:place] = added
 
     def lay_gradient_out(self, value: int, kernel: Kernel) -> None:
-        """A weight's gradient is laid out plainly for its update: after the all-reduce, but in a
-        loop at once, where it is stacked, and not at all where turns add to a sum.
+        """Convert a weight's gradient to the plain layout for its update.
+
+        That is after the all-reduce; in a loop at once where gradients are stacked, and not at all
+        where iterations add to a sum.
         """
         stacked = value in self.buffers.within
         if self.graph.values[value].size <= max(self.graph.values[value].shape, default=1):
@@ -134,7 +141,7 @@ class Operands:
             self.laid_out[made] = source
 
     def cast_biases(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """A float32 bias is cast before it is added to a float16 feature map."""
+        """Cast a float32 bias before it is added to a float16 feature map."""
         if self.precision not in ("O2", "O3") or kernel.elements <= 1:
             return reads
         return tuple(
@@ -150,7 +157,7 @@ class Operands:
         return value in self.buffers.phases.weights
 
     def plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """BiasAddGrad reads plain layouts: a blocked gradient is laid out anew first."""
+        """Convert a blocked gradient for BiasAddGrad, which reads plain layouts."""
         dtypes, axes = self.buffers.dtypes, self.buffers.axes
         return tuple(
             self.convert(index, buffer, "ND", kernel, dtypes[index])

@@ -1,8 +1,8 @@
-"""Which primitives run as one kernel.
+"""Group primitives into kernels.
 
 A kernel of the vector unit computes its results from values in memory: everything between is
-computed on the way, again if several kernels need it. What must be in memory is what a product, a
-window, a move or the caller reads; a reduction over rows of a feature map ends a kernel, one along
+computed on the way, again if several kernels need it. Values that a product, a window, a move or
+the caller reads must be in memory; a reduction over rows of a feature map ends a kernel, one along
 the minor axis does not. This gives batch normalisation its two kernels forward and two backward,
 and layer norm, softmax, GELU and an optimizer one each, however they were written.
 """
@@ -24,19 +24,19 @@ from pipeline.backends.ascend.compiler.primitives import VIRTUAL
 from pipeline.backends.ascend.frontend.graph import Graph, Node
 
 RECOMPUTE_RATIO = 1.3
-"""A value used by several kernels is kept in memory where computing it again would read this many
-times its own bytes."""
+"""A value used by several kernels is kept in memory where computing it again would read more than
+this factor times its own bytes."""
 
 LONGEST_CHAIN = 100
 """Operations on the way to a value within one kernel. The vendor's fusion passes stop far earlier;
 this bound is for chains of thousands, which no kernel holds."""
 
 WELL_CONNECTED = 300
-"""A value that has so many nodes between it and the ends of its kernels is kept, whatever it is."""
+"""A value with more nodes than this between it and the ends of its kernels is always kept."""
 
 
 class Kernels:
-    """Forms the kernels of a graph."""
+    """Groups of nodes that become a graph's kernels."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Kernels:
         self.kept = self._must_keep()
 
     def form(self) -> list[Kernel]:
-        """All kernels, in an order in which they can run."""
+        """Return all kernels, in an order in which they can run."""
         self._break_long_chains()
         self._keep_masked_gradients()
         self._keep_what_is_dear_to_recompute()
@@ -67,7 +67,7 @@ class Kernels:
         return self.graph.values[index].size > SMALL_ELEMENTS
 
     def _must_keep(self) -> set[int]:
-        """Fusable values that something outside their kernels reads."""
+        """Keep fusable values that something outside their kernels reads."""
         kept = set()
         for index, position in self.wiring.producer.items():
             if self._kind(position) not in FUSABLE:
@@ -94,24 +94,26 @@ class Kernels:
         return alone and self._is_large(made.outputs[0])
 
     def _is_final_gradient(self, producer: int, user: int) -> bool:
-        """Gradients are there when they are all-reduced, before any update."""
+        """Return whether a value is a final gradient, which is ready at its all-reduce, before any
+        update.
+        """
         phases = self.phases.of_node[producer], self.phases.of_node[user]
         out = self.graph.nodes[producer].outputs[0]
         return phases == ("backward", "optimizer") and out in self.phases.gradients
 
     def _is_saved_mask(self, producer: int, user: int) -> bool:
-        """Masks are kept for the backward pass, an element a bit."""
+        """Return whether a value is a mask for the backward pass, one bit an element."""
         out = self.graph.nodes[producer].outputs[0]
         differ = self.phases.of_node[producer] != self.phases.of_node[user]
         return differ and self.graph.values[out].dtype == "bool" and self._is_large(out)
 
     def _is_interior(self, index: int) -> bool:
-        """Whether a value is computed on the way, by whoever needs it."""
+        """Return whether every kernel that needs a value computes it itself."""
         position = self.wiring.producer.get(index)
         return position is not None and self._kind(position) in FUSABLE and index not in self.kept
 
     def _is_written(self, index: int) -> bool:
-        """Whether a kernel puts a value into memory, be it for the optimizer alone."""
+        """Return whether a kernel writes a value to memory, be it for the optimizer alone."""
         return not self._is_interior(index) or index in self.phases.shared_gradients
 
     def _break_long_chains(self) -> None:
@@ -127,7 +129,7 @@ class Kernels:
                 lengths[out] = 0 if out in self.kept else length
 
     def _keep_masked_gradients(self) -> None:
-        """What a ReluGrad gives is kept: several kernels read it, and it closes a chain."""
+        """Keep the result of a ReluGrad: several kernels read it, and it closes a chain."""
         users = self._kernel_keys()
         for position, node in enumerate(self.graph.nodes):
             backward = self.phases.of_node[position] == "backward"
@@ -137,8 +139,9 @@ class Kernels:
                     self.kept.add(out)
 
     def _keep_what_is_dear_to_recompute(self) -> None:
-        """Keep large values of several kernels where reading them is cheaper than their sources,
-        but for those that the kernels read anyhow.
+        """Keep large values of several kernels where reading them is cheaper than their sources.
+
+        Sources that the kernels read anyhow count nothing.
         """
         users = self._kernel_keys()
         sources: dict[int, frozenset[int]] = {}
@@ -158,7 +161,7 @@ class Kernels:
                     self.kept.add(out)
 
     def _is_dear(self, out: int, sources: set[int]) -> bool:
-        """Whether a kernel would have to read much more to compute a value than to read it."""
+        """Return whether a kernel reads much more to compute a value than to read it."""
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False
@@ -172,7 +175,9 @@ class Kernels:
         return False
 
     def _ends(self, value: int) -> list[int] | None:
-        """The nodes that end the kernels which would compute a value; None where they are many."""
+        """Return the nodes that end the kernels which would compute a value; None where they are
+        many.
+        """
         ends: dict[int, None] = {}
         stack, seen = [value], {value}
         while stack:
@@ -188,7 +193,9 @@ class Kernels:
         return list(ends)
 
     def _read_besides(self, value: int, end: int) -> set[int] | None:
-        """What the kernel that ends in a node reads, were a value in memory; None if too much."""
+        """Return the inputs of the kernel that ends in a node, were a value in memory; None if too
+        many.
+        """
         found: set[int] = set()
         stack, seen = [end], {end}
         while stack and len(seen) <= WELL_CONNECTED:
@@ -202,7 +209,7 @@ class Kernels:
         return found if not stack else None
 
     def _levels(self) -> dict[int, int]:
-        """How many kernels, one after the other, it takes to have each value in memory."""
+        """Return how many kernels in sequence it takes until each value is in memory."""
         levels: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
             if self._kind(position) == "view":
@@ -213,7 +220,9 @@ class Kernels:
         return levels
 
     def _kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
-        """For each value, the kernels that would compute it, as far as they can be told apart."""
+        """Return, for each value, the kernels that would compute it, where they can be
+        distinguished.
+        """
         levels = self._levels()
         keys: dict[int, frozenset[tuple[object, ...]]] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
@@ -229,12 +238,12 @@ class Kernels:
         return keys
 
     def _made(self, value: int) -> Iterator[int]:
-        """What is computed from a value."""
+        """Return the nodes that are computed from a value."""
         for user in self.wiring.consumers.get(value, ()):
             yield from self.graph.nodes[user].outputs
 
     def _roots(self) -> list[int]:
-        """Nodes that end a kernel."""
+        """Return the nodes that end a kernel."""
         return [
             position
             for position, node in enumerate(self.graph.nodes)
@@ -243,7 +252,7 @@ class Kernels:
         ]
 
     def _kernel(self, position: int) -> Kernel:
-        """The kernel that ends in a node: everything back to what is in memory."""
+        """Return the kernel that ends in a node: everything back to values in memory."""
         node, kind = self.graph.nodes[position], self._kind(position)
         fused = kind in (*FUSABLE, "reduce")
         nodes, sources = self._gather(position) if fused else ([position], self._inputs(position))
@@ -265,12 +274,12 @@ class Kernels:
         )
 
     def _inputs(self, position: int) -> list[int]:
-        """What a node reads, views looked through, each once."""
+        """Return a node's inputs with views resolved, each once."""
         inputs = self.graph.nodes[position].inputs
         return list(dict.fromkeys(self.wiring.alias[index] for index in inputs))
 
     def _gather(self, end: int) -> tuple[list[int], list[int]]:
-        """The nodes of the kernel that ends in one, and the values in memory that it reads."""
+        """Return the nodes of the kernel that ends in one, and the values in memory that it reads."""
         nodes, sources = {end: None}, dict[int, None]()
         updates = self.phases.of_node[end] == "optimizer"
         stack = [end]
@@ -286,7 +295,7 @@ class Kernels:
         return list(nodes), list(sources)
 
     def _works_along_rows(self, nodes: Iterable[int], elements: int) -> bool:
-        """Whether a reduction along rows is a fair part of a kernel, not of a vector beside it."""
+        """Return whether a reduction along rows is a large part of a kernel."""
         return any(
             self._kind(position) == "rows"
             and 2 * self.graph.values[self.graph.nodes[position].inputs[0]].size >= elements
@@ -295,5 +304,8 @@ class Kernels:
 
 
 def _another_op(made: Node, used: Node) -> bool:
-    """Whether a framework would run two nodes as separate ops: another module, another function."""
+    """Return whether a framework would run two nodes as separate ops.
+
+    It does for another module or another function.
+    """
     return (made.scope, made.calls) != (used.scope, used.calls)

@@ -1,4 +1,4 @@
-"""Which value is the gradient of which parameter."""
+"""Find each parameter's gradient."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pipeline.backends.ascend.frontend.graph import Graph
 def find_gradients(
     graph: Graph, signature: Signature, phases: Phases, wiring: Wiring
 ) -> dict[int, int]:
-    """Parameter -> the value of the backward pass that its update starts from.
+    """Return parameter -> the value of the backward pass that its update starts from.
 
-    The way back from the update goes through values of the parameter's own size, so that a norm
-    over all gradients leads to none; only where that ends nowhere, through all.
+    The search from the update goes through values of the parameter's own size, so that a norm over
+    all gradients leads to none; only where that has no result, through all.
     """
     source = _Sources(graph, phases, wiring)
     found = {}
@@ -34,8 +34,9 @@ class _Sources:
         self.graph, self.phases, self.wiring = graph, phases, wiring
 
     def of(self, out: int, size: int | None) -> int | None:
-        """The last value of the backward pass from which an update is computed, by way of values
-        of a size, or of any.
+        """Return the last value of the backward pass from which an update is computed.
+
+        The search goes through values of one size, or of any.
         """
         found: set[int] = set()
         stack = [self.wiring.alias[out]]

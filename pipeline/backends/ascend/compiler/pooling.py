@@ -10,7 +10,7 @@ from pipeline.backends.ascend.frontend.graph import Node
 
 
 def lower_window(kernel: Kernel, node: Node, operands: Operands) -> None:
-    """Add the task of a pooling; a maximum may come with a mask of where each was found."""
+    """Add the task of a pooling; a maximum may have a mask of its position."""
     backward = kernel.phase == "backward"
     values, buffers = operands.graph.values, operands.buffers
     sizes = [values[index].size for index in (*node.inputs, *node.outputs)]
@@ -35,7 +35,7 @@ def _is_maximum(node: Node) -> bool:
 
 
 def _with_mask(node: Node, operands: Operands) -> tuple[int, ...]:
-    """The maxima, and a bit for each position under each window where the node gives masks."""
+    """Add the maxima, and a bit for each position under each window where the node has masks."""
     values, buffers = operands.graph.values, operands.buffers
     pooled = node.outputs[0]
     masks = [out for out in node.outputs[1:] if values[out].size > 1]

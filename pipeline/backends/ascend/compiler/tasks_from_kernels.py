@@ -1,7 +1,7 @@
-"""From kernels to the tasks of a device: types, layouts, and what the compiler adds.
+"""Lower kernels to a device's tasks: types, layouts, and ops that the compiler inserts.
 
-It adds what the vendor's graph compiler does: a Cast of every float32 weight that a product reads,
-every step; TransData where a value changes its layout; MemSet before what accumulates; GetNext.
+The vendor's graph compiler inserts a Cast of every float32 weight that a product reads, every step;
+TransData where a value changes its layout; MemSet before accumulation; GetNext.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOVERS: dict[str, CostClass] = {
     "collective": "all_reduce",
     "cumulative": "rows",
 }
-"""Classes of what moves data, where it isn't `transpose` or `copy`."""
+"""Cost classes of moves other than `transpose` and `copy`."""
 
 
 class UnsupportedError(RunError):
@@ -49,7 +49,7 @@ def lower(
     by_op: bool = False,
     strict: bool = False,
 ) -> TaskGraph:
-    """The tasks of one step. `by_op` runs every op of the framework on its own, unfused.
+    """Return the tasks of one step. `by_op` runs every op of the framework on its own, unfused.
 
     Raises UnsupportedError on unknown primitives when `strict`.
     """
@@ -91,7 +91,7 @@ class _Lowering:
         return self.graph.values[index].size * stored_bytes(self.dtypes[index])
 
     def run(self, unsupported: Counter[str]) -> TaskGraph:
-        """All tasks."""
+        """Return all tasks."""
         signature, of = self.signature, self.buffers.of
         for index in (*signature.parameters, *signature.state, *signature.inputs):
             of(index)
@@ -122,7 +122,7 @@ class _Lowering:
             self.operands.tasks.append(Task("GetNext", "", "ai_cpu", "data", "ai_cpu", (), filled))
 
     def _coverage(self, kernels: list[Kernel]) -> dict[str, int]:
-        """What became of every equation."""
+        """Count every equation by its outcome."""
         roots = {root for kernel in kernels for root in kernel.roots}
         counts = Counter({"task": 0, "fused": 0, "free": self.graph.folded, "unsupported": 0})
         for node, kind in zip(self.graph.nodes, self.wiring.kinds, strict=True):
@@ -134,7 +134,9 @@ class _Lowering:
         return dict(counts)
 
     def _gradients(self) -> tuple[tuple[str, int, int], ...]:
-        """Each parameter's gradient: its bytes before the update, and the last task to write it."""
+        """Return each parameter's gradient: its bytes before the update, and the last task to write
+        it.
+        """
         whole = [each.index if each.within is None else each.within for each in self.buffers.all]
         maker: dict[int, int] = {}
         for place, task in enumerate(self.operands.tasks):
@@ -154,7 +156,7 @@ class _Lowering:
         return tuple(sorted(gradients, key=lambda gradient: (gradient[2], gradient[0])))
 
     def _lower(self, kernel: Kernel) -> None:
-        """One kernel's task, and those that prepare it."""
+        """Add one kernel's task, after those that prepare it."""
         node = self.graph.nodes[kernel.nodes[0]]
         kind = self.wiring.kinds[kernel.nodes[0]]
         if kernel.form != "single":
@@ -167,7 +169,7 @@ class _Lowering:
             self._move(kernel, node, kind)
 
     def _vector_kernel(self, kernel: Kernel) -> None:
-        """Element-wise work, a reduction, or both along rows."""
+        """Add element-wise work, a reduction, or both along rows."""
         nodes = [self.graph.nodes[position] for position in kernel.nodes]
         reads = tuple(map(self.buffers.of, kernel.sources))
         writes = tuple(map(self.buffers.of, kernel.roots))
@@ -189,7 +191,7 @@ class _Lowering:
         )  # fmt: skip
 
     def _random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        """Random numbers are the AI CPU's; a few of them, such as keys, are scalar work."""
+        """Add random numbers as AI CPU work; a few of them, such as keys, are scalar work."""
         drawn = self.graph.values[kernel.roots[0]]
         if drawn.size <= TINY_ELEMENTS:
             work = VectorWork(drawn.size, "float32")
@@ -216,7 +218,7 @@ class _Lowering:
         )
 
     def _is_map_or_matrix(self, kernel: Kernel, index: int) -> bool:
-        """A feature map with more than one position, or a matrix; vectors don't count."""
+        """Return whether a value is a feature map with more than one position, or a matrix."""
         value = self.graph.values[index]
         if len(value.shape) <= 2 or value.size < kernel.elements:
             return True
@@ -236,7 +238,7 @@ class _Lowering:
         return VectorWork(kernel.elements, "float32" if widest else "float16", simple, heavy)
 
     def _passes(self, node: Node) -> tuple[float, float]:
-        """Operations for each element: a division by a known number is a product with another."""
+        """Return operations per element: a division by a known number is a product with another."""
         if kind_of(node.primitive) in ("reduce", "scatter", "gather"):
             return 1.0, 0.0
         if node.primitive == "div" and node.inputs[1] in self.graph.constants:
@@ -246,7 +248,7 @@ class _Lowering:
         return passes_of(node.primitive)
 
     def _product(self, kernel: Kernel, node: Node, kind: str) -> None:
-        """A convolution or a matrix product on the cube."""
+        """Add a convolution or a matrix product on the cube."""
         backward = kernel.phase == "backward"
         gives_gradient = backward and node.outputs[0] in self.phases.gradients
         if kind == "conv":
@@ -279,7 +281,7 @@ class _Lowering:
         return "float32" if "float32" in dtypes else "float16"
 
     def _move(self, kernel: Kernel, node: Node, kind: str) -> None:
-        """Moves, gathers, scatters, sorts, collectives, and what has no rule."""
+        """Add moves, gathers, scatters, sorts, collectives, and primitives without a rule."""
         cut = node.primitive in ("slice", "split") and kernel.phase == "backward"
         if cut and kernel.roots[0] in self.buffers.axes:
             self._slice_plainly(kernel, node)
@@ -301,8 +303,9 @@ class _Lowering:
         )
 
     def _slice_plainly(self, kernel: Kernel, node: Node) -> None:
-        """Parts of a concatenation's gradient: the vendor's Slice knows plain layouts only, and
-        runs once for each part.
+        """Slice a concatenation's gradient.
+
+        The vendor's Slice has plain layouts only, and runs once for each part.
         """
         whole = self.operands.prepare_plain(kernel.sources[0], kernel)
         for root in kernel.roots:
@@ -316,7 +319,7 @@ class _Lowering:
             self.operands.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work)
 
     def _moved(self, node: Node, kind: str) -> int:
-        """Elements that move: what is gathered or scattered, not the table."""
+        """Return the elements that a node copies: the gathered or scattered ones, not the table."""
         if kind == "scatter":
             return self.graph.values[node.inputs[2]].size
         return max(self.graph.values[index].size for index in node.outputs)
