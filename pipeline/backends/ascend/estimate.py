@@ -1,4 +1,4 @@
-"""What an emulated chip answers to a recipe: the price of its step, in print and as files."""
+"""The price of a recipe's step on an emulated chip, in print and as files."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ KEYS = {
     "precision": "device.precision",
     "mode": "device.mode",
 }
-"""The recipe's keys of what a config calls otherwise."""
+"""The recipe's keys for options with another name."""
 
 
 class AscendEstimate:
-    """A price and what would lower it. Raises RunError where the device's memory is too small."""
+    """A price and recommendations. Raises RunError where the device's memory is too small."""
 
     def __init__(self, proposal: StepToPrice, spec: Ascend) -> None:
         self._proposal, self._spec = proposal, spec
@@ -84,13 +84,13 @@ class AscendEstimate:
 
     @property
     def device(self) -> str:
-        """The chip, and how many of it."""
+        """The chip, and the number of devices."""
         devices = self.report.config.devices
         return f"{devices} x {self._spec.chip}" if devices > 1 else self._spec.chip
 
     @property
     def step_ms(self) -> float:
-        """One steady step."""
+        """Milliseconds of one steady step."""
         return self.report.step_ms
 
     @property
@@ -100,7 +100,7 @@ class AscendEstimate:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all devices together."""
+        """Samples per second of all devices together."""
         return self.report.samples_per_s
 
     @property
@@ -112,7 +112,7 @@ class AscendEstimate:
         return printout(self.report, useful, self._total_steps)
 
     def summary(self) -> Mapping[str, Any]:
-        """What summary.json holds of it."""
+        """Return the entry of summary.json."""
         report, config, steps = self.report, self.report.config, self._total_steps
         return {
             "device": self.device,
@@ -138,7 +138,7 @@ class AscendEstimate:
         }
 
     def save(self, folder: Path) -> tuple[str, ...]:
-        """Write price, trace and picture into a run directory; the names of the files."""
+        """Write price, trace and picture into a run directory. Return the names of the files."""
         changes = [
             {
                 "kind": change.kind,
@@ -163,9 +163,9 @@ class AscendEstimate:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python from looking for garbage: tracing makes millions of objects, all in use.
+    """Switch garbage collection off: tracing creates millions of objects, all in use.
 
-    Pricing ResNet-50 takes 0.85 times as long so.
+    Pricing ResNet-50 takes 0.85 times as long without it.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -182,7 +182,7 @@ def _in_sinks(proposal: StepToPrice, sink_steps: int | None) -> StepToPrice:
 
 
 def config_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
-    """How a recipe would run its steps on the chip.
+    """Return how a recipe would run its steps on the chip.
 
     `mode: auto` is MindSpore's `dataset_sink_mode`: with sinks the chip loops over the steps of
     one, without them every step is one launch of the graph with a batch from the host. In eager
@@ -206,7 +206,7 @@ def config_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
 
 
 def trace_proposal(proposal: StepToPrice, batch_size: int) -> TracedStep:
-    """The graph of a recipe's step, with a batch of any size."""
+    """Trace a recipe's step, with a batch of any size."""
     return trace_step(proposal.step, proposal.state, proposal.batch(batch_size), _parameters)
 
 
@@ -215,6 +215,6 @@ def _parameters(state: TrainState) -> Any:
 
 
 def _with_key(problem: str) -> str:
-    """An error of a config opens with a name; a recipe has another one for it."""
+    """Return an option's error under the recipe's key: it opens with the option's name."""
     name, colon, rest = problem.partition(":")
     return f"{KEYS[name]}{colon}{rest}" if name in KEYS else f"device: {problem}"

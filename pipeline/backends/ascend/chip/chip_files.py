@@ -64,7 +64,7 @@ def _run_keys() -> frozenset[str]:
 
 
 def _unknown_key(key: str, value: Any) -> str:
-    """Return a hint for a key that is near to a known one, or like it but for the unit."""
+    """Return the message for an unknown key, with a near key or one that differs by its unit."""
     stem = key.rpartition("_")[0] or key
     alike = [name for name in sorted(OWN_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
     guess = nearest(key, alike) or nearest(key, OWN_KEYS)

@@ -145,7 +145,7 @@ class ChipSpec(Spec):
 
 
 def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
-    """Refuse figures that no chip has: they would divide by zero or overflow far from their file."""
+    """Refuse figures that no chip has, which would divide by zero or overflow elsewhere."""
     value, name = figure.value, str(info.field_name)
     if name.endswith(("_count", "_bytes")) and value != int(value):
         raise ValueError(f"{value:g} must be a whole number")

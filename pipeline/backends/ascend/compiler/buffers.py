@@ -116,7 +116,7 @@ class Buffers:
         return "FRACTAL_Z" if self._is_kernel(value) else "ND"
 
     def _is_kernel(self, value: int) -> bool:
-        """Return whether it is a convolution's weight, or its moment, which have the cube's layout."""
+        """Return whether it is a convolution's weight or its moment, in the cube's layout."""
         kept = value in self.signature.parameters or value in self.signature.state
         return kept and len(self.graph.values[value].shape) >= 4
 

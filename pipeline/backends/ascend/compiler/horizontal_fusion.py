@@ -43,7 +43,7 @@ class Kernel:
 
     @property
     def first(self) -> int:
-        """The first node among its roots' readers: the kernel must run before it."""
+        """The last node in program order, by which kernels are ordered."""
         return max(self.nodes)
 
 
@@ -123,7 +123,7 @@ class _Joins:
         return self.kernels
 
     def _may_join(self, host: Kernel, guest: Kernel) -> bool:
-        """Return whether the guest can take the host's level and every other kernel keep its own."""
+        """Return whether the guest can take the host's level while all others keep their own."""
         if host is guest or host.loop != guest.loop or host.phase != guest.phase:
             return False
         if guest.level < host.level:
@@ -176,7 +176,7 @@ class _Joins:
         self.kernels = [kernel for kernel in self.kernels if id(kernel) not in gone]
 
     def _moments(self, kernel: Kernel) -> list[Kernel]:
-        """Return the kernels of as many elements whose results an update reads, all on one level."""
+        """Return the kernels of the same size whose results an update reads, if on one level."""
         found = {
             id(maker): maker
             for maker in (self.maker.get(index) for index in kernel.sources)

@@ -279,7 +279,7 @@ class Kernels:
         return list(dict.fromkeys(self.wiring.alias[index] for index in inputs))
 
     def _gather(self, end: int) -> tuple[list[int], list[int]]:
-        """Return the nodes of the kernel that ends in one, and the values in memory that it reads."""
+        """Return the nodes of the kernel that ends in one, and its inputs in memory."""
         nodes, sources = {end: None}, dict[int, None]()
         updates = self.phases.of_node[end] == "optimizer"
         stack = [end]

@@ -1,4 +1,4 @@
-"""Time of the vector unit's kernels at the rates of the physics, by what bounds their class."""
+"""Time of the vector unit's kernels at the hardware's rates, by the bound of their class."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with numbers of the channel, as are the sums; the backward pass has two and a ma
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Time of a task beyond its floor at the rates of the physics, and what bounds it."""
+    """Time of a task beyond its floor at the hardware's rates, and its bound."""
 
     us: float
     bound: Bound
@@ -34,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class CostContext:
-    """What the price of one task depends on besides itself. `tiles` are by index of the task."""
+    """Inputs of one task's price besides the task itself. `tiles` are by index of the task."""
 
     hw: Hardware
     constants: Constants
@@ -43,7 +43,7 @@ class CostContext:
 
 
 def join(*parts_us: float, power: float) -> float:
-    """Between the sum (power 1) and the largest (power infinity) of what runs side by side."""
+    """Return the p-norm of parallel parts: their sum at power 1, the largest at infinity."""
     largest = max(parts_us)
     if largest <= 0:
         return 0.0
@@ -51,12 +51,12 @@ def join(*parts_us: float, power: float) -> float:
 
 
 def vector_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Work of any task of the vector unit but products."""
+    """Return the work of any task of the vector unit but products."""
     return WORK_BY_CLASS.get(task.cost_class, _streaming_work)(task, traffic, setting)
 
 
 def vector_product(work: CubeWork, hw: Hardware) -> Work:
-    """float32 products: 16 rows a core at the rate of one core's vector unit.
+    """Return the work of float32 products: 16 rows a core at the rate of one core's vector unit.
 
     The trace of 2020 has them on one core where there are 2 rows, on all for 4096.
     """
@@ -67,18 +67,20 @@ def vector_product(work: CubeWork, hw: Hardware) -> Work:
 
 
 def depthwise_work(work: CubeWork, traffic: Traffic, setting: CostContext) -> Work:
-    """Depthwise convolutions: a lane of the vector unit for a multiply-add."""
+    """Return the work of depthwise convolutions: one lane of the vector unit per multiply-add."""
     lanes_us = work.macs * item_bytes(work.dtype) / setting.hw.vector_bytes_per_us
     return _joined(lanes_us, traffic, setting, setting.hw.ai_cores_count)
 
 
 def _streaming_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Lanes of the vector unit beside the traffic."""
+    """Return the work of a stream: lanes of the vector unit beside the traffic."""
     return _joined(_lanes_us(task, setting), traffic, setting, _cores(traffic, setting))
 
 
 def _joined(lanes_us: float, traffic: Traffic, setting: CostContext, cores: float) -> Work:
-    """Reads and writes take turns at the cores' ports; the lanes work beside them."""
+    """Return the joined time: reads and writes alternate at the cores' ports, lanes run beside
+    them.
+    """
     hw, constants = setting.hw, setting.constants
     hbm_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     hbm_us += traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
@@ -110,12 +112,15 @@ def _cores(traffic: Traffic, setting: CostContext) -> float:
 
 
 def _cycles_us(pieces: float, cores: float, cycles_each: float, hw: Hardware) -> float:
-    """Pieces of work dealt out to cores, one after another on each."""
+    """Return the time of equal chunks of work on the cores, one after another on each."""
     return math.ceil(pieces / cores) * cycles_each / hw.ai_core_clock_mhz
 
 
 def _bias_grad_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """A matrix is streamed; a feature map is walked by image and channel."""
+    """Return the work of a bias gradient: a matrix is streamed, a feature map walked by channel.
+
+    The walk is by image and channel.
+    """
     source = setting.buffers[task.reads[0]]
     if len(source.shape) <= 2:
         return _streaming_work(task, traffic, setting)
@@ -129,7 +134,7 @@ def _bias_grad_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
 
 
 def _pool_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Pooling walks blocks of one image and 16 channels: every tap of every pooled position.
+    """Return the work of a pooling, which walks blocks of one image and 16 channels, tap by tap.
 
     The three maxima of the AlexNet trace and their gradients (msprof, 2023) are linear in the
     pooled positions, not in the larger map's: windows that overlap more cost more.
@@ -148,7 +153,7 @@ def _pool_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
 
 
 def _row_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Gather and scatter: a latency a row besides the bytes."""
+    """Return the work of a gather or scatter: a latency a row besides the bytes."""
     hw, constants = setting.hw, setting.constants
     rows = _picked_rows(task, setting.buffers)
     gather = task.cost_class == "gather"
@@ -158,7 +163,7 @@ def _row_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
 
 
 def _picked_rows(task: Task, buffers: tuple[Buffer, ...]) -> int:
-    """Rows of a gather or scatter: its indices, or rows of what it makes where it has none."""
+    """Return the rows of a gather or scatter: its indices, or its output's rows if it has none."""
     indices = [buffers[i] for i in task.reads if "int" in buffers[i].dtype]
     if indices:
         return max(math.prod(min(indices, key=lambda buffer: buffer.nbytes).shape), 1)
@@ -166,7 +171,7 @@ def _picked_rows(task: Task, buffers: tuple[Buffer, ...]) -> int:
 
 
 def _minor_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Softmax, layer norm: rows of the minor axis, a fixed cost each besides lanes and traffic."""
+    """Return the work of softmax and layer norm: a fixed cost a row besides lanes and traffic."""
     shape = max((setting.buffers[index].shape for index in task.reads), key=math.prod, default=())
     long = [length for length in shape if length > 1]
     cores = _cores(traffic, setting)
@@ -176,7 +181,10 @@ def _minor_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
 
 
 def _trans_data_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """A stream where rows are whole blocks of 32 bytes; else row by row, short ones by element."""
+    """Return the work of TransData: a stream where rows are whole blocks of 32 bytes.
+
+    Other rows are copied one by one, short ones by element.
+    """
     constants, cores = setting.constants, _cores(traffic, setting)
     row = _plain_row(setting.buffers[task.reads[0]], setting.buffers[task.writes[0]])
     if row % CHANNEL_BLOCK == 0:
@@ -187,14 +195,14 @@ def _trans_data_work(task: Task, traffic: Traffic, setting: CostContext) -> Work
 
 
 def _plain_row(source: Buffer, made: Buffer) -> int:
-    """Elements that lie together in the plain layout: a row, a channel's plane where those are."""
+    """Return the adjacent elements in the plain layout: a row, or a channel's plane."""
     plain, blocked = (source, made) if source.layout == "ND" else (made, source)
     planes = blocked.layout == "NC1HWC0" and plain.shape[-1:] != blocked.shape[-1:]
     return max(math.prod(plain.shape[2:] if planes else plain.shape[-1:]), 1)
 
 
 def _transpose_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """A copy of rows where the minor axis stays; else element by element."""
+    """Return the work of a transpose: rows where the minor axis stays, else single elements."""
     source, made = setting.buffers[task.reads[0]], setting.buffers[task.writes[0]]
     cores = _cores(traffic, setting)
     if source.shape[-1:] == made.shape[-1:]:
@@ -205,7 +213,7 @@ def _transpose_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
 
 
 def _sort_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """A merge sort: every element as many times as the length has bits."""
+    """Return the work of a merge sort: every element once per bit of the length."""
     elements = max(task.vector.elements if task.vector else 1, 2)
     lanes_us = _lanes_us(task, setting) * math.log2(elements)
     return _joined(lanes_us, traffic, setting, _cores(traffic, setting))
@@ -223,4 +231,4 @@ WORK_BY_CLASS: Mapping[str, Callable[[Task, Traffic, CostContext], Work]] = {
     "transpose": _transpose_work,
     "sort": _sort_work,
 }
-"""Classes that are more than a stream."""
+"""Classes with a rule of their own; the others are streams."""

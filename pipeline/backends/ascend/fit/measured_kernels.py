@@ -48,7 +48,7 @@ class Trace:
 
 
 def read_traces(path: Path = KERNELS_FILE) -> tuple[Trace, ...]:
-    """Every trace of the file, in its order. Raises RunError for a row that is not a kernel."""
+    """Return every trace of the file, in its order. Raises RunError for a row that is no kernel."""
     rows: dict[str, list[dict[str, str]]] = {}
     with path.open(newline="") as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
@@ -72,7 +72,7 @@ def _trace(name: str, rows: list[dict[str, str]]) -> Trace:
 
 
 def _buffer(text: str, buffers: dict[str, Buffer]) -> int:
-    """Index of the buffer that the text names. A name with another shape is another buffer."""
+    """Return the index of the named buffer. A name with another shape is another buffer."""
     if text not in buffers:
         name, dtype, shape_text, layout = text.split(":")
         shape = tuple(int(length) for length in shape_text.split("x"))
@@ -99,13 +99,13 @@ def _task(row: dict[str, str], reads: tuple[int, ...], writes: tuple[int, ...]) 
 
 
 def _cube(text: str) -> CubeWork:
-    """From "batch m k n taps stride dtype"."""
+    """Parse "batch m k n taps stride dtype"."""
     *numbers, dtype = text.split()
     batch, m, k, n, taps, stride = (int(number) for number in numbers)
     return CubeWork(batch, m, k, n, batch * m * k * n, taps, stride, dtype)
 
 
 def _vector(text: str) -> VectorWork:
-    """From "elements dtype simple heavy"."""
+    """Parse "elements dtype simple heavy"."""
     elements, dtype, simple, heavy = text.split()
     return VectorWork(int(elements), dtype, float(simple), float(heavy))

@@ -1,8 +1,8 @@
-"""The modelled AlexNet step against every kernel of a published trace of the same step.
+"""Compare the modelled AlexNet step with every kernel of a published trace of the same step.
 
 The trace (msprof, 2023: MindSpore's AlexNet for CIFAR-10, batch 32 on each of 8 devices) also
 normalises and transposes its images on the device, four kernels of 317 us together, which the
-modelled step has done on the host; they are left out of the sums.
+modelled step has done on the host; the sums skip them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TRACE = "alexnet_b32_2023"
 ON_THE_HOST = ("Cast-op239", "Sub-op5", "RealDiv-op6", "Transpose-op524")
 PHASES_MS = {"forward and backward": 4.27 - 0.317, "all-reduce": 9.30, "update": 1.69}
 STEP_MS = 15.375
-"""Of the trace's step_trace, median of 9 steps; the first without the kernels left out."""
+"""Median of 9 steps of the trace's step_trace; the first phase without the skipped kernels."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One line: what was traced and what the model says, in the same unit."""
+    """One line: traced and modelled value, in the same unit."""
 
     name: str
     published: float
@@ -40,14 +40,14 @@ class Compared:
 
 
 def alexnet_step(calibration: Calibration) -> PricedStep:
-    """The traced step, priced."""
+    """Return the traced step, priced."""
     traced = image_step("alexnet", 32, 227, 10)
     pricing = Pricing(traced, chipset("ascend910"), calibration)
     return pricing.step(ExecutionConfig(devices=8))
 
 
 def compare_step(step: PricedStep) -> list[Compared]:
-    """The step and its phases, in ms."""
+    """Compare the step and its phases, in ms."""
     phases = step.phases
     modelled = {
         "forward and backward": step.iteration.fp_bp_us / 1e3,
@@ -59,7 +59,7 @@ def compare_step(step: PricedStep) -> list[Compared]:
 
 
 def compare_classes(step: PricedStep) -> list[Compared]:
-    """Kernels by class, in us."""
+    """Compare kernels by class, in us."""
     (trace,) = [found for found in read_traces() if found.name == TRACE]
     published: dict[str, float] = defaultdict(float)
     for kernel, task in zip(trace.kernels, trace.graph.tasks, strict=True):
@@ -75,7 +75,7 @@ def compare_classes(step: PricedStep) -> list[Compared]:
 
 
 def lines(step: PricedStep) -> Iterator[str]:
-    """The comparison as text."""
+    """Return the comparison as text."""
     for name, unit, rows in (
         ("AlexNet's trace", "ms", compare_step(step)),
         ("its kernels", "us", compare_classes(step)),

@@ -158,8 +158,8 @@ class _Walk:
         return _Place(place.scope, place.calls, self.loops, place.repeat * length)
 
     def _turn(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
-        """Add an iteration's input; a carry that the body passes on unchanged needs no place of its
-        own.
+        """Add the carry at an iteration's start; one that the body returns unchanged stays as it
+        is.
         """
         variables = body.invars[consts : len(inputs)]
         return [

@@ -1,4 +1,4 @@
-"""What would make a step faster: changes of how it is run, each priced."""
+"""Recommendations: changes of how a step is run that make it faster, each priced."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LONG_SINK = 1000
 BUCKETS = (2, 3, 4)
 FIRST_SHARES = (0.02, 0.05, 0.1, 0.25)
 """Shares of the gradients in an all-reduce of their own at the network's input: the last to be
-ready is the one that no backward pass hides."""
+ready is the one that no backward pass overlaps."""
 
 Retrace = Callable[[int], Pricing]
-"""The same step with another batch size."""
+"""Traces the same step with another batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class _Idea:
 def advise(
     pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None = None
 ) -> tuple[Recommendation, ...]:
-    """Changes by their predicted gain, largest first; of one kind only the best.
+    """Return changes by their predicted gain, largest first; of each kind only the best.
 
-    `retrace(batch_size)` gives the step with another batch; without it no batch is tried. Left out
-    is what the device has no memory for, and what it can't be asked.
+    `retrace(batch_size)` traces the step with another batch; without it no batch is tried. Changes
+    that don't fit the device's memory, or that it doesn't support, are skipped.
     """
     before = _samples_per_s(pricing, config)
     best: dict[str, Recommendation] = {}
@@ -88,7 +88,7 @@ Otherwise = tuple[str, str, str, dict[str, Any]]
 
 
 def _otherwise(pricing: Pricing, config: ExecutionConfig) -> Iterator[Otherwise]:
-    """Kind, words, override and changed fields of everything that keeps the batch."""
+    """Return kind, description, override and changed options of changes that keep the batch."""
     yield from _precisions(config)
     yield from _sinks(config)
     if config.devices > 1:
@@ -134,10 +134,10 @@ def _buckets(pricing: Pricing, config: ExecutionConfig) -> Iterator[Otherwise]:
 
 
 def split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Ways to split gradients of these bytes, given in the order of the parameters.
+    """Return variants to split gradients of these bytes, given in the order of the parameters.
 
-    Two to four all-reduces of about equal bytes, and two of which the network's first layers have
-    a small one. A point is the last parameter of a segment, as in `all_reduce_fusion_config`.
+    Two to four all-reduces of about equal bytes, and two of which the network's first layers have a
+    small one. A point is the last parameter of a segment, as in `all_reduce_fusion_config`.
     """
     shares = [tuple(part / count for part in range(1, count)) for count in BUCKETS]
     shares += [(share,) for share in FIRST_SHARES]

@@ -39,7 +39,7 @@ DEFAULTS = ExecutionConfig()
 
 @dataclass(frozen=True)
 class Chipset:
-    """A chip, ready to be priced for."""
+    """A checked chip for pricing: its name, types and figures."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -68,11 +68,11 @@ def price(
 
     `step(state, batch) -> (state, anything)` is any JAX function; `state` and `batch` may hold
     `jax.ShapeDtypeStruct`s, nothing is computed. `parameters` picks the trained leaves of a state
-    (default: the float leaves that the loss reads and the step changes). `hardware` names a chip
-    in conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets.
+    (default: the float leaves that the loss reads and the step changes). `hardware` names a chip in
+    conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets.
 
-    Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for
-    other arguments out of range. What `step` itself raises when it is traced comes through.
+    Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
+    arguments out of range. Errors that `step` itself raises when it is traced come through.
     """
     config = ExecutionConfig(
         precision=precision,
@@ -102,7 +102,7 @@ def _mode_of_tuning(mode: Any) -> TuneMode | None:
 
 
 def _points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
-    """The points of `all_reduce_fusion`; whether they grow, the gradients' number decides."""
+    """Return the points of `all_reduce_fusion`; their order is checked with the gradients."""
     if fusion is None:
         return None
     if isinstance(fusion, str) or not isinstance(fusion, Iterable):
@@ -111,24 +111,24 @@ def _points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
 
 
 def chipset(name_or_path: str) -> Chipset:
-    """A chip by its name in conf/device, or from its YAML file. Raises ChipError."""
+    """Return a chip by its name in conf/device, or from its YAML file. Raises ChipError."""
     file = Path(name_or_path)
     return _chipset(name_or_path, file.stat().st_mtime_ns if file.is_file() else None)
 
 
 @cache
 def _chipset(name_or_path: str, written_ns: int | None) -> Chipset:
-    """A chip as its file was when it was written last."""
+    """Return a chip by its file, cached until the file is written again."""
     return chipset_of(load_chip(name_or_path))
 
 
 def chipset_of(chip: Any) -> Chipset:
-    """A checked chip, ready to be priced for."""
+    """Return a checked chip for pricing."""
     return Chipset(chip.chip, tuple(chip.dtypes), hardware_of(chip))
 
 
 class Pricing:
-    """A traced step on a chip: answers configs about it, remembering what they share."""
+    """A traced step on a chip, priced under any options; shared results are cached."""
 
     def __init__(
         self, traced: TracedStep, chip: Chipset, calibration: Calibration | None = None
@@ -167,7 +167,7 @@ class Pricing:
         )
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
-        """The tasks of a step and the time of each."""
+        """Return the tasks of a step and the time of each."""
         key = self._key(config)
         if key not in self._priced:
             graph = self.traced.tasks(
@@ -189,12 +189,12 @@ class Pricing:
         return self._priced[key]
 
     def tuning(self, config: ExecutionConfig) -> TuneResult | None:
-        """What AutoTune found for a config that asks for it."""
+        """Return the AutoTune result, None where the options don't request it."""
         self.tasks(config)
         return self._tuned.get(self._key(config))
 
     def _key(self, config: ExecutionConfig) -> tuple[Any, ...]:
-        """What tasks and their times depend on."""
+        """Return the key of the options that tasks and their times depend on."""
         by_op, precision = config.mode == "op_by_op", self._precision(config)
         tuning = (config.auto_tune, config.tune_bank)
         return (precision, by_op, config.strict, config.without, tuning)
@@ -218,7 +218,7 @@ class Pricing:
                 )
 
     def options(self, config: ExecutionConfig) -> StepOptions:
-        """The config in the scheduler's terms."""
+        """Return the scheduler's options."""
         pixels, workers = self.traced.batch_pixels, config.host_workers
         rate = None
         if workers is not None and pixels is not None:
@@ -235,13 +235,13 @@ class Pricing:
         )
 
     def timeline(self, config: ExecutionConfig) -> Timeline:
-        """One steady step under the config's launch mode."""
+        """Return one steady step under the launch mode of the options."""
         graph, times = self.tasks(config)
         hardware = self.calibration.adjusted(self.chip.hardware)
         return schedule(graph, times, hardware, self.options(config))
 
     def memory(self, config: ExecutionConfig) -> MemoryPlan:
-        """Where everything lies; the launch mode makes no difference to the sunk graph's plan."""
+        """Return the memory plan; it is the same for both modes that sink the graph."""
         by_op = config.mode == "op_by_op"
         key = (config.precision, by_op, config.without, config.devices > 1)
         if key not in self._memory:
@@ -250,7 +250,7 @@ class Pricing:
         return self._memory[key]
 
     def on(self, **figures: float) -> Pricing:
-        """The same step on a chip with other figures. Raises OptionError for unknown ones."""
+        """Return the same step on a chip with other figures. Raises OptionError."""
         known = {field.name for field in fields(Hardware)}
         unknown = sorted(set(figures) - known)
         if unknown:
@@ -260,7 +260,7 @@ class Pricing:
 
 
 def _without_data(graph: TaskGraph, times: tuple[TaskTime, ...]) -> tuple[TaskTime, ...]:
-    """GetNext is a part of the interval between two steps, which the chip's figures have whole."""
+    """Set GetNext to 0: the chip's figure for the interval between two steps includes it."""
     return tuple(
         replace(time, us=0.0, roofline_us=0.0) if task.phase == "data" else time
         for task, time in zip(graph.tasks, times, strict=True)

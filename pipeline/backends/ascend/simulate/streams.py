@@ -1,7 +1,7 @@
-"""Streams of the device under a plan: when each task and each all-reduce starts and ends.
+"""Start and end of each task and each all-reduce on the device's streams.
 
-Every start is a maximum over what has to come before, plus constants (max-plus). So nothing that
-comes later makes anything else come earlier, and launching op by op is never faster than at once.
+Every start is a maximum over earlier ends, plus constants (max-plus). So a delay never makes
+another task earlier, and launching op by op is never faster than at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Times of a step's tasks and all-reduces (start, end), from the moment it may begin.
+    """Times of a step's tasks and all-reduces (start, end), from the earliest start of the step.
 
-    `compute_us[i]` keeps the AI Cores busy, with the gap before each kernel; with `holes_us`,
-    the time for which they stood still and for what, that adds up to `end_us`.
+    `compute_us[i]` keeps the AI Cores busy, with the gap before each kernel; with `holes_us`, the
+    idle time of the AI Cores by cause, that adds up to `end_us`.
     """
 
     starts_us: Sequence[float]
@@ -46,7 +46,7 @@ def run_step(
     options: StepOptions,
     issue: Issue | None = None,
 ) -> Run:
-    """Lay out one step; `issue` has the host launch op by op, else all is there from the start."""
+    """Simulate one step; with `issue` the host launches op by op, else all at once."""
     device = _Device(graph, times, plan, hw, options, issue)
     for index in plan.order:
         lane = plan.lanes[index]
@@ -60,7 +60,7 @@ def run_step(
 
 
 class _Device:
-    """The streams while a step is laid out."""
+    """State of the streams while a step is simulated."""
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class _Device:
         self.starts[index], self.ends[index] = start, self.hccl_free
 
     def turns_us(self, index: int, one_us: float) -> float:
-        """All turns of a scan's task; the host may be late with each."""
+        """Return the time of all iterations of a scan's task; the host may be late with each."""
         each_us = self.issue.each_us if self.issue else 0.0
         return one_us + (self.tasks[index].repeat - 1) * max(one_us, each_us)
 
     def available(self, index: int) -> tuple[float, Cause]:
-        """From when the host and other streams let a task start, and which of them was last."""
+        """Return when the host and other streams let a task start, and which of them was last."""
         at = self.issue.tasks_us[index] if self.issue else 0.0
         cause: Cause = "host"
         for producer in self.plan.waits[index]:
@@ -132,11 +132,11 @@ class _Device:
         return at, cause
 
     def handover_us(self, producer: int) -> float:
-        """An event between streams; the one after GetNext is in the interval between steps."""
+        """Return the time of an event between streams; the step's interval has GetNext's."""
         return 0.0 if self.tasks[producer].phase == "data" else self.hw.event_handover_us
 
     def reduce_until(self, last: int) -> None:
-        """Lay out the all-reduces up to `last`, the AI Cores having computed until now."""
+        """Run the all-reduces up to `last`, the AI Cores having computed until now."""
         for number in range(len(self.buckets), last + 1):
             ready = max(self.ends[index] for index in self.plan.sources[number])
             if self.issue:
@@ -148,7 +148,9 @@ class _Device:
             self.buckets.append((start, self.hccl_free))
 
     def reduced_at(self, start: float, alone_us: float) -> float:
-        """An all-reduce is slower for as long as the AI Cores use the memory as well."""
+        """Return the end of an all-reduce, which is slower while the AI Cores use the memory as
+        well.
+        """
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
         shared = self.compute_free - start
         if shared <= 0:
@@ -177,7 +179,7 @@ class _Device:
 
 
 def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: Plan) -> float:
-    """The longest chain of tasks and all-reduces of which each needs the one before."""
+    """Return the longest chain of tasks and all-reduces of which each needs the one before."""
     ends = [0.0] * len(graph.tasks)
     reduced = [-1.0] * len(plan.costs_us)
     for index in plan.order:

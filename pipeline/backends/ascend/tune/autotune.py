@@ -1,7 +1,7 @@
-"""AutoTune, emulated: a search for the tiling of every product, with a bank of what was found.
+"""AutoTune, emulated: a search for the tiling of every product, with a knowledge bank.
 
 The flow is CANN's: an operator is looked up in the custom bank, then in the built-in one. A hit is
-used as it is unless tuning is asked to repeat; a miss is tuned, and the better of the tuned and
+used as it is unless tuning is repeated on request; a miss is tuned, and the better of the tuned and
 the default tiling is stored in the custom bank. The modes are CANN's GA (genetic search over
 tilings) and RL (a tree search over a chain of decisions), besides an exhaustive one.
 """
@@ -44,12 +44,12 @@ CORE_FIGURES = (
     "ub_to_l2_bytes_per_cycle",
     "l2_read_bytes_per_cycle",
 )
-"""What a tiling depends on: a bank's entries are of one kind of core."""
+"""Figures of the core that a tiling depends on: a bank's entries are of one kind of core."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedTask:
-    """One product, before and after. `trials` is how many tilings were priced; 0 for a bank hit."""
+    """One product, before and after. `trials` is the number of tilings priced; 0 for a bank hit."""
 
     index: int
     type: str
@@ -70,7 +70,7 @@ class TunedTask:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What AutoTune did to a graph. `tiles` are what `price_tasks` takes."""
+    """Result of AutoTune for a graph. `tiles` are the tilings for `price_tasks`."""
 
     mode: TuneMode
     tasks: tuple[TunedTask, ...]
@@ -90,7 +90,7 @@ class TuneResult:
         return sum(task.after_us for task in self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result file: times in microseconds, the bank's part as booleans, as CANN has it."""
+        """Return CANN's result file: times in microseconds, the bank's part as booleans."""
         operators = [_operator(task, self.mode) for task in self.tasks]
         totals = {"before_tune": self.before_us, "after_tune": self.after_us}
         return {"mode": self.mode, "result_data": totals, "operators": operators}
@@ -107,7 +107,7 @@ def tune(
     repeat: bool = False,
     efficiency: Efficiency | None = None,
 ) -> TuneResult:
-    """Tilings for every product of the graph, none slower than the vendor's default.
+    """Return tilings for every product of the graph, none slower than the vendor's default.
 
     `bank_path` is the custom bank: read first, written after; `repeat` tunes what it has again.
     Raises RunError for an unknown mode and for a bank that is not one.
@@ -132,7 +132,7 @@ def tune(
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the banks or a search have for a key."""
+    """Result for a key, from the banks or from a search."""
 
     tiling: Tiling
     us: float
@@ -158,7 +158,7 @@ def _look(
     seed: int,
     repeat: bool,
 ) -> _Look:
-    """Bank, else search; of a repeated search and the bank the better."""
+    """Return the bank's entry, else a search; of a repeated search and the bank the better."""
     if known and not repeat:
         return _Look(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
     default = default_tiling(product, hw, overlap).tiling
@@ -178,7 +178,7 @@ def _entry(look: _Look) -> dict[str, Any]:
 def _before_and_after(
     graph: TaskGraph, hw: Hardware, efficiency: Efficiency, looks: Mapping[str, _Look]
 ) -> tuple[TunedTask, ...]:
-    """Every product in its graph, where the default stays if the tuned tiling gains nothing."""
+    """Return every product in its graph, with the default where the tuned tiling gains nothing."""
     found = {index: _product_at(graph, index, hw) for index in tunable_tasks(graph)}
     tiles = {index: looks[key].tiling for index, (key, _) in found.items()}
     before = price_tasks(graph, hw, efficiency)
@@ -208,7 +208,7 @@ def _before_and_after(
 
 
 def tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
-    """Indices of the tasks that the cube runs."""
+    """Return the indices of the tasks that the cube runs."""
     return tuple(index for index, task in enumerate(graph.tasks) if _runs_on_cube(task))
 
 
@@ -217,7 +217,7 @@ def _runs_on_cube(task: Task) -> bool:
 
 
 def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
-    """Op class, shape in fractals, and a digest of the core's figures."""
+    """Return the bank's key: op class, shape in fractals, and a digest of the core's figures."""
     figures = json.dumps([getattr(hw, name) for name in CORE_FIGURES])
     chip = hashlib.sha256(figures.encode()).hexdigest()[:12]
     p = product

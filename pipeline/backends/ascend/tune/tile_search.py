@@ -35,14 +35,14 @@ Genes = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Time of a product, its stages summed as `overlap` says, and of starting the cores."""
+    """Time of a product: its stages summed by `overlap`, plus the start of the cores."""
 
     product: Product
     hw: Hardware
     overlap: float
 
     def times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Microseconds of each candidate row."""
+        """Return the microseconds of each candidate row."""
         cycles = total_cycles(stage_cycles(self.product, self.hw, rows), self.overlap)
         span_us = max(self.hw.task_floor_all_cores_us - self.hw.task_floor_one_core_us, 0.0)
         core_us = span_us / self.hw.ai_cores_count
@@ -51,7 +51,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search found, how many tilings it priced, the best time after each of its rounds."""
+    """Result of a search: tiling, number of tilings priced, best time after each round."""
 
     tiling: Tiling
     trials: int
@@ -61,7 +61,7 @@ class Search:
 def search_tiles(
     objective: Objective, default: Tiling, mode: TuneMode, seed: int, key: str
 ) -> Search:
-    """The best tiling that the mode finds, the default among what it tries.
+    """Return the best tiling that the mode finds; the default is among the candidates.
 
     The random numbers depend on `seed` and `key` alone.
     """
@@ -118,7 +118,7 @@ def _limits(objective: Objective) -> tuple[int, int, int, int]:
 
 
 def _repaired(genes: Sequence[int], objective: Objective) -> Genes:
-    """Genes within the product and the cores; what is over is taken from the later ones."""
+    """Return genes within the product and the cores; excess is taken from the later ones."""
     left, found = int(objective.hw.ai_cores_count), []
     for value, limit in zip(genes, _limits(objective), strict=False):
         found.append(max(min(int(value), limit, left), 1))
@@ -135,7 +135,7 @@ def _random_genes(objective: Objective, generator: np.random.Generator, blocks: 
 
 
 def _search_genes(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
-    """Generations of crossings and mutations of the fittest."""
+    """Search by generations of crossings and mutations of the fittest."""
     ledger = _Ledger(objective, default)
     blocks = len(ledger.blocks)
     population = [_random_genes(objective, generator, blocks) for _ in range(POPULATION_COUNT)]
@@ -167,7 +167,7 @@ def _child(
 
 @dataclass(slots=True)
 class _Node:
-    """A decision of the chain that was taken: how often, and the sum of what came of it."""
+    """A decision taken in the chain: its visits, and the sum of their rewards."""
 
     visits: int = 0
     reward: float = 0.0
@@ -175,7 +175,7 @@ class _Node:
 
 
 def _search_tree(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
-    """Walks down a chain of decisions, each chosen by its upper confidence bound."""
+    """Search by walks down a chain of decisions, each chosen by its upper confidence bound."""
     ledger = _Ledger(objective, default)
     root = _Node()
     for _ in range(ROUNDS_COUNT):
@@ -205,7 +205,7 @@ def _walk(
 
 
 def _options(depth: int, chosen: Sequence[int], objective: Objective, blocks: int) -> list[int]:
-    """Powers of two of cores that are left, and all of them; at the end the blocks."""
+    """Return powers of two of the remaining cores, and all of them; at the end the blocks."""
     if depth == 4:
         return list(range(blocks))
     left = int(objective.hw.ai_cores_count) // math.prod(chosen)
