@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.pricing.pricing import Chipset, chipset, price
+    from pipeline.backends.ascend.pricing.pricing import PricedChip, chipset, price
     from pipeline.backends.ascend.report.report import Report
 
-__all__ = ["Chipset", "Report", "chipset", "price"]
+__all__ = ["PricedChip", "Report", "chipset", "price"]
 
 
 def __getattr__(name: str) -> Any:

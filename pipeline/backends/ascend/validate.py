@@ -103,12 +103,12 @@ def ratios_of_pairs(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float
     Each is (name, published ratio, modelled ratio).
     """
     pairs = [v for v in verdicts if v.row.quality == "pair"]
-    found = []
+    ratios = []
     for name in dict.fromkeys(v.row.model for v in pairs):
         of_mode = {v.row.mode: v for v in pairs if v.row.model == name}
         eager, sunk = of_mode["op_by_op"], of_mode["loop_sink"]
-        found.append((name, eager.row.ms / sunk.row.ms, eager.modelled_ms / sunk.modelled_ms))
-    return found
+        ratios.append((name, eager.row.ms / sunk.row.ms, eager.modelled_ms / sunk.modelled_ms))
+    return ratios
 
 
 def _print_table(verdicts: Sequence[Verdict]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.tasks import Buffer, Layout, Role
-from pipeline.backends.ascend.compiler.dataflow import Wiring
+from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.device_formats import (
     channel_axes,
     padded_elements,
@@ -40,16 +40,16 @@ class Buffers:
         signature: Signature,
         phases: Phases,
         dtypes: Sequence[str],
-        wiring: Wiring,
+        dataflow: Dataflow,
     ) -> None:
         self.graph, self.signature, self.phases = graph, signature, phases
-        self.dtypes, self.wiring, self.alias = dtypes, wiring, wiring.alias
-        self.axes = channel_axes(graph, wiring)
+        self.dtypes, self.dataflow, self.alias = dtypes, dataflow, dataflow.alias
+        self.axes = channel_axes(graph, dataflow)
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
         self.index: dict[int, int] = {}
         self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
-        self.within = _wholes(graph, wiring)
+        self.within = _wholes(graph, dataflow)
         self._roles = _roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
@@ -59,9 +59,9 @@ class Buffers:
             return self.index[value]
         whole = self.within.get(value)
         within = self.of(whole) if whole is not None and whole != value else None
-        made = self.add(value, self.dtypes[value], self._layout(value), within)
-        self.index[value] = made
-        return made
+        added = self.add(value, self.dtypes[value], self._layout(value), within)
+        self.index[value] = added
+        return added
 
     def add(self, value: int, dtype: str, layout: Layout, within: int | None = None) -> int:
         """Add another buffer for a value, in a type and a layout."""
@@ -109,7 +109,7 @@ class Buffers:
             return "NC1HWC0"
         if value in self.replaced and self.replaced[value] != value:
             return self._layout(self.replaced[value])
-        producer = self.wiring.producer.get(value)
+        producer = self.dataflow.producer.get(value)
         kind = kind_of(self.graph.nodes[producer].primitive) if producer is not None else None
         if kind in ("conv", "matmul"):
             return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
@@ -123,7 +123,7 @@ class Buffers:
     def _name(self, value: int) -> str:
         if value in self._names:
             return self._names[value]
-        producer = self.wiring.producer.get(value)
+        producer = self.dataflow.producer.get(value)
         if producer is None:
             return "constant"
         node = self.graph.nodes[producer]
@@ -138,11 +138,11 @@ def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int,
     return roles | dict.fromkeys(signature.parameters, "parameter")
 
 
-def _wholes(graph: Graph, wiring: Wiring) -> dict[int, int]:
+def _wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     """Return the whole buffers that slices of a scan, read or stacked, lie within."""
     within: dict[int, int] = {}
     for node in graph.nodes:
-        source, out = wiring.alias[node.inputs[0]] if node.inputs else 0, node.outputs[0]
+        source, out = dataflow.alias[node.inputs[0]] if node.inputs else 0, node.outputs[0]
         if node.primitive == "scan_stack":
             within[source] = out
         elif node.primitive in ("scan_slice", "scan_carry"):

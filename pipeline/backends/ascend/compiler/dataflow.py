@@ -20,7 +20,7 @@ TINY_ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
-class Wiring:
+class Dataflow:
     """Producers and readers of values, with views resolved."""
 
     alias: tuple[int, ...]
@@ -30,14 +30,14 @@ class Wiring:
     kinds: tuple[str, ...]
 
 
-def wire(graph: Graph, phases: Phases) -> Wiring:
+def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
     """Resolve views, and rearrangements of weights for products."""
     alias = list(range(len(graph.values)))
     kinds: list[str] = []
-    turned = _turned_for_products(graph, phases)
+    rearranged = _rearranged_for_products(graph, phases)
     for position, node in enumerate(graph.nodes):
         kind = _kind_here(graph, node)
-        if kind == "view" or position in turned:
+        if kind == "view" or position in rearranged:
             kind = "view"
             alias[node.outputs[0]] = alias[viewed(node)]
         kinds.append(kind)
@@ -49,7 +49,7 @@ def wire(graph: Graph, phases: Phases) -> Wiring:
         producer.update(dict.fromkeys(node.outputs, position))
         for index in dict.fromkeys(alias[index] for index in node.inputs):
             consumers[index].append(position)
-    return Wiring(tuple(alias), producer, dict(consumers), tuple(kinds))
+    return Dataflow(tuple(alias), producer, dict(consumers), tuple(kinds))
 
 
 def viewed(node: Node) -> int:
@@ -102,16 +102,16 @@ def _kind_of_reduction(graph: Graph, node: Node) -> str:
     return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
 
 
-def find_random_values(graph: Graph, wiring: Wiring) -> set[int]:
+def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
     """Return random numbers and values computed from them alone, such as a dropout's mask."""
-    found: set[int] = set()
+    random: set[int] = set()
     for node in graph.nodes:
-        inputs = [wiring.alias[index] for index in node.inputs]
-        others = [index for index in inputs if index not in found]
+        inputs = [dataflow.alias[index] for index in node.inputs]
+        others = [index for index in inputs if index not in random]
         drawn = kind_of(node.primitive) == "random" or len(others) < len(inputs)
         if drawn and all(graph.values[index].size <= 16 for index in others):
-            found.update(node.outputs)
-    return found
+            random.update(node.outputs)
+    return random
 
 
 def _is_one_per_row(graph: Graph, node: Node) -> bool:
@@ -150,13 +150,13 @@ def _keeps_order(graph: Graph, node: Node) -> bool:
     return order == sorted(order)
 
 
-def _turned_for_products(graph: Graph, phases: Phases) -> set[int]:
+def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
     """Return transposes and reversals of weights and their gradients; the cube reads any order."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:
             users[index].append(node)
-    turned = set()
+    rearranged = set()
     for position, node in enumerate(graph.nodes):
         if node.primitive not in ("transpose", "rev"):
             continue
@@ -166,5 +166,5 @@ def _turned_for_products(graph: Graph, phases: Phases) -> set[int]:
             for user in users[out]
         )
         if (node.inputs[0] in phases.weights and into_product) or out in phases.gradients:
-            turned.add(position)
-    return turned
+            rearranged.add(position)
+    return rearranged

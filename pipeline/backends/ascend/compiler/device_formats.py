@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Layout
-from pipeline.backends.ascend.compiler.dataflow import Wiring
+from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.frontend.graph import Graph, Node, Value
 
 
-def channel_axes(graph: Graph, wiring: Wiring) -> dict[int, int]:
+def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     """Return which axis of each feature map holds its channels.
 
     Feature maps are the inputs and outputs of convolutions and the results of element-wise work on
@@ -19,23 +19,23 @@ def channel_axes(graph: Graph, wiring: Wiring) -> dict[int, int]:
     axes: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
         if node.primitive == "conv_general_dilated":
-            _mark_convolution(graph, wiring, node, axes)
-        elif wiring.kinds[position] in ("elementwise", "rows", "window", "move", "loop_view"):
-            _carry(graph, wiring, node, axes)
+            _mark_convolution(graph, dataflow, node, axes)
+        elif dataflow.kinds[position] in ("elementwise", "rows", "window", "move", "loop_view"):
+            _carry(graph, dataflow, node, axes)
     return axes
 
 
-def _mark_convolution(graph: Graph, wiring: Wiring, node: Node, axes: dict[int, int]) -> None:
+def _mark_convolution(graph: Graph, dataflow: Dataflow, node: Node, axes: dict[int, int]) -> None:
     numbers = node.params["dimension_numbers"]
     if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
-        axes.setdefault(wiring.alias[node.inputs[0]], numbers.lhs_spec[1])
+        axes.setdefault(dataflow.alias[node.inputs[0]], numbers.lhs_spec[1])
         axes[node.outputs[0]] = numbers.out_spec[1]
 
 
-def _carry(graph: Graph, wiring: Wiring, node: Node, axes: dict[int, int]) -> None:
+def _carry(graph: Graph, dataflow: Dataflow, node: Node, axes: dict[int, int]) -> None:
     if node.primitive == "transpose":
         return
-    for index in (wiring.alias[index] for index in node.inputs):
+    for index in (dataflow.alias[index] for index in node.inputs):
         rank = len(graph.values[index].shape)
         if index in axes and rank == len(graph.values[node.outputs[0]].shape):
             axes.update(dict.fromkeys(node.outputs, axes[index]))

@@ -16,9 +16,9 @@ def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
     for place, task in enumerate(graph.tasks):
         if task.cube is None:
             continue
-        found = _partner(graph, uses, place, patterns)
-        if found is not None and found[0] not in into:
-            into[found[0]] = (place, found[1])
+        partner = _partner(graph, uses, place, patterns)
+        if partner is not None and partner[0] not in into:
+            into[partner[0]] = (place, partner[1])
     return _rewritten(graph, into)
 
 
@@ -41,12 +41,12 @@ def _partner(
 ) -> tuple[int, FusionPattern] | None:
     """Return the first reader of a product, which may fuse with it: no other may run before it."""
     task = graph.tasks[place]
-    made = task.writes[0]
-    readers = uses.readers.get(made, [])
+    output = task.writes[0]
+    readers = uses.readers.get(output, [])
     for pattern in patterns.fusions:
         if task.cost_class not in pattern.producer or pattern.phase not in (None, task.phase):
             continue
-        single = len(readers) == 1 and made not in uses.outputs
+        single = len(readers) == 1 and output not in uses.outputs
         if readers and (pattern.keep or single) and _takes(pattern, task, graph.tasks[readers[0]]):
             return readers[0], pattern
     return None
@@ -82,8 +82,8 @@ def _rewritten(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]]) -> 
 
 
 def _joined(product: Task, other: Task, pattern: FusionPattern) -> Task:
-    made = product.writes[0]
-    reads = [*product.reads, *(buffer for buffer in other.reads if buffer != made)]
+    output = product.writes[0]
+    reads = [*product.reads, *(buffer for buffer in other.reads if buffer != output)]
     writes = [*product.writes, *other.writes] if pattern.keep else list(other.writes)
     return replace(
         product,

@@ -50,7 +50,7 @@ class Kernel:
 def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
     """Return kernels joined where the device would join them, in the order in which they run."""
     _set_levels(kernels)
-    return _ordered(_Joins(_merged(kernels, is_large)).made())
+    return _ordered(_Joins(_merged(kernels, is_large)).remaining())
 
 
 def _set_levels(kernels: list[Kernel]) -> None:
@@ -75,7 +75,9 @@ def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kern
             if is_large(index) or kernel.elements <= SMALL_ELEMENTS
         ]
         hosts = (leader[key] for key in keys if key in leader)
-        host = next((found for found in hosts if _reads_as_much(found, kernel, is_large)), None)
+        host = next(
+            (candidate for candidate in hosts if _reads_as_much(candidate, kernel, is_large)), None
+        )
         if host is None:
             merged.append(kernel)
             host = kernel
@@ -116,7 +118,7 @@ class _Joins:
             for index in kernel.sources:
                 self.readers[index].append(kernel)
 
-    def made(self) -> list[Kernel]:
+    def remaining(self) -> list[Kernel]:
         """Return the remaining kernels."""
         self._join_statistics()
         self._join_updates()
@@ -154,8 +156,8 @@ class _Joins:
         left = []
         for kernel in self.kernels:
             small = _normalises(kernel) and kernel.elements <= SMALL_ELEMENTS
-            found = (hosts.get((kernel.phase, index)) for index in kernel.sources if small)
-            host = next((host for host in found if host is not None), None)
+            joinable = (hosts.get((kernel.phase, index)) for index in kernel.sources if small)
+            host = next((host for host in joinable if host is not None), None)
             if host is not None and self._may_join(host, kernel):
                 self._join(host, kernel)
             else:
@@ -177,7 +179,7 @@ class _Joins:
 
     def _moments(self, kernel: Kernel) -> list[Kernel]:
         """Return the kernels of the same size whose results an update reads, if on one level."""
-        found = {
+        makers = {
             id(maker): maker
             for maker in (self.maker.get(index) for index in kernel.sources)
             if maker is not None
@@ -185,7 +187,7 @@ class _Joins:
             and maker.form == "elementwise"
             and maker.elements == kernel.elements
         }
-        hosts = list(found.values())
+        hosts = list(makers.values())
         return [host for host in hosts if host.level == hosts[-1].level]
 
     def _may_join_all(self, hosts: list[Kernel], kernel: Kernel) -> bool:

@@ -11,7 +11,7 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.frontend.graph import Graph
 
 
-class Operands:
+class InsertedOps:
     """Tasks of a step so far, and values in the type and layout that a kernel needs.
 
     Values that a loop's iterations share are prepared before the loop.
@@ -81,19 +81,19 @@ class Operands:
         return value in self.buffers.phases.weights or value in self.buffers.signature.inputs
 
     def _cast(self, value: int, source: int, kernel: Kernel) -> int:
-        made = self.buffers.add(value, "float16", self.buffers.all[source].layout)
-        self.buffers.change(made, role="activation", name="float16 copy")
+        copy = self.buffers.add(value, "float16", self.buffers.all[source].layout)
+        self.buffers.change(copy, role="activation", name="float16 copy")
         work = VectorWork(self.graph.values[value].size, "float32")
-        self.add(kernel, "Cast", "cast", (source,), (made,), vector=work)
-        return made
+        self.add(kernel, "Cast", "cast", (source,), (copy,), vector=work)
+        return copy
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
         """Add a TransData task: a copy in another layout."""
-        made = self.buffers.add(value, dtype, layout)
-        self.buffers.change(made, role="activation")
+        copy = self.buffers.add(value, dtype, layout)
+        self.buffers.change(copy, role="activation")
         work = VectorWork(self.graph.values[value].size, dtype)
-        self.add(kernel, "TransData", "trans_data", (source,), (made,), vector=work)
-        return made
+        self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work)
+        return copy
 
     def prepare_plain(self, value: int, kernel: Kernel) -> int:
         """Return a feature map in the plain layout, converted once for all its readers."""
@@ -101,12 +101,12 @@ class Operands:
         if key not in self._prepared:
             source, dtype = self.buffers.of(value), self.buffers.dtypes[value]
             blocked = self.buffers.all[source].layout == "NC1HWC0"
-            made = self.convert(value, source, "ND", kernel, dtype) if blocked else source
-            self._prepared[key] = made
+            copy = self.convert(value, source, "ND", kernel, dtype) if blocked else source
+            self._prepared[key] = copy
         return self._prepared[key]
 
     def _repeat_of(self, value: int) -> int:
-        producer = self.buffers.wiring.producer.get(value)
+        producer = self.buffers.dataflow.producer.get(value)
         return self.graph.nodes[producer].repeat if producer is not None else 1
 
     def _move_out_of_loops(self, first: int, repeat: int) -> None:
@@ -119,7 +119,7 @@ class Operands:
         self.tasks[first:] = []
         self.tasks[place:place] = added
 
-    def lay_gradient_out(self, value: int, kernel: Kernel) -> None:
+    def convert_gradient(self, value: int, kernel: Kernel) -> None:
         """Convert a weight's gradient to the plain layout for its update.
 
         That is after the all-reduce; in a loop at once where gradients are stacked, and not at all
@@ -131,14 +131,14 @@ class Operands:
         if kernel.loop and not stacked:
             return
         source = self.buffers.index[value]
-        made = self.convert(value, source, "ND", kernel, "float32")
+        copy = self.convert(value, source, "ND", kernel, "float32")
         whole = self.buffers.all[source].within
-        self.buffers.change(made, role="gradient", within=whole)
+        self.buffers.change(copy, role="gradient", within=whole)
         self.buffers.change(source, within=None)
-        self.buffers.index[value] = made
+        self.buffers.index[value] = copy
         if not kernel.loop:
             self._deferred.append(replace(self.tasks.pop(), phase="optimizer"))
-            self.laid_out[made] = source
+            self.laid_out[copy] = source
 
     def cast_biases(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Cast a float32 bias before it is added to a float16 feature map."""

@@ -114,28 +114,28 @@ def _only_reforms(node: Node) -> bool:
 def _gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
     """Return values of the backward pass that only the optimizer, or an output, uses in the end."""
     elsewhere: set[int] = set()
-    made: set[int] = set()
+    written: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
         if phase == "backward":
-            made.update(node.outputs)
+            written.update(node.outputs)
         if phase == "optimizer":
             continue
         carries = phase == "backward" and kind_of(node.primitive) in CARRIERS
         if not carries or any(index in elsewhere for index in node.outputs):
             elsewhere.update(node.inputs)
-    return frozenset(made - elsewhere)
+    return frozenset(written - elsewhere)
 
 
 def _handed_over(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
     """Return values of the backward pass that the optimizer reads."""
-    made: set[int] = set()
+    written: set[int] = set()
     read: set[int] = set()
     for node, phase in zip(graph.nodes, of_node, strict=True):
         if phase == "backward":
-            made.update(node.outputs)
+            written.update(node.outputs)
         elif phase == "optimizer":
             read.update(node.inputs)
-    return frozenset(made & read)
+    return frozenset(written & read)
 
 
 def device_dtypes(

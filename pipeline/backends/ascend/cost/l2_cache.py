@@ -36,7 +36,7 @@ def measure_traffic(
     """
     touched_at: dict[int, float] = {}
     clock_bytes = 0.0
-    found = []
+    traffic = []
     for task in graph.tasks:
         reads = [(index, read_bytes(task, graph.buffers, index)) for index in task.reads]
         write_bytes = float(sum(graph.buffers[index].nbytes for index in task.writes))
@@ -48,11 +48,11 @@ def measure_traffic(
                 distance = since + size + 0.5 * (moved_bytes - size)
                 hit_bytes += size * _resident(distance / l2_bytes, full, none)
         total = sum(size for _, size in reads)
-        found.append(Traffic(hit_bytes, total - hit_bytes, write_bytes))
+        traffic.append(Traffic(hit_bytes, total - hit_bytes, write_bytes))
         clock_bytes += moved_bytes
         for index in (*task.reads, *task.writes):
             touched_at[index] = clock_bytes
-    return tuple(found)
+    return tuple(traffic)
 
 
 def _resident(distance: float, full: float, none: float) -> float:

@@ -60,22 +60,22 @@ def price_tasks(
     efficiency = efficiency or load_efficiency()
     constants = efficiency.constants
     traffic = measure_traffic(graph, hw.l2_mib * 2**20, constants.l2_full, constants.l2_none)
-    setting = CostContext(hw, constants, graph.buffers, tiles or {})
+    context = CostContext(hw, constants, graph.buffers, tiles or {})
     return tuple(
-        _price(index, task, moved, setting, efficiency)
-        for index, (task, moved) in enumerate(zip(graph.tasks, traffic, strict=True))
+        _price(index, task, transferred, context, efficiency)
+        for index, (task, transferred) in enumerate(zip(graph.tasks, traffic, strict=True))
     )
 
 
 def _price(
-    index: int, task: Task, traffic: Traffic, setting: CostContext, efficiency: Efficiency
+    index: int, task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
 ) -> TaskTime:
-    hw, entry = setting.hw, efficiency.classes[task.cost_class]
+    hw, entry = context.hw, efficiency.classes[task.cost_class]
     if task.cost_class == "all_reduce" or task.engine == "hccl":
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
-    work = _work_of(index, task, traffic, setting, entry.rate)
+    work = _work_of(index, task, traffic, context, entry.rate)
     floor_us = floor_us_of(work.cores, hw)
     roofline_us = roofline_us_of(task, traffic, hw)
     bound: Bound = "floor" if floor_us > work.us else work.bound
@@ -106,16 +106,16 @@ def floor_us_of(cores: float, hw: Hardware) -> float:
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
 
 
-def _work_of(index: int, task: Task, traffic: Traffic, setting: CostContext, rate: float) -> Work:
+def _work_of(index: int, task: Task, traffic: Traffic, context: CostContext, rate: float) -> Work:
     """Return a task's work; the rate counts for a cube product's compute alone."""
     if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
-        return _cube_work(index, task, task.cube, traffic, setting, rate)
+        return _cube_work(index, task, task.cube, traffic, context, rate)
     if task.cube and task.cost_class in DEPTHWISE_CLASSES:
-        work = depthwise_work(task.cube, traffic, setting)
+        work = depthwise_work(task.cube, traffic, context)
     elif task.cube and runs_on_vector(task):
-        return vector_product(task.cube, setting.hw)
+        return vector_product(task.cube, context.hw)
     else:
-        work = vector_work(task, traffic, setting)
+        work = vector_work(task, traffic, context)
     return replace(work, us=work.us / rate)
 
 
@@ -127,11 +127,11 @@ def runs_on_vector(task: Task) -> bool:
 
 
 def _cube_work(
-    index: int, task: Task, work: CubeWork, traffic: Traffic, setting: CostContext, rate: float
+    index: int, task: Task, work: CubeWork, traffic: Traffic, context: CostContext, rate: float
 ) -> Work:
     """Return the stages of the tiling, with traffic as slow as device memory makes it."""
-    plan = _plan(index, task, work, setting)
-    hw, constants = setting.hw, setting.constants
+    plan = _plan(index, task, work, context)
+    hw, constants = context.hw, context.constants
     cube_us, load_us, l2_us, out_us = (
         cycles / hw.ai_core_clock_mhz
         for cycles in (plan.cycles_cube, plan.cycles_load, plan.cycles_l2, plan.cycles_out)
@@ -156,12 +156,12 @@ def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
     return constants.few_channels if few else 1.0
 
 
-def _plan(index: int, task: Task, work: CubeWork, setting: CostContext) -> TilePlan:
-    product = task_product(task, work, setting.buffers)
-    overlap = setting.constants.cube_overlap
-    if index in setting.tiles:
-        return plan_of(setting.tiles[index], product, setting.hw, overlap)
-    return default_tiling(product, setting.hw, overlap)
+def _plan(index: int, task: Task, work: CubeWork, context: CostContext) -> TilePlan:
+    product = task_product(task, work, context.buffers)
+    overlap = context.constants.cube_overlap
+    if index in context.tiles:
+        return plan_of(context.tiles[index], product, context.hw, overlap)
+    return default_tiling(product, context.hw, overlap)
 
 
 def task_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:

@@ -243,11 +243,11 @@ def _search_space(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np
 def candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
     """Return rows (cores of batch, m, k, n, block rows, block columns) that a search may try."""
     cores = int(hw.ai_cores_count)
-    found = [_default_candidates(product, hw)]
+    rows_by_split = [_default_candidates(product, hw)]
     for shared in sorted({1, min(cores, product.batch)}):
         rows = _search_space(cores // shared, blocks_of(hw)).copy()
         rows[:, 0] = shared
         limits = np.array([product.batch, product.m, product.k, product.n], dtype=np.float64)
         rows[:, :4] = np.minimum(rows[:, :4], limits)
-        found.append(rows)
-    return np.unique(np.concatenate(found), axis=0)
+        rows_by_split.append(rows)
+    return np.unique(np.concatenate(rows_by_split), axis=0)

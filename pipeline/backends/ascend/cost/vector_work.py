@@ -50,9 +50,9 @@ def join(*parts_us: float, power: float) -> float:
     return float(largest * sum((part / largest) ** power for part in parts_us) ** (1 / power))
 
 
-def vector_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def vector_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of any task of the vector unit but products."""
-    return WORK_BY_CLASS.get(task.cost_class, _streaming_work)(task, traffic, setting)
+    return WORK_BY_CLASS.get(task.cost_class, _streaming_work)(task, traffic, context)
 
 
 def vector_product(work: CubeWork, hw: Hardware) -> Work:
@@ -66,22 +66,22 @@ def vector_product(work: CubeWork, hw: Hardware) -> Work:
     return Work(macs / (hw.fp32_matmul_gmacs_per_s * 1e3), "vector", cores)
 
 
-def depthwise_work(work: CubeWork, traffic: Traffic, setting: CostContext) -> Work:
+def depthwise_work(work: CubeWork, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of depthwise convolutions: one lane of the vector unit per multiply-add."""
-    lanes_us = work.macs * item_bytes(work.dtype) / setting.hw.vector_bytes_per_us
-    return _joined(lanes_us, traffic, setting, setting.hw.ai_cores_count)
+    lanes_us = work.macs * item_bytes(work.dtype) / context.hw.vector_bytes_per_us
+    return _joined(lanes_us, traffic, context, context.hw.ai_cores_count)
 
 
-def _streaming_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def _streaming_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of a stream: lanes of the vector unit beside the traffic."""
-    return _joined(_lanes_us(task, setting), traffic, setting, _cores(traffic, setting))
+    return _joined(_lanes_us(task, context), traffic, context, _cores(traffic, context))
 
 
-def _joined(lanes_us: float, traffic: Traffic, setting: CostContext, cores: float) -> Work:
+def _joined(lanes_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
     """Return the joined time: reads and writes alternate at the cores' ports, lanes run beside
     them.
     """
-    hw, constants = setting.hw, setting.constants
+    hw, constants = context.hw, context.constants
     hbm_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     hbm_us += traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
     l2_bytes_per_us = hw.ai_cores_count * hw.ai_core_clock_mhz * hw.l2_read_bytes_per_cycle
@@ -95,52 +95,52 @@ def _joined(lanes_us: float, traffic: Traffic, setting: CostContext, cores: floa
     return Work(us, max(stages)[1], cores)
 
 
-def _lanes_us(task: Task, setting: CostContext) -> float:
-    work, constants = task.vector, setting.constants
+def _lanes_us(task: Task, context: CostContext) -> float:
+    work, constants = task.vector, context.constants
     if work is None:
         return 0.0
     passes = work.simple + constants.heavy_operations * work.heavy
     if task.cost_class in ("bn_reduce", "bn_update"):
         passes = min(passes, NORMALISATION_PASSES)
     lane_bytes = work.elements * max(item_bytes(work.dtype), 2)
-    return lane_bytes * passes / (setting.hw.vector_bytes_per_us * constants.vector_rate)
+    return lane_bytes * passes / (context.hw.vector_bytes_per_us * constants.vector_rate)
 
 
-def _cores(traffic: Traffic, setting: CostContext) -> float:
-    wanted = math.ceil(max(traffic.read_bytes, traffic.write_bytes) / setting.constants.core_bytes)
-    return min(setting.hw.ai_cores_count, max(wanted, 1))
+def _cores(traffic: Traffic, context: CostContext) -> float:
+    wanted = math.ceil(max(traffic.read_bytes, traffic.write_bytes) / context.constants.core_bytes)
+    return min(context.hw.ai_cores_count, max(wanted, 1))
 
 
-def _cycles_us(pieces: float, cores: float, cycles_each: float, hw: Hardware) -> float:
+def _cycles_us(chunks: float, cores: float, cycles_each: float, hw: Hardware) -> float:
     """Return the time of equal chunks of work on the cores, one after another on each."""
-    return math.ceil(pieces / cores) * cycles_each / hw.ai_core_clock_mhz
+    return math.ceil(chunks / cores) * cycles_each / hw.ai_core_clock_mhz
 
 
-def _bias_grad_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def _bias_grad_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of a bias gradient: a matrix is streamed, a feature map walked by channel.
 
     The walk is by image and channel.
     """
-    source = setting.buffers[task.reads[0]]
+    source = context.buffers[task.reads[0]]
     if len(source.shape) <= 2:
-        return _streaming_work(task, traffic, setting)
-    channels = max(math.prod(setting.buffers[task.writes[0]].shape), 1)
-    cores = min(setting.hw.ai_cores_count, math.ceil(channels / BIAS_CHANNELS_PER_CORE))
+        return _streaming_work(task, traffic, context)
+    channels = max(math.prod(context.buffers[task.writes[0]].shape), 1)
+    cores = min(context.hw.ai_cores_count, math.ceil(channels / BIAS_CHANNELS_PER_CORE))
     segments = source.shape[0] * channels
-    constants = setting.constants
+    constants = context.constants
     each = constants.bias_segment_cycles
     each += traffic.read_bytes / segments / constants.bias_bytes_per_cycle
-    return _joined(_cycles_us(segments, cores, each, setting.hw), traffic, setting, cores)
+    return _joined(_cycles_us(segments, cores, each, context.hw), traffic, context, cores)
 
 
-def _pool_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def _pool_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of a pooling, which walks blocks of one image and 16 channels, tap by tap.
 
     The three maxima of the AlexNet trace and their gradients (msprof, 2023) are linear in the
     pooled positions, not in the larger map's: windows that overlap more cost more.
     """
-    constants, vector = setting.constants, task.vector
-    shapes = [setting.buffers[index].shape for index in (*task.reads, *task.writes)]
+    constants, vector = context.constants, task.vector
+    shapes = [context.buffers[index].shape for index in (*task.reads, *task.writes)]
     shape = max((shape for shape in shapes if len(shape) >= 3), key=math.prod, default=(1, 1))
     blocks = max(shape[0] * math.ceil(shape[-1] / CHANNEL_BLOCK), 1)
     taps = vector.elements * vector.simple / CHANNEL_BLOCK / blocks if vector else 1.0
@@ -148,18 +148,18 @@ def _pool_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
         each = constants.pool_grad_block_cycles + taps * constants.pool_grad_tap_cycles
     else:
         each = constants.pool_block_cycles + taps * constants.pool_tap_cycles
-    cores = min(setting.hw.ai_cores_count, blocks)
-    return _joined(_cycles_us(blocks, cores, each, setting.hw), traffic, setting, cores)
+    cores = min(context.hw.ai_cores_count, blocks)
+    return _joined(_cycles_us(blocks, cores, each, context.hw), traffic, context, cores)
 
 
-def _row_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def _row_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of a gather or scatter: a latency a row besides the bytes."""
-    hw, constants = setting.hw, setting.constants
-    rows = _picked_rows(task, setting.buffers)
+    hw, constants = context.hw, context.constants
+    rows = _picked_rows(task, context.buffers)
     gather = task.cost_class == "gather"
     each = constants.gather_row_cycles if gather else constants.scatter_row_cycles
     cores = min(hw.ai_cores_count, rows)
-    return _joined(_cycles_us(rows, cores, each, hw), traffic, setting, cores)
+    return _joined(_cycles_us(rows, cores, each, hw), traffic, context, cores)
 
 
 def _picked_rows(task: Task, buffers: tuple[Buffer, ...]) -> int:
@@ -170,53 +170,53 @@ def _picked_rows(task: Task, buffers: tuple[Buffer, ...]) -> int:
     return max(math.prod(buffers[task.writes[0]].shape[:-1]), 1)
 
 
-def _minor_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def _minor_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of softmax and layer norm: a fixed cost a row besides lanes and traffic."""
-    shape = max((setting.buffers[index].shape for index in task.reads), key=math.prod, default=())
+    shape = max((context.buffers[index].shape for index in task.reads), key=math.prod, default=())
     long = [length for length in shape if length > 1]
-    cores = _cores(traffic, setting)
-    each = setting.constants.minor_row_cycles
-    fixed_us = _cycles_us(max(math.prod(long[:-1]), 1), cores, each, setting.hw)
-    return _joined(fixed_us + _lanes_us(task, setting), traffic, setting, cores)
+    cores = _cores(traffic, context)
+    each = context.constants.minor_row_cycles
+    fixed_us = _cycles_us(max(math.prod(long[:-1]), 1), cores, each, context.hw)
+    return _joined(fixed_us + _lanes_us(task, context), traffic, context, cores)
 
 
-def _trans_data_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def _trans_data_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of TransData: a stream where rows are whole blocks of 32 bytes.
 
     Other rows are copied one by one, short ones by element.
     """
-    constants, cores = setting.constants, _cores(traffic, setting)
-    row = _plain_row(setting.buffers[task.reads[0]], setting.buffers[task.writes[0]])
+    constants, cores = context.constants, _cores(traffic, context)
+    row = _plain_row(context.buffers[task.reads[0]], context.buffers[task.writes[0]])
     if row % CHANNEL_BLOCK == 0:
-        return _joined(0.0, traffic, setting, cores)
-    rows = math.prod(setting.buffers[task.writes[0]].shape) // row
+        return _joined(0.0, traffic, context, cores)
+    rows = math.prod(context.buffers[task.writes[0]].shape) // row
     each = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
-    return _joined(_cycles_us(rows, cores, each, setting.hw), traffic, setting, cores)
+    return _joined(_cycles_us(rows, cores, each, context.hw), traffic, context, cores)
 
 
-def _plain_row(source: Buffer, made: Buffer) -> int:
+def _plain_row(source: Buffer, output: Buffer) -> int:
     """Return the adjacent elements in the plain layout: a row, or a channel's plane."""
-    plain, blocked = (source, made) if source.layout == "ND" else (made, source)
+    plain, blocked = (source, output) if source.layout == "ND" else (output, source)
     planes = blocked.layout == "NC1HWC0" and plain.shape[-1:] != blocked.shape[-1:]
     return max(math.prod(plain.shape[2:] if planes else plain.shape[-1:]), 1)
 
 
-def _transpose_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def _transpose_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of a transpose: rows where the minor axis stays, else single elements."""
-    source, made = setting.buffers[task.reads[0]], setting.buffers[task.writes[0]]
-    cores = _cores(traffic, setting)
-    if source.shape[-1:] == made.shape[-1:]:
-        return _joined(0.0, traffic, setting, cores)
-    each = setting.constants.transpose_element_cycles
-    elements = max(math.prod(made.shape), 1)
-    return _joined(_cycles_us(elements, cores, each, setting.hw), traffic, setting, cores)
+    source, output = context.buffers[task.reads[0]], context.buffers[task.writes[0]]
+    cores = _cores(traffic, context)
+    if source.shape[-1:] == output.shape[-1:]:
+        return _joined(0.0, traffic, context, cores)
+    each = context.constants.transpose_element_cycles
+    elements = max(math.prod(output.shape), 1)
+    return _joined(_cycles_us(elements, cores, each, context.hw), traffic, context, cores)
 
 
-def _sort_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
+def _sort_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of a merge sort: every element once per bit of the length."""
     elements = max(task.vector.elements if task.vector else 1, 2)
-    lanes_us = _lanes_us(task, setting) * math.log2(elements)
-    return _joined(lanes_us, traffic, setting, _cores(traffic, setting))
+    lanes_us = _lanes_us(task, context) * math.log2(elements)
+    return _joined(lanes_us, traffic, context, _cores(traffic, context))
 
 
 WORK_BY_CLASS: Mapping[str, Callable[[Task, Traffic, CostContext], Work]] = {

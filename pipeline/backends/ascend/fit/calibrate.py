@@ -25,7 +25,7 @@ from pipeline.backends.ascend.cost.calibration import (
     calibrate_with,
 )
 from pipeline.backends.ascend.fit.workloads import Published, published_steps, traced
-from pipeline.backends.ascend.pricing.pricing import Chipset, Pricing, chipset
+from pipeline.backends.ascend.pricing.pricing import PricedChip, Pricing, chipset
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
 
@@ -62,7 +62,9 @@ def config_of(row: Published) -> ExecutionConfig:
     return ExecutionConfig(row.precision, row.mode, 1000, row.devices, row.fusion)
 
 
-def price_row(row: Published, calibration: Calibration, chip: Chipset | None = None) -> PricedStep:
+def price_row(
+    row: Published, calibration: Calibration, chip: PricedChip | None = None
+) -> PricedStep:
     """Return the modelled step of a row."""
     chip = chip or chipset("ascend910")
     pricing = Pricing(traced(row), chip, calibration)

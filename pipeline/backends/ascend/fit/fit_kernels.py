@@ -102,15 +102,15 @@ def measure_residuals(
     traces: Sequence[Trace], hw: Hardware, efficiency: Efficiency
 ) -> list[Residual]:
     """Return the traces' kernels against the model; float32 products are separate."""
-    found = []
+    compared = []
     for trace in traces:
         times = price_tasks(trace.graph, hw, efficiency)
         for kernel, task, time in zip(trace.kernels, trace.graph.tasks, times, strict=True):
             if task.cost_class == "conv" and 0 < kernel.cores < OTHER_SCHEDULE_CORES:
                 continue
             name = "matmul (float32)" if runs_on_vector(task) else task.cost_class
-            found.append(Residual(trace.name, kernel.name, name, kernel.us, time.us))
-    return found
+            compared.append(Residual(trace.name, kernel.name, name, kernel.us, time.us))
+    return compared
 
 
 def fit(traces: Sequence[Trace], hw: Hardware, start: Efficiency) -> Efficiency:

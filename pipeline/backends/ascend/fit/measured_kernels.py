@@ -55,7 +55,7 @@ def read_traces(path: Path = KERNELS_FILE) -> tuple[Trace, ...]:
             if row.get("cost_class") not in get_args(CostClass):
                 raise RunError(f"{path}:{number}: no cost class {row.get('cost_class')!r}")
             rows.setdefault(row["trace"], []).append(row)
-    return tuple(_trace(name, found) for name, found in rows.items())
+    return tuple(_trace(name, kernels) for name, kernels in rows.items())
 
 
 def _trace(name: str, rows: list[dict[str, str]]) -> Trace:
@@ -77,8 +77,8 @@ def _buffer(text: str, buffers: dict[str, Buffer]) -> int:
         name, dtype, shape_text, layout = text.split(":")
         shape = tuple(int(length) for length in shape_text.split("x"))
         nbytes = math.prod(shape) * item_bytes(dtype)
-        made = Buffer(len(buffers), shape, dtype, layout, nbytes, "activation", name)  # type: ignore[arg-type]
-        buffers[text] = made
+        buffer = Buffer(len(buffers), shape, dtype, layout, nbytes, "activation", name)  # type: ignore[arg-type]
+        buffers[text] = buffer
     return buffers[text].index
 
 

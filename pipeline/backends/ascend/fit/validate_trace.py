@@ -60,7 +60,7 @@ def compare_step(step: PricedStep) -> list[Compared]:
 
 def compare_classes(step: PricedStep) -> list[Compared]:
     """Compare kernels by class, in us."""
-    (trace,) = [found for found in read_traces() if found.name == TRACE]
+    (trace,) = [known for known in read_traces() if known.name == TRACE]
     published: dict[str, float] = defaultdict(float)
     for kernel, task in zip(trace.kernels, trace.graph.tasks, strict=True):
         if kernel.name not in ON_THE_HOST:

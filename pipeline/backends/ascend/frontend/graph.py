@@ -107,8 +107,8 @@ def _constants_unless(graph: Graph, given: set[int], varying: set[int]) -> set[i
     for node in graph.nodes:
         known = all(index in constants for index in node.inputs) and "random" not in node.primitive
         for out in node.outputs:
-            turns = out in carried and (out in varying or graph.values[out].size > 1)
-            if known and not turns:
+            changes = out in carried and (out in varying or graph.values[out].size > 1)
+            if known and not changes:
                 constants.add(out)
     return constants
 

@@ -145,19 +145,19 @@ class _Walk:
             self._view("scan_slice", index, var, inside)
             for index, var in zip(inputs[first:], body.invars[first:], strict=True)
         ]
-        carried = self._turn(body, consts, inputs[:first], inside)
-        made = self.open(body, [*inputs[:consts], *carried, *sliced], inside)
+        carried = self._carries(body, consts, inputs[:first], inside)
+        outputs = self.open(body, [*inputs[:consts], *carried, *sliced], inside)
         stacked = [
             self._view("scan_stack", index, var, inside)
-            for index, var in zip(made[carries:], eqn.outvars[carries:], strict=True)
+            for index, var in zip(outputs[carries:], eqn.outvars[carries:], strict=True)
         ]
-        return (*self._after(carried, made[:carries], eqn.outvars, place), *stacked)
+        return (*self._final_carries(carried, outputs[:carries], eqn.outvars, place), *stacked)
 
     def _loop(self, place: _Place, length: int) -> _Place:
         self.loops += 1
         return _Place(place.scope, place.calls, self.loops, place.repeat * length)
 
-    def _turn(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
+    def _carries(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
         """Add the carry at an iteration's start; one that the body returns unchanged stays as it
         is.
         """
@@ -167,16 +167,22 @@ class _Walk:
             for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False)
         ]
 
-    def _after(
-        self, carried: Sequence[int], made: Sequence[int], variables: Sequence[Any], place: _Place
+    def _final_carries(
+        self,
+        carried: Sequence[int],
+        returned: Sequence[int],
+        variables: Sequence[Any],
+        place: _Place,
     ) -> list[int]:
         """Add the final values of a loop's carry."""
         self.graph.carried += [
-            (before, after) for before, after in zip(carried, made, strict=True) if before != after
+            (before, after)
+            for before, after in zip(carried, returned, strict=True)
+            if before != after
         ]
         return [
             after if before == after else self._view("scan_carry", after, var, place)
-            for before, after, var in zip(carried, made, variables, strict=False)
+            for before, after, var in zip(carried, returned, variables, strict=False)
         ]
 
     def _view(self, primitive: str, source: int, var: Any, place: _Place) -> int:
@@ -196,9 +202,9 @@ class _Walk:
         body = eqn.params["body_jaxpr"].jaxpr
         inside = self._loop(place, count)
         given = inputs[skipped:]
-        carried = self._turn(body, consts, given, inside)
-        made = self.open(body, [*given[:consts], *carried], inside)
-        return tuple(self._after(carried, made, eqn.outvars, place))
+        carried = self._carries(body, consts, given, inside)
+        outputs = self.open(body, [*given[:consts], *carried], inside)
+        return tuple(self._final_carries(carried, outputs, eqn.outvars, place))
 
     def cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
         """Add one of the branches: that for any platform, or else the slowest."""
@@ -249,7 +255,7 @@ def _weight_of(eqn: Any) -> int:
         return max(_weight(branch.jaxpr) for branch in eqn.params["branches"])
     if eqn.primitive.name == "while":
         return (trip_count(eqn) or 1) * _weight(eqn.params["body_jaxpr"].jaxpr)
-    made = sum(math.prod(var.aval.shape) for var in eqn.outvars)
+    elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        made *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
-    return made
+        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
+    return elements

@@ -45,15 +45,15 @@ def owners(graph: TaskGraph) -> list[int]:
     buffers are parts of each other in a circle.
     """
     above = [graph.aliases.get(each.index, each.within) for each in graph.buffers]
-    found = []
+    owner_of = []
     for index in range(len(above)):
         owner, steps = index, 0
         while (whole := above[owner]) is not None and whole != owner:
             owner, steps = whole, steps + 1
             if steps > len(above):
                 raise ValueError(f"buffer {index} ({graph.buffers[index].name}) is within itself")
-        found.append(owner)
-    return found
+        owner_of.append(owner)
+    return owner_of
 
 
 def _spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -247,9 +247,9 @@ def _single(
 def _saved(graph: TaskGraph) -> set[int]:
     """Return buffers that the forward pass writes and the backward pass reads."""
     owner = owners(graph)
-    made = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
+    written = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
     used = {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
-    return made & used
+    return written & used
 
 
 def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:

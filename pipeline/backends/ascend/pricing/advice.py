@@ -142,13 +142,13 @@ def split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     shares = [tuple(part / count for part in range(1, count)) for count in BUCKETS]
     shares += [(share,) for share in FIRST_SHARES]
     running = list(accumulate(sizes))
-    found = []
+    variants = []
     for wanted in shares:
         ends = {_nearest(running, share * running[-1]) for share in wanted} if running else set()
         points = tuple(sorted(end for end in ends if end < len(sizes) - 1))
-        if points and points not in found:
-            found.append(points)
-    return tuple(found)
+        if points and points not in variants:
+            variants.append(points)
+    return tuple(variants)
 
 
 def _nearest(running: list[int], wanted: float) -> int:

@@ -38,7 +38,7 @@ DEFAULTS = ExecutionConfig()
 
 
 @dataclass(frozen=True)
-class Chipset:
+class PricedChip:
     """A checked chip for pricing: its name, types and figures."""
 
     name: str
@@ -51,7 +51,7 @@ def price(
     state: Any,
     batch: Any,
     *,
-    hardware: str | Path | Chipset = "ascend910",
+    hardware: str | Path | PricedChip = "ascend910",
     parameters: Callable[[Any], Any] | None = None,
     precision: Precision | None = DEFAULTS.precision,
     mode: Mode = DEFAULTS.mode,
@@ -89,7 +89,7 @@ def price(
     for name, function in (("step", step), ("parameters", parameters)):
         if not callable(function) and (name == "step" or function is not None):
             raise OptionError(f"{name}: {function!r} should be a function")
-    chip = hardware if isinstance(hardware, Chipset) else chipset(str(hardware))
+    chip = hardware if isinstance(hardware, PricedChip) else chipset(str(hardware))
     return Pricing(trace_step(step, state, batch, parameters), chip).report(config)
 
 
@@ -110,28 +110,28 @@ def _points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
     return tuple(whole("all_reduce_fusion", point) for point in fusion)
 
 
-def chipset(name_or_path: str) -> Chipset:
+def chipset(name_or_path: str) -> PricedChip:
     """Return a chip by its name in conf/device, or from its YAML file. Raises ChipError."""
     file = Path(name_or_path)
     return _chipset(name_or_path, file.stat().st_mtime_ns if file.is_file() else None)
 
 
 @cache
-def _chipset(name_or_path: str, written_ns: int | None) -> Chipset:
+def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
     """Return a chip by its file, cached until the file is written again."""
     return chipset_of(load_chip(name_or_path))
 
 
-def chipset_of(chip: Any) -> Chipset:
+def chipset_of(chip: Any) -> PricedChip:
     """Return a checked chip for pricing."""
-    return Chipset(chip.chip, tuple(chip.dtypes), hardware_of(chip))
+    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip))
 
 
 class Pricing:
     """A traced step on a chip, priced under any options; shared results are cached."""
 
     def __init__(
-        self, traced: TracedStep, chip: Chipset, calibration: Calibration | None = None
+        self, traced: TracedStep, chip: PricedChip, calibration: Calibration | None = None
     ) -> None:
         self.traced, self.chip = traced, chip
         self.calibration = calibration or load_calibration()

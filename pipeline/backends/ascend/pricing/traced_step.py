@@ -108,10 +108,10 @@ def _trace(
     step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
-    graph, made = trace_with_result(step, state, batch)
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise RunError(f"step gives {type(made).__name__}; it must give (state, anything)")
-    return TracedStep(graph, _signature(graph, state, batch, made[0], parameters))
+    graph, result = trace_with_result(step, state, batch)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise RunError(f"step gives {type(result).__name__}; it must give (state, anything)")
+    return TracedStep(graph, _signature(graph, state, batch, result[0], parameters))
 
 
 def _signature(
@@ -167,9 +167,11 @@ def _trained(
             )
         return picked
     used = _read_by_the_loss(graph)
-    taught = _updated_leaves(graph)
+    updated = _updated_leaves(graph)
     return {
-        into for out, into in updates.items() if into in of_state and into in used and out in taught
+        into
+        for out, into in updates.items()
+        if into in of_state and into in used and out in updated
     }
 
 
@@ -190,9 +192,9 @@ def _updated_leaves(graph: Graph) -> set[int]:
     Running statistics come of the forward pass, and a loss scale depends only on whether gradients
     are finite: neither is among them.
     """
-    made: set[int] = set()
+    result: set[int] = set()
     for node in graph.nodes:
-        if node.mark == "backward" or any(index in made for index in node.inputs):
+        if node.mark == "backward" or any(index in result for index in node.inputs):
             floats = (out for out in node.outputs if "float" in graph.values[out].dtype)
-            made.update(floats)
-    return made
+            result.update(floats)
+    return result

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.simulate.stream_assignment import Plan
+from pipeline.backends.ascend.simulate.stream_assignment import StreamAssignment
 from pipeline.backends.ascend.simulate.timeline import Span
 
 
@@ -33,7 +33,9 @@ class Issue:
         )
 
 
-def issue_times(graph: TaskGraph, plan: Plan, op_launch_us: float, hw: Hardware) -> Issue:
+def issue_times(
+    graph: TaskGraph, plan: StreamAssignment, op_launch_us: float, hw: Hardware
+) -> Issue:
     """Return op-by-op launch times: the first takes at least as long as a graph's.
 
     Each iteration of a scan is launched on its own, and each all-reduce after its last gradient.
@@ -53,7 +55,7 @@ def issue_times(graph: TaskGraph, plan: Plan, op_launch_us: float, hw: Hardware)
 
 
 def launch_spans(
-    graph: TaskGraph, plan: Plan, issue: Issue, begin_us: float, step_us: float
+    graph: TaskGraph, plan: StreamAssignment, issue: Issue, begin_us: float, step_us: float
 ) -> Iterator[Span]:
     """Return the launches within a step; those for the next one are at its end.
 

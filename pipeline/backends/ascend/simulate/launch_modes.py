@@ -28,7 +28,11 @@ from pipeline.backends.ascend.simulate.breakdown import (
 from pipeline.backends.ascend.simulate.feeding import feed_of
 from pipeline.backends.ascend.simulate.host_launch import Issue, issue_times, launch_spans, wrapped
 from pipeline.backends.ascend.simulate.step_interval import Boundary, boundary_of
-from pipeline.backends.ascend.simulate.stream_assignment import Lane, Plan, make_plan
+from pipeline.backends.ascend.simulate.stream_assignment import (
+    Lane,
+    StreamAssignment,
+    assign_streams,
+)
 from pipeline.backends.ascend.simulate.streams import Run, critical_path_us, run_step
 from pipeline.backends.ascend.simulate.timeline import (
     STREAMS,
@@ -53,7 +57,7 @@ def schedule(
     """
     if len(times) != len(graph.tasks):
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
-    plan = make_plan(graph, options, hw)
+    plan = assign_streams(graph, options, hw)
     launched = _launched(graph, times, plan, hw, options)
     run, boundary, issue = launched.run, launched.boundary, launched.issue
     parts = (*boundary.parts(), *parts_of(graph, times, run))
@@ -93,7 +97,11 @@ class _Launched:
 
 
 def _launched(
-    graph: TaskGraph, times: Sequence[TaskTime], plan: Plan, hw: Hardware, options: StepOptions
+    graph: TaskGraph,
+    times: Sequence[TaskTime],
+    plan: StreamAssignment,
+    hw: Hardware,
+    options: StepOptions,
 ) -> _Launched:
     feed = feed_of(options, hw)
     alone = run_step(graph, times, plan, hw, options)
@@ -155,7 +163,7 @@ def _run_spans(graph: TaskGraph, times: Sequence[TaskTime], launched: _Launched)
         yield Span(name, "hccl", at_us, us, "communication", "communication")
 
 
-def _host_spans(graph: TaskGraph, plan: Plan, launched: _Launched) -> Iterator[Span]:
+def _host_spans(graph: TaskGraph, plan: StreamAssignment, launched: _Launched) -> Iterator[Span]:
     """Return the spans of the boundary; a host that runs ahead does its part earlier."""
     begin_us = launched.boundary.end_us - launched.ahead_us
     for span in launched.boundary.spans():

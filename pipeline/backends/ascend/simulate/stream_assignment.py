@@ -26,7 +26,7 @@ TAIL = frozenset({"optimizer", "communication"})
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StreamAssignment:
     """A graph's tasks on streams.
 
     `order` has the tasks as they are launched. `producers[i]` wrote the buffers that task i reads
@@ -53,7 +53,7 @@ class AllReduceRound:
     updates: list[int] = field(default_factory=list)
 
 
-def make_plan(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Plan:
+def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> StreamAssignment:
     """Return streams, order and dependencies, which don't depend on the tasks' times.
 
     Raises:
@@ -73,7 +73,7 @@ def make_plan(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Plan:
     issued: list[tuple[int, ...]] = [()] * len(tasks)
     for number, made_by in enumerate(sources):
         issued[made_by[-1]] += (number,)
-    return Plan(
+    return StreamAssignment(
         order=_order(rounds, needs),
         lanes=lanes,
         producers=producers,
@@ -88,14 +88,14 @@ def make_plan(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Plan:
 def _producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
     """Return the last tasks before each that wrote a buffer which it reads, or writes into."""
     writer: dict[int, int] = {}
-    found = []
+    producers = []
     for index, task in enumerate(tasks):
         touched = [writer[buffer] for buffer in task.reads if buffer in writer]
         touched += [writer[buffer] for buffer in task.writes if buffer in writer]
-        found.append(tuple(dict.fromkeys(touched)))
+        producers.append(tuple(dict.fromkeys(touched)))
         for buffer in task.writes:
             writer[buffer] = index
-    return tuple(found)
+    return tuple(producers)
 
 
 def _waits(

@@ -15,7 +15,7 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.simulate.host_launch import Issue
-from pipeline.backends.ascend.simulate.stream_assignment import Lane, Plan
+from pipeline.backends.ascend.simulate.stream_assignment import Lane, StreamAssignment
 
 Cause = Literal["host", "ai_cpu", "communication"]
 CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
@@ -41,7 +41,7 @@ class Run:
 def run_step(
     graph: TaskGraph,
     times: Sequence[TaskTime],
-    plan: Plan,
+    plan: StreamAssignment,
     hw: Hardware,
     options: StepOptions,
     issue: Issue | None = None,
@@ -66,7 +66,7 @@ class _Device:
         self,
         graph: TaskGraph,
         times: Sequence[TaskTime],
-        plan: Plan,
+        plan: StreamAssignment,
         hw: Hardware,
         options: StepOptions,
         issue: Issue | None,
@@ -91,7 +91,7 @@ class _Device:
         one_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
         self.busy[index] = one_us * self.tasks[index].repeat
-        late_us = self.turns_us(index, one_us) - self.busy[index]
+        late_us = self.iterations_us(index, one_us) - self.busy[index]
         self.holes["host"] += late_us
         self.compute_free += self.busy[index] + late_us
         self.ends[index] = self.compute_free
@@ -99,7 +99,7 @@ class _Device:
     def ai_cpu(self, index: int) -> None:
         at, _ = self.available(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(at, free) + self.turns_us(index, self.times[index].us)
+        end = max(at, free) + self.iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.lanes[index] = lane
         self.starts[index], self.ends[index] = max(at, free), end
@@ -107,10 +107,10 @@ class _Device:
     def collective(self, index: int) -> None:
         at, _ = self.available(index)
         start = max(at + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = start + self.turns_us(index, self.times[index].us)
+        self.hccl_free = start + self.iterations_us(index, self.times[index].us)
         self.starts[index], self.ends[index] = start, self.hccl_free
 
-    def turns_us(self, index: int, one_us: float) -> float:
+    def iterations_us(self, index: int, one_us: float) -> float:
         """Return the time of all iterations of a scan's task; the host may be late with each."""
         each_us = self.issue.each_us if self.issue else 0.0
         return one_us + (self.tasks[index].repeat - 1) * max(one_us, each_us)
@@ -178,7 +178,7 @@ class _Device:
         )
 
 
-def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: Plan) -> float:
+def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: StreamAssignment) -> float:
     """Return the longest chain of tasks and all-reduces of which each needs the one before."""
     ends = [0.0] * len(graph.tasks)
     reduced = [-1.0] * len(plan.costs_us)
@@ -192,8 +192,10 @@ def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: Plan) ->
     return max((*ends, *unread), default=0.0)
 
 
-def _reduced_at(number: int, reduced: list[float], ends: Sequence[float], plan: Plan) -> float:
+def _reduced_at(
+    number: int, reduced: list[float], ends: Sequence[float], plan: StreamAssignment
+) -> float:
     if reduced[number] < 0:
-        made = max(ends[index] for index in plan.sources[number])
-        reduced[number] = made + plan.costs_us[number]
+        ready_us = max(ends[index] for index in plan.sources[number])
+        reduced[number] = ready_us + plan.costs_us[number]
     return reduced[number]

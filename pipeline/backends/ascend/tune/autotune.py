@@ -125,8 +125,8 @@ def tune(
             known = custom.get(key) or builtin.get(key)
             looks[key] = _look(key, known, product, hw, overlap, mode, seed, repeat)
     if bank_path:
-        found = {key: _entry(look) for key, look in looks.items() if look.status != "bank_hit"}
-        add_to_bank(bank_path, found, _checked)
+        entries = {key: _entry(look) for key, look in looks.items() if look.status != "bank_hit"}
+        add_to_bank(bank_path, entries, _checked)
     return TuneResult(mode, _before_and_after(graph, hw, efficiency, looks))
 
 
@@ -162,13 +162,13 @@ def _look(
     if known and not repeat:
         return _Look(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
     default = default_tiling(product, hw, overlap).tiling
-    found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
-    us, rounds = found.rounds[-1].best_us, found.rounds
+    search = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
+    us, rounds = search.rounds[-1].best_us, search.rounds
     if known and float(known["us"]) <= us:
         tiling = Tiling(*known["tiling"])
-        return _Look(tiling, float(known["us"]), found.trials, "bank_reserved", rounds)
+        return _Look(tiling, float(known["us"]), search.trials, "bank_reserved", rounds)
     status: Status = "bank_update" if known else "bank_append"
-    return _Look(found.tiling, us, found.trials, status, rounds)
+    return _Look(search.tiling, us, search.trials, status, rounds)
 
 
 def _entry(look: _Look) -> dict[str, Any]:
@@ -179,12 +179,12 @@ def _before_and_after(
     graph: TaskGraph, hw: Hardware, efficiency: Efficiency, looks: Mapping[str, _Look]
 ) -> tuple[TunedTask, ...]:
     """Return every product in its graph, with the default where the tuned tiling gains nothing."""
-    found = {index: _product_at(graph, index, hw) for index in tunable_tasks(graph)}
-    tiles = {index: looks[key].tiling for index, (key, _) in found.items()}
+    products = {index: _product_at(graph, index, hw) for index in tunable_tasks(graph)}
+    tiles = {index: looks[key].tiling for index, (key, _) in products.items()}
     before = price_tasks(graph, hw, efficiency)
     after = price_tasks(graph, hw, efficiency, tiles)
     tuned = []
-    for index, (key, product) in found.items():
+    for index, (key, product) in products.items():
         task, look = graph.tasks[index], looks[key]
         tiling, after_us = look.tiling, after[index].us
         if after_us >= before[index].us:

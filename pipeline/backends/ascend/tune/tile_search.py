@@ -119,11 +119,11 @@ def _limits(objective: Objective) -> tuple[int, int, int, int]:
 
 def _repaired(genes: Sequence[int], objective: Objective) -> Genes:
     """Return genes within the product and the cores; excess is taken from the later ones."""
-    left, found = int(objective.hw.ai_cores_count), []
+    left, cores = int(objective.hw.ai_cores_count), []
     for value, limit in zip(genes, _limits(objective), strict=False):
-        found.append(max(min(int(value), limit, left), 1))
-        left //= found[-1]
-    batch, m, k, n = found
+        cores.append(max(min(int(value), limit, left), 1))
+        left //= cores[-1]
+    batch, m, k, n = cores
     return batch, m, k, n, int(genes[4])
 
 

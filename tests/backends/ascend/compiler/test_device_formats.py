@@ -57,5 +57,5 @@ def test_channels_follow_element_wise_work() -> None:
 
     graph = trace_graph(network, of(2, 3, 8, 8), of(4, 3, 3, 3))
     kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
-    axes = channel_axes(graph, kernels.wiring)
+    axes = channel_axes(graph, kernels.dataflow)
     assert axes[graph.outputs[0]] == 1

@@ -133,7 +133,7 @@ def test_what_is_asked_for_is_what_is_imported() -> None:
         "import sys; from pipeline.backends.ascend.chip import hardware;"
         "assert 'jax' not in sys.modules;"
         "import pipeline.backends.ascend.pricing.pricing, pipeline.backends.ascend.report.report;"
-        "from pipeline.backends.ascend import price, Report, chipset, Chipset;"
+        "from pipeline.backends.ascend import price, Report, chipset, PricedChip;"
         "print(price.__name__)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -16,7 +16,7 @@ from pipeline.backends.ascend.chip.options import MODES, OptionError, StepOption
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.collectives import all_reduce_us
 from pipeline.backends.ascend.simulate.launch_modes import schedule
-from pipeline.backends.ascend.simulate.stream_assignment import make_plan
+from pipeline.backends.ascend.simulate.stream_assignment import assign_streams
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from tests.backends.ascend.made_up import BARE, HW, chain, graphs, network, options, task, timed
 
@@ -176,7 +176,7 @@ def test_two_all_reduces_of_resnet50_as_published() -> None:
 
 def test_updates_run_in_the_order_in_which_their_gradients_arrive() -> None:
     graph, _ = network(4, 100.0, 10_000_000)
-    plan = make_plan(graph, StepOptions(devices=8, fusion=(1, 3)), HW)
+    plan = assign_streams(graph, StepOptions(devices=8, fusion=(1, 3)), HW)
     # Written from the last made to the first; the first made are all-reduced first.
     assert plan.order[5:] == (7, 8, 5, 6)
     assert [plan.needs[index] for index in plan.order[5:]] == [0, 0, 1, 1]
@@ -191,7 +191,7 @@ def test_what_re_forms_a_gradient_early_is_put_off_until_it_is_reduced() -> None
         task("vector", "optimizer", cost_class="optimizer", reads=(1,), writes=(3,)),
     )
     graph = TaskGraph((), tasks, gradients=(("w", 1000, 0), ("b", 1000, 2)))
-    plan = make_plan(graph, StepOptions(devices=8), HW)
+    plan = assign_streams(graph, StepOptions(devices=8), HW)
     assert plan.order == (0, 2, 1, 3)
     assert plan.needs == (-1, 0, -1, 0)
     assert plan.sources == ((0, 2),)
@@ -228,7 +228,7 @@ def test_two_optimizers_reduce_apart() -> None:
         tasks=(*tasks[:3], task(phase="backward", reads=(1,), writes=(4,)), tasks[3]),
         gradients=(*gradients, ("g2", 22_000_000, 3)),
     )
-    assert make_plan(more, StepOptions(devices=2), HW).sources == ((0,), (2, 3))
+    assert assign_streams(more, StepOptions(devices=2), HW).sources == ((0,), (2, 3))
 
 
 def test_a_gradient_that_the_optimizer_finishes_is_reduced_once_it_is_done() -> None:
@@ -238,7 +238,7 @@ def test_a_gradient_that_the_optimizer_finishes_is_reduced_once_it_is_done() -> 
         task("vector", "optimizer", cost_class="optimizer", reads=(1,), writes=(2,)),
     )
     graph = TaskGraph((), tasks, gradients=(("w", 22_000_000, 1),))
-    plan = make_plan(graph, StepOptions(devices=2), HW)
+    plan = assign_streams(graph, StepOptions(devices=2), HW)
     assert plan.needs == (-1, -1, 0)
     assert plan.order == (0, 1, 2)
 
@@ -385,7 +385,7 @@ def test_overlap_is_never_slower_than_none(case: Case, chosen: StepOptions) -> N
 @settings(max_examples=150, deadline=None)
 def test_nothing_runs_before_what_it_needs(case: Case, chosen: StepOptions) -> None:
     fusion = tuple(range(0, len(case[0].gradients), 2)) or None
-    plan = make_plan(case[0], replace(chosen, fusion=fusion), HW)
+    plan = assign_streams(case[0], replace(chosen, fusion=fusion), HW)
     assert sorted(plan.order) == list(range(len(case[0].tasks)))
     place = {index: number for number, index in enumerate(plan.order)}
     for index, number in place.items():
@@ -405,7 +405,7 @@ def test_ends_are_those_of_a_walk_through_what_each_task_waits_for(
     chosen = replace(chosen, devices=1, ai_cpu_streams=1)
     lanes = ["compute" if one.engine in ("cube", "vector") else one.engine for one in graph.tasks]
     writer = {buffer: index for index, one in enumerate(graph.tasks) for buffer in one.writes}
-    order = make_plan(graph, chosen, HW).order
+    order = assign_streams(graph, chosen, HW).order
 
     @cache
     def end_us(index: int) -> float:
