@@ -1,4 +1,4 @@
-"""What longer sinks buy, as a curve: time of a step against steps per launch."""
+"""A curve of step time against steps per launch, as an HTML page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_amortisation(
 
 
 def amortisation(points: Sequence[Point], title: str) -> str:
-    """The page's text; points in the order of their sink sizes."""
+    """Return the page's text; points are sorted by sink size."""
     (first, first_ms), (last, last_ms) = points[0], points[-1]
     words = (
         f"A step takes {first_ms:.3g} ms in sinks of {first:,} and {last_ms:.3g} ms in sinks of "

@@ -1,4 +1,4 @@
-"""Steps of one's own against the model; what is no table of steps is said in one line."""
+"""Your own steps against the model; an invalid table is refused in one line."""
 
 from __future__ import annotations
 

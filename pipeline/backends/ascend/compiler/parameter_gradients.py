@@ -30,6 +30,8 @@ def find_gradients(
 
 
 class _Sources:
+    """Finds the values that updates are computed from."""
+
     def __init__(self, graph: Graph, phases: Phases, dataflow: Dataflow) -> None:
         self.graph, self.phases, self.dataflow = graph, phases, dataflow
 

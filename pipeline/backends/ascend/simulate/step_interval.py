@@ -37,7 +37,7 @@ class Boundary:
 
     @property
     def busy_us(self) -> float:
-        """Time of work between steps, overlapped or not: prepare, copy, GetNext, loop control."""
+        """Time of work on a batch, overlapped or not: prepare, copy, GetNext, loop control."""
         return self.feed.host_us + self.feed.pcie_us + self.interval_us - self.copy_us
 
     def parts(self) -> Iterator[TimeSlice]:

@@ -118,20 +118,24 @@ def tune(
     overlap = efficiency.constants.cube_overlap
     custom = read_bank(bank_path, _checked) if bank_path else {}
     builtin = read_bank(builtin_path, _checked) if builtin_path else {}
-    looks: dict[str, _Look] = {}
+    outcomes: dict[str, _Outcome] = {}
     for index in tunable_tasks(graph):
         key, product = _product_at(graph, index, hw)
-        if key not in looks:
+        if key not in outcomes:
             known = custom.get(key) or builtin.get(key)
-            looks[key] = _look(key, known, product, hw, overlap, mode, seed, repeat)
+            outcomes[key] = _tune_one(key, known, product, hw, overlap, mode, seed, repeat)
     if bank_path:
-        entries = {key: _entry(look) for key, look in looks.items() if look.status != "bank_hit"}
+        entries = {
+            key: _entry(outcome)
+            for key, outcome in outcomes.items()
+            if outcome.status != "bank_hit"
+        }
         add_to_bank(bank_path, entries, _checked)
-    return TuneResult(mode, _before_and_after(graph, hw, efficiency, looks))
+    return TuneResult(mode, _before_and_after(graph, hw, efficiency, outcomes))
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Outcome:
     """Result for a key, from the banks or from a search."""
 
     tiling: Tiling
@@ -148,7 +152,7 @@ def _product_at(graph: TaskGraph, index: int, hw: Hardware) -> tuple[str, Produc
     return bank_key(task.cost_class, product, hw), product
 
 
-def _look(
+def _tune_one(
     key: str,
     known: Mapping[str, Any] | None,
     product: Product,
@@ -157,36 +161,36 @@ def _look(
     mode: TuneMode,
     seed: int,
     repeat: bool,
-) -> _Look:
+) -> _Outcome:
     """Return the bank's entry, else a search; of a repeated search and the bank the better."""
     if known and not repeat:
-        return _Look(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
+        return _Outcome(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
     default = default_tiling(product, hw, overlap).tiling
     search = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
     us, rounds = search.rounds[-1].best_us, search.rounds
     if known and float(known["us"]) <= us:
         tiling = Tiling(*known["tiling"])
-        return _Look(tiling, float(known["us"]), search.trials, "bank_reserved", rounds)
+        return _Outcome(tiling, float(known["us"]), search.trials, "bank_reserved", rounds)
     status: Status = "bank_update" if known else "bank_append"
-    return _Look(search.tiling, us, search.trials, status, rounds)
+    return _Outcome(search.tiling, us, search.trials, status, rounds)
 
 
-def _entry(look: _Look) -> dict[str, Any]:
-    return {"tiling": list(astuple(look.tiling)), "us": look.us}
+def _entry(outcome: _Outcome) -> dict[str, Any]:
+    return {"tiling": list(astuple(outcome.tiling)), "us": outcome.us}
 
 
 def _before_and_after(
-    graph: TaskGraph, hw: Hardware, efficiency: Efficiency, looks: Mapping[str, _Look]
+    graph: TaskGraph, hw: Hardware, efficiency: Efficiency, outcomes: Mapping[str, _Outcome]
 ) -> tuple[TunedTask, ...]:
     """Return every product in its graph, with the default where the tuned tiling gains nothing."""
     products = {index: _product_at(graph, index, hw) for index in tunable_tasks(graph)}
-    tiles = {index: looks[key].tiling for index, (key, _) in products.items()}
+    tiles = {index: outcomes[key].tiling for index, (key, _) in products.items()}
     before = price_tasks(graph, hw, efficiency)
     after = price_tasks(graph, hw, efficiency, tiles)
     tuned = []
     for index, (key, product) in products.items():
-        task, look = graph.tasks[index], looks[key]
-        tiling, after_us = look.tiling, after[index].us
+        task, outcome = graph.tasks[index], outcomes[key]
+        tiling, after_us = outcome.tiling, after[index].us
         if after_us >= before[index].us:
             tiling = default_tiling(product, hw, efficiency.constants.cube_overlap).tiling
             after_us = before[index].us
@@ -199,9 +203,9 @@ def _before_and_after(
                 before_us=before[index].us,
                 after_us=after_us,
                 tiling=tiling,
-                trials=look.trials,
-                status=look.status,
-                rounds=look.rounds,
+                trials=outcome.trials,
+                status=outcome.status,
+                rounds=outcome.rounds,
             )
         )
     return tuple(tuned)

@@ -1,4 +1,4 @@
-"""What layouts store."""
+"""Elements that layouts store."""
 
 from __future__ import annotations
 

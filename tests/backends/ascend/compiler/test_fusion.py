@@ -63,7 +63,7 @@ def test_statistics_are_summed_on_the_way_and_the_product_kept() -> None:
     assert all(len(task.writes) == 2 for task in joined)
 
 
-def test_gradients_point_at_what_makes_them() -> None:
+def test_gradients_point_at_their_producers() -> None:
     for without in (frozenset[str](), frozenset(FUSIONS)):
         graph = convolutional().tasks("O2", without=without)
         for _, size, place in graph.gradients:
@@ -71,7 +71,7 @@ def test_gradients_point_at_what_makes_them() -> None:
 
 
 @pytest.mark.parametrize("first", ["reduce", "other"])
-def test_a_product_that_another_kernel_reads_first_is_not_moved_behind_it(first: str) -> None:
+def test_a_product_that_another_kernel_reads_first_is_not_put_after_it(first: str) -> None:
     """A fused task runs where the kernel that it takes in ran."""
     work = VectorWork(4096, "float16")
     product = Task(

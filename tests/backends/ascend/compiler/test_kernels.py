@@ -1,4 +1,4 @@
-"""Which primitives share a kernel, told by the tasks and by what they read and write."""
+"""Primitives that share a kernel, by the tasks and by what they read and write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public API: any step can be priced, and what can't be is said in one sentence."""
+"""The public API: any step can be priced, or an error says in one sentence why not."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_chip_may_be_a_file(tmp_path: Path) -> None:
     assert again.chip == "Slow and renamed"
 
 
-def test_what_is_asked_for_is_what_is_imported() -> None:
+def test_names_are_imported_at_their_first_use() -> None:
     """`price` is the function, whatever of the package was imported before; jax is not."""
     script = (
         "import sys; from pipeline.backends.ascend.chip import hardware;"
@@ -249,7 +249,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_cannot_be_priced_is_said_in_one_sentence(what: str) -> None:
+def test_an_error_of_pricing_is_one_sentence(what: str) -> None:
     action, kind, status, message = BAD[what]
     with pytest.raises(PipelineError) as caught:
         action()
@@ -265,7 +265,7 @@ def test_an_unknown_primitive_is_priced_by_its_bytes_and_listed() -> None:
     assert report.coverage["equations"]["unsupported"] == 1
 
 
-def test_questions_share_what_they_have_in_common() -> None:
+def test_options_share_their_common_work() -> None:
     """A launch mode of the same graph does not lower or price it again."""
     pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
     config = ExecutionConfig(mode="graph_sink")
@@ -318,14 +318,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert report.step_ms == same.step_ms
 
 
-def test_what_auto_tune_found_is_kept_in_its_bank(tmp_path: Path) -> None:
+def test_results_of_auto_tune_are_kept_in_its_bank(tmp_path: Path) -> None:
     """The second search finds everything there and prices the same."""
     bank = tmp_path / "bank.json"
 
-    def asked() -> Report:
+    def priced() -> Report:
         return price(linear_step, WEIGHTS, BATCH, auto_tune="ga", tune_bank=bank)
 
-    first, second = asked(), asked()
+    first, second = priced(), priced()
     assert first.tuning is not None
     assert second.tuning is not None
     assert {task.status for task in first.tuning.tasks} == {"bank_append"}

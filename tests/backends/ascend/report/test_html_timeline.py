@@ -26,7 +26,7 @@ def _line(mode: Mode = "loop_sink") -> tuple[Timeline, TaskGraph]:
 
 
 def _elements(markup: str) -> ElementTree.Element:
-    """The page as XML: what HTML leaves open is closed first."""
+    """Parse the page as XML; elements that HTML leaves open are closed first."""
     closed = re.sub(r"<(meta[^>]*)>", r"<\1/>", markup.removeprefix("<!doctype html>\n"))
     return ElementTree.fromstring(closed)
 

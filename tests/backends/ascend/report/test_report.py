@@ -1,4 +1,4 @@
-"""What a price says hangs together: shares, layers, modes, files and the print-out."""
+"""Figures of a report agree: shares, layers, modes, files and the print-out."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_report_prints_itself(report: Report) -> None:
     assert f"modelled {report.step_ms:.3g} ms a step" in repr(report)
 
 
-def test_what_auto_tune_gains_is_shown(pricing: Pricing, report: Report) -> None:
+def test_the_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> None:
     tuned = pricing.report(replace(ASKED, auto_tune="ga"))
     before_us, after_us = tuned.tuned_us
     assert before_us - after_us == pytest.approx(1e3 * (report.device_ms - tuned.device_ms))

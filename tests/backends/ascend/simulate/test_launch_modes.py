@@ -64,7 +64,7 @@ def test_many_small_ops_take_as_long_as_their_launches_and_large_ones_as_long_as
     assert step_us(graph, times, BARE, mode="op_by_op") == pytest.approx(100 * 1000)
 
 
-def test_a_host_that_runs_ahead_hides_launches_behind_the_all_reduce() -> None:
+def test_a_host_that_runs_ahead_overlaps_launches_with_the_all_reduce() -> None:
     """Ops of 100 us would starve each time, but launches go on while gradients are reduced."""
     graph, times = network(20, 100.0, 10_000_000)
     chosen = StepOptions(mode="op_by_op", devices=8, op_launch_us=200.0)
@@ -81,7 +81,7 @@ def test_a_host_that_runs_ahead_hides_launches_behind_the_all_reduce() -> None:
     assert whole.iteration.interval_us == pytest.approx(1500 + 515 + 242 + 0.11)
 
 
-def test_a_scan_counts_each_turn() -> None:
+def test_a_scan_counts_each_iteration() -> None:
     graph, times = chain(10.0, repeat=12)
     assert step_us(graph, times, BARE) == pytest.approx(120)
     assert step_us(graph, times, replace(BARE, task_gap_us=1.0)) == pytest.approx(132)
@@ -95,7 +95,7 @@ def test_nothing_to_do_takes_the_launch_alone() -> None:
     assert line.iteration.fp_bp_us == 0
 
 
-def test_masks_are_made_while_the_cores_compute() -> None:
+def test_masks_are_computed_while_the_cores_compute() -> None:
     tasks = (
         task(writes=(0,)),
         task("ai_cpu", writes=(1,)),
@@ -157,7 +157,7 @@ def test_without_overlap_all_reduces_wait_for_the_backward_pass() -> None:
 
 def test_two_all_reduces_of_resnet50_as_published() -> None:
     """MindSpore r1.5, case 3: tail 6.15 -> 4.20 ms, step 23.61 -> 22.00, 7.45 ms for both."""
-    # 161 gradients, 12 MB of them of parameters 0..85, made within 11.8 ms.
+    # 161 gradients, 12 MB of them of parameters 0..85, ready within 11.8 ms.
     sizes = [90_000_000 // 75] * 75 + [12_000_000 // 86] * 86
     graph, times = network(161, 11_800 / 161, 1)
     gradients = tuple(
@@ -177,12 +177,12 @@ def test_two_all_reduces_of_resnet50_as_published() -> None:
 def test_updates_run_in_the_order_in_which_their_gradients_arrive() -> None:
     graph, _ = network(4, 100.0, 10_000_000)
     plan = assign_streams(graph, StepOptions(devices=8, fusion=(1, 3)), HW)
-    # Written from the last made to the first; the first made are all-reduced first.
+    # Listed from the last to the first one ready; the first ones ready are all-reduced first.
     assert plan.order[5:] == (7, 8, 5, 6)
     assert [plan.needs[index] for index in plan.order[5:]] == [0, 0, 1, 1]
 
 
-def test_what_re_forms_a_gradient_early_is_put_off_until_it_is_reduced() -> None:
+def test_a_task_that_converts_a_gradient_early_is_put_off_until_it_is_reduced() -> None:
     """Lowering may write it right after the gradient; the backward pass does not wait for it."""
     tasks = (
         task(phase="backward", writes=(0,)),
@@ -310,7 +310,7 @@ def test_sunk_loops_are_never_slower_than_graphs_nor_these_than_ops(
 
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
-def test_a_step_is_between_its_critical_path_and_everything_in_turn(
+def test_a_step_is_between_its_critical_path_and_everything_in_sequence(
     case: Case, chosen: StepOptions
 ) -> None:
     graph, times = case
@@ -320,14 +320,14 @@ def test_a_step_is_between_its_critical_path_and_everything_in_turn(
         assert longest <= line.critical_path_us + EPSILON_US
         assert line.critical_path_us <= line.device_us + EPSILON_US
         assert line.device_us <= line.step_us + EPSILON_US
-        assert line.step_us <= _in_turn_us(case, chosen, line) + EPSILON_US
+        assert line.step_us <= _in_sequence_us(case, chosen, line) + EPSILON_US
 
 
 def _pairs(case: Case) -> list[tuple[object, TaskTime]]:
     return list(zip(case[0].tasks, case[1], strict=True))  # type: ignore[arg-type]
 
 
-def _in_turn_us(case: Case, chosen: StepOptions, line: Timeline) -> float:
+def _in_sequence_us(case: Case, chosen: StepOptions, line: Timeline) -> float:
     graph, times = case
     launch_us = HW.op_launch_us if chosen.op_launch_us is None else chosen.op_launch_us
     total = HW.host_step_us + 2 * HW.graph_launch_us + HW.sink_interval_distributed_us

@@ -1,4 +1,4 @@
-"""AutoTune: what it gains, that it repeats itself, and what the knowledge bank is for."""
+"""AutoTune: its gain, its reproducibility, and the use of its knowledge bank."""
 
 from __future__ import annotations
 
