@@ -96,6 +96,7 @@ class StepOptions:
 
     @property
     def steps_per_launch(self) -> int:
+        """Steps that one launch from the host runs."""
         return self.sink_size if self.mode == "loop_sink" else 1
 
 

@@ -24,6 +24,8 @@ def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
 
 @dataclass(frozen=True)
 class _Uses:
+    """Readers of each buffer in program order, and the graph's outputs."""
+
     readers: dict[int, list[int]]
     outputs: frozenset[int]
 

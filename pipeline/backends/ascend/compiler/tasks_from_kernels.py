@@ -66,6 +66,8 @@ def lower(
 
 
 class _Lowering:
+    """One lowering of a graph to tasks."""
+
     def __init__(
         self,
         graph: Graph,

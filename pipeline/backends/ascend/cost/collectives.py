@@ -24,6 +24,7 @@ class AllReduce:
 
     @property
     def us(self) -> float:
+        """Microseconds over both kinds of link."""
         return self.in_server_us + self.between_us
 
 

@@ -19,6 +19,7 @@ class Traffic:
 
     @property
     def read_bytes(self) -> float:
+        """Bytes read from the L2 and from device memory."""
         return self.l2_bytes + self.hbm_bytes
 
 

@@ -89,6 +89,8 @@ class DBNet(nn.Module):
 
 
 class _Backbone(nn.Module):
+    """A network without its classifier, read at every size."""
+
     layers: tuple[LayerSpec, ...]
     site: LayerContext
 

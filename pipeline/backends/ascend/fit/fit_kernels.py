@@ -82,6 +82,7 @@ class Residual:
 
     @property
     def log_ratio(self) -> float:
+        """log(measured / modelled)."""
         return math.log(self.measured_us / self.modelled_us)
 
 

@@ -24,6 +24,7 @@ class Layer:
 
     @property
     def us(self) -> float:
+        """Microseconds of all phases."""
         return self.forward_us + self.backward_us + self.update_us
 
 

@@ -93,6 +93,7 @@ class _Launched:
 
     @property
     def step_us(self) -> float:
+        """Microseconds from the end of the step before to the end of this one."""
         return self.boundary.end_us + self.run.end_us
 
 

@@ -29,10 +29,12 @@ class Boundary:
 
     @property
     def end_us(self) -> float:
+        """Microseconds of the whole boundary."""
         return self.host_us + self.wait_us + self.interval_us
 
     @property
     def starved_by(self) -> Bound:
+        """The stage that a wait for data is due to."""
         return "host data" if self.feed.host_us >= self.feed.pcie_us or self.copy_us else "pcie"
 
     @property

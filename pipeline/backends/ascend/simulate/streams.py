@@ -84,6 +84,7 @@ class _Device:
         self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
 
     def compute(self, index: int) -> None:
+        """Run a task on the AI Cores."""
         at, cause = self.available(index)
         if at > self.compute_free:
             self.holes[cause] += at - self.compute_free
@@ -97,6 +98,7 @@ class _Device:
         self.ends[index] = self.compute_free
 
     def ai_cpu(self, index: int) -> None:
+        """Run a task on an AI CPU stream."""
         at, _ = self.available(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
         end = max(at, free) + self.iterations_us(index, self.times[index].us)
@@ -105,6 +107,7 @@ class _Device:
         self.starts[index], self.ends[index] = max(at, free), end
 
     def collective(self, index: int) -> None:
+        """Run a collective of the graph on the links."""
         at, _ = self.available(index)
         start = max(at + self.hw.collective_launch_us, self.hccl_free)
         self.hccl_free = start + self.iterations_us(index, self.times[index].us)
@@ -160,6 +163,7 @@ class _Device:
         return self.compute_free + alone_us - shared / slowdown
 
     def finish(self) -> Run:
+        """Run the remaining all-reduces and return the step's times."""
         self.reduce_until(len(self.plan.costs_us) - 1)
         end = max(self.compute_free, self.hccl_free)
         self.holes["communication"] += end - self.compute_free

@@ -67,6 +67,7 @@ class Span:
 
     @property
     def end_us(self) -> float:
+        """Microseconds from the step's start to the span's end."""
         return self.start_us + self.duration_us
 
 
@@ -84,6 +85,7 @@ class IterationTrace:
 
     @property
     def iteration_us(self) -> float:
+        """Microseconds of the whole iteration."""
         return self.interval_us + self.fp_bp_us + self.tail_us
 
 

@@ -87,6 +87,7 @@ class TuneResult:
 
     @property
     def after_us(self) -> float:
+        """Time of all products with the tuned tilings."""
         return sum(task.after_us for task in self.tasks)
 
     def to_dict(self) -> dict[str, Any]:

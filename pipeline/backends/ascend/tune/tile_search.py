@@ -95,6 +95,7 @@ class _Ledger:
         self.rounds: list[Round] = []
 
     def price(self, genes: Sequence[Genes]) -> None:
+        """Price genes that were not priced before."""
         fresh = sorted(set(genes) - self.known.keys())
         if not fresh:
             return
@@ -106,9 +107,11 @@ class _Ledger:
             self.best_us, self.best_row = float(times_us[at]), rows[at]
 
     def end_round(self) -> None:
+        """Record the best time so far as a round's."""
         self.rounds.append(Round(self.best_us))
 
     def result(self) -> Search:
+        """Return the best tiling of all rounds."""
         return Search(_tiling(self.best_row), len(self.known) + 1, tuple(self.rounds))
 
 
