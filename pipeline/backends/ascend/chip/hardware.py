@@ -16,7 +16,7 @@ Confidence = Literal["measured", "stated", "derived", "assumed"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device, and the server that it stands in.
+    """Figures of one kind of device, and of the server around it.
 
     Every name ends in its unit. Rates `_bytes_per_cycle` are of one core; `_gb_per_s` are 10^9
     bytes a second; `_gib` are 2^30 bytes.
@@ -27,7 +27,7 @@ class Hardware:
     cube_fp16_macs_per_cycle: float
     vector_bytes_per_cycle: float
     fp32_matmul_gmacs_per_s: float
-    """float32 products run on the vector unit of one core."""
+    """Rate of float32 products, which run on the vector unit of one core."""
     l0a_kib: float
     l0b_kib: float
     l0c_kib: float
@@ -55,9 +55,7 @@ class Hardware:
     ai_cpu_workers_count: float
     event_handover_us: float
     sink_interval_us: float
-    """Microseconds of GetNext, loop control and stream switches between two steps of a sink on one
-    device.
-    """
+    """GetNext, loop control and stream switches between two steps of a sink, on one device."""
     sink_interval_distributed_us: float
 
     op_launch_us: float
@@ -77,7 +75,7 @@ class Hardware:
     hccs_bus_gb_per_s: float
     hccs_hop_us: float
     hccs_pair_gb_per_s: float
-    """Two devices alone."""
+    """The link between two devices that communicate alone."""
     hccs_pair_hop_us: float
     roce_gb_per_s: float
     roce_hop_us: float

@@ -115,9 +115,9 @@ def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
 
 
 def _is_one_per_row(graph: Graph, node: Node) -> bool:
-    """Return whether a node picks one class per row, as a cross entropy does, or is its gradient.
+    """Return whether a node picks one class per row, as a cross entropy does, or its gradient.
 
-    Its rows are one-hot.
+    The gradient's rows are one-hot.
     """
     table = graph.values[node.inputs[0]]
     if len(table.shape) < 2 or table.shape[-1] < 2:
@@ -137,11 +137,11 @@ def _is_tiny(graph: Graph, node: Node) -> bool:
 
 def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
     """Return whether the axes are the minor ones, of rows that fit into a core's buffer."""
-    real = [axis for axis, size in enumerate(shape) if size > 1]
-    reduced = [axis for axis in real if axis in set(axes)]
+    sized = [axis for axis, size in enumerate(shape) if size > 1]
+    reduced = [axis for axis in sized if axis in set(axes)]
     row = math.prod(shape[axis] for axis in reduced)
-    kept = len(real) - len(reduced)
-    return real[kept:] == reduced and row <= ROW_ELEMENTS and (kept > 0 or row <= TINY_ELEMENTS)
+    kept = len(sized) - len(reduced)
+    return sized[kept:] == reduced and row <= ROW_ELEMENTS and (kept > 0 or row <= TINY_ELEMENTS)
 
 
 def _keeps_order(graph: Graph, node: Node) -> bool:

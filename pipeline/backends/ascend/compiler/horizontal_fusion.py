@@ -50,7 +50,7 @@ class Kernel:
 def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
     """Return kernels joined where the device would join them, in the order in which they run."""
     _set_levels(kernels)
-    return _ordered(_Joins(_merged(kernels, is_large)).remaining())
+    return _ordered(_Joins(_merged(kernels, is_large)).joined())
 
 
 def _set_levels(kernels: list[Kernel]) -> None:
@@ -118,8 +118,8 @@ class _Joins:
             for index in kernel.sources:
                 self.readers[index].append(kernel)
 
-    def remaining(self) -> list[Kernel]:
-        """Return the remaining kernels."""
+    def joined(self) -> list[Kernel]:
+        """Join statistics and updates, and return the remaining kernels."""
         self._join_statistics()
         self._join_updates()
         return self.kernels

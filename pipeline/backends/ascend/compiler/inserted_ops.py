@@ -70,7 +70,7 @@ class InsertedOps:
             ready, dtype = self._cast(value, ready, kernel), "float16"
         if layout != "ND" and plain and self._changes_layout(value):
             ready = self.convert(value, ready, layout, kernel, dtype)
-        self._move_out_of_loops(before, self._repeat_of(value))
+        self._hoist_out_of_loops(before, self._repeat_of(value))
         return ready
 
     def _changes_layout(self, value: int) -> bool:
@@ -109,7 +109,7 @@ class InsertedOps:
         producer = self.buffers.dataflow.producer.get(value)
         return self.graph.nodes[producer].repeat if producer is not None else 1
 
-    def _move_out_of_loops(self, first: int, repeat: int) -> None:
+    def _hoist_out_of_loops(self, first: int, repeat: int) -> None:
         """Put tasks from `first` on before the loop whose iterations share their results."""
         added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
         place = first

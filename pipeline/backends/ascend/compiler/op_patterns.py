@@ -90,7 +90,7 @@ def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClas
     for pattern in patterns.kernels:
         if _fits(pattern, features):
             return pattern.type, pattern.cost_class
-    return _unrecognised(features)
+    return _default_type(features)
 
 
 def _fits(pattern: KernelPattern, features: Features) -> bool:
@@ -112,7 +112,7 @@ def _fits(pattern: KernelPattern, features: Features) -> bool:
     )
 
 
-def _unrecognised(features: Features) -> tuple[str, CostClass]:
+def _default_type(features: Features) -> tuple[str, CostClass]:
     ops = [OPS.get(name, name) for name in features.primitives if name != "broadcast_in_dim"]
     name = ops[0] if len(ops) == 1 else "FusionOp_" + "_".join(dict.fromkeys(ops[:4]))
     classes: dict[str, CostClass] = {"rows": "rows", "reduce": "reduce"}

@@ -23,7 +23,7 @@ Retrace = Callable[[int], Pricing]
 
 
 @dataclass(frozen=True, slots=True)
-class _Idea:
+class _Candidate:
     """A change before it is priced."""
 
     kind: str
@@ -43,28 +43,28 @@ def advise(
     """
     before = _samples_per_s(pricing, config)
     best: dict[str, Recommendation] = {}
-    for idea in _ideas(pricing, config, retrace):
-        change = _priced(idea, before)
-        if change and (idea.kind not in best or change.gain > best[idea.kind].gain):
-            best[idea.kind] = change
+    for candidate in _candidates(pricing, config, retrace):
+        change = _priced(candidate, before)
+        if change and (candidate.kind not in best or change.gain > best[candidate.kind].gain):
+            best[candidate.kind] = change
     return tuple(sorted(best.values(), key=lambda change: (-change.gain, change.kind)))
 
 
-def _priced(idea: _Idea, before: float) -> Recommendation | None:
+def _priced(candidate: _Candidate, before: float) -> Recommendation | None:
     try:
-        if idea.kind in ("batch", "precision") and not _fits(idea):
+        if candidate.kind in ("batch", "precision") and not _fits(candidate):
             return None
-        step_us = idea.pricing.timeline(idea.config).step_us
+        step_us = candidate.pricing.timeline(candidate.config).step_us
     except OptionError:
         return None
-    after = _rate(idea.pricing, idea.config, step_us)
+    after = _rate(candidate.pricing, candidate.config, step_us)
     return Recommendation(
-        idea.kind, idea.what, idea.override, step_us / 1e3, after, after / before - 1
+        candidate.kind, candidate.what, candidate.override, step_us / 1e3, after, after / before - 1
     )
 
 
-def _fits(idea: _Idea) -> bool:
-    return idea.pricing.memory(idea.config).verdict != "out of memory"
+def _fits(candidate: _Candidate) -> bool:
+    return candidate.pricing.memory(candidate.config).verdict != "out of memory"
 
 
 def _samples_per_s(pricing: Pricing, config: ExecutionConfig) -> float:
@@ -75,19 +75,21 @@ def _rate(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
     return pricing.traced.batch_size * config.devices / step_us * 1e6
 
 
-def _ideas(pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None) -> Iterator[_Idea]:
-    for kind, what, override, changes in _otherwise(pricing, config):
-        yield _Idea(kind, what, override, pricing, replace(config, **changes))
+def _candidates(
+    pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None
+) -> Iterator[_Candidate]:
+    for kind, what, override, changes in _variants(pricing, config):
+        yield _Candidate(kind, what, override, pricing, replace(config, **changes))
     if retrace is not None:
         size = 2 * pricing.traced.batch_size
         what = f"{size} samples a batch instead of {size // 2}"
-        yield _Idea("batch", what, f"train.batch_size={size}", retrace(size), config)
+        yield _Candidate("batch", what, f"train.batch_size={size}", retrace(size), config)
 
 
-Otherwise = tuple[str, str, str, dict[str, Any]]
+Variant = tuple[str, str, str, dict[str, Any]]
 
 
-def _otherwise(pricing: Pricing, config: ExecutionConfig) -> Iterator[Otherwise]:
+def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     """Return kind, description, override and changed options of changes that keep the batch."""
     yield from _precisions(config)
     yield from _sinks(config)
@@ -102,7 +104,7 @@ def _otherwise(pricing: Pricing, config: ExecutionConfig) -> Iterator[Otherwise]
         yield "auto_tune", what, "device.auto_tune=exhaustive", {"auto_tune": "exhaustive"}
 
 
-def _precisions(config: ExecutionConfig) -> Iterator[Otherwise]:
+def _precisions(config: ExecutionConfig) -> Iterator[Variant]:
     if config.precision in ("O0", None):
         what = "float16 but for batch normalisation and the loss"
         yield "precision", what, "device.precision=O2", {"precision": "O2"}
@@ -111,7 +113,7 @@ def _precisions(config: ExecutionConfig) -> Iterator[Otherwise]:
         yield "precision", what, "device.precision=O3", {"precision": "O3"}
 
 
-def _sinks(config: ExecutionConfig) -> Iterator[Otherwise]:
+def _sinks(config: ExecutionConfig) -> Iterator[Variant]:
     if config.mode == "op_by_op":
         graph = {"mode": "graph_sink", "data_sink": False}
         yield "sink", "one launch a step", "device.mode=graph_sink", graph
@@ -123,7 +125,7 @@ def _sinks(config: ExecutionConfig) -> Iterator[Otherwise]:
         yield "sink", what, override, changes
 
 
-def _buckets(pricing: Pricing, config: ExecutionConfig) -> Iterator[Otherwise]:
+def _buckets(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     graph, _ = pricing.tasks(config)
     in_order = sorted(graph.gradients, key=itemgetter(2))[::-1]
     for points in split_points([nbytes for _, nbytes, _ in in_order]):

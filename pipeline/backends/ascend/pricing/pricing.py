@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -146,11 +147,17 @@ class Pricing:
             **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
             memory=self.memory(config),
             tuning=self.tuning(config),
-            modes={
-                mode: step if mode == config.mode else self.step(replace(config, mode=mode))
-                for mode in MODES
-            },
+            modes=dict(self._modes(step)),
         )
+
+    def _modes(self, step: PricedStep) -> Iterator[tuple[Mode, PricedStep]]:
+        """Price a step under each launch mode but those that the device can't run it in."""
+        for mode in MODES:
+            if mode == step.config.mode:
+                yield mode, step
+                continue
+            with suppress(OptionError):
+                yield mode, self.step(replace(step.config, mode=mode))
 
     def step(self, config: ExecutionConfig) -> PricedStep:
         """Price a step under its own launch mode alone. Raises OptionError, RunError."""

@@ -18,7 +18,8 @@ LAYERS_IN_JSON = 10
 class Figures(PricedStep):
     """A priced step with its memory, its AutoTune result and its time under each launch mode.
 
-    `tuning` is None without AutoTune. `modes` holds the step's own mode as well.
+    `tuning` is None without AutoTune. `modes` holds the step's own mode as well, and none that the
+    device can't run it in: a sink's batches have to fit the queue on the device.
     """
 
     memory: MemoryPlan

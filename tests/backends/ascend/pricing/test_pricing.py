@@ -286,6 +286,17 @@ def test_a_report_is_frozen_and_of_its_own() -> None:
     assert report.memory.verdict == "fits"
 
 
+def test_a_mode_that_the_device_cannot_run_is_not_in_a_report() -> None:
+    """A sink takes its batches from the queue on the device, op by op takes none."""
+    pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
+    small = pricing.on(data_queue_gib=1e-6)
+    report = small.report(ExecutionConfig(mode="op_by_op"))
+    assert [*report.modes] == ["op_by_op"]
+    assert "loop_sink" not in str(report)
+    with pytest.raises(OptionError, match="the queue on the device"):
+        small.report(ExecutionConfig(mode="loop_sink"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
