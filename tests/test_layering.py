@@ -48,7 +48,7 @@ LEVELS = [
     "backends.ascend.simulate",
     "backends.ascend.tune",
     "backends.ascend.report",
-    "backends.ascend.price",
+    "backends.ascend.pricing",
     "backends.ascend.fit",
     "backends.ascend",
     "backends.devices",
