@@ -1,7 +1,7 @@
-"""The sweepers that `hydra/sweeper=grid`, the default, and `hydra/sweeper=optuna` mean.
+"""The sweepers of `hydra/sweeper=grid`, the default, and `hydra/sweeper=optuna`.
 
-Hydra takes sweepers from this namespace only, and imports all of it whenever it starts, also for
-other programs: so what they do lies in `pipeline.sweep` and is imported when it is done.
+Hydra finds sweepers in this namespace only, and imports all of it at every start, also in other
+programs. So their code is in `pipeline.sweep` and imported only when a sweep runs.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from omegaconf import DictConfig
 
 
 class GridSweeper(BasicSweeper):
-    """Every combination, as Hydra's basic sweeper makes them, but what is done already."""
+    """Every combination of values, as in Hydra's basic sweeper, except finished jobs."""
 
     def setup(self, *, hydra_context: Any, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep the task, which knows what had failed, beside what Hydra keeps."""
+        """Also keep the task, which knows the jobs that failed before."""
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
         self._task: Any = task_function
 
     def sweep(self, arguments: Sequence[str]) -> None:
-        """Run what is left to do."""
+        """Run the unfinished jobs."""
         from pipeline.sweep.grid import sweep_grid
 
         sweep_grid(self, self._task, arguments)
 
 
 class StudySweeper(BasicSweeper):
-    """Trials that Optuna chooses. What is asked of it lies in `hydra.sweeper`."""
+    """Trials that Optuna chooses, with the settings of `hydra.sweeper`."""
 
     def __init__(self, params: Any = None, **_: Any) -> None:
         super().__init__(None, params)
 
     def sweep(self, arguments: Sequence[str]) -> None:
-        """Run what is left to do. Raises RunError where Optuna is not installed."""
+        """Run the remaining trials. Raises RunError where Optuna is not installed."""
         from pipeline.errors import RunError
 
         try:

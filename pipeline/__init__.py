@@ -1,4 +1,4 @@
-"""A training pipeline whose recipe is data: `load_recipe` composes one, `run` carries it out."""
+"""A training pipeline whose recipe is data: `load_recipe` composes a recipe, `run` executes it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def load_recipe(name: str = "lenet5_digits", overrides: Sequence[str] = ()) -> R
 
 
 def run(recipe: Recipe, run_dir: Path | None = None) -> Summary:
-    """Carry out the stages that a recipe names, and say what became of it.
+    """Run the stages that a recipe names, and return a summary of the result.
 
-    Writes into `run_dir`, or a new directory under `outputs/`. Raises PipelineError when the run
-    can't be done.
+    Writes into `run_dir`, or a new directory under `outputs/`. Raises PipelineError where the run
+    fails.
     """
     from pipeline.runner.run import run
 

@@ -1,4 +1,4 @@
-"""Where downloads and compiled programs are kept between runs."""
+"""The cache of downloads and compiled programs between runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMS = "xla"
 def cache_root(cache: CacheSpec) -> Path:
     """The cache folder: the recipe's, else `$XDG_CACHE_HOME/pipeline`, else `~/.cache/pipeline`.
 
-    Raises RecipeError where nothing says where that is.
+    Raises RecipeError where none of them is known.
     """
     if cache.root is not None:
         return cache.root
@@ -32,9 +32,9 @@ def cache_root(cache: CacheSpec) -> Path:
 
 
 def program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None:
-    """The folder of compiled programs; None where none are to be kept.
+    """The folder of compiled programs; None where they are not to be kept.
 
-    Nor are they where others may put theirs, which would be run: `warn` gets a line.
+    None, too, where others may add programs, which would be executed; `warn` gets a line then.
     """
     if not cache.compiled:
         return None
@@ -47,12 +47,12 @@ def program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None
 
 @dataclass(frozen=True)
 class Exposure:
-    """A folder of the cache into which others may put programs; as a text, how."""
+    """A folder of the cache into which others may put programs, and how they may."""
 
     folder: Path
     how: str
     advice: str
-    """What would be right."""
+    """How to correct it."""
 
     def __str__(self) -> str:
         return f"{self.folder}: {self.how}"
@@ -61,15 +61,15 @@ class Exposure:
 def find_exposure(root: Path) -> Exposure | None:
     """How others may put programs into a cache; None where they can't.
 
-    A cache folder whose sticky bit is set, such as /tmp, will do: there nobody removes or renames
-    what is this user's, and programs are in a folder inside.
+    A cache folder with the sticky bit, such as /tmp, is accepted: nobody else can remove or rename
+    this user's files there, and programs are in a folder inside it.
     """
     elsewhere = "name another folder: cache.root=DIR"
     for folder in (root, root / PROGRAMS):
         try:
             found = folder.stat()
         except OSError:
-            # It is made for this user alone, or can't be used, which is reported then.
+            # It will be created for this user alone, or its use will fail with a message.
             continue
         if owner := find_foreign_owner(found):
             return Exposure(folder, f"belongs to {owner}", elsewhere)

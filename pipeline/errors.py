@@ -1,4 +1,4 @@
-"""The errors a user is meant to read: one message, no traceback; and the exit status of all."""
+"""Errors for the user, shown as one message without a traceback, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 MAX_PROBLEMS = 50
-"""Problems that a message lists; whoever made more has one cause for most of them."""
+"""Limit of the problems in a message; more than that usually have one cause."""
 MAX_PROBLEM_LENGTH = 2_000
 
 
 class PipelineError(Exception):
-    """A run that could not be done; the message says what is wrong, the value and what is right."""
+    """A failed run; the message gives the problem, the value and what would be right."""
 
     exit_status = 1
 
@@ -23,11 +23,11 @@ class PipelineError(Exception):
 
 
 class RunError(PipelineError):
-    """The recipe was right and the run failed: a device, a disk, a loss that is not finite."""
+    """A failure with a valid recipe: a device, a disk, a loss that is not finite."""
 
 
 class RecipeError(PipelineError):
-    """The recipe is wrong. Carries every problem found, each opening with its dotted key."""
+    """An invalid recipe. Carries every problem found, each starting with its dotted key."""
 
     exit_status = 2
 
@@ -39,7 +39,7 @@ class RecipeError(PipelineError):
 
 
 class UsageError(PipelineError):
-    """A command was given what it does not take; says what that was, and what it takes."""
+    """Invalid arguments of a command; the message has them and the command's usage."""
 
     exit_status = 2
 
@@ -48,19 +48,19 @@ class UsageError(PipelineError):
 
 
 class DataError(PipelineError):
-    """Data that is missing, unreadable or not what the recipe says it is."""
+    """Data that is missing, unreadable or different from the recipe's description."""
 
     exit_status = 2
 
 
 SUCCEEDED = ("done", "pruned")
-"""What a run has become for good: nothing is left to do about it."""
+"""Final statuses of a run that needs no further work."""
 
 
 def exit_status_of(outcome: BaseException | str) -> int:
-    """The exit status that stands for an error, or for what has become of a run.
+    """The exit status for an error, or for the status of a run.
 
-    0 for a run that has succeeded, 2 where a recipe or its data is wrong, else 1: failed, stopped.
+    0 for success, 2 where a recipe or its data is wrong, else 1: failed, stopped.
     """
     if isinstance(outcome, PipelineError):
         return outcome.exit_status
@@ -68,49 +68,49 @@ def exit_status_of(outcome: BaseException | str) -> int:
 
 
 def status_after(error: BaseException) -> Literal["failed", "stopped"]:
-    """What a run has become that an error ended.
+    """The status of a run that an error ended.
 
-    An exit that was asked for, by a signal or by a scheduler, is no failure.
+    An exit on request, by a signal or by a scheduler, is no failure.
     """
     return "failed" if isinstance(error, Exception) else "stopped"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says first; its type where it says nothing."""
+    """The first line of an error's message; the error's type where that is empty."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def listed(problems: Sequence[str]) -> list[str]:
-    """The problems that a message has room for, and how many more there are."""
+    """The first MAX_PROBLEMS problems, and a line with the number of further ones."""
     more = len(problems) - MAX_PROBLEMS
     return [*problems[:MAX_PROBLEMS], *([f"... and {more:,} more"] if more > 0 else [])]
 
 
 def printable(text: str) -> str:
-    """A text in which what would steer a terminal is written out: names in files may have it."""
+    """A text with control characters escaped, which names in files may contain."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text whose lines are meant."""
+    """A text of several lines with all other control characters escaped."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def _in_one_line(problem: str) -> str:
-    """A problem as a line of a message: names in it may have newlines, and be of any length."""
+    """A problem as one line of bounded length: names in it may have newlines and any length."""
     line = printable(problem)
     return line if len(line) <= MAX_PROBLEM_LENGTH else f"{line[: MAX_PROBLEM_LENGTH - 3]}..."
 
 
 def report_errors(action: Callable[[], int], *, debug: bool) -> int:
-    """Run an action; an error becomes one message on stderr and an exit status."""
+    """Run an action; print an error as one message on stderr, and return the exit status."""
     try:
         return action()
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
         return exit_status_of(error)
     except BrokenPipeError as error:
-        # Whoever read stdout has left; Python would complain once more on flushing it at exit.
+        # The reader of stdout has closed it; without this, Python complains again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_status_of(error)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Parts: everything a recipe can name, as kind -> name -> frozen type.
 
 A part is a frozen pydantic class with a literal `name`, registered with `@part(kind)`. Its module
-must import neither jax nor what imports jax: recipes are checked before any of that is loaded.
+must not import jax, even indirectly: recipes are checked before jax is loaded.
 A module that holds parts is listed in `PART_MODULES`; a package there stands for all its modules.
 Other distributions add parts through the entry-point group `pipeline.parts`, whose entries name
 modules to import.
@@ -60,7 +60,7 @@ FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
 MAX_INT = 2**31 - 1
 MAX_FLOAT = 3.4028234663852886e38
 BOUNDS: Mapping[str, float] = {"int": MAX_INT, "float": MAX_FLOAT}
-"""The largest numbers that programs compute with, in int32 and float32."""
+"""The largest numbers that programs can compute with, in int32 and float32."""
 
 _INNER = frozenset(
     {
@@ -69,11 +69,11 @@ _INNER = frozenset(
     }
 )
 _BY_NAME = frozenset(("fields", "choices"))
-"""Where pydantic keeps the schemas that one is made of."""
+"""Keys under which pydantic keeps nested schemas."""
 
 
 class Expected:
-    """Says in one sentence what a field of several types takes, instead of once for each type."""
+    """Gives a field of several types one error message, in place of one for each type."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -88,10 +88,9 @@ class Expected:
 
 
 class Spec(BaseModel):
-    """A frozen piece of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32.
+    """A frozen section of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32.
 
-    Numbers of which a field does not say how large they may be are such as programs compute with:
-    int32 and float32.
+    Numbers without bounds of their own are limited to the range of int32 and float32.
     """
 
     model_config = ConfigDict(
@@ -104,7 +103,7 @@ class Spec(BaseModel):
 
 
 def within_bounds(schema: Any) -> Any:
-    """A copy of a pydantic schema in which all numbers have bounds."""
+    """A copy of a pydantic schema with bounds for all numbers."""
     if isinstance(schema, list | tuple):
         return type(schema)(within_bounds(item) for item in schema)
     if not isinstance(schema, dict):
@@ -121,7 +120,7 @@ def within_bounds(schema: Any) -> Any:
 
 
 def _each_within_bounds(schemas: Any) -> Any:
-    """Schemas by name, or the choices of a union, which have none."""
+    """Apply `within_bounds` to schemas by name, or to a union's list of choices."""
     if not isinstance(schemas, dict):
         return within_bounds(schemas)
     return {name: within_bounds(schema) for name, schema in schemas.items()}
@@ -159,7 +158,10 @@ def _load_all() -> None:
 
 
 def _is_installed(entry: EntryPoint) -> bool:
-    """Python looks for distributions in the working folder too, where the data of others lies."""
+    """Return whether an entry is of an installed distribution, not of one in the working folder.
+
+    Python also finds distributions in the working folder, which may hold a stranger's data.
+    """
     return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 
@@ -170,13 +172,13 @@ def parts(kind: str) -> Mapping[str, type[Spec]]:
 
 
 def all_parts(name: str) -> list[type[Spec]]:
-    """The parts called `name`, of whatever kind."""
+    """The parts called `name`, of any kind."""
     _load_all()
     return [by_name[name] for by_name in _parts.values() if name in by_name]
 
 
 def kind_of(names: Iterable[str]) -> str | None:
-    """The kind whose parts have just these names."""
+    """The kind whose parts have exactly these names."""
     _load_all()
     return next((kind for kind, by_name in _parts.items() if set(by_name) == set(names)), None)
 
@@ -184,8 +186,8 @@ def kind_of(names: Iterable[str]) -> str | None:
 class PartOf:
     """Marks a field that holds one part of a kind: `Annotated[ModelSpec, PartOf("model")]`.
 
-    The recipe writes `{name: relu, ...}`, or just `relu` where every other field has a default.
-    Which parts exist is looked up when the type is first used, so parts may hold parts.
+    A recipe has `{name: relu, ...}`, or just `relu` where every other field has a default. Parts
+    are looked up when the type is first used, so parts may hold parts.
     """
 
     def __init__(self, kind: str) -> None:
@@ -204,7 +206,7 @@ class PartOf:
         return {"anyOf": [{"enum": list(parts(self.kind))}, handler(schema)]}
 
     def _with_name(self, value: Any) -> Any:
-        """A section for a name alone. Raises PydanticCustomError for a section without one."""
+        """A section, made from a lone name. Raises PydanticCustomError for one without a name."""
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "name" not in value:

@@ -90,9 +90,20 @@ def shared_data() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--complete", action="store_true", help="run the tests marked slow, too")
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden, to be read in the diff"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests marked slow to `--complete`, unless one is named by itself."""
+    if config.getoption("--complete") or any("::" in argument for argument in config.args):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""What the command line says and returns."""
+"""The output and the exit status of the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.conftest import STEPS, TINY
 
 
 class Said(NamedTuple):
-    """What a command came to."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -275,9 +275,7 @@ def test_a_place_where_nothing_can_be_written_is_named(say: Say, tmp_path: Path)
         assert "can't make the run directory: " in said.err
 
 
-def test_the_errors_of_a_bug_tell_how_to_see_more(
-    say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_errors_of_a_bug_say_how_to_see_more(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 

@@ -96,6 +96,6 @@ def test_what_became_of_a_run_has_an_exit_status(outcome: str, status: int) -> N
     assert exit_status_of(outcome) == status
 
 
-def test_an_exit_that_was_asked_for_is_no_failure() -> None:
+def test_an_exit_that_was_requested_is_no_failure() -> None:
     asked_for = (KeyboardInterrupt(), SystemExit(3), ValueError("a bug"))
     assert [status_after(error) for error in asked_for] == ["stopped", "stopped", "failed"]

@@ -193,7 +193,7 @@ DONE = {"status": "done", "exit_status": 0}
 
 
 def leave(folder: Path, summary: dict[str, Any] | None, **changed: Any) -> None:
-    """What a job leaves for the table."""
+    """A job's files that the table reads."""
     folder.mkdir()
     write_overrides(folder, changed)
     if summary is not None:
@@ -407,7 +407,7 @@ def test_auto_goes_on_with_the_newest_sweep_of_the_same_command(
 def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What allows it is said of going on alone, and makes no other sweep."""
+    """The key that allows it concerns resuming only, and makes no other sweep."""
     asked = ["-m", STEPS, "seed=1", "train.resume=auto"]
     assert pipeline(*asked) == 0
     (job,) = (sweep / "0" for sweep in sweeps(tmp_path))
@@ -422,7 +422,7 @@ def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
     assert len(sweeps(tmp_path)) == 1
 
 
-def test_a_sweep_that_is_begun_anew_tells_of_the_one_there_is(
+def test_a_sweep_that_is_started_again_names_the_existing_one(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = []

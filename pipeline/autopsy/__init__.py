@@ -1,1 +1,1 @@
-"""The autopsy of a bad step: where in it what is not finite came from."""
+"""The autopsy of a bad step: the search for the origin of its NaN or infinity."""

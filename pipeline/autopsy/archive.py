@@ -1,8 +1,8 @@
-"""The autopsy of a run that was taken up since: put where it is not taken for one of this life.
+"""Archive of the autopsy of a run that was resumed since, apart from that of the resumed run.
 
-A run directory holds nothing of steps behind the one that its run went on from. An autopsy may be
-of such a step, which can turn out well this time (it was a fault of the machine, or of code that
-was mended since); so it gets a folder of its own, where the newest is kept.
+A run directory holds no records of steps after the one that its run resumed from. An autopsy may be
+of such a step, which can succeed this time (the machine was at fault, or code that has been fixed).
+So it is moved to a folder of its own, where the newest is kept.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pipeline.runner.record.run_directory import AUTOPSY, EARLIER_AUTOPSY, REPRO
 
 
 def set_aside_autopsy(run_dir: Path) -> Path | None:
-    """Move what an autopsy has left in a run directory; the folder, or None where there was none.
+    """Move an autopsy's files out of a run directory; return their folder, None without any.
 
-    `python -m pipeline autopsy` takes that folder as it takes a run directory. Raises OSError.
+    `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError.
     """
     left = [path for name in (AUTOPSY, REPRODUCER) if (path := run_dir / name).exists()]
     if not left:

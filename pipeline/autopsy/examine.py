@@ -1,8 +1,8 @@
-"""The replay of one step, outside the compiled loop, and what its values say.
+"""The replay of one step, outside the compiled loop, and the finding from its values.
 
-The step is traced by the very functions that were compiled, with their precision, lowerings and
-keys for random draws, and then computed equation by equation. Results may differ from those of the
-compiled step in the last digits, since XLA fuses what stands alone here.
+The step is traced from the functions that were compiled, with the same precision, lowerings and
+random keys, and then computed equation by equation. Results may differ from those of the compiled
+step in the last digits, since XLA fuses operations that are computed separately here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 
 from pipeline.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
 from pipeline.autopsy.interpreter import Interpreter, layer_named
-from pipeline.autopsy.origins import COLUMN, Cause, Named, Origin, first_cause
+from pipeline.autopsy.origins import COLUMN, Cause, NamedTensor, Origin, first_cause
 from pipeline.autopsy.ranges import bad_rows, is_float, largest, range_of
 from pipeline.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
-from pipeline.autopsy.values import Value
+from pipeline.autopsy.values import ReplayValue
 from pipeline.data.batch import Batch
 from pipeline.files.compile_cache import no_compile_cache
 from pipeline.training.state import TrainState
@@ -33,15 +33,15 @@ _INPUTS = {
     "batch_stats": "batch statistics",
     "loss_scale": "loss scale",
 }
-"""What the inputs of a step are, by the field of the state or the batch that they stand in."""
+"""Kinds of a step's inputs, by field of the state or the batch."""
 
 
 def examine(
     parts: StepConfig, state: TrainState, batch: Batch, device: jax.Device | None = None
 ) -> Autopsy:
-    """Compute a step again, on a device, and say what in it is not finite first.
+    """Compute a step again, on a device, and find the first value that is not finite.
 
-    `state` is the one before the step; of it parameters, statistics, loss scale and step are read.
+    `state` is the one before the step; its parameters, statistics, loss scale and step are used.
     """
     step = int(state.step) + 1
     state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
@@ -50,10 +50,10 @@ def examine(
         replay = _Replay(parts, state, batch)
         loss, norm = replay.run()
     bad = next((value.origin for value in (loss, norm) if value.origin is not None), None)
-    told = float(loss.array), float(norm.array)
+    computed = float(loss.array), float(norm.array)
     if bad is None:
-        return Autopsy(step, *told, None, _why_finite(replay))
-    return Autopsy(step, *told, replay.finding(first_cause(bad), of_loss=bad is loss.origin))
+        return Autopsy(step, *computed, None, _why_finite(replay))
+    return Autopsy(step, *computed, replay.finding(first_cause(bad), of_loss=bad is loss.origin))
 
 
 def _why_finite(replay: _Replay) -> str:
@@ -73,11 +73,11 @@ class _Replay:
 
     def __post_init__(self) -> None:
         size = int(self.batch.sample.shape[0])
-        self.piece = size // self.parts.accumulate
+        self.microbatch = size // self.parts.accumulate
         self.interpreter = Interpreter()
 
-    def run(self) -> tuple[Value, Value]:
-        """Loss and norm of the gradient."""
+    def run(self) -> tuple[ReplayValue, ReplayValue]:
+        """Compute the step; return its loss and the norm of its gradient."""
         function = partial(outcome_of, with_scopes(self.parts))
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         paths = jax.tree_util.tree_flatten_with_path((self.state, self.batch))[0]
@@ -89,14 +89,13 @@ class _Replay:
             )
             if (named := _named_output(_path(path))) is not None and not hasattr(var, "val")
         }
-        with (
-            no_compile_cache()
-        ):  # Hundreds of programs of one operation, which nobody wants to find again.
+        # Hundreds of programs of one operation each, which no later run needs.
+        with no_compile_cache():
             loss, norm, *_ = self.interpreter.run(closed.jaxpr, closed.consts, inputs, names=names)
         return loss, norm
 
     def finding(self, cause: Cause, *, of_loss: bool) -> Finding:
-        """What there is to say of a cause."""
+        """The finding for a cause: operation, layer, tensors and samples."""
         origin = cause.origin
         if origin.named is not None and origin.number < 0:
             return self._of_input(origin)
@@ -127,8 +126,8 @@ class _Replay:
         layer = name.rpartition("/")[0]
         return Finding("update", layer, "", tensor, (), (), self._parameters_of(layer))
 
-    def _result(self, origin: Origin, phase: Phase, gradient: Named | None) -> Tensor:
-        """What the operation gives, under a name."""
+    def _result(self, origin: Origin, phase: Phase, gradient: NamedTensor | None) -> Tensor:
+        """The result of the operation, with a name."""
         assert origin.result is not None, "a cause has been looked at"
         layer, read = layer_named(origin.scope), [operand.named for operand in origin.operands]
         kind, name = KINDS[phase], f"of {layer}" if layer else ""
@@ -136,7 +135,7 @@ class _Replay:
             name = f"of {gradient.name}, squared"
         elif phase == "data":
             position = int(layer.removeprefix(f"{DATA}.").partition(".")[0])
-            name = f"{' and '.join(self.parts.train_ops[position].columns)} behind that op"
+            name = f"{' and '.join(self.parts.train_ops[position].columns)} after that op"
         elif origin.primitive == "convert_element_type" and read[0] is not None:
             kind, name = read[0].kind, f"{read[0].name}, as the layer reads it"
         return Tensor(kind, name, origin.result)
@@ -164,51 +163,51 @@ class _Replay:
         layer, shape = layer_named(origin.scope), origin.result.shape
         shapes = {tensor.range.shape for tensor in self._parameters_of(layer)}
         if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
-            # The gradient of a parameter: none of its axes is one of samples.
+            # The gradient of a parameter has no axis of samples.
             return None
-        rows = bad_rows(origin.array, self.piece, last=self._has_batch_last(layer))
+        rows = bad_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
         if rows is None:
             return None
-        first = origin.turn * self.piece if self.parts.accumulate > 1 else 0
+        first = origin.iteration * self.microbatch if self.parts.accumulate > 1 else 0
         return self._samples_at(tuple(first + row for row in rows))
 
     def _has_batch_last(self, layer: str) -> bool:
         """Whether a layer reads images in CHWN."""
         shapes = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
-        return any(s and s[0] != self.piece and s[-1] == self.piece for s in shapes)
+        return any(s and s[0] != self.microbatch and s[-1] == self.microbatch for s in shapes)
 
     def _samples_at(self, rows: tuple[int, ...] | None) -> BadSamples:
-        real = int(self.batch.count)
-        positions = tuple(row for row in rows or () if row < real)
+        valid = int(self.batch.count)
+        positions = tuple(row for row in rows or () if row < valid)
         ids = np.asarray(self.batch.sample)[list(positions)]
-        return BadSamples(tuple(ids.tolist()), positions, real)
+        return BadSamples(tuple(ids.tolist()), positions, valid)
 
 
 def _path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _input(path: str, leaf: Any) -> Value:
+def _input(path: str, leaf: Any) -> ReplayValue:
     """An input of the step, `0/params/conv_0/kernel`, with its name."""
     _, _, rest = path.partition("/")
     field, _, name = rest.partition("/")
-    named = Named(_INPUTS.get(field, field), name)
+    named = NamedTensor(_INPUTS.get(field, field), name)
     if not is_float(leaf) or np.isfinite(largest(leaf)):
-        return Value(leaf, named)
+        return ReplayValue(leaf, named)
     found = range_of(leaf)
     origin = Origin(-1, "", "", found.nan > 0, result=found, array=leaf, named=named)
-    return Value(leaf, named, origin=origin)
+    return ReplayValue(leaf, named, origin=origin)
 
 
-def _named_output(path: str) -> Named | None:
+def _named_output(path: str) -> NamedTensor | None:
     field, _, name = path.partition("/")
     if field == "gradients":
-        return Named("gradient of", name)
+        return NamedTensor("gradient of", name)
     return None
 
 
-def _gradient_in(origin: Origin) -> Named | None:
-    """Whose gradient an equation of the norm read; of several the largest."""
+def _gradient_in(origin: Origin) -> NamedTensor | None:
+    """The gradient that an equation of the norm read; the largest of several."""
     read = [operand for operand in origin.operands if operand.named is not None]
     if not read:
         return None

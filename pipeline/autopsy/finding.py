@@ -1,4 +1,4 @@
-"""What an autopsy finds: the tensor that is not finite first, and all there is to know of it."""
+"""The result of an autopsy: the first tensor that is not finite, and the values around it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACES: Mapping[Phase, str] = {
     "gradient norm": "in the norm of all gradients",
 }
 MOST_LINES = 8
-"""Of tensors that are shown; autopsy.json has all."""
+"""Number of tensors that are printed; autopsy.json has all."""
 MOST_SAMPLES = 16
 
 
@@ -41,12 +41,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class BadSamples:
-    """The samples whose part of a tensor is not finite: their ids and places in the batch."""
+    """The samples whose part of a tensor is not finite: ids, and positions in the batch."""
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
     of: int
-    """How many real samples the batch has."""
+    """Number of valid samples in the batch, without padding."""
 
     def __str__(self) -> str:
         if len(self.ids) == self.of:
@@ -58,7 +58,7 @@ class BadSamples:
 
 @dataclass(frozen=True)
 class Finding:
-    """Where in a step what is not finite came from.
+    """The origin of a value that is not finite.
 
     `layer` is the path of a layer, as in the names of parameters; "" outside of all.
     """
@@ -66,14 +66,14 @@ class Finding:
     phase: Phase
     layer: str
     operation: str
-    """The JAX primitive; "" where an input of the step is not finite already."""
+    """The JAX primitive; "" where an input of the step is already not finite."""
     tensor: Tensor
     operands: tuple[Tensor, ...] = ()
-    """What the operation read."""
+    """Operands of the operation."""
     inputs: tuple[Tensor, ...] = ()
-    """What the layer read."""
+    """Inputs of the layer."""
     parameters: tuple[Tensor, ...] = ()
-    """Those of the layer."""
+    """Parameters of the layer."""
     samples: BadSamples | None = None
     """None where the tensor has no part for each sample."""
 
@@ -121,12 +121,12 @@ def _dicts(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Autopsy:
-    """One bad step looked at again: the finding, or why there is none."""
+    """The result of examining one bad step: the finding, or why there is none."""
 
     step: int
     loss: float
     grad_norm: float
-    """As the replay has them."""
+    """Loss and gradient norm as the replay computed them."""
     finding: Finding | None
     reason: str = ""
     """Why nothing was found."""
@@ -138,7 +138,7 @@ class Autopsy:
 
     @property
     def headline(self) -> str:
-        """In one line."""
+        """The result in one line."""
         return str(self).splitlines()[0]
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Running a jaxpr equation by equation, looking at every result.
+"""Interpreter that runs a jaxpr equation by equation and inspects every result.
 
-Calls are inlined, loops turn and branches are taken as the values say, so every equation that runs
-is one of the user's network, the loss or the map ops, with the scope that it was traced in.
+Calls are inlined, loops iterate and branches are taken by their values. So every equation that runs
+belongs to the user's network, the loss or the map ops, with the scope that it was traced in.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.autopsy.origins import COLUMN, MOVES, Named, Origin
+from pipeline.autopsy.origins import COLUMN, MOVES, NamedTensor, Origin
 from pipeline.autopsy.ranges import is_float, largest, range_of
 from pipeline.autopsy.values import (
-    Value,
+    ReplayValue,
     as_constant,
     at_iteration,
     is_below,
@@ -42,20 +42,20 @@ CALLS: Mapping[str, str] = MappingProxyType(
         "custom_vjp_call": "call_jaxpr",
     }
 )
-"""Primitives that call a jaxpr, which is under this parameter."""
+"""Primitives that call a jaxpr, with the parameter that holds it."""
 
 BITS = "bitcast_convert_type"
 
-Names = Mapping[Any, Named]
-"""What variables of a jaxpr are called."""
+Names = Mapping[Any, NamedTensor]
+"""Names of a jaxpr's variables."""
 
 
 @dataclass(frozen=True)
 class Extreme:
-    """How near a finite value came to the end of its type."""
+    """The finite value that came closest to the largest number of its type."""
 
     share: float = 0.0
-    """Of the greatest number that the type can hold."""
+    """The magnitude divided by the largest number of the type."""
     value: float = 0.0
     dtype: str = ""
     source: str = ""
@@ -63,29 +63,29 @@ class Extreme:
 
 @dataclass
 class Interpreter:
-    """Runs jaxprs and keeps what is worth knowing of the values that it saw."""
+    """Runs jaxprs and records the inputs of layers and the most extreme value."""
 
-    layer_inputs: dict[str, list[Value]] = field(default_factory=dict)
-    """What each layer read of what others gave, in the forward pass."""
+    layer_inputs: dict[str, list[ReplayValue]] = field(default_factory=dict)
+    """Outputs of other layers that each layer read in the forward pass."""
     extreme: Extreme = field(default_factory=Extreme)
     _equations: int = 0
-    _turns: list[int] = field(default_factory=list)
+    _iterations: list[int] = field(default_factory=list)
 
     def run(
         self,
         jaxpr: Any,
         consts: Sequence[Any],
-        inputs: Sequence[Value],
+        inputs: Sequence[ReplayValue],
         scope: str = "",
         names: Names = MappingProxyType({}),
-    ) -> list[Value]:
-        """The outputs of a jaxpr for its inputs."""
-        env: dict[Any, Value] = {
+    ) -> list[ReplayValue]:
+        """Compute the outputs of a jaxpr for its inputs."""
+        env: dict[Any, ReplayValue] = {
             var: as_constant(value) for var, value in zip(jaxpr.constvars, consts, strict=True)
         }
         env |= dict(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Value:
+        def read(atom: Any) -> ReplayValue:
             return as_constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
         for eqn, dead in zip(jaxpr.eqns, last_uses(jaxpr), strict=True):
@@ -96,7 +96,7 @@ class Interpreter:
                 del env[var]
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, operands: list[Value], around: str) -> list[Value]:
+    def _equation(self, eqn: Any, operands: list[ReplayValue], around: str) -> list[ReplayValue]:
         name = eqn.primitive.name
         stack = str(eqn.source_info.name_stack)
         scope = "/".join(part for part in (around, stack) if part)
@@ -114,30 +114,34 @@ class Interpreter:
             return self.run(inner, consts, operands, scope)
         return self._compute(eqn, operands, scope)
 
-    def _scan(self, params: Mapping[str, Any], operands: list[Value], scope: str) -> list[Value]:
+    def _scan(
+        self, params: Mapping[str, Any], operands: list[ReplayValue], scope: str
+    ) -> list[ReplayValue]:
         body, carried = params["jaxpr"], params["num_carry"]
         first = params["num_consts"] + carried
         consts, carry = operands[: params["num_consts"]], operands[params["num_consts"] : first]
-        turns = range(params["length"])
-        made: dict[int, list[Value]] = {}
-        for turn in reversed(turns) if params["reverse"] else turns:
-            sliced = [at_iteration(value, turn) for value in operands[first:]]
-            with self._in_turn(turn):
+        iterations = range(params["length"])
+        results: dict[int, list[ReplayValue]] = {}
+        for iteration in reversed(iterations) if params["reverse"] else iterations:
+            sliced = [at_iteration(value, iteration) for value in operands[first:]]
+            with self._in_iteration(iteration):
                 outputs = self.run(body.jaxpr, body.consts, [*consts, *carry, *sliced], scope)
-            carry, made[turn] = outputs[:carried], outputs[carried:]
+            carry, results[iteration] = outputs[:carried], outputs[carried:]
         stacked = [
-            stack_iterations([made[turn][at] for turn in turns], var)
+            stack_iterations([results[iteration][at] for iteration in iterations], var)
             for at, var in enumerate(body.jaxpr.outvars[carried:])
         ]
         return [*carry, *stacked]
 
     @contextmanager
-    def _in_turn(self, turn: int) -> Iterator[None]:
-        self._turns.append(turn)
+    def _in_iteration(self, iteration: int) -> Iterator[None]:
+        self._iterations.append(iteration)
         yield
-        self._turns.pop()
+        self._iterations.pop()
 
-    def _while(self, params: Mapping[str, Any], operands: list[Value], scope: str) -> list[Value]:
+    def _while(
+        self, params: Mapping[str, Any], operands: list[ReplayValue], scope: str
+    ) -> list[ReplayValue]:
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
         first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         of_condition, of_body = operands[:first], operands[first:second]
@@ -150,22 +154,24 @@ class Interpreter:
                 return carry
             carry = self.run(body.jaxpr, body.consts, [*of_body, *carry], scope)
 
-    def _compute(self, eqn: Any, operands: list[Value], scope: str) -> list[Value]:
+    def _compute(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         params = eqn.primitive.get_bind_params(eqn.params)
         with eqn.ctx.manager:
-            made = eqn.primitive.bind(*(operand.array for operand in operands), **params)
-        arrays = made if eqn.primitive.multiple_results else [made]
+            result = eqn.primitive.bind(*(operand.array for operand in operands), **params)
+        arrays = result if eqn.primitive.multiple_results else [result]
         self._equations += 1
         layer, name = layer_named(scope), eqn.primitive.name
         if "jvp(" in scope and "transpose(" not in scope:
             self._note_inputs(layer, operands)
         constant = all(operand.constant for operand in operands)
         return [
-            Value(array, None, layer, name, constant, self._look(name, scope, operands, array))
+            ReplayValue(
+                array, None, layer, name, constant, self._look(name, scope, operands, array)
+            )
             for array in arrays
         ]
 
-    def _note_inputs(self, layer: str, operands: list[Value]) -> None:
+    def _note_inputs(self, layer: str, operands: list[ReplayValue]) -> None:
         known = self.layer_inputs.setdefault(layer, [])
         for operand in operands:
             inner = operand.constant or operand.layer == layer
@@ -174,8 +180,10 @@ class Interpreter:
             if is_new and not (inner or named) and is_float(operand.array):
                 known.append(operand)
 
-    def _look(self, primitive: str, scope: str, operands: list[Value], array: Any) -> Origin | None:
-        """Where a result comes from, if it is not finite."""
+    def _look(
+        self, primitive: str, scope: str, operands: list[ReplayValue], array: Any
+    ) -> Origin | None:
+        """The origin of a result that is not finite; None for a finite one."""
         if not is_float(array):
             return self._look_at_bits(primitive, scope, operands, array)
         size = largest(array)
@@ -186,19 +194,19 @@ class Interpreter:
         meant = bool(infinite) and primitive in MOVES and is_below(array)
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not meant:
-            # Nobody meant this: what made the constant is to blame, where that is known.
+            # Not intended: the origin of the constant is a cause, where it is known.
             causes += [replace(value.origin, intended=False) for value in infinite if value.origin]
-        number, turn = self._equations, self._turns[0] if self._turns else 0
+        number, iteration = self._equations, self._iterations[0] if self._iterations else 0
         known, nan = tuple(dict.fromkeys(causes)), bool(np.isnan(size))
-        origin = Origin(number, primitive, scope, nan, known, turn=turn, intended=meant)
+        origin = Origin(number, primitive, scope, nan, known, iteration=iteration, intended=meant)
         if known and not origin.makes_nan:
             return origin
         return replace(origin, result=range_of(array), operands=operands_of(operands), array=array)
 
     def _look_at_bits(
-        self, primitive: str, scope: str, operands: list[Value], array: Any
+        self, primitive: str, scope: str, operands: list[ReplayValue], array: Any
     ) -> Origin | None:
-        """Where whole numbers come from that are the bits of something not finite."""
+        """The origin of integers that are the bits of a value that is not finite."""
         if not jnp.issubdtype(array.dtype, jnp.integer):
             return None
         causes = tuple(
@@ -210,15 +218,15 @@ class Interpreter:
         return Origin(self._equations, primitive, scope, has_nan, causes) if causes else None
 
     def _note_extreme(
-        self, size: float, array: Any, primitive: str, scope: str, operands: list[Value]
+        self, size: float, array: Any, primitive: str, scope: str, operands: list[ReplayValue]
     ) -> None:
         share = size / float(jnp.finfo(array.dtype).max)
         if share > self.extreme.share and not all(operand.constant for operand in operands):
-            source = Value(array, None, layer_named(scope), primitive).source
+            source = ReplayValue(array, None, layer_named(scope), primitive).source
             self.extreme = Extreme(share, size, str(array.dtype), source)
 
 
 @cache
 def layer_named(scope: str) -> str:
-    """The layer that a name stack is of; "" outside of all."""
+    """The layer of a name stack; "" outside of all layers."""
     return layer_of(scope)

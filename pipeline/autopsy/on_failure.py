@@ -1,4 +1,4 @@
-"""The autopsy of a run that a bad step has ended: replay, finding, files."""
+"""The autopsy of a run that a bad step ended: replay, finding, files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.training.step_parts import StepConfig
 
 @dataclass(frozen=True)
 class Examination:
-    """Looks into the step that ended a run, and leaves in its directory what it finds."""
+    """Examines the step that ended a run, and writes the finding into its directory."""
 
     run_dir: Path
     parts: StepConfig
@@ -37,14 +37,14 @@ class Examination:
     def __call__(self, state: TrainState, bad: int) -> None:
         """Examine step `bad` from the state before it.
 
-        It says so where it can't: the run ends for the bad step, not for want of an explanation.
+        Raises nothing: where the autopsy fails it warns, and the run ends for the bad step.
         """
         try:
             with self.reporter.clock(f"examining step {bad}"):
                 autopsy = self._examine(state, bad)
             self.reporter.stage("autopsy", str(autopsy))
             self.reporter.stage("autopsy", f"again: python -m pipeline autopsy {self.run_dir}")
-        except Exception as error:  # whatever it is, the bad step matters more
+        except Exception as error:  # the bad step matters more than any error here
             self.reporter.warn(f"no autopsy of step {bad}: {type(error).__name__}: {error}")
 
     def _examine(self, state: TrainState, bad: int) -> Autopsy:
@@ -56,7 +56,7 @@ class Examination:
         return autopsy
 
     def _runs_again(self, state: TrainState, bad: int) -> Autopsy | None:
-        """Why there is nothing to find, where the compiled step is not bad a second time."""
+        """The autopsy without a finding, where the compiled step is not bad a second time."""
         again = self.executable.run(self.executable.put(state), bad - 1, bad, "none")[1]
         if again.bad_step is not None:
             return None

@@ -1,4 +1,4 @@
-"""Where values that are not finite come from: a graph that leads back to what made them."""
+"""Origins of values that are not finite: a graph that leads back to the first cause."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MOVES = frozenset(
         "select_n",
     }
 )
-"""Primitives that pass minus infinity on as it was meant, such as the padding of a maximum or
-the mask of a softmax."""
+"""Primitives that pass on intended minus infinities, such as the padding of a maximum or the mask
+of a softmax."""
 
 
 @dataclass(frozen=True)
-class Named:
-    """A tensor that has a name: its kind, such as parameter, and what it is called."""
+class NamedTensor:
+    """The name of a tensor with its kind, such as parameter."""
 
     kind: str
     name: str
@@ -41,23 +41,23 @@ class Named:
 
 @dataclass(frozen=True)
 class Operand:
-    """What an equation read; `source` is its name, or the layer and primitive that made it."""
+    """An operand of an equation; `source` is its name, or the layer and primitive it is from."""
 
     source: str
     range: Range
-    named: Named | None = None
+    named: NamedTensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """A value that is not finite, by the equation that made it; number -1 is an input.
+    """The equation that produced a value that is not finite; number -1 is an input.
 
-    `causes` are the origins of what the equation read. Where there are none, or it makes NaN of
-    infinities, there is more to know: its result, as it is and in numbers, and its operands.
+    `causes` are the origins of its operands. Where there are none, or it turns infinities into NaN,
+    its result, as array and as range, and its operands are recorded too.
     """
 
     number: int
-    """The place in the order of execution."""
+    """The position in the order of execution."""
     primitive: str
     scope: str
     has_nan: bool
@@ -65,45 +65,45 @@ class Origin:
     result: Range | None = None
     operands: tuple[Operand, ...] = ()
     array: Any = None
-    turn: int = 0
-    """Of the outermost loop that it ran in."""
-    named: Named | None = None
+    iteration: int = 0
+    """Iteration of the outermost loop that it ran in."""
+    named: NamedTensor | None = None
     intended: bool = False
-    """Whether it hands on an infinite constant, as padding and masks do."""
+    """Whether it passes on an infinite constant, as padding and masks do."""
 
     @property
     def makes_nan(self) -> bool:
-        """Whether it gives NaN and reads none."""
+        """Whether it produces NaN without reading any."""
         return self.has_nan and not any(cause.has_nan for cause in self.causes)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What made a value not finite; `reader` is the first equation that read an input."""
+    """The cause of a value that is not finite; `reader` is the first equation to read an input."""
 
     origin: Origin
     reader: Origin | None = None
 
     @property
     def number(self) -> int:
-        """When it came into play."""
+        """The position in the order of execution at which it took effect."""
         return self.origin.number if self.reader is None else self.reader.number
 
 
 @dataclass
-class _Found:
+class _Candidates:
     certain: list[Cause] = field(default_factory=list)
     nan_of_inf: list[Cause] = field(default_factory=list)
     intended: list[Cause] = field(default_factory=list)
 
 
 def first_cause(outcome: Origin) -> Cause:
-    """What first made a value not finite, of all that it was computed from.
+    """The first cause of a value that is not finite, among all values it was computed from.
 
-    Infinite constants are mostly meant (padding, masks). They count only where nothing else is to
-    blame, and then what made NaN of them does first.
+    Infinite constants are mostly intended (padding, masks). They are a cause only where there is no
+    other, and equations that turn them into NaN come before them.
     """
-    found = _Found()
+    found = _Candidates()
     for origin, reader in _ancestors(outcome):
         cause = Cause(origin, reader if origin.number < 0 else None)
         if origin.causes:
@@ -118,7 +118,7 @@ def first_cause(outcome: Origin) -> Cause:
 
 
 def _ancestors(outcome: Origin) -> Iterator[tuple[Origin, Origin]]:
-    """Every origin behind an outcome, itself among them, each with the first that read it."""
+    """Every origin that an outcome depends on, itself included, each with its first reader."""
     readers: dict[Origin, Origin] = {outcome: outcome}
     waiting = [outcome]
     while waiting:

@@ -1,4 +1,4 @@
-"""What tensors hold, and which rows of them are not finite."""
+"""Ranges of tensors, and the rows of them that are not finite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """A tensor in numbers: of its finite values the least, greatest and mean, None of none."""
+    """Statistics of a tensor: minimum, maximum and mean of its finite values, None without any."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -25,15 +25,15 @@ class Range:
         bad = [
             f"{count:,} {name}" for name, count in (("NaN", self.nan), ("Inf", self.inf)) if count
         ]
-        told = f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+        text = f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
         if bad:
-            told += f" with {' and '.join(bad)}"
+            text += f" with {' and '.join(bad)}"
         if self.min is None:
-            return told
+            return text
         lead = ", else" if bad else ","
         if self.shape == ():
-            return f"{told}{lead} {self.min:.4g}"
-        return f"{told}{lead} {self.min:.4g} to {self.max:.4g}, mean {self.mean:.4g}"
+            return f"{text}{lead} {self.min:.4g}"
+        return f"{text}{lead} {self.min:.4g} to {self.max:.4g}, mean {self.mean:.4g}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -55,7 +55,7 @@ def range_of(array: Any) -> Range:
 
 
 def is_float(array: Any) -> bool:
-    """Whether a tensor can hold what is not finite; keys and whole numbers can't."""
+    """Whether a tensor can hold NaN or infinity; random keys and integers can't."""
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
@@ -64,17 +64,17 @@ def largest(array: Any) -> float:
     values = np.asarray(array)
     if not values.size:
         return 0.0
-    # Two passes without a copy: most tensors that are looked at are large and finite.
+    # Two passes without a copy: most inspected tensors are large and finite.
     with np.errstate(all="ignore"):
         low, high = float(values.min()), float(values.max())
     return float(np.maximum(abs(low), abs(high)))
 
 
 def bad_rows(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
-    """The samples of a batch in whose part of an array something is not finite.
+    """The samples of a batch whose part of an array has a value that is not finite.
 
-    The batch leads the first axis, alone or merged with others, or is the `last` and innermost one;
-    None where that axis is not one of samples.
+    The batch is the first axis, or the outermost part of it, or the last and innermost axis where
+    `last`. None where that axis is not one of samples.
     """
     values = np.asarray(array)
     if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:

@@ -1,9 +1,9 @@
-"""The reproducer of a bad step: all that a replay needs, in a folder of its own.
+"""The reproducer of a bad step: all inputs of a replay, in a folder of its own.
 
     reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
 
-`arrays.npz` holds parameters, batch statistics, loss scale and step, and of the data the batch of
-the step alone, as it was read. Nothing in the folder is ever run.
+`arrays.npz` holds parameters, batch statistics, loss scale and step, and the raw batch of that
+step. Nothing in the folder is ever executed.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _STATE = ("params", "batch_stats")
 
 @dataclass(frozen=True)
 class Reproducer:
-    """A step that can be computed again, and what was found in it."""
+    """A step that can be computed again, with the finding of its run."""
 
     parts: StepConfig
     state: TrainState
     batch: Batch
     device: jax.Device
-    """The one that the run was on, where this machine has it."""
+    """The device of the run, where this machine has it."""
     found: str
     """The finding of the run, as text."""
 
@@ -68,7 +68,7 @@ def write_reproducer(
     batch: Batch,
     autopsy: Autopsy,
 ) -> Path:
-    """Write the folder into a run directory, and give its path. Raises OSError and RunError."""
+    """Write the folder into a run directory and return its path. Raises OSError and RunError."""
     folder = run_dir / REPRODUCER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -100,16 +100,17 @@ def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
 
 
 def read_reproducer(folder: Path) -> Reproducer:
-    """A reproducer, or that of a run directory.
+    """Read a reproducer, or that of a run directory.
 
-    Raises DataError where there is none or it is damaged, RecipeError where its recipe is none any
-    more, RunError where its choice of lowerings can't be read.
+    Raises DataError where there is none or it is damaged, RecipeError where its recipe is no longer
+    valid, RunError where its choice of lowerings can't be read.
     """
     where = _find(folder)
     recipe, tree = read_run_recipe(where), _read_arrays(where / ARRAYS)
     try:
         document = read_json(where / STEP)
-        found = str(document["autopsy"]["text"])
+        # Reproducers of earlier versions have the other word.
+        found = str(document["autopsy"]["text"]).replace(" behind that op", " after that op")
         batch = Batch(**tree["batch"])
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
         parts = _parts(recipe, document, batch)
@@ -121,7 +122,7 @@ def read_reproducer(folder: Path) -> Reproducer:
 
 
 def _find(folder: Path) -> Path:
-    """The folder of a reproducer, which may be that of a run. Raises DataError where none is."""
+    """The folder of a reproducer, given it or its run directory. Raises DataError without one."""
     for candidate in (folder / REPRODUCER, folder):
         if (candidate / STEP).is_file():
             return candidate
@@ -132,7 +133,7 @@ def _find(folder: Path) -> Path:
 
 
 def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
-    """What the step is made of, by the recipe and what `step.json` says of its images."""
+    """The step's configuration, from the recipe and the image format in `step.json`."""
     image = document["image"]
     spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
@@ -143,12 +144,12 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
 def _device_of(recipe: Recipe) -> jax.Device:
     try:
         return recipe.device.open().device
-    except PipelineError:  # a step can be looked into wherever it is sent
+    except PipelineError:  # a step can be examined on any machine it is sent to
         return jax.devices()[0]
 
 
 def _require_fit(where: Path, parts: StepConfig, state: TrainState, batch: Batch) -> None:
-    """Raise DataError unless the step can be computed of what there is."""
+    """Raise DataError unless the step can be traced with this state and batch."""
     try:
         jax.eval_shape(partial(outcome_of, parts), state, batch)
     except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
@@ -167,14 +168,14 @@ def _read_arrays(path: Path) -> Mapping[str, Any]:
 def _lowered(
     parts: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
 ) -> StepConfig:
-    """The parts with the lowerings of the run, where it had some and this machine has them too."""
+    """The configuration with the run's lowerings, where it had some and this machine has them."""
     file, network = folder / LOWERINGS, parts.network
     if not file.exists() or not isinstance(network, Network):
         return parts
     chosen, size = read_choice(file), batch.sample.shape[0] // parts.accumulate
     laid_out = replace(parts, network=network.clone(layout=chosen.layout))
     problems = list_problems(laid_out, state, size, size)
-    # The cache is the user's own: a recipe from elsewhere does not say where to write.
+    # Always the user's own cache: a stranger's recipe must not decide where to write.
     cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
     kept = Tuning("off", "exhaustive", cache, chosen.lowerings)
     try:

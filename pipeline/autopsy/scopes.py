@@ -1,7 +1,7 @@
-"""What is replayed of a step, under names also for what stands outside the layers.
+"""The replayed part of a step, with named scopes also for operations outside the layers.
 
 Map ops, the loss and the norm of the gradient get scopes of their own. Only the replay is traced
-with them; the compiled step stays as it is.
+with them; the compiled step is unchanged.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ KINDS: dict[Phase, str] = {
     "backward": "gradient",
     "gradient norm": "gradient",
 }
-"""What an operation gives, by where it stands."""
+"""Kinds of tensors that operations produce, by phase of the step."""
 
 
 class Outcome(NamedTuple):
-    """What decides whether a step is bad, and what else has a name."""
+    """The values that decide whether a step is bad, and the gradients by name."""
 
     loss: Any
     grad_norm: Any
@@ -64,7 +64,7 @@ class _ScopedOp:
 
 
 def with_scopes(parts: StepConfig) -> StepConfig:
-    """The same parts, map ops and loss under names of their own."""
+    """A copy of the parts with named scopes around map ops and loss."""
     compute_loss = parts.loss
 
     def loss(*given: Any) -> Any:
@@ -76,11 +76,11 @@ def with_scopes(parts: StepConfig) -> StepConfig:
 
 
 def outcome_of(parts: StepConfig, state: TrainState, batch: Batch) -> Outcome:
-    """What a step computes before it updates anything."""
+    """Loss, gradient norm and gradients of a step, without its update."""
 
-    def compute(cut: Batch) -> tuple[Any, Any]:
-        found = gradients_of(parts, state, cut)
-        return found.loss, found.values
+    def compute(padded: Batch) -> tuple[Any, Any]:
+        result = gradients_of(parts, state, padded)
+        return result.loss, result.values
 
     loss, values = in_its_bucket(parts.buckets, batch, compute)
     with jax.named_scope(GRADIENT_NORM):
@@ -89,7 +89,7 @@ def outcome_of(parts: StepConfig, state: TrainState, batch: Batch) -> Outcome:
 
 
 def phase_of(scope: str, *, of_loss: bool) -> Phase:
-    """Where in a step the operations of a scope stand; `of_loss`: the loss depends on them."""
+    """The phase of a step that a scope belongs to; `of_loss`: the loss depends on it."""
     if GRADIENT_NORM in scope:
         return "gradient norm"
     if DATA in scope:

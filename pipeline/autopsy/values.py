@@ -1,4 +1,4 @@
-"""The tensors of a replay: cut, stacked, looked at, and let go when nobody reads them any more."""
+"""The tensors of a replay: slicing, stacking, description and last use."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.autopsy.origins import Named, Operand, Origin
+from pipeline.autopsy.origins import NamedTensor, Operand, Origin
 from pipeline.autopsy.ranges import is_float, largest, range_of
 
 
 @dataclass(frozen=True)
-class Value:
+class ReplayValue:
     """A tensor in the replay."""
 
     array: Any
-    named: Named | None = None
+    named: NamedTensor | None = None
     layer: str = ""
     primitive: str = ""
     constant: bool = False
-    """Made of constants alone."""
+    """Computed from constants only."""
     origin: Origin | None = None
-    """Where it is not finite, and no constant of the program."""
+    """The origin of a value that is not finite; None for a constant of the program."""
 
     @property
     def source(self) -> str:
-        """What the user knows it by."""
+        """The tensor's name for the user."""
         if self.named is not None:
             return f"{self.named.kind} {self.named.name}".strip()
         if self.constant:
@@ -37,19 +37,19 @@ class Value:
         return f"{self.primitive} in {self.layer}" if self.layer else self.primitive
 
 
-def is_finite(value: Value) -> bool:
-    """Whether a tensor is finite; what is no float is."""
+def is_finite(value: ReplayValue) -> bool:
+    """Whether a tensor is finite; true for anything but floats."""
     return not is_float(value.array) or bool(np.isfinite(largest(value.array)))
 
 
 def is_below(array: Any) -> bool:
-    """Whether all that is not finite is minus infinity, as maxima are padded and masked with."""
+    """Whether minus infinity, the padding and mask of maxima, is the only value not finite."""
     values = np.asarray(array)
     return not np.isnan(values).any() and not np.isposinf(values).any()
 
 
-def operands_of(values: Sequence[Value]) -> tuple[Operand, ...]:
-    """What is worth telling of the floats among what an equation read."""
+def operands_of(values: Sequence[ReplayValue]) -> tuple[Operand, ...]:
+    """The floating-point operands of an equation, with their ranges."""
     return tuple(
         Operand(value.source, range_of(value.array), value.named)
         for value in values
@@ -57,21 +57,21 @@ def operands_of(values: Sequence[Value]) -> tuple[Operand, ...]:
     )
 
 
-def as_constant(array: Any) -> Value:
-    """A number or an array that a program holds."""
-    return Value(array if hasattr(array, "dtype") else np.asarray(array), constant=True)
+def as_constant(array: Any) -> ReplayValue:
+    """A number or an array of the program, as a constant value."""
+    return ReplayValue(array if hasattr(array, "dtype") else np.asarray(array), constant=True)
 
 
-def at_iteration(value: Value, turn: int) -> Value:
-    """What a turn of a scan reads of a value."""
-    part = replace(value, array=value.array[turn])
+def at_iteration(value: ReplayValue, iteration: int) -> ReplayValue:
+    """The slice of a value that one iteration of a scan reads."""
+    part = replace(value, array=value.array[iteration])
     return replace(part, origin=None) if is_float(part.array) and is_finite(part) else part
 
 
-def stack_iterations(parts: list[Value], var: Any) -> Value:
-    """What the turns of a scan gave, one upon the other."""
+def stack_iterations(parts: list[ReplayValue], var: Any) -> ReplayValue:
+    """The results of a scan's iterations, stacked along a new first axis."""
     if not parts:
-        return Value(jnp.zeros((0, *var.aval.shape), var.aval.dtype))
+        return ReplayValue(jnp.zeros((0, *var.aval.shape), var.aval.dtype))
     origins = [part.origin for part in parts if part.origin is not None]
     first = min(origins, key=lambda origin: origin.number) if origins else None
     array, constant = jnp.stack([part.array for part in parts]), all(p.constant for p in parts)
@@ -79,7 +79,7 @@ def stack_iterations(parts: list[Value], var: Any) -> Value:
 
 
 def last_uses(jaxpr: Any) -> list[list[Any]]:
-    """Behind each equation of a jaxpr, the variables that nothing reads any more."""
+    """For each equation of a jaxpr, the variables that no later equation reads."""
     kept = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     dead: list[list[Any]] = [[] for _ in jaxpr.eqns]
     for index in reversed(range(len(jaxpr.eqns))):

@@ -1,4 +1,4 @@
-"""Sinking: settle the sinks of a run, where the recipe says auto by what dispatches cost here."""
+"""Choice of the sinks of a run: the recipe's, or for auto by the cost of dispatches here."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pipeline.backends.base import Backend, Estimate, Executable, Mechanism, Sin
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.choice import Bounds, Choice, Cost, Costs, SinkMechanism, choose, no_sink
+from pipeline.sink.choice import Bounds, Cost, Costs, SinkChoice, SinkMechanism, choose, no_sink
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.checkpoint.host_state import KeptSink
 from pipeline.stages.train.event_periods import event_periods
 
 BUDGET_SHARE, BUDGET_S = 0.05, (0.6, 3.0)
-"""A run measures for about this share of its time, within these bounds."""
+"""Share of a run's time that measuring takes, and its bounds in seconds."""
 MOST_SHARE = 0.1
-"""No more than this share of a run's steps is taken once more for the clock alone."""
+"""Most steps that are only timed, as a share of the run's steps."""
 
 KEPT = "sink"
-"""Where a checkpoint keeps sinks that were chosen."""
+"""Key under which a checkpoint keeps sinks that were chosen."""
 
 
 @dataclass(frozen=True)
 class Sinkable:
-    """A run that is ready to train; `estimate` on an emulated device."""
+    """A compiled run whose sinks are to be chosen; `estimate` on an emulated device."""
 
     recipe: Recipe
     run_schedule: RunSchedule
@@ -41,66 +41,66 @@ class Sinkable:
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """The sinks of a run, and what was expected of them where they were measured."""
+    """The sinks of a run, and their predicted times where they were measured."""
 
     size: int | None
     mechanism: Mechanism
     why: str
-    choice: Choice | None = None
+    choice: SinkChoice | None = None
     kept: Mapping[str, Any] = field(default_factory=dict)
-    """What a checkpoint keeps, so that a resumed run goes on with sinks that were chosen."""
+    """JSON for a checkpoint, so that a resumed run keeps sinks that were chosen."""
 
     def __str__(self) -> str:
         return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds under `sink`."""
-        told: dict[str, Any] = {"size": self.size, "mechanism": self.mechanism, "why": self.why}
+        """Return the section `sink` of summary.json."""
+        section: dict[str, Any] = {"size": self.size, "mechanism": self.mechanism, "why": self.why}
         if self.choice is not None:
             choice = self.choice
-            told["predicted"] = {
+            section["predicted"] = {
                 "off_ms": choice.off_ms,
                 "step_ms": choice.step_ms,
                 "gain": choice.gain,
             }
-        return told
+        return section
 
 
 def chooses_sink(recipe: Recipe) -> bool:
-    """Does the recipe leave the size of a sink to be chosen?"""
+    """Whether the recipe leaves the size of a sink to be chosen."""
     return recipe.train.sink and recipe.train.sink_size == "auto"
 
 
 def choose_sink(run: Sinkable, before: KeptSink | None, reporter: Reporter) -> SinkPlan:
-    """The sinks of a run: the recipe's, or those that are found to be best where that is auto.
+    """Choose the sinks of a run: the recipe's, or the fastest where that is auto.
 
-    `before` is what a checkpoint kept: a resumed run goes on with the sinks that it had. Raises
-    KeyboardInterrupt when a signal stops a measurement.
+    `before` is what a checkpoint kept: a resumed run keeps its sinks. Raises KeyboardInterrupt when
+    a signal stops a measurement.
     """
     train = run.recipe.train
     if not chooses_sink(run.recipe):
         mechanism, why = run.backend.mechanism(train.mechanism, sink=train.sink)
         return SinkPlan(run.run_schedule.sink_steps, mechanism, why)
     if before is not None:
-        settled = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
+        plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
     elif run.estimate is not None and run.estimate.choice is not None:
-        settled = _modelled(run, run.estimate.device, run.estimate.choice)
+        plan = _modelled(run, run.estimate.device, run.estimate.choice)
     else:
         with reporter.clock("measuring sinks"):
-            settled = _measured(run, terminal=reporter.console.is_terminal)
-    reporter.stage("sink", f"{settled}; {settled.why}")
-    return replace(settled, kept={KEPT: {"size": settled.size, "mechanism": settled.mechanism}})
+            plan = _measured(run, terminal=reporter.console.is_terminal)
+    reporter.stage("sink", f"{plan}; {plan.why}")
+    return replace(plan, kept={KEPT: {"size": plan.size, "mechanism": plan.mechanism}})
 
 
-def _modelled(run: Sinkable, device: str, choice: Choice) -> SinkPlan:
-    """The sinks that are best on the emulated device, run by whatever runs in its place."""
-    asked, sink = run.recipe.train.mechanism, choice.size is not None
-    mechanism, _ = run.backend.mechanism(asked, sink=sink)
+def _modelled(run: Sinkable, device: str, choice: SinkChoice) -> SinkPlan:
+    """Plan the sinks that are best on the emulated device, with a mechanism of this one."""
+    wanted, sink = run.recipe.train.mechanism, choice.size is not None
+    mechanism, _ = run.backend.mechanism(wanted, sink=sink)
     return SinkPlan(choice.size, mechanism, f"modelled for {device}: {choice.why}")
 
 
 def _measured(run: Sinkable, *, terminal: bool) -> SinkPlan:
-    """The best sinks, looked for in a share of the time that the run will take."""
+    """Measure which sinks are best, in a share of the time that the run will take."""
     try:
         with TimedRuns(run.recipe, run.run_schedule, run.executable, terminal=terminal) as trials:
             choice = _choose(run, trials)
@@ -109,7 +109,7 @@ def _measured(run: Sinkable, *, terminal: bool) -> SinkPlan:
     return SinkPlan(choice.size, choice.mechanism, choice.why, choice)
 
 
-def _choose(run: Sinkable, trials: TimedRuns) -> Choice:
+def _choose(run: Sinkable, trials: TimedRuns) -> SinkChoice:
     bounds, mechanisms = measured_bounds(run), mechanisms_of(run.recipe)
     single_ms, total = first_look(trials), run.run_schedule.total
     least = least_steps(mechanisms)
@@ -123,43 +123,45 @@ def _choose(run: Sinkable, trials: TimedRuns) -> Choice:
 
 
 def unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
-    """Why there is nothing to measure, where no dispatch would hold more than one step."""
+    """Return why measuring is pointless, where no dispatch would hold more than one step."""
     longest, bound = bounds.longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
 
 def mechanisms_of(recipe: Recipe) -> tuple[SinkMechanism, ...]:
-    """Those that the recipe leaves to choose from, the one to prefer first."""
-    asked = recipe.train.mechanism
-    return ("loop", "soft") if asked == "auto" else (asked,)
+    """Return the mechanisms that the recipe permits, the preferred one first."""
+    mechanism = recipe.train.mechanism
+    return ("loop", "soft") if mechanism == "auto" else (mechanism,)
 
 
 def measured_bounds(run: Sinkable) -> Bounds:
-    """What ends a dispatch here besides the end of its sink."""
+    """Return the bounds of a dispatch on the device at hand."""
     window = run.executable.feed.window(0)
     return bounds_of(run.recipe, run.run_schedule, window.stop - window.start)
 
 
 def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
-    """What ends a dispatch on an emulated device, where a queue of any length feeds it."""
+    """Return the bounds of a dispatch on an emulated device, fed by a queue of any length."""
     return bounds_of(recipe, run_schedule, run_schedule.total)
 
 
 def bounds_of(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
-    """What ends a dispatch besides the end of its sink, `window_steps` batches being at hand."""
+    """Return the bounds of a dispatch with `window_steps` batches on the device."""
     every = event_periods(recipe, run_schedule.steps_per_pass)
     saves = every[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
     periods = (*every[Event.EVALUATE], *saves)
     return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)
 
 
-def modelled_chooser(recipe: Recipe, run_schedule: RunSchedule) -> Callable[[SinkPrice], Choice]:
-    """What chooses the sinks on an emulated device."""
+def modelled_chooser(
+    recipe: Recipe, run_schedule: RunSchedule
+) -> Callable[[SinkPrice], SinkChoice]:
+    """Return the function that chooses the sinks on an emulated device."""
     bounds = modelled_bounds(recipe, run_schedule)
     return lambda price: choose(modelled_costs(price), bounds)
 
 
 def modelled_costs(price: SinkPrice) -> Costs:
-    """The costs behind modelled times of a step."""
+    """Derive costs from modelled times of a step."""
     loop = Cost.between("loop", price(1), LONGEST * price(LONGEST), LONGEST)
     return Costs(price(None), (loop,), 0.0)

@@ -1,4 +1,4 @@
-"""What dispatches cost on the machine at hand: single steps and long sinks, tried in turn."""
+"""Cost of dispatches on the machine at hand: single steps and long sinks, timed alternately."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from pipeline.autosink.timed_runs import TimedRuns, Timing, Variant
 from pipeline.sink.choice import Cost, Costs, SinkMechanism
 
 ROUNDS = 5, 15
-"""All ways are timed in turn so often, as there is time for: what slows the machine for a while
-slows them alike."""
+"""Least and most rounds; each times every variant once. What slows the machine for a while then
+slows all alike."""
 TRIAL_MS = 50.0
-"""What a trial should have, for what is written on the side to show in it."""
+"""Wanted time of a trial, long enough to include the work of the threads that write logs."""
 LONGEST, SINKS = 1000, 3
-"""A trial of long sinks has at least so many, of which the first is not timed."""
+"""Longest timed sink in steps, and the least sinks in a trial; the first is not timed."""
 SINGLES = 4
-"""A trial of single steps has at least so many."""
+"""Least steps in a trial of single steps."""
 
 OFF = Variant(None, "none")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What dispatches cost, and how it was found out."""
+    """Costs of dispatches, and the measurements they come from."""
 
     costs: Costs
     single_ms: np.ndarray
-    """float64 (dispatches,): each that was timed of one step without sinks."""
+    """float64 (dispatches,): the time of each dispatch of one step without sinks."""
     long_steps: int
-    """The length of the long dispatches that they were compared with."""
+    """Steps of the long dispatches."""
 
 
 def least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
-    """How many steps a measurement has at least."""
+    """Return the least number of steps of a measurement."""
     return ROUNDS[0] * (2 * SINGLES + 2 * SINKS * len(mechanisms))
 
 
 def first_look(trials: TimedRuns) -> float:
-    """About how long a step takes that is dispatched alone, in ms."""
+    """Time a step that is dispatched alone, roughly, in ms."""
     return float(trials.time(OFF, SINGLES).dispatch_ms.min())
 
 
 def measure(
     trials: TimedRuns, single_ms: float, mechanisms: Sequence[SinkMechanism], budget_s: float
 ) -> Measurement:
-    """What steps cost without sinks, in sinks of one, and in long sinks by each mechanism.
+    """Time steps without sinks, in sinks of one, and in long sinks by each mechanism.
 
-    Takes about `budget_s` seconds, longer where `least_steps` do; `single_ms` is a first look.
+    Takes about `budget_s` seconds, more where `least_steps` need it; `single_ms` is `first_look`.
     Raises RunError where a step is not finite, KeyboardInterrupt when a signal stops it.
     """
     round_ms = max(TRIAL_MS, SINGLES * single_ms) * (2 + len(mechanisms))
@@ -61,25 +61,28 @@ def measure(
     long_steps = _long_sink(trial_ms, step_ms)
     sinks = max(SINKS, round(trial_ms / (long_steps * step_ms)) + 1)
     singles = max(SINGLES, int(trial_ms / single_ms))
-    ways = {OFF: singles, Variant(1, mechanisms[0]): singles}
-    ways |= {Variant(long_steps, mechanism): sinks * long_steps for mechanism in mechanisms}
-    rounds = [{way: trials.time(way, steps) for way, steps in ways.items()} for _ in range(count)]
+    variants = {OFF: singles, Variant(1, mechanisms[0]): singles}
+    variants |= {Variant(long_steps, mechanism): sinks * long_steps for mechanism in mechanisms}
+    rounds = [
+        {variant: trials.time(variant, steps) for variant, steps in variants.items()}
+        for _ in range(count)
+    ]
     single_dispatches = np.concatenate([timed[OFF].dispatch_ms for timed in rounds])
     return Measurement(costs_of(rounds, mechanisms, long_steps), single_dispatches, long_steps)
 
 
 def _long_sink(trial_ms: float, step_ms: float) -> int:
-    """The steps of a sink of which `SINKS` fit into a trial."""
+    """Return the length of a sink of which `SINKS` fit into a trial."""
     return min(max(2, int(trial_ms / (SINKS * step_ms))), LONGEST)
 
 
 def costs_of(
     rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
-    """From rounds that have each timed every way: `undisturbed` times, the error of their ratio."""
+    """Fit costs to rounds of timings: `undisturbed` times, and the error of their ratio."""
 
-    def times(way: Variant) -> list[float]:
-        return [timed[way].step_ms for timed in rounds]
+    def times(variant: Variant) -> list[float]:
+        return [timed[variant].step_ms for timed in rounds]
 
     single_ms = undisturbed(times(Variant(1, mechanisms[0])))
     longs = {mechanism: times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
@@ -92,17 +95,17 @@ def costs_of(
 
 
 def undisturbed(times: Sequence[float]) -> float:
-    """The lower quartile of times: what else runs on a machine only ever adds to them."""
+    """Return the lower quartile of times: other work on the machine only ever adds to them."""
     return float(np.quantile(times, 0.25))
 
 
 def error_of_gain(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """How far the median of the ratios of two ways over rounds may be off, as a share."""
+    """Return the relative error of the median ratio of two variants over rounds."""
     return error_of_median([one / other for one, other in zip(slow, fast, strict=True)])
 
 
 def error_of_median(values: Sequence[float]) -> float:
-    """The standard error of a median as a share of it.
+    """Return the standard error of a median as a share of it.
 
     1.2533 sigma / sqrt(n) for normal errors, sigma being 1.4826 times the median deviation.
     """

@@ -1,4 +1,4 @@
-"""What `explain` tells of a recipe's sinks: what they cost, hold and buy, as text and as JSON."""
+"""Explanation of a recipe's sinks: their cost, memory and gain, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.sink.choice import SHOWN, Bounds, Choice, Cost, Costs, predict
+from pipeline.sink.choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict
 from pipeline.training.state import Record
 
 TELEMETRY_BYTES = 4 * len(Record._fields)
-"""What a step leaves behind: float32 loss, learning rate, gradient norm and loss scale."""
+"""Bytes of telemetry per step: a float32 for each field of `Record`."""
 
 
 @dataclass(frozen=True)
@@ -23,48 +23,48 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Memory:
-    """What batches take on the device."""
+    """Memory of batches on the device."""
 
     resident: bool
-    """The samples lie there once, and a batch is a list of them."""
+    """Whether all samples are on the device, and a batch is a list of indices."""
     data_bytes: int
-    """Of the samples that are there."""
+    """Bytes of the samples on the device."""
     batch_bytes: int
-    """Of each batch."""
+    """Bytes of each batch."""
     window_steps: int
-    """Batches that are there together, whatever the sink."""
+    """Batches on the device at once, whatever the sink."""
 
 
 @dataclass(frozen=True)
 class Calendar:
-    """What happens in a run besides steps, by the names of events."""
+    """Events of a run, by their names."""
 
     counts: Mapping[str, int]
     first: tuple[tuple[int, str], ...]
-    """The first boundaries, each with what happens there."""
+    """The first boundaries with an event, each with its events in words."""
     longest: int
-    """The longest run of steps without an event in it."""
+    """The most steps between two events."""
     total: int
 
 
 @dataclass(frozen=True)
 class Achieved:
-    """What sinks did buy: lower quartiles of runs with and without, in turn."""
+    """Measured gain of sinks: lower quartiles of alternating runs with and without."""
 
     off_ms: float
     step_ms: float
     rounds: int
     error: float
-    """By what share the gain may be off."""
+    """Relative error of the gain."""
 
     @property
     def gain(self) -> float:
-        """How many times as fast as without sinks."""
+        """Speed-up over no sinks."""
         return self.off_ms / self.step_ms
 
 
 @dataclass(frozen=True)
-class Run:
+class ExplainedRun:
     """The run that is explained."""
 
     recipe: str
@@ -76,29 +76,29 @@ class Run:
 
 @dataclass(frozen=True)
 class Explanation:
-    """All that was found out; what could not be is None."""
+    """Everything known of a run's sinks; None for what could not be measured."""
 
-    run: Run
+    run: ExplainedRun
     bounds: Bounds
     calendar: Calendar
-    choice: Choice
+    choice: SinkChoice
     costs: Costs | None = None
     dispatch: Dispatch | None = None
     memory: Memory | None = None
     achieved: Achieved | None = None
     modelled: bool = False
-    """By the model of an emulated device."""
+    """Whether the times come from the model of an emulated device."""
 
     @property
     def cost(self) -> Cost | None:
-        """That of the mechanism that was chosen, else of the first."""
+        """The cost of the mechanism that was chosen, else of the first."""
         if self.costs is None:
             return None
         chosen = [cost for cost in self.costs.sinks if cost.mechanism == self.choice.mechanism]
         return (chosen or [*self.costs.sinks])[0]
 
     def predictions(self) -> dict[int, float]:
-        """Milliseconds a step by sink size: those always shown, the asked and the chosen one."""
+        """Predict milliseconds a step by sink size: `SHOWN`, the recipe's and the chosen one."""
         cost = self.cost
         if cost is None:
             return {}
@@ -106,7 +106,7 @@ class Explanation:
         return {size: predict(cost, size, self.bounds) for size in sorted(sizes)}
 
     def to_dict(self) -> dict[str, Any]:
-        """What explain.json holds; what is expected is `modelled_` or `predicted_` by its name."""
+        """Return explain.json; keys of expected times begin with `modelled_` or `predicted_`."""
         expected = "modelled" if self.modelled else "predicted"
         return {
             **vars(self.run),
@@ -130,7 +130,7 @@ class Explanation:
         run, how = self.run, "MODELLED, not measured: " if self.modelled else ""
         head = f"{how}{run.recipe} on {run.device}, batch {run.batch_size}"
         lines = [f"  {name:<11} {text}" for name, text in self._facts()]
-        return "\n".join([head, *lines, "", *self._table(), *self._verdict()])
+        return "\n".join([head, *lines, "", *self._table(), *self._conclusion()])
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         if self.costs is not None:
@@ -169,7 +169,7 @@ class Explanation:
         marks += ["as asked"] if size is not None and size == self.run.asked else []
         return f"  <- {', '.join(marks)}" if marks else ""
 
-    def _verdict(self) -> Iterator[str]:
+    def _conclusion(self) -> Iterator[str]:
         choice, achieved = self.choice, self.achieved
         size = "no sinks" if choice.size is None else f"{choice.mechanism}, {choice.size:,} steps"
         yield f"  {'chosen':<11} {size}: {choice.why}"
@@ -204,8 +204,8 @@ def _memory_text(memory: Memory, size: int) -> str:
 
 def _calendar_texts(calendar: Calendar) -> Iterator[tuple[str, str]]:
     counts = [f"{name} {count:,} times" for name, count in calendar.counts.items() if count]
-    told = ", ".join(counts) if counts else "none"
-    yield "events", f"{told} in {calendar.total:,} steps; {calendar.longest:,} between two at most"
+    text = ", ".join(counts) if counts else "none"
+    yield "events", f"{text} in {calendar.total:,} steps; {calendar.longest:,} between two at most"
     if calendar.first:
         yield "", "; ".join(f"step {step:,}: {what}" for step, what in calendar.first)
 

@@ -1,8 +1,7 @@
-"""Trials: training for the clock alone, on a state and with logs that are thrown away.
+"""Timed runs: training for the clock alone, on a state and with logs that are discarded.
 
-The training stage itself runs the steps, watched by the monitors that the recipe asks for, which
-write into a folder that goes with the trials. So what is timed is what training does, without
-its evaluations and checkpoints.
+The training stage itself runs the steps, with the monitors of the recipe, which write into a
+temporary folder. So the times are those of training, without its evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pipeline.training.state import TrainState
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run steps: in sinks of so many, or None for none, by a mechanism."""
+    """A variant of a run: sinks of `sink_steps` steps, None for no sinks, by a mechanism."""
 
     sink_steps: int | None
     mechanism: Mechanism
@@ -42,55 +41,55 @@ class Variant:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a trial took. Its first sink is left out: the host finds its pace there."""
+    """Times of a trial without its first sink, in which dispatches find their size."""
 
     step_ms: float
-    """The mean over all steps, everything that the host does included."""
+    """The mean over all steps, the host's work included."""
     dispatch_ms: np.ndarray
     """float64 (dispatches,), each from the end of the one before."""
 
 
 class TimedRuns:
-    """A compiled run, tried out. `terminal`: as if its lines and its bar were watched on one."""
+    """Trials of a compiled run; with `terminal` its lines and bar are drawn as on a terminal."""
 
     def __init__(
         self, recipe: Recipe, run_schedule: RunSchedule, executable: Executable, *, terminal: bool
     ) -> None:
-        self._recipe, self._course = _without_events(recipe), run_schedule
+        self._recipe, self._run_schedule = _without_events(recipe), run_schedule
         self._executable, self._terminal = executable, terminal
         self._state = executable.init()
         self._open = ExitStack()
         self._observers: dict[int | None, Observers] = {}
 
-    def time(self, way: Variant, steps: int) -> Timing:
-        """Run so many steps one way, at least three times as many as a sink has.
+    def time(self, variant: Variant, steps: int) -> Timing:
+        """Time `steps` steps of a variant, at least three times as many as a sink has.
 
         Raises RunError where one is not finite.
         """
-        watch, observers = _Stopwatch(), self._observers_of(way)
+        watch, observers = _Stopwatch(), self._observers_of(variant)
         training = Training(
             self._recipe,
-            replace(self._course, total=steps, sink_steps=way.sink_steps),
+            replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps),
             self._executable,
-            way.mechanism,
+            variant.mechanism,
             [observers.monitor, watch],
             _never,
             None,
         )
         self._state = train(training, self._state, HostState(), History(0))
         observers.monitor.flush()
-        return watch.timing(way.sink_steps or 1)
+        return watch.timing(variant.sink_steps or 1)
 
-    def _observers_of(self, way: Variant) -> Observers:
-        """Those of a sink size; what ways have in common they need not share."""
-        if way.sink_steps not in self._observers:
+    def _observers_of(self, variant: Variant) -> Observers:
+        """Return the observers of a sink size, opened when first needed."""
+        if variant.sink_steps not in self._observers:
             folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
             console = self._open.enter_context(_unseen(self._terminal))
             reporter = self._open.enter_context(Reporter(folder, console))
-            run_schedule = replace(self._course, sink_steps=way.sink_steps)
+            run_schedule = replace(self._run_schedule, sink_steps=variant.sink_steps)
             observers = open_observers(self._recipe, folder, run_schedule, 0, reporter)
-            self._observers[way.sink_steps] = self._open.enter_context(observers)
-        return self._observers[way.sink_steps]
+            self._observers[variant.sink_steps] = self._open.enter_context(observers)
+        return self._observers[variant.sink_steps]
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +99,7 @@ class TimedRuns:
 
 
 class _Stopwatch(MonitorBase):
-    """Notes when each dispatch was over, after everyone else has been told."""
+    """Record of when each dispatch ended, after all other monitors were notified."""
 
     def __init__(self) -> None:
         self._at: list[float] = []
@@ -112,7 +111,7 @@ class _Stopwatch(MonitorBase):
         self._steps.append(telemetry.start + len(telemetry))
 
     def timing(self, skipped: int) -> Timing:
-        """The timing of the dispatches behind boundary `skipped`."""
+        """Return the timing of the dispatches after boundary `skipped`."""
         steps, at_ms = np.array(self._steps), 1000 * np.array(self._at)
         begin = int(np.searchsorted(steps, skipped))
         mean = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
@@ -121,7 +120,7 @@ class _Stopwatch(MonitorBase):
 
 @contextmanager
 def _unseen(terminal: bool) -> Iterator[Console]:
-    """A console that nobody reads, with the work of one that is read."""
+    """A console that writes to nowhere, with the work of a visible one."""
     with open(os.devnull, "w") as nowhere:
         yield Console(
             file=nowhere, force_terminal=terminal, soft_wrap=True, highlight=False, markup=False
@@ -129,7 +128,7 @@ def _unseen(terminal: bool) -> Iterator[Console]:
 
 
 def _without_events(recipe: Recipe) -> Recipe:
-    """The recipe without evaluations: they take as long in sinks as without."""
+    """Return the recipe without evaluations: they take as long in sinks as without."""
     evaluation = recipe.eval.model_copy(update={"every_steps": None, "every_passes": None})
     return recipe.model_copy(update={"eval": evaluation})
 

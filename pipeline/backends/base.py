@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.data.feed.feed import Feed
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
-from pipeline.sink.choice import Choice
+from pipeline.sink.choice import SinkChoice
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
@@ -117,7 +117,7 @@ class StepToPrice:
     sink_steps: int
     total_steps: Callable[[int], int | None]
     eager: bool = False
-    choose_sink: Callable[[SinkPrice], Choice] | None = None
+    choose_sink: Callable[[SinkPrice], SinkChoice] | None = None
 
 
 class Estimate(Protocol):
@@ -143,7 +143,7 @@ class Estimate(Protocol):
         """Of all devices together."""
 
     @property
-    def choice(self) -> Choice | None:
+    def choice(self) -> SinkChoice | None:
         """The sink that was chosen, where the proposal left it open."""
 
     def summary(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What a command says of itself: `python -m pipeline COMMAND --help`."""
+"""The usage text of a command: `python -m pipeline COMMAND --help`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ HELP = ("--help", "-h")
 
 
 def asks_for_help(args: Sequence[str]) -> bool:
-    """Do the arguments of a command ask what it takes?"""
+    """Return whether the arguments of a command ask for its usage."""
     return any(arg in HELP for arg in args)
 
 
 def show_usage(text: str) -> int:
-    """Print what a command takes; the exit status is 0."""
+    """Print a command's usage; the exit status is 0."""
     print(text.strip())
     return 0

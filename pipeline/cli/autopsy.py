@@ -1,4 +1,4 @@
-"""`python -m pipeline autopsy RUN_DIR`: the bad step of a run, computed and examined once more."""
+"""`python -m pipeline autopsy RUN_DIR`: compute and examine the bad step of a run again."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ example: python -m pipeline autopsy outputs/2026-11-21/14-46-29_lenet5_digits
 
 
 def main(args: Sequence[str]) -> int:
-    """Print what is found; the exit status is 0 where it is what the run found, else 1.
+    """Print the finding; the exit status is 0 where it equals that of the run, else 1.
 
-    Raises UsageError for other arguments, and what `read_reproducer` raises.
+    Raises UsageError for other arguments, and all that `read_reproducer` raises.
     """
     if asks_for_help(args):
         return show_usage(HELP)

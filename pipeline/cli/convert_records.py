@@ -1,4 +1,4 @@
-"""`python -m pipeline convert records OUT KEY=VALUE ...`: a dataset as ArrayRecord files (D-13)."""
+"""`python -m pipeline convert records OUT KEY=VALUE ...`: write ArrayRecord files (D-13)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ example: python -m pipeline convert records cifar dataset=cifar10 dataset.root=D
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains as the rest of the program does."""
+    """A parser that raises errors as the rest of the program does."""
 
     def error(self, message: str) -> NoReturn:
         raise RecipeError([f"convert records: {message}; usage: {USAGE}"])
@@ -40,8 +40,8 @@ class _Parser(argparse.ArgumentParser):
 def main(args: Sequence[str]) -> int:
     """Write the dataset that the arguments describe into the folder OUT; the exit status.
 
-    The arguments after OUT are those of a run. Raises RecipeError for what can't be understood,
-    DataError for what can't be read and RunError for what can't be written.
+    The arguments after OUT are those of a run. Raises RecipeError for invalid arguments, DataError
+    for unreadable data and RunError where OUT can't be written.
     """
     if asks_for_help(args):
         return show_usage(HELP)

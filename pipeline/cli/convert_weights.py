@@ -1,4 +1,4 @@
-"""`python -m pipeline convert weights SOURCE TARGET ...`."""
+"""`python -m pipeline convert weights SOURCE TARGET ...`: rename, transpose and write weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.errors import UsageError, printable
 from pipeline.runner.record.run_directory import run_of
 from pipeline.weights.files.named_arrays import Arrays, total_bytes
 from pipeline.weights.files.weight_files import is_weight_file, require_written, write_weights
-from pipeline.weights.foreign_names import in_likeness
+from pipeline.weights.foreign_names import under_foreign_names
 from pipeline.weights.matching import match_weights, table
 from pipeline.weights.network import network_arrays
 from pipeline.weights.restore import read_source
 from pipeline.weights.trained_run import read_run_recipe
 
 SHORT = {"rules": "checkpoint.rules", "partial": "checkpoint.partial"}
-"""What may be written without its section, since no other section is of interest here."""
+"""Keys that may be given without their section: no other section matters to this command."""
 LIKE = "like"
 USAGE = (
     "convert weights takes SOURCE TARGET, +recipe=NAME, like=FILE and KEY=VALUE, as in: "
@@ -47,9 +47,9 @@ example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=
 def main(args: Sequence[str]) -> int:
     """Read weights, give them the names and layout of a recipe's network, and write them.
 
-    SOURCE is a weight file or the directory of a run, whose recipe then counts. Without a recipe
-    the entries are written as they are. `like=FILE` writes them as that file has its own. Raises
-    UsageError, RecipeError and DataError; nothing is written then.
+    SOURCE is a weight file, or the directory of a run, whose recipe is then used. Without a recipe
+    the entries are written unchanged. `like=FILE` writes them under the names and in the layout of
+    that file. Raises UsageError, RecipeError and DataError; nothing is written then.
     """
     if asks_for_help(args):
         return show_usage(HELP)
@@ -65,14 +65,14 @@ def main(args: Sequence[str]) -> int:
         raise UsageError([f"{LIKE}={like}"], "needs a recipe, whose network both files are of")
     arrays, _ = read_source(source)
     if recipe is not None:
-        arrays = _as_network_has_them(arrays, source, recipe, like)
+        arrays = _convert(arrays, source, recipe, like)
     write_weights(target, arrays)
     print(f"{printable(str(target))}: {len(arrays):,} arrays, {total_bytes(arrays) / 1e6:,.1f} MB")
     return 0
 
 
-def _as_network_has_them(arrays: Arrays, source: Path, recipe: Recipe, like: str | None) -> Arrays:
-    """The arrays under the names of a recipe's network, or of a file like which they shall be."""
+def _convert(arrays: Arrays, source: Path, recipe: Recipe, like: str | None) -> Arrays:
+    """The arrays under the names of a recipe's network, or of the file `like`."""
     spec, network = recipe.checkpoint, network_arrays(recipe)
     matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
@@ -80,11 +80,11 @@ def _as_network_has_them(arrays: Arrays, source: Path, recipe: Recipe, like: str
     print(f"{printable(str(source))}: {matching.counts()}")
     if like is None:
         return matching.arrays
-    return in_likeness(like, read_source(Path(like))[0], matching.arrays, network)
+    return under_foreign_names(like, read_source(Path(like))[0], matching.arrays, network)
 
 
 def _recipe(overrides: Sequence[str], source: Path) -> Recipe | None:
-    """The recipe that decides names and shapes; None where the arguments name none."""
+    """The recipe that names and shapes come from; None where the arguments name none."""
     written = [_in_full(override) for override in overrides]
     run_dir = None if is_weight_file(source) else run_of(source)
     if value_of(written, "recipe") is None and run_dir is not None:

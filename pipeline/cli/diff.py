@@ -1,4 +1,4 @@
-"""`python -m pipeline diff RUN_A RUN_B`: what sets two runs apart, and what came of it."""
+"""`python -m pipeline diff RUN_A RUN_B`: the differences of two runs and of their results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""`python -m pipeline doctor ...`: is everything there that a run of this recipe needs?"""
+"""`python -m pipeline doctor ...`: check that everything a run of this recipe needs is there."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.download import DownloadError
 from pipeline.data.feed.feed import split_bytes
 from pipeline.errors import PipelineError, UsageError, printable
+from pipeline.files.folder_lock import lock_refusal
 from pipeline.files.package_paths import PACKAGE
 from pipeline.host.limits import read_limits
 from pipeline.runner.record.fingerprint import fingerprint
@@ -37,20 +37,20 @@ Level = Literal["ok", "warn", "fail"]
 PROJECT = "recipe-pipeline"
 GB = 1e9
 FREE_BYTES, FREE_FILES = 1e9, 10_000
-"""Below these a disk is about to be full."""
+"""Limits below which a disk is about to be full."""
 CACHE_BYTES = 20e9
 OPEN_FILES = 1024
 MEMORY_BYTES = 2e9
-"""What a small run takes at most, compilation included."""
+"""Upper bound of the memory of a small run, compilation included."""
 SKEW_S = 60
-"""How far a file server's clock may be off: the newest run is found by the times of files."""
+"""Largest harmless offset of a file server's clock: the newest run is found by times of files."""
 BUSY = 0.5
-"""Above this load a core others are at work."""
+"""Load per core above which other programs are at work."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What a check found, and where it is not well, what to do."""
+class CheckResult:
+    """The result of one check, with advice where something is wrong."""
 
     level: Level
     what: str
@@ -58,11 +58,11 @@ class Finding:
     advice: str = ""
 
     def __str__(self) -> str:
-        said = f"{self.level:<5} {self.what:<12} {self.text}"
-        return printable(f"{said}; {self.advice}" if self.advice else said)
+        line = f"{self.level:<5} {self.what:<12} {self.text}"
+        return printable(f"{line}; {self.advice}" if self.advice else line)
 
 
-Check = Callable[[Recipe], Iterator[Finding]]
+Check = Callable[[Recipe], Iterator[CheckResult]]
 
 HELP = """usage: python -m pipeline doctor [+recipe=NAME] [KEY=VALUE ...]
 
@@ -79,10 +79,10 @@ example: python -m pipeline doctor +recipe=lenet5_mnist dataset.root=DIR
 
 
 def main(args: Sequence[str]) -> int:
-    """Print what every check finds; the exit status is 1 where one has failed, else 0.
+    """Print the results of all checks; the exit status is 1 where one has failed, else 0.
 
     Takes overrides as a run does. Nothing is downloaded. Raises UsageError for a flag, RecipeError
-    for a recipe that is wrong.
+    for an invalid recipe.
     """
     if asks_for_help(args):
         return show_usage(HELP)
@@ -91,77 +91,77 @@ def main(args: Sequence[str]) -> int:
         raise UsageError(flags[:1], "doctor takes KEY=VALUE of one recipe, no flags")
     recipe, levels = compose_and_check(untrained(args)), []
     for check in (software, device, cache, data, outputs, limits, extras):
-        for finding in _findings(check, recipe):
-            print(finding, flush=True)
-            levels.append(finding.level)
+        for result in _results(check, recipe):
+            print(result, flush=True)
+            levels.append(result.level)
     failed, warned = levels.count("fail"), levels.count("warn")
     print(f"{len(levels)} checks of {recipe.name}: {failed} failed, {warned} to look at")
     return 1 if failed else 0
 
 
-def _findings(check: Check, recipe: Recipe) -> Iterator[Finding]:
-    """What a check finds; that it fails is a finding too."""
+def _results(check: Check, recipe: Recipe) -> Iterator[CheckResult]:
+    """The results of a check; an error that it raises is one too."""
     try:
         yield from check(recipe)
     except PipelineError as error:
-        yield Finding("fail", check.__name__, " ".join(str(error).split()))
+        yield CheckResult("fail", check.__name__, " ".join(str(error).split()))
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        yield Finding("fail", check.__name__, where)
+        yield CheckResult("fail", check.__name__, where)
 
 
-def software(recipe: Recipe) -> Iterator[Finding]:
-    """What is installed."""
-    told = ", ".join(f"{name} {version}" for name, version in versions({}).items())
-    yield Finding("ok", "software", f"{told}; {PACKAGE}")
+def software(recipe: Recipe) -> Iterator[CheckResult]:
+    """Versions of the installed packages."""
+    installed = ", ".join(f"{name} {version}" for name, version in versions({}).items())
+    yield CheckResult("ok", "software", f"{installed}; {PACKAGE}")
 
 
-def device(recipe: Recipe) -> Iterator[Finding]:
-    """The device is there, and computes."""
+def device(recipe: Recipe) -> Iterator[CheckResult]:
+    """The device is there and computes."""
     backend = recipe.device.open()
-    about = backend.describe()
-    said = ", ".join(v if k == "device" else f"{k} {v}" for k, v in about.items())
+    properties = backend.describe()
+    name = ", ".join(v if k == "device" else f"{k} {v}" for k, v in properties.items())
     numbers = jax.device_put(jnp.arange(8.0), backend.device)
     total = float(jax.jit(jnp.sum)(numbers))
     if total != 28.0:
-        yield Finding("fail", "device", f"{said}: the sum of 0 to 7 is {total}", "use another")
+        yield CheckResult("fail", "device", f"{name}: the sum of 0 to 7 is {total}", "use another")
     else:
-        yield Finding("ok", "device", said)
+        yield CheckResult("ok", "device", name)
 
 
-def cache(recipe: Recipe) -> Iterator[Finding]:
-    """The cache can be written; without it all is compiled and downloaded anew."""
+def cache(recipe: Recipe) -> Iterator[CheckResult]:
+    """The cache can be written; without it each run compiles and downloads everything again."""
     root = cache_root(recipe.cache)
     try:
         with _scratch(root):
             space = list(_space("the cache", root))
     except OSError as error:
         reason = f"{root}: can't be written: {error.strerror}"
-        yield Finding("fail", "cache", reason, "name another: cache.root=DIR")
+        yield CheckResult("fail", "cache", reason, "name another: cache.root=DIR")
         return
-    # What vanishes meanwhile, as others' drafts do, is passed over by `walk`.
+    # `walk` skips files that vanish meanwhile, such as temporary files of other processes.
     held_bytes = sum(
         _file_bytes(Path(folder, name)) for folder, _, names in os.walk(root) for name in names
     )
     advice = f"delete {root / PROGRAMS}" if held_bytes > CACHE_BYTES else ""
     text = f"{root}: writable, holds {held_bytes / GB:.2f} GB"
-    yield Finding("warn" if advice else "ok", "cache", text, advice)
+    yield CheckResult("warn" if advice else "ok", "cache", text, advice)
     if exposure := find_exposure(root):
         text = f"{exposure}, so compiled programs are neither read nor kept"
-        yield Finding("warn", "cache", text, exposure.advice)
+        yield CheckResult("warn", "cache", text, exposure.advice)
     yield from space
 
 
 def _file_bytes(path: Path) -> int:
-    """0 for what is no file, or not any more: others use the cache at the same time."""
+    """The size of a file; 0 where it is none or was removed: others use the cache meanwhile."""
     try:
         return path.stat().st_size if path.is_file() else 0
     except OSError:
         return 0
 
 
-def data(recipe: Recipe) -> Iterator[Finding]:
-    """The data is there and can be read; nothing is downloaded for this."""
+def data(recipe: Recipe) -> Iterator[CheckResult]:
+    """The data is there and can be read; nothing is downloaded."""
     dataset = recipe.dataset.model_copy(update={"mirrors": ()})
     try:
         raw = dataset.read(cache_root(recipe.cache))
@@ -169,19 +169,21 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         where = cache_root(recipe.cache) / dataset.name
         mirrors = ", ".join(recipe.dataset.mirrors)
         advice = f"a run downloads it from {mirrors}" if mirrors else "name it: dataset.root=DIR"
-        yield Finding("warn" if mirrors else "fail", "data", f"not in {where}", advice)
+        yield CheckResult("warn" if mirrors else "fail", "data", f"not in {where}", advice)
         return
     for split in (raw.train, raw.eval):
         fingerprint(split)
     size_bytes = split_bytes(raw.train) + split_bytes(raw.eval)
     counts = f"{len(raw.train):,} training and {len(raw.eval):,} evaluation samples"
-    yield Finding("ok", "data", f"{dataset.name}: {counts}, {size_bytes / 1e6:,.1f} MB, readable")
+    yield CheckResult(
+        "ok", "data", f"{dataset.name}: {counts}, {size_bytes / 1e6:,.1f} MB, readable"
+    )
 
 
-def outputs(recipe: Recipe) -> Iterator[Finding]:
-    """Run directories can be made here, with all that a run does in them."""
+def outputs(recipe: Recipe) -> Iterator[CheckResult]:
+    """Run directories can be created, written and locked here."""
     with _scratch(OUTPUTS) as folder:
-        yield Finding("ok", "outputs", f"{OUTPUTS.absolute()}: writable")
+        yield CheckResult("ok", "outputs", f"{OUTPUTS.absolute()}: writable")
         yield from _locks(folder)
         yield from _clock(folder)
         yield from _space("outputs", folder)
@@ -189,7 +191,7 @@ def outputs(recipe: Recipe) -> Iterator[Finding]:
 
 @contextmanager
 def _scratch(parent: Path) -> Iterator[Path]:
-    """A folder in `parent` in which a file was written and renamed; nothing of it stays."""
+    """A temporary folder in `parent` in which a file was written and renamed."""
     missing = [path for path in (parent, *parent.parents) if not path.exists()]
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=parent))
@@ -205,77 +207,75 @@ def _scratch(parent: Path) -> Iterator[Path]:
                 path.rmdir()
 
 
-def _locks(folder: Path) -> Iterator[Finding]:
-    try:
-        with (folder / "file").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        text = f"{folder.parent}: the file system has no locks ({error.strerror})"
+def _locks(folder: Path) -> Iterator[CheckResult]:
+    refusal = lock_refusal(folder / "file")
+    if refusal is not None:
+        text = f"{folder.parent}: the file system has no locks ({refusal})"
         advice = "train.resume=auto passes over runs that were killed; name them"
-        yield Finding("warn", "locks", text, advice)
+        yield CheckResult("warn", "locks", text, advice)
     else:
-        yield Finding("ok", "locks", "the file system has them")
+        yield CheckResult("ok", "locks", "the file system has them")
 
 
-def _clock(folder: Path) -> Iterator[Finding]:
+def _clock(folder: Path) -> Iterator[CheckResult]:
     skew_s = (folder / "file").stat().st_mtime - time.time()
     if abs(skew_s) > SKEW_S:
         text = f"the file system's is {skew_s:+,.0f} s off this machine's"
-        yield Finding("warn", "clock", text, "the newest run is found by the times of files")
+        yield CheckResult("warn", "clock", text, "the newest run is found by the times of files")
     else:
-        yield Finding("ok", "clock", f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}, files agree")
+        yield CheckResult("ok", "clock", f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}, files agree")
 
 
-def _space(what: str, folder: Path) -> Iterator[Finding]:
+def _space(what: str, folder: Path) -> Iterator[CheckResult]:
     disk = os.statvfs(folder)
     free_bytes = disk.f_bavail * disk.f_frsize
-    # File systems without a fixed number of files say that they have none.
+    # File systems without a fixed number of files report 0.
     files_end = disk.f_files > 0 and disk.f_favail < FREE_FILES
     text = f"{free_bytes / GB:,.1f} GB free where {what} lies"
     if free_bytes < FREE_BYTES or files_end:
         more = f", {disk.f_favail:,} files" if files_end else ""
-        yield Finding("warn", "disk", text + more, "make room, or work in another folder")
+        yield CheckResult("warn", "disk", text + more, "make room, or work in another folder")
     else:
-        yield Finding("ok", "disk", text)
+        yield CheckResult("ok", "disk", text)
 
 
-def limits(recipe: Recipe) -> Iterator[Finding]:
-    """What a shared machine leaves to this process."""
-    found = read_limits()
-    if found.open_files is not None and found.open_files < OPEN_FILES:
-        yield Finding("warn", "open files", f"{found.open_files:,} at most", "ulimit -n 4096")
+def limits(recipe: Recipe) -> Iterator[CheckResult]:
+    """Files, memory and cores that this process may use."""
+    limits = read_limits()
+    if limits.open_files is not None and limits.open_files < OPEN_FILES:
+        yield CheckResult("warn", "open files", f"{limits.open_files:,} at most", "ulimit -n 4096")
     else:
-        yield Finding("ok", "open files", f"{found.open_files or 'any number'} at most")
-    for name, limit in (("file size", found.file_bytes), ("addresses", found.address_bytes)):
+        yield CheckResult("ok", "open files", f"{limits.open_files or 'any number'} at most")
+    for name, limit in (("file size", limits.file_bytes), ("addresses", limits.address_bytes)):
         if limit is not None:
             text = f"limited to {limit / GB:,.1f} GB"
-            yield Finding("warn", name, text, "a run may end there; ulimit -a shows it")
-    level: Level = "ok" if found.memory_bytes >= MEMORY_BYTES else "warn"
+            yield CheckResult("warn", name, text, "a run may end there; ulimit -a shows it")
+    level: Level = "ok" if limits.memory_bytes >= MEMORY_BYTES else "warn"
     advice = "" if level == "ok" else "a run may be killed for want of memory"
-    yield Finding(level, "memory", f"{found.memory_bytes / GB:,.1f} GB can be had", advice)
-    busy = found.load > BUSY * found.machine_cores
-    text = f"{found.cores:g} of {found.machine_cores} may be used, load {found.load:.1f}"
+    yield CheckResult(level, "memory", f"{limits.memory_bytes / GB:,.1f} GB can be had", advice)
+    busy = limits.load > BUSY * limits.machine_cores
+    text = f"{limits.cores:g} of {limits.machine_cores} may be used, load {limits.load:.1f}"
     advice = "others are at work; times will scatter" if busy else ""
-    yield Finding("warn" if busy else "ok", "cores", text, advice)
+    yield CheckResult("warn" if busy else "ok", "cores", text, advice)
 
 
-def extras(recipe: Recipe) -> Iterator[Finding]:
-    """Which extras of the package are installed; none has to be."""
+def extras(recipe: Recipe) -> Iterator[CheckResult]:
+    """The extras of the package that are installed; none has to be."""
     try:
         names = metadata(PROJECT).get_all("Provides-Extra") or []
     except PackageNotFoundError:
-        yield Finding("ok", "extras", f"{PROJECT} runs without being installed")
+        yield CheckResult("ok", "extras", f"{PROJECT} runs without being installed")
         return
     for extra in sorted(names):
         missing = lacking(PROJECT, extra)
         text = f"{extra}: lacks {', '.join(missing)}" if missing else f"{extra}: installed"
         advice = f"pip install '{PROJECT}[{extra}]' where it is needed" if missing else ""
-        yield Finding("ok", "extras", text, advice)
+        yield CheckResult("ok", "extras", text, advice)
 
 
 def lacking(distribution: str, extra: str) -> list[str]:
-    """What of an extra of a distribution is not installed, extras of its own included."""
-    found: list[str] = []
+    """The requirements of a distribution's extra that are not installed, nested extras included."""
+    missing: list[str] = []
     for requirement in map(Requirement, requires(distribution) or ()):
         marker = requirement.marker
         wanted = [marker is not None and marker.evaluate({"extra": name}) for name in ("", extra)]
@@ -284,8 +284,8 @@ def lacking(distribution: str, extra: str) -> list[str]:
         try:
             version(requirement.name)
         except PackageNotFoundError:
-            found.append(requirement.name)
+            missing.append(requirement.name)
             continue
         for inner in requirement.extras:
-            found += lacking(requirement.name, inner)
-    return found
+            missing += lacking(requirement.name, inner)
+    return missing

@@ -1,7 +1,7 @@
-"""`python -m pipeline explain ...`: what sinks would buy a recipe here, and what they do buy.
+"""`python -m pipeline explain ...`: predict and measure what sinks gain for a recipe here.
 
-The recipe is composed as for a run and compiled, and its steps are timed on weights that are
-thrown away. Nothing is written but `explain.json`, into a directory named as `hydra.run.dir`.
+The recipe is composed and compiled as for a run, and its steps are timed; the weights are thrown
+away. Only `explain.json` is written, into the directory that `hydra.run.dir` names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ from pipeline.autosink.dispatch_costs import (
     measure,
     undisturbed,
 )
-from pipeline.autosink.explanation import Achieved, Calendar, Dispatch, Explanation, Memory, Run
+from pipeline.autosink.explanation import (
+    Achieved,
+    Calendar,
+    Dispatch,
+    ExplainedRun,
+    Explanation,
+    Memory,
+)
 from pipeline.autosink.timed_runs import TimedRuns, Variant
 from pipeline.backends.base import Backend, SinkPrice
 from pipeline.cli._usage import asks_for_help, show_usage
@@ -47,7 +54,7 @@ from pipeline.errors import RunError, UsageError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.choice import Choice, choose, no_sink
+from pipeline.sink.choice import SinkChoice, choose, no_sink
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_run
@@ -59,11 +66,11 @@ from pipeline.stages.train.event_periods import event_periods
 FILE = "explain.json"
 RUN_DIR = "hydra.run.dir"
 BUDGET_S = 6.0
-"""How long dispatches are measured, and how long it is tried what they said."""
+"""Time to measure dispatches, and again to verify the choice."""
 ACHIEVING_S = 0.2
-"""About how long each of the runs with and without sinks lasts that are compared in the end."""
+"""Approximate length of each run with or without sinks in the final comparison."""
 BUSY = 0.5
-"""Above this load a processor nothing can be timed well."""
+"""Load per processor above which timings are unreliable."""
 SHOWN_EVENTS = 4
 
 HELP = """usage: python -m pipeline explain [+recipe=NAME] [KEY=VALUE ...] [hydra.run.dir=DIR]
@@ -80,28 +87,28 @@ example: python -m pipeline explain +recipe=lenet5_digits train.batch_size=64
 
 
 def main(args: Sequence[str]) -> int:
-    """Print what there is to know of the sinks of a recipe; the exit status is 0.
+    """Print costs and gains of the sinks of a recipe; the exit status is 0.
 
-    Raises UsageError for a flag, RecipeError for a recipe that is wrong, RunError where its steps
-    can't be run.
+    Raises UsageError for a flag, RecipeError for an invalid recipe, RunError where its steps can't
+    be run.
     """
     if asks_for_help(args):
         return show_usage(HELP)
     flags = [arg for arg in args if arg.startswith("-")]
     if flags:
         raise UsageError(flags[:1], "explain takes KEY=VALUE of one recipe, no flags")
-    asked = value_of(args, RUN_DIR)
+    run_dir = value_of(args, RUN_DIR)
     recipe = compose_and_check([arg for arg in args if key_of(arg) != RUN_DIR])
-    if asked is not None:
-        with _writing(Path(asked)):
-            Path(asked).mkdir(parents=True, exist_ok=True)
+    if run_dir is not None:
+        with _writing(Path(run_dir)):
+            Path(run_dir).mkdir(parents=True, exist_ok=True)
     with Reporter() as reporter:
         _warn_of_load(reporter)
         explanation = explain_recipe(recipe, reporter)
         reporter.say(f"\n{explanation}")
-    if asked is not None:
-        with _writing(Path(asked)):
-            write_whole(Path(asked, FILE), json_text(explanation.to_dict(), indent=2) + "\n")
+    if run_dir is not None:
+        with _writing(Path(run_dir)):
+            write_whole(Path(run_dir, FILE), json_text(explanation.to_dict(), indent=2) + "\n")
     return 0
 
 
@@ -115,7 +122,7 @@ def _warn_of_load(reporter: Reporter) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Around writing into a folder. Raises RunError where the system refuses."""
+    """Raise RunError where the system refuses to write into a folder."""
     try:
         yield
     except OSError as error:
@@ -123,7 +130,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
-    """Build, compile and measure; on an emulated device, ask its model instead."""
+    """Build, compile and measure; for an emulated device, take its model's figures instead."""
     backend = recipe.device.open()
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
@@ -144,10 +151,10 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
 def _modelled(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
 ) -> Explanation | None:
-    """What the model of an emulated device says; None on a device that is there."""
+    """The explanation by the model of an emulated device; None for a physical device."""
     bounds, seen = modelled_bounds(recipe, built.run_schedule), []
 
-    def choose_sink(price: SinkPrice) -> Choice:
+    def choose_sink(price: SinkPrice) -> SinkChoice:
         seen.append(modelled_costs(price))
         return choose(seen[-1], bounds)
 
@@ -155,7 +162,7 @@ def _modelled(
     estimate = backend.estimate(proposal)
     if estimate is None or estimate.choice is None:
         return None
-    run = Run(
+    run = ExplainedRun(
         recipe.name, estimate.device, recipe.train.batch_size, _asked(recipe, built.run_schedule)
     )
     calendar = calendar_of(recipe, built.run_schedule)
@@ -163,11 +170,11 @@ def _modelled(
 
 
 def _measured(run: Sinkable, trials: TimedRuns) -> Explanation:
-    """Measure, choose, and see what the choice achieves."""
+    """Measure, choose, and verify what the choice achieves."""
     recipe, run_schedule = run.recipe, run.run_schedule
     bounds, single_ms = measured_bounds(run), first_look(trials)
     device = run.backend.describe()["device"]
-    about = Run(recipe.name, device, recipe.train.batch_size, _asked(recipe, run_schedule))
+    about = ExplainedRun(recipe.name, device, recipe.train.batch_size, _asked(recipe, run_schedule))
     explanation = partial(Explanation, about, bounds, calendar_of(recipe, run_schedule))
     memory = memory_of(run.executable.feed)
     reason = unmeasurable(single_ms, bounds)
@@ -185,24 +192,24 @@ def _asked(recipe: Recipe, run_schedule: RunSchedule) -> int | None:
 
 
 def dispatch_of(measured: Measurement) -> Dispatch:
-    """What is left of single dispatches when the step inside a long one is taken off."""
+    """Median and 90th percentile of a dispatch's overhead: a single one less its step's time."""
     step_ms = measured.costs.sinks[0].step_ms
     median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
     return Dispatch(float(median_us), float(p90_us))
 
 
 def memory_of(feed: Feed) -> Memory:
-    """What batches take on the device, by looking at a window of them."""
+    """Device memory of the batches, in bytes, measured on the first window."""
     window = feed.window(0)
     steps, inputs = window.stop - window.start, window.inputs
-    moved = [inputs.indices, inputs.passes, inputs.counts]
-    moved += [] if inputs.resident else list(inputs.columns.values())
-    total = sum(array.nbytes for array in jax.tree.leaves(moved))
+    copied = [inputs.indices, inputs.passes, inputs.counts]
+    copied += [] if inputs.resident else list(inputs.columns.values())
+    total = sum(array.nbytes for array in jax.tree.leaves(copied))
     return Memory(inputs.resident, feed.device_bytes, round(total / steps), steps)
 
 
 def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
-    """The events of a run besides the ends of its sinks."""
+    """The events of a run other than the ends of its sinks."""
     every = event_periods(recipe, run_schedule.steps_per_pass)
     if "checkpoint" not in recipe.stages:
         every = {**every, Event.CHECKPOINT: ()}
@@ -227,11 +234,11 @@ def _boundaries(periods: Sequence[int], total: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(0), *multiples]))
 
 
-def achieve(trials: TimedRuns, choice: Choice) -> Achieved | None:
+def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
     """Train with and without the sinks that were chosen, in turn; None where none were."""
     if choice.size is None:
         return None
-    way = Variant(choice.size, choice.mechanism)
+    variant = Variant(choice.size, choice.mechanism)
     sinks = max(3, round(1000 * ACHIEVING_S / (choice.size * choice.step_ms)) + 1)
     singles = max(SINGLES, round(1000 * ACHIEVING_S / choice.off_ms))
     round_s = (singles * choice.off_ms + sinks * choice.size * choice.step_ms) / 1e3
@@ -239,5 +246,5 @@ def achieve(trials: TimedRuns, choice: Choice) -> Achieved | None:
     off, sunk = [], []
     for _ in range(rounds):
         off.append(trials.time(OFF, singles).step_ms)
-        sunk.append(trials.time(way, sinks * choice.size).step_ms)
+        sunk.append(trials.time(variant, sinks * choice.size).step_ms)
     return Achieved(undisturbed(off), undisturbed(sunk), rounds, error_of_gain(off, sunk))

@@ -1,4 +1,4 @@
-"""`python -m pipeline export RUN_DIR FOLDER`: a trained network that needs no recipe any more."""
+"""`python -m pipeline export RUN_DIR FOLDER`: write a trained network that needs no recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODEL_FILES = frozenset(
         *(".ckpt", ".mindir", ".air", ".om"),
     }
 )
-"""Suffixes by which someone asks for a file, where a folder is written."""
+"""Suffixes of model files: whoever names one expects a file, and a folder is written."""
 USAGE = "export takes RUN_DIR FOLDER"
 NO_FILE = (
     "export writes a folder of StableHLO, weights and what they are of, and no such file; name a "

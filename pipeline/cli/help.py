@@ -1,4 +1,4 @@
-"""What `--help` says: commands, groups with their options, recipes, a line each."""
+"""The text of `--help`: commands, groups with their options, and recipes, one line each."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data i
 
 
 def main(args: Sequence[str]) -> int:
-    """Print what there is to choose from; the exit status is 0."""
+    """Print commands, recipes and groups; the exit status is 0."""
     print(guide())
     return 0
 
 
 def guide() -> str:
-    """The text of `--help`; reads file headers only, composes nothing."""
+    """The text of `--help`; reads only file headers and composes nothing."""
     parts = [HEAD, "Recipes (+recipe=NAME)", *_lines(find_recipes(Path.cwd())), ""]
     for group, options in find_groups().items():
         parts += [f"Group {group} ({group}=NAME)", *_lines(options), ""]

@@ -1,4 +1,4 @@
-"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: what a trained network says of images."""
+"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: classify images with a trained network."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ example: python -m pipeline infer digits_network seven.png --top=3
 """
 JSON, TOP = "--json", "--top="
 MAX_DIGITS = 9
-"""Of the number behind --top: Python reads none of thousands."""
+"""Digits of the number after --top: Python refuses to parse thousands."""
 BATCH = 64
-"""Images a call; a file of fewer is one call of its own size."""
+"""Images per call; a file with fewer is one call of its own size."""
 
 Logits = Callable[[np.ndarray], np.ndarray]
-"""Images (n, *shape) as they are read -> logits float32 (n, classes)."""
+"""Function from images (n, *shape), as read, to logits float32 (n, classes)."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the arguments say."""
+class InferArguments:
+    """The parsed arguments."""
 
     source: Path
     files: tuple[Path, ...]
@@ -54,21 +54,21 @@ class Asked:
 def main(args: Sequence[str]) -> int:
     """Print class and probability of every image; the exit status is 0.
 
-    Raises UsageError for other arguments, RecipeError and DataError for what can't be read.
+    Raises UsageError for other arguments, RecipeError and DataError for unreadable files.
     """
     if asks_for_help(args):
         return show_usage(HELP)
-    asked = _parse(args)
-    logits, samples = _network(asked.source)
-    for file in asked.files:
+    given = _parse(args)
+    logits, samples = _network(given.source)
+    for file in given.files:
         images = read_images(file, samples)
         for index, probabilities in enumerate(_probabilities(logits, images)):
             name = str(file) if len(images) == 1 else f"{file}[{index}]"
-            print(_line(asked, name, probabilities, samples.classes))
+            print(_line(given, name, probabilities, samples.classes))
     return 0
 
 
-def _parse(args: Sequence[str]) -> Asked:
+def _parse(args: Sequence[str]) -> InferArguments:
     words = [arg for arg in args if not arg.startswith("-")]
     tops = [arg for arg in args if arg.startswith(TOP)]
     wrong = [arg for arg in args if arg not in (*words, *tops, JSON)]
@@ -78,11 +78,11 @@ def _parse(args: Sequence[str]) -> Asked:
     if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
         raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
     source, *files = map(Path, words)
-    return Asked(source, tuple(files), JSON in args, int(top))
+    return InferArguments(source, tuple(files), JSON in args, int(top))
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:
-    """The function of a run or an export, and what it takes."""
+    """The logits function of a run or an export, and the format of its samples."""
     if is_export(source):
         exported = read_export(source)
         weights = jax.device_put(exported.arrays)
@@ -98,7 +98,7 @@ def _probabilities(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
     """The softmax of each image's logits, float64 (classes,)."""
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
-        # A last batch of another size would be compiled anew.
+        # A last batch of another size would be compiled separately.
         missing = min(BATCH, len(images)) - len(batch)
         padded = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
         values = logits(padded)[: len(batch)].astype(np.float64)
@@ -111,13 +111,15 @@ def _probabilities(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
         yield from powers / powers.sum(axis=-1, keepdims=True)
 
 
-def _line(asked: Asked, name: str, probabilities: np.ndarray, classes: Sequence[str]) -> str:
-    best = np.argsort(-probabilities, kind="stable")[: asked.top]
-    found = [
+def _line(
+    given: InferArguments, name: str, probabilities: np.ndarray, classes: Sequence[str]
+) -> str:
+    best = np.argsort(-probabilities, kind="stable")[: given.top]
+    predictions = [
         {"class": classes[i], "label": int(i), "probability": round(float(probabilities[i]), 6)}
         for i in best
     ]
-    if asked.as_json:
-        return json.dumps({"file": name, **found[0], "top": found})
-    told = ", ".join(f"{shown(entry['class'])} {entry['probability']:.4f}" for entry in found)
-    return f"{printable(name)}: {told}"
+    if given.as_json:
+        return json.dumps({"file": name, **predictions[0], "top": predictions})
+    text = ", ".join(f"{shown(one['class'])} {one['probability']:.4f}" for one in predictions)
+    return f"{printable(name)}: {text}"

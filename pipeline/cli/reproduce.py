@@ -1,8 +1,8 @@
-"""`python -m pipeline reproduce RUN_DIR`: does a run give the same numbers again, here and now?
+"""`python -m pipeline reproduce RUN_DIR`: repeat a run here and compare its losses bit for bit.
 
-The recipe is run anew, by a process of its own in the folder where the run was begun, with the
-lowerings that the run had. Its losses are compared step by step; where they are not the same, so is
-what else may have made the difference.
+The recipe is run again, by a process of its own in the folder where the run was started, with the
+lowerings that the run used. Losses are compared step by step; where they differ, so are recipe,
+code, versions, data and machine.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ example: python -m pipeline reproduce outputs/2026-11-21/14-46-29_lenet5_digits
 """
 RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
 LOOKS_S = 0.2
-"""How often it is looked how far the new run has come."""
+"""Time between looks at the progress of the new run."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the arguments say."""
+class ReproduceArguments:
+    """The parsed arguments."""
 
     source: Path
     overrides: tuple[str, ...]
@@ -73,30 +73,30 @@ def main(args: Sequence[str]) -> int:
     """
     if asks_for_help(args):
         return show_usage(HELP)
-    asked = _parse(args)
-    kept = read_record(asked.source)
+    given = _parse(args)
+    kept = read_record(given.source)
     name = check_tree(dict(kept.recipe)).name
     steps = last_step(kept.run_dir / METRICS)
     if steps is None:
         raise DataError(f"{kept.run_dir / METRICS}: has no step to compare with")
     run_dir = (
-        run_directory.make(Path(asked.run_dir))
-        if asked.run_dir
+        run_directory.make(Path(given.run_dir))
+        if given.run_dir
         else run_directory.create(f"{name}_reproduced")
     )
-    _take_lowerings(kept.run_dir, run_dir)
-    status = _rerun(kept, run_dir, asked.overrides, None if kept.status == "done" else steps)
+    _copy_lowerings(kept.run_dir, run_dir)
+    status = _rerun(kept, run_dir, given.overrides, None if kept.status == "done" else steps)
     if not (run_dir / RECIPE).exists():
-        _remove_unused(run_dir, named=asked.run_dir is not None)
+        _remove_unused(run_dir, named=given.run_dir is not None)
         if status != RecipeError.exit_status:
             raise RunError(f"{run_dir}: the new run ended before it began, exit status {status}")
     if status == RecipeError.exit_status:
         return status
-    return judge(kept, read_record(run_dir))
+    return compare_and_report(kept, read_record(run_dir))
 
 
-def _parse(args: Sequence[str]) -> Asked:
-    # Folders of sweeps may be called after what they vary: `lr=0.1`.
+def _parse(args: Sequence[str]) -> ReproduceArguments:
+    # Folders of sweeps may be named after the keys that vary: `lr=0.1`.
     words = [arg for arg in args if "=" not in arg or Path(arg).exists()]
     if len(words) != 1 or words[0].startswith("-"):
         raise UsageError(args, USAGE)
@@ -105,11 +105,11 @@ def _parse(args: Sequence[str]) -> Asked:
             resume, "goes on with a run, where reproduce makes a new one; leave it out"
         )
     overrides = tuple(arg for arg in args if arg not in words and key_of(arg) != RUN_DIR)
-    return Asked(Path(words[0]), overrides, value_of(args, RUN_DIR))
+    return ReproduceArguments(Path(words[0]), overrides, value_of(args, RUN_DIR))
 
 
-def _take_lowerings(source: Path, target: Path) -> None:
-    """How convolutions were computed is part of what makes a run repeat itself."""
+def _copy_lowerings(source: Path, target: Path) -> None:
+    """Copy the choice of lowerings: the same bits need the same computation of convolutions."""
     if (source / LOWERINGS).is_file() and not (source / LOWERINGS).is_symlink():
         try:
             write_whole(target / LOWERINGS, read_bytes(source / LOWERINGS))
@@ -120,7 +120,7 @@ def _take_lowerings(source: Path, target: Path) -> None:
 
 
 def _remove_unused(run_dir: Path, *, named: bool) -> None:
-    """Leave nothing of a run that never began; a directory that the user has named stays."""
+    """Remove the files of a run that never began; a directory that the user named stays."""
     (run_dir / LOWERINGS).unlink(missing_ok=True)
     if not named:
         with suppress(OSError):
@@ -130,9 +130,9 @@ def _remove_unused(run_dir: Path, *, named: bool) -> None:
 def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int | None) -> int:
     """Run the recipe in a process of its own, up to step `steps` or its end; its exit status."""
     recipe = kept.run_dir.absolute() / RECIPE
-    asked = [f"+recipe={recipe}", f"{RESUME}=null", f"{RUN_DIR}={quoted(str(run_dir.absolute()))}"]
-    # -P: the folder is what a run says, and what lies there must not be imported.
-    command = [sys.executable, "-P", "-m", "pipeline", *asked, *overrides]
+    own = [f"+recipe={recipe}", f"{RESUME}=null", f"{RUN_DIR}={quoted(str(run_dir.absolute()))}"]
+    # -P: the folder comes from the run's files, and modules in it must not be imported.
+    command = [sys.executable, "-P", "-m", "pipeline", *own, *overrides]
     folder = Path(str(kept.made_by.get("folder", ".")))
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -148,8 +148,8 @@ def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int 
 
 @contextmanager
 def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Meanwhile, whoever stops this process stops that one, which then saves what it has."""
-    # Ctrl-C comes to both, and so does the end of a terminal; `kill` comes to this one alone.
+    """Inside, pass signals that stop this process on to `process`, which then saves its state."""
+    # Ctrl-C and the end of a terminal reach both processes; `kill` reaches this one alone.
     numbers = [number for number in find_stops() if number != signal.SIGINT]
     before = {number: signal.signal(number, lambda *_: process.terminate()) for number in numbers}
     try:
@@ -166,8 +166,8 @@ def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def judge(kept: RunRecord, repeated: RunRecord) -> int:
-    """Say what came of it: 0 where all that was kept has come again, else 1.
+def compare_and_report(kept: RunRecord, repeated: RunRecord) -> int:
+    """Print how the repeated run compares: 0 where steps and metrics are the same, else 1.
 
     Raises DataError where a log can't be read, RunError where the new run has none.
     """
@@ -188,7 +188,7 @@ def judge(kept: RunRecord, repeated: RunRecord) -> int:
 
 
 def _metrics_that_differ(kept: RunRecord, repeated: RunRecord) -> list[Difference] | None:
-    """Those of the last evaluation; None for a run that ended before it had one."""
+    """Metrics of the last evaluation that differ; None for a run that ended before it."""
     if kept.status != "done":
         return None
     found = compare_outcomes(kept, repeated)

@@ -18,7 +18,7 @@ example: python -m pipeline schema > recipe.schema.json
 
 
 def main(args: Sequence[str]) -> int:
-    """Print the schema; the exit status is 0. Raises RecipeError where it is asked for more."""
+    """Print the schema; the exit status is 0. Raises RecipeError for any argument."""
     if asks_for_help(args):
         return show_usage(HELP)
     if args:

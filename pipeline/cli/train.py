@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.chosen import with_recipe
+from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
 from pipeline.config.overrides import expand_sweeps, key_of, quoted, swept_keys, value_of
 from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
@@ -39,16 +39,16 @@ from pipeline.sweep.table import conclude
 
 RESUME_CHANGED = "train.resume_changed"
 OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
-"""What is said of going on, and no part of what a sweep is asked for."""
+"""Keys of one command about resuming, which are no part of the sweep's own command."""
 MULTIRUN = ("-m", "--multirun")
 HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
 
 
-def main(args: Sequence[str], begun: float | None = None) -> int:
-    """Run what the arguments describe and return the exit status.
+def main(args: Sequence[str], started_at: float | None = None) -> int:
+    """Run the run or sweep that the arguments describe and return the exit status.
 
-    `begun` is when the command began, by `time.perf_counter`; now unless it is given. Raises
-    RecipeError with every problem when the recipe can't be composed.
+    `started_at` is when the command began, by `time.perf_counter`, in seconds; now unless it is
+    given. Raises RecipeError with every problem when the recipe can't be composed.
     """
     parsed = get_args_parser().parse_intermixed_args(list(args))
     flags = [arg for arg in args if arg not in parsed.overrides]
@@ -60,49 +60,49 @@ def main(args: Sequence[str], begun: float | None = None) -> int:
         return _show(parsed.overrides)
     if parsed.multirun:
         return _sweep(args, flags, parsed.overrides)
-    return _single(args, flags, parsed.overrides, begun)
+    return _single(args, flags, parsed.overrides, started_at)
 
 
 def _show(overrides: Sequence[str]) -> int:
-    """Print the recipe as it would be run."""
+    """Print the resolved recipe."""
     tree = compose_and_check(overrides).model_dump(mode="json")
     print(yaml.safe_dump(tree, sort_keys=False), end="")
     return 0
 
 
 def _single(
-    args: Sequence[str], flags: Sequence[str], typed: Sequence[str], begun: float | None
+    args: Sequence[str], flags: Sequence[str], typed: Sequence[str], started_at: float | None
 ) -> int:
-    """Run once the recipe that Hydra composes, outside its hands: it prints what it catches."""
-    composed = _compose(flags, typed, with_recipe(typed))
+    """Run the recipe that Hydra composes, outside of Hydra, which prints the errors it catches."""
+    composed = _compose(flags, typed, resolve_recipe(typed))
     if composed is None:
         return 0
     config, hydra_config = composed
     recipe = check(config, hydra_config.overrides.task)
     with _resolved():
-        asked = hydra_config.run.dir
+        folder = hydra_config.run.dir
     from pipeline.runner.run import run
 
-    run_dir = None if asked == "." else Path(asked)
+    run_dir = None if folder == "." else Path(folder)
     how_to_resume = partial(resume_run_command, args)
-    return run(recipe, run_dir, begun=begun, how_to_resume=how_to_resume).exit_status
+    return run(recipe, run_dir, begun=started_at, how_to_resume=how_to_resume).exit_status
 
 
 def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> int:
-    """Do what is left to do of a sweep, in the directory that is named, found or made for it."""
-    overrides = with_recipe(typed)
+    """Run the unfinished jobs of a sweep, in the directory that is named, found or created."""
+    overrides = resolve_recipe(typed)
     on_changed = _on_changed(overrides)
     typed = [override for override in typed if key_of(override) not in OF_ONE_COMMAND]
-    besides = (*OF_ONE_COMMAND, SWEEP_DIR)
-    asked = [override for override in overrides if key_of(override) not in besides]
+    excluded = (*OF_ONE_COMMAND, SWEEP_DIR)
+    own = [override for override in overrides if key_of(override) not in excluded]
     known = _known_directory(flags, typed, overrides)
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
     sweep_dir = known or run_directory.create(name)
-    placed = [*asked, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
+    placed = [*own, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
     try:
-        job = Job(swept_keys(asked), find_failures(sweep_dir), on_changed)
+        job = Job(swept_keys(own), find_failures(sweep_dir), on_changed)
         _hydra(flags, typed, placed, job)
     except RecipeError:
         if known is None and not find_jobs(sweep_dir):
@@ -115,14 +115,14 @@ def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> i
     if stopped or status == RunError.exit_status:
         print(printable(f"{'resume':<{MARGIN}} {resume_sweep_command(args, sweep_dir)}"))
     if known is None:
-        _tell_of_an_equal_one(sweep_dir)
+        _report_equal_sweep(sweep_dir)
     return status
 
 
 def _on_changed(overrides: Sequence[str]) -> OnChanged:
-    """What is to become of jobs whose data are not what they were.
+    """Whether to refuse or allow resuming jobs whose data have changed.
 
-    Raises RecipeError for a value that there is not: no job would check it.
+    Raises RecipeError for any other value: no job would check it.
     """
     match value_of(overrides, RESUME_CHANGED):
         case None | "refuse":
@@ -133,8 +133,8 @@ def _on_changed(overrides: Sequence[str]) -> OnChanged:
             raise RecipeError([f"{RESUME_CHANGED} = {other}: must be 'refuse' or 'allow'"])
 
 
-def _tell_of_an_equal_one(sweep_dir: Path) -> None:
-    """A command that is given again begins anew; what is done already need not be."""
+def _report_equal_sweep(sweep_dir: Path) -> None:
+    """Print the newest earlier sweep of the same command, which could be resumed instead."""
     command = read_command(sweep_dir)
     earlier = command and find_sweep(command, besides=sweep_dir)
     if earlier:
@@ -143,7 +143,7 @@ def _tell_of_an_equal_one(sweep_dir: Path) -> None:
 
 
 def _require_sections(typed: Sequence[str]) -> None:
-    """Raise RecipeError for the name of an option in the place of the section that it chooses."""
+    """Raise RecipeError where an option's name stands in place of the section that it chooses."""
     given = {key: value_of(typed, key) for key in HYDRA_GROUPS}
     problems = [
         f"{key} = {value}: is a section; an option of it is chosen by "
@@ -158,9 +158,9 @@ def _require_sections(typed: Sequence[str]) -> None:
 def _known_directory(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> Path | None:
-    """The directory that a sweep is given, or that of the sweep to go on with; None for a new one.
+    """The directory given for a sweep, or that of the sweep to resume; None for a new one.
 
-    Raises RecipeError where several are given, or `train.resume` means a single run.
+    Raises RecipeError where several are given, or `train.resume` names a single run.
     """
     given, resume = value_of(overrides, SWEEP_DIR), value_of(overrides, RESUME)
     if not given and resume in (None, "null"):
@@ -172,25 +172,25 @@ def _known_directory(
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {given}: must be one directory; quote what has commas"])
     single = [flag for flag in flags if flag not in MULTIRUN]
-    asked = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
-    fixed = [override for override in asked if key_of(override) not in swept]
+    own = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
+    fixed = [override for override in own if key_of(override) not in swept]
     composed = _compose(single, typed, fixed)
-    assert composed is not None, "Hydra composes where it is not asked for something else"
+    assert composed is not None, "without flags, Hydra composes"
     with _resolved():
         if given:
             return Path(composed[1].sweep.dir)
-        return find_sweep(command_of(composed[1], _of_recipe(asked)))
+        return find_sweep(command_of(composed[1], _of_recipe(own)))
 
 
 def _of_recipe(overrides: Sequence[str]) -> list[str]:
-    """The overrides that Hydra hands to a sweeper: all but those of its own keys."""
+    """The overrides that Hydra passes to a sweeper: all except those of its own keys."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     return [one.input_line for one in parsed if one.input_line and not one.is_hydra_override()]
 
 
 @contextmanager
 def _resolved() -> Iterator[None]:
-    """Where keys of Hydra's own are read: what they refer to may not be there."""
+    """Raise RecipeError where one of Hydra's own keys refers to a key that is missing."""
     try:
         yield
     except OmegaConfBaseException as error:
@@ -200,7 +200,7 @@ def _resolved() -> Iterator[None]:
 def _compose(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> tuple[DictConfig, HydraConf] | None:
-    """What Hydra composes, and its own section; None where it is asked to show something."""
+    """The composed config and Hydra's own section; None where a flag asks Hydra for output."""
     composed: list[tuple[DictConfig, HydraConf]] = []
 
     def keep(config: DictConfig) -> None:
@@ -213,8 +213,8 @@ def _compose(
 def _hydra(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction
 ) -> None:
-    """Have Hydra compose and call; what it can't compose is diagnosed in full, as it was typed."""
-    # Hydra reports errors itself and exits, unless this is set: then it raises.
+    """Have Hydra compose and call `task`; where it can't compose, report every problem."""
+    # Without this variable Hydra prints errors and exits; with it, it raises.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["pipeline", *flags, *overrides]
     try:

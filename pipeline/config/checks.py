@@ -1,4 +1,4 @@
-"""Rules that tie several keys of a recipe together. Each yields its problems, dotted key first."""
+"""Rules that relate several keys of a recipe. Each yields its problems, dotted key first."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ CHECKS: list[Check] = []
 def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
     """Every problem that the rules find, in the order of the rules.
 
-    A run whose length was replaced on the command line may be cut short within its warmup.
+    A run whose length was replaced on the command line may end within its warmup.
     """
     rules = [check for check in CHECKS if not (length_replaced and check is warmup_fits)]
     return [problem for check in rules for problem in check(recipe)]
 
 
 def rule(check: Check) -> Check:
-    """Add a rule to those that every recipe is held against."""
+    """Register a rule that every recipe is checked against."""
     CHECKS.append(check)
     return check
 
 
 def known_facts(recipe: Recipe) -> Facts | None:
-    """Sizes known without reading; not where padding changes shapes and batches (D-18)."""
+    """Sizes known without reading data; None where padding changes shapes and batches (D-18)."""
     return None if recipe.dataset.buckets else recipe.dataset.facts()
 
 
 @rule
 def one_length(recipe: Recipe) -> Iterator[str]:
-    """Exactly one of epochs, passes and steps says how long to train."""
+    """Exactly one of epochs, passes and steps gives the length of training."""
     train = recipe.train
     lengths = {"epochs": train.epochs, "passes": train.passes, "steps": train.steps}
     given = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
@@ -51,7 +51,7 @@ def one_length(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def length_in_range(recipe: Recipe) -> Iterator[str]:
-    """A run is not longer than can be counted and kept."""
+    """The number of steps fits into the counters and into memory."""
     facts = known_facts(recipe)
     if list(one_length(recipe)) or list(batch_fits(recipe)):
         return
@@ -64,7 +64,7 @@ def length_in_range(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
-    """S-15: a sink is one pass (-1) or a positive number of batches; auto is settled later."""
+    """S-15: a sink is one pass (-1) or a positive number of batches; auto is resolved later."""
     size = recipe.train.sink_size
     if size != "auto" and (size == 0 or size < -1):
         yield f"train.sink_size = {size}: must be -1 (a sink per pass), positive or auto"
@@ -80,8 +80,8 @@ def device_has_type(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def one_way_to_type(recipe: Recipe) -> Iterator[str]:
-    """M-07: a level types every layer, and so does `to_float`; MindSpore wants one of them."""
+def one_source_of_types(recipe: Recipe) -> Iterator[str]:
+    """M-07: a level and `to_float` both give types to layers; as in MindSpore, not together."""
     level = level_of(recipe)
     if recipe.train.to_float and level != "O0":
         yield (
@@ -92,8 +92,8 @@ def one_way_to_type(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def pieces_are_equal(recipe: Recipe) -> Iterator[str]:
-    """Accumulating cuts every batch into pieces of one size, and shows an optimizer no layer."""
+def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
+    """Accumulation cuts batches into equal microbatches, and hides layers from an optimizer."""
     train = recipe.train
     if train.batch_size % train.accumulate_steps:
         yield (
@@ -109,18 +109,18 @@ def pieces_are_equal(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
-    """Where a loss leaves samples or labels out, all that reads it can do with that (M-13)."""
+    """Loss, accumulation and optimizer support skipped samples or labels, where any are (M-13)."""
     train, share = recipe.train, recipe.train.loss.hardest_share
     ignored = recipe.dataset.ignore_index
     if ignored is not None and not train.loss.masks_labels:
         yield (
             f"dataset.ignore_index = {ignored}: must be null with train.loss.name = "
-            f"{train.loss.name}, which takes no mask of the labels that count"
+            f"{train.loss.name}, which takes no mask of valid labels"
         )
     if share < 1 and train.accumulate_steps > 1:
         yield (
             f"train.loss.hardest_share = {share}: must be 1.0 with train.accumulate_steps = "
-            f"{train.accumulate_steps}; a piece of a batch does not know the hardest of all"
+            f"{train.accumulate_steps}; a microbatch does not know the hardest of all"
         )
     if train.optimizer.observes_layers and (share < 1 or ignored is not None):
         key = f"train.loss.hardest_share = {share}: must be 1.0"
@@ -131,7 +131,7 @@ def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def rollback_has_somewhere_to_go(recipe: Recipe) -> Iterator[str]:
-    """Going back needs checkpoints at steps that are known beforehand."""
+    """Rollback needs checkpoints at steps that are known in advance."""
     checkpoint = recipe.checkpoint
     if recipe.train.on_nan.name != "rollback" or "train" not in recipe.stages:
         return
@@ -147,7 +147,7 @@ def rollback_has_somewhere_to_go(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def stages_in_order(recipe: Recipe) -> Iterator[str]:
-    """Stages run in the order of the house, and each needs those before it."""
+    """Stages run in a fixed order, and each needs certain earlier ones."""
     stages = recipe.stages
     in_order = tuple(stage for stage in STAGES if stage in stages)
     if tuple(stages) != in_order:
@@ -169,7 +169,7 @@ def something_to_evaluate(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def resuming_trains(recipe: Recipe) -> Iterator[str]:
-    """Resuming goes on with a run, so it trains and saves as that run did."""
+    """A resumed run trains and saves as it did before, so it needs both stages."""
     missing = [stage for stage in ("train", "checkpoint") if stage not in recipe.stages]
     if recipe.train.resume is not None and missing:
         yield (
@@ -190,7 +190,7 @@ def one_origin(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def metrics_exist(recipe: Recipe) -> Iterator[str]:
-    """Metrics that decide something are known, and measured during training."""
+    """Metrics that decide something exist and are measured during training."""
     wanted = {
         "checkpoint.best": recipe.checkpoint.best,
         "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
@@ -205,7 +205,7 @@ def metrics_exist(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def ops_fit(recipe: Recipe) -> Iterator[str]:
-    """Map ops can be applied to the images there are, and leave equal shapes in both splits."""
+    """Map ops fit the dataset's images and produce equal shapes in both splits."""
     facts = known_facts(recipe)
     if facts is None:
         return
@@ -269,7 +269,7 @@ def warmup_fits(recipe: Recipe) -> Iterator[str]:
 
 
 def batching(recipe: Recipe, samples: int) -> Batching:
-    """How the training split of that many samples is cut into batches."""
+    """The batching of a training split with `samples` samples."""
     split = recipe.dataset.train
     return Batching(
         samples,

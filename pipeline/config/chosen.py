@@ -1,4 +1,4 @@
-"""Recipes and parts that overrides choose, found and made known to Hydra before it composes."""
+"""Resolution of the recipes and parts that overrides choose, and their registration with Hydra."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from pipeline.files.package_paths import CONF
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_PARTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
-"""What a recipe is for, as conf/config.yaml has it where neither recipe nor override says more."""
+"""Parts of conf/config.yaml that are used where neither a recipe nor an override chooses one."""
 LENGTHS = ("train.epochs", "train.passes", "train.steps")
 
 _OPTION = re.compile(r"\w[\w.+-]*")
 
 
-def with_recipe(overrides: Sequence[str]) -> list[str]:
-    """The overrides with a recipe named, the default one if none was; a file becomes a name, and
-    optional keys are added where conf/ lacks them.
+def resolve_recipe(overrides: Sequence[str]) -> list[str]:
+    """Complete overrides for Hydra: name a recipe, the default one if none is given.
 
-    The default recipe's length and name are those of its own dataset and model: where overrides
-    choose another, there is no recipe, and the run is called after both.
+    A recipe file becomes a name, and optional keys are added where conf/ lacks them. The default
+    recipe's length and name belong to its own dataset and model: where overrides choose another,
+    there is no recipe, and the run is named after both.
 
-    Hydra must know a recipe before it composes, so all that can be found are made known to it
-    here; so are the files that a part is chosen by, as in `device=./mine.yaml`. Raises RecipeError
-    when one that is named can't be read.
+    Hydra must know a recipe before it composes, so all recipes found are registered here; so are
+    the files that choose parts, as in `device=./mine.yaml`. Raises RecipeError where a named one
+    can't be read.
     """
     problems = list(unparsable(overrides))
     recipes = [override for override in overrides if key_of(override) == "recipe"]
@@ -54,35 +54,35 @@ def with_recipe(overrides: Sequence[str]) -> list[str]:
         problems.append(f"recipe: given {len(recipes)} times, {show(' '.join(recipes))}; give one")
     if problems:
         raise RecipeError(problems)
-    known = [_with_part_known(override) for override in settable(overrides)]
-    named, asked, files = _name_recipe(known)
+    known = [_register_part_files(override) for override in settable(overrides)]
+    named, recipe, files = _name_recipe(known)
     chosen = {key_of(override) for override in named if override[0] != "~"} & set(SECTIONS)
-    if asked is None or not _make_recipes_known(files, asked, chosen):
+    if recipe is None or not _register_recipes(files, recipe, chosen):
         return named
     return [*(f"~{group}" for group in {*SECTIONS, "train"} - chosen), *named]
 
 
 def untrained(overrides: Sequence[str]) -> list[str]:
-    """The overrides of a command that trains nothing, with a length where a run would need one."""
+    """Overrides of a command that does not train, with a length added where a run needs one."""
     given = {key_of(override) for override in overrides}
     needed = given & set(DEFAULT_PARTS) and not given & {"recipe", *LENGTHS}
     return [*overrides, *(["train.steps=1"] if needed else [])]
 
 
 def _name_recipe(overrides: list[str]) -> tuple[list[str], str | None, dict[str, Path]]:
-    """The overrides with the recipe by name, that name, and the files of all recipes by theirs."""
+    """The overrides with the recipe by name, its name, and the files of all recipes by name."""
     files = dict(find_recipes(Path.cwd()))
-    asked = value_of(overrides, "recipe")
-    if asked is None and set(map(key_of, overrides)) & set(DEFAULT_PARTS):
+    recipe = value_of(overrides, "recipe")
+    if recipe is None and set(map(key_of, overrides)) & set(DEFAULT_PARTS):
         return _with_name(overrides), None, {}
-    if asked is None:
+    if recipe is None:
         return [f"+recipe={DEFAULT_RECIPE}", *overrides], DEFAULT_RECIPE, files
-    if asked.endswith(YAML):
-        file = Path(asked)
-        asked = file.stem
-        files[asked] = file
-        overrides = [f"+recipe={asked}" if key_of(o) == "recipe" else o for o in overrides]
-    return [f"+{o}" if o.startswith("recipe=") else o for o in overrides], asked, files
+    if recipe.endswith(YAML):
+        file = Path(recipe)
+        recipe = file.stem
+        files[recipe] = file
+        overrides = [f"+recipe={recipe}" if key_of(o) == "recipe" else o for o in overrides]
+    return [f"+{o}" if o.startswith("recipe=") else o for o in overrides], recipe, files
 
 
 def _with_name(overrides: list[str]) -> list[str]:
@@ -90,7 +90,7 @@ def _with_name(overrides: list[str]) -> list[str]:
     if value_of(overrides, "name") is not None:
         return overrides
     chosen = {group: value_of(overrides, group) or own for group, own in DEFAULT_PARTS.items()}
-    # A sweep's own reads what each of its jobs has.
+    # In a sweep, the interpolation takes the name of each job's own part.
     names = (
         option if _OPTION.fullmatch(option) else f"${{{group}.name}}"
         for group, option in chosen.items()
@@ -98,33 +98,33 @@ def _with_name(overrides: list[str]) -> list[str]:
     return [*overrides, f"name={'_'.join(names)}"]
 
 
-def _make_recipes_known(files: Mapping[str, Path], asked: str, chosen: Collection[str]) -> bool:
-    """Make every recipe an option that Hydra knows; does the one that is asked for name all parts?
+def _register_recipes(files: Mapping[str, Path], requested: str, chosen: Collection[str]) -> bool:
+    """Register every recipe with Hydra; return whether the requested one names all parts.
 
-    Raises RecipeError where that one can't be read; others are passed over.
+    Raises RecipeError where the requested one can't be read; others are skipped.
     """
     names_all = False
     for name, file in files.items():
         try:
-            whole = _make_known(name, file, chosen)
+            complete = _register_recipe(name, file, chosen)
         except RecipeError:
-            if name == asked:
+            if name == requested:
                 raise
         else:
-            names_all |= whole and name == asked
+            names_all |= complete and name == requested
     return names_all
 
 
-def _with_part_known(override: str) -> str:
-    """The override with the files that it names as names that Hydra knows."""
+def _register_part_files(override: str) -> str:
+    """The override with its files registered with Hydra and replaced by their names."""
     group, options = key_of(override), override.partition("=")[2].split(",")
     if group not in SECTIONS or not any(option.endswith(YAML) for option in options):
         return override
-    return f"{group}={','.join(_make_part_known(group, option) for option in options)}"
+    return f"{group}={','.join(_register_part(group, option) for option in options)}"
 
 
-def _make_part_known(group: str, option: str) -> str:
-    """Make a file an option of a group and return its name; the name of an option stays."""
+def _register_part(group: str, option: str) -> str:
+    """Register a file as an option of a group and return its name; other names are unchanged."""
     if not option.endswith(YAML):
         return option
     file = Path(option).expanduser()
@@ -140,10 +140,11 @@ def _store_part(group: str, name: str, file: Path) -> None:
     ConfigStore.instance().store(group=group, name=name, package=package, node=tree)
 
 
-def _make_own_part_known(recipe: Path, group: str, path: str) -> str:
-    """Make a file that a recipe chooses a part by an option of its group and return its name.
+def _register_part_of_recipe(recipe: Path, group: str, path: str) -> str:
+    """Register a part's file that a recipe file names as an option of its group; return its name.
 
-    Recipes in several folders may call their files alike, so the name tells their places apart.
+    Recipes in several folders may use equal file names, so the option's name includes a checksum
+    of the path.
     """
     file = find_part_file(recipe, path)
     name = f"{file.stem}-{crc32(os.fsencode(file)):08x}"
@@ -151,17 +152,17 @@ def _make_own_part_known(recipe: Path, group: str, path: str) -> str:
     return name
 
 
-def _make_known(name: str, file: Path, chosen: Collection[str]) -> bool:
-    """Make a file an option of Hydra's group `recipe`; true if it leaves nothing to defaults.
+def _register_recipe(name: str, file: Path, chosen: Collection[str]) -> bool:
+    """Register a file as an option of Hydra's group `recipe`; return whether it is complete.
 
-    Such are the recipe.yaml of a run and what `--cfg job` shows; keys that there were not when they
-    were written are filled in. A part chosen on the command line comes with its own defaults: what
-    the recipe says of the one it would have had goes.
+    Complete are the recipe.yaml of a run and the output of `--cfg job`; newer keys that they lack
+    are filled in. A part chosen on the command line comes with its own defaults and replaces the
+    recipe's section.
     """
-    own_part = partial(_make_own_part_known, file)
+    own_part = partial(_register_part_of_recipe, file)
     tree = {"name": name, **with_part_files(read_recipe_file(file), own_part)}
-    whole = names_every_part(tree)
-    if whole:
+    complete = names_every_part(tree)
+    if complete:
         tree = fill_missing(drop_foreign_keys(tree))
     if problems := [f"{file}: {problem}" for problem in user_keys(tree)]:
         raise RecipeError(problems)
@@ -173,4 +174,4 @@ def _make_known(name: str, file: Path, chosen: Collection[str]) -> bool:
         if isinstance(section, dict):
             section.pop(last, None)
     ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
-    return whole
+    return complete

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipeline.config.checks import conflicts
-from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, with_recipe
+from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
 from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
@@ -27,13 +27,13 @@ UNCOMPOSABLE = (
     *(HydraException, OmegaConfBaseException, ValueError),
     *(TypeError, AttributeError, LookupError, AssertionError),
 )
-"""What Hydra raises on overrides that it can't make a recipe of, and does not expect itself."""
+"""Errors that Hydra raises for overrides that it can't compose."""
 
 MAX_ROUNDS = 10
-"""Times that composing is tried again without what was wrong, to find what else is."""
+"""Attempts to compose, each without the problems found so far, to find the remaining ones."""
 
 _OF_KEYS = re.compile(r"Could not override '|An item is already at '|Could not delete from config")
-"""What Hydra says of a key that is not there, or is there already."""
+"""Hydra's messages for a key that is missing, or exists already."""
 
 
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
@@ -78,7 +78,7 @@ def check_tree(
 
 
 def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """A length given on the command line replaces the recipe's, in whatever unit that was."""
+    """The tree without the recipe's length, in whatever unit, where the command line gives one."""
     if not isinstance(tree.get("train"), dict):
         return tree
     dropped = {key.removeprefix("train."): None for key in LENGTHS if key not in given}
@@ -86,9 +86,12 @@ def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]
 
 
 def compose_and_check(overrides: Sequence[str]) -> Recipe:
-    """Compose and check, going on after each problem, so that all are reported at once."""
+    """Compose and check a recipe, continuing after each problem to report all at once.
+
+    Raises RecipeError with every problem found.
+    """
     problems: list[str] = []
-    remaining = with_recipe(overrides)
+    remaining = resolve_recipe(overrides)
     tried: list[list[str]] = []
     while True:
         tried.append(remaining)
@@ -101,8 +104,8 @@ def compose_and_check(overrides: Sequence[str]) -> Recipe:
             problems += found
             if rest in tried or len(tried) == MAX_ROUNDS:
                 raise RecipeError(problems or [first_line(error)]) from error
-            # Once a recipe is known by its name, the name says no more which file it was.
-            remaining = rest if value_of(rest, "recipe") else with_recipe(rest)
+            # Once a recipe file is registered under a name, only that name is left.
+            remaining = rest if value_of(rest, "recipe") else resolve_recipe(rest)
         else:
             break
     if problems:
@@ -121,9 +124,10 @@ def _compose(overrides: list[str]) -> DictConfig:
 
 
 def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """What an error of Hydra's means, and the overrides to go on with: the same if none are.
+    """The problems that an error of Hydra's stands for, and the overrides without those.
 
-    There may be thousands of overrides, so all that are wrong in the same way are found at once.
+    The overrides are returned unchanged where none can be removed. There may be thousands of them,
+    so all with the same kind of problem are found at once.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, problem = _missing_option(error, error.missing_cfg_file)
@@ -134,8 +138,8 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
             return found, rest
     wrong = dict(parse_problems(overrides))
     if wrong:
-        said = [f"{show(override)}: {problem}" for override, problem in wrong.items()]
-        return said, [item for item in overrides if item not in wrong]
+        lines = [f"{show(override)}: {problem}" for override, problem in wrong.items()]
+        return lines, [item for item in overrides if item not in wrong]
     culprit, reason = _culprit(overrides)
     if isinstance(reason, MissingConfigException):
         return _explain(reason, overrides)
@@ -150,9 +154,9 @@ def _missing_option(error: MissingConfigException, file: str) -> tuple[str, str]
 
 
 def _of_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Problems of keys that are not there, or are there already, and the overrides without them.
+    """Problems of keys that are missing, or exist already, and the overrides without them.
 
-    A key that is not there is set nevertheless: the check says what is wrong with it.
+    A missing key is set nevertheless: the check reports what is wrong with it.
     """
     try:
         tree = OmegaConf.to_container(_compose([one for one in overrides if not sets_key(one)]))
@@ -174,7 +178,7 @@ def _of_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _has(tree: Any, path: Sequence[str]) -> bool:
-    """Does something stand there?"""
+    """Return whether the tree has a value at the path."""
     for key in path:
         if not isinstance(tree, dict) or key not in tree:
             return False
@@ -183,9 +187,9 @@ def _has(tree: Any, path: Sequence[str]) -> bool:
 
 
 def _culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
-    """An override with which those before it do not compose, and what Hydra says of it.
+    """The first override that can't be composed with those before it, and Hydra's error.
 
-    Groups are looked at first, since keys depend on them.
+    Groups come first, since keys depend on them. Found by bisection.
     """
     ordered = sorted(overrides, key=sets_key)
     composed, refused, reason = 0, len(ordered), None

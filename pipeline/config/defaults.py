@@ -1,6 +1,6 @@
-"""Defaults of conf/ for keys that a whole recipe lacks: those that there were not when it was made.
+"""Defaults of conf/ for keys that a complete recipe lacks because they were added later.
 
-Which keys are lacking is what the check of a recipe says, so that nothing else is touched.
+The recipe's validation says which keys are missing, so nothing else is changed.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _NOTHING = object()
 
 
 def names_every_part(tree: Mapping[str, Any]) -> bool:
-    """Does a recipe leave no part to be chosen? That of a run, and what `--cfg job` shows, does."""
+    """Return whether a recipe names every part, as that of a run and that of `--cfg job` do."""
     parts = (_at(tree, where) for where in SECTIONS.values())
     named = all(isinstance(part, Mapping) and "name" in part for part in parts)
     return named and "defaults" not in tree
 
 
 def fill_missing(tree: Mapping[str, Any]) -> Tree:
-    """A copy of a recipe that names every part, with the defaults of the keys that it lacks.
+    """A copy of a recipe that names every part, with defaults for missing keys.
 
-    A key of a part takes its default from the option in conf/ that is most like the part. What has
-    no default stays missing.
+    A key of a part takes its default from the most similar option in conf/. Keys without a default
+    stay missing.
     """
     filled = deepcopy(dict(tree))
-    # Again, since what a section lacks may only be seen when it is there.
-    while sum(_fill(filled, where) for where in _lacking(filled)):
+    # Repeat: a section's missing keys are reported only once the section exists.
+    while sum(_fill(filled, where) for where in _missing(filled)):
         pass
     return filled
 
 
 def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
-    """A copy of a part of one's own, with the defaults of the shipped ones of its name.
+    """A copy of a user's part, with the defaults that all shipped parts of its name share.
 
-    Where these differ, as the shapes of ResNets do, a key that is lacking stays so. A part that
-    starts from another by `defaults` has what it needs from there.
+    Where these differ, as the shapes of ResNets do, a missing key stays missing. A part that starts
+    from another by `defaults` is returned unchanged.
     """
     if any(base != "_self_" for base in part.get("defaults", ())):
         return dict(part)
@@ -59,7 +59,7 @@ def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
 
 
 def normalised(tree: Mapping[str, Any]) -> Tree:
-    """The recipe of a run as one of today would be kept; as it is, where it is none any more."""
+    """The recipe of a run in today's form; unchanged where it is no longer valid."""
     filled = fill_missing(tree)
     try:
         return Recipe.model_validate(filled).model_dump(mode="json")
@@ -68,12 +68,12 @@ def normalised(tree: Mapping[str, Any]) -> Tree:
 
 
 def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What two trees agree on."""
+    """The entries that two trees have in common."""
     return {key: value for key, value in one.items() if other.get(key, _NOTHING) == value}
 
 
 def _upon(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
-    """A tree upon another; of a section that is another part, with another name, nothing stays."""
+    """`base` updated by `own`, recursively; a section with another name is replaced entirely."""
     tree = deepcopy({**base, **own})
     for key, section in own.items():
         below = base.get(key)
@@ -84,7 +84,7 @@ def _upon(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def _lacking(tree: Tree) -> list[tuple[int | str, ...]]:
+def _missing(tree: Tree) -> list[tuple[int | str, ...]]:
     try:
         Recipe.model_validate(tree)
     except ValidationError as error:
@@ -96,7 +96,7 @@ def _lacking(tree: Tree) -> list[tuple[int | str, ...]]:
 
 
 def _fill(tree: Tree, where: Sequence[int | str]) -> bool:
-    """Put the default where a key is missing; false where there is none."""
+    """Insert the default of a missing key; return whether there was one."""
     parent, default = _at(tree, where[:-1]), _default(tree, tuple(where))
     if not isinstance(parent, dict) or where[-1] in parent or default is _NOTHING:
         return False
@@ -110,12 +110,12 @@ def _default(tree: Tree, where: tuple[int | str, ...]) -> Any:
             part = _at(tree, section)
             if not isinstance(part, Mapping):
                 return _NOTHING
-            return _at(_most_like(group, part), where[len(section) :])
+            return _at(_most_similar(group, part), where[len(section) :])
     return _at(_without_parts(), where)
 
 
-def _most_like(group: str, part: Mapping[str, Any]) -> Tree:
-    """Of the options of a group that are called as the part is, the one with most of its values."""
+def _most_similar(group: str, part: Mapping[str, Any]) -> Tree:
+    """The group's option with the part's name that shares most of its values."""
     own = set(map(str, leaves(part)))
 
     def alike(option: Tree) -> int:
@@ -133,7 +133,7 @@ def _options(group: str, name: str) -> list[Tree]:
 
 
 def _option(group: str, name: str) -> Tree:
-    """A file of conf/, upon those that it starts from."""
+    """A file of conf/, merged with those that it starts from."""
     tree = _read(f"{group}/{name}")
     bases = [base for base in tree.pop("defaults", []) if base != "_self_"]
     for base in bases:
@@ -143,7 +143,7 @@ def _option(group: str, name: str) -> Tree:
 
 @cache
 def _without_parts() -> Tree:
-    """The keys of a recipe outside of its parts."""
+    """The defaults of a recipe's keys outside of its parts."""
     return {**_read("config"), "train": _read("train/default")}
 
 
@@ -152,7 +152,7 @@ def _read(file: str) -> Tree:
 
 
 def _at(tree: Any, where: Sequence[int | str]) -> Any:
-    """What stands somewhere in a tree; `_NOTHING` where there is no such place."""
+    """The value at a path of a tree; `_NOTHING` where the path does not exist."""
     for key in where:
         inside = isinstance(tree, Mapping) and key in tree
         indexed = isinstance(tree, list) and isinstance(key, int) and key < len(tree)

@@ -1,4 +1,4 @@
-"""Which groups and recipes there are, and what their files say."""
+"""The groups and recipes that exist, and the descriptions in their files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("train", "optimizer"),
     "schedule": ("train", "schedule"),
 }
-"""Where in a recipe the part lies that a group chooses."""
+"""Path in a recipe of the part that a group chooses."""
 
 
 def find_recipes(working_folder: Path) -> Mapping[str, Path]:
-    """Recipe name -> file: the shipped ones, then `recipes/*.yaml` of the working folder."""
+    """Files by recipe name: the shipped ones, then `recipes/*.yaml` of the working folder."""
     folders = (RECIPES, working_folder / "recipes")
     return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
 
 
 def find_groups() -> Mapping[str, Mapping[str, Path]]:
-    """Group -> option -> file for everything under conf/."""
+    """Files under conf/ by group and option."""
     groups: dict[str, dict[str, Path]] = {}
     for file in sorted(CONF.glob("*/*.yaml")):
         groups.setdefault(file.parent.name, {})[file.stem] = file
@@ -34,7 +34,7 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
 
 
 def description(file: Path) -> str:
-    """The first comment line of a YAML file that is not an instruction to a program."""
+    """The first comment line of a YAML file that is not a directive to a program."""
     try:
         head = read_bytes(file).decode(errors="replace")
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
 """Keys of a recipe that have a default in their type and so need not be in conf/.
 
-Hydra sets only what is there already, unless it is told to add it: `++model.padding=symmetric`.
+Hydra sets only existing keys, unless an override has a `++`: `++model.padding=symmetric`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAME = "name"
 
 
 def settable(overrides: Iterable[str]) -> list[str]:
-    """The overrides with `++` before those that set an optional key, whatever conf/ has of it."""
+    """The overrides, with `++` before those that set an optional key."""
     return [f"++{override}" if _sets_optional(override) else override for override in overrides]
 
 
@@ -32,7 +32,7 @@ def _sets_optional(override: str) -> bool:
 
 
 def _specs_at(sections: Sequence[str]) -> list[type[Spec]]:
-    """What the section of these names may be; nothing where there is no such section."""
+    """The types that the section at a path may have; empty where there is no such section."""
     specs: list[type[Spec]] = [Recipe]
     for section in sections:
         fields = [spec.model_fields[section] for spec in specs if section in spec.model_fields]

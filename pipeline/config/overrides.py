@@ -1,4 +1,4 @@
-"""Overrides as they are typed: `train.steps=3`, `+train.k=1`, `model=mlp,lenet5`."""
+"""Parsing of overrides as typed: `train.steps=3`, `+train.k=1`, `model=mlp,lenet5`."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from pipeline.files.safe_yaml import MAX_DEPTH
 MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
 MAX_NAME_BYTES = 255
-"""Hydra looks for a file of the name of every key."""
+"""Longest key: Hydra looks for a file named after every key."""
 
 
 def key_of(override: str) -> str:
-    """The key or group that an override speaks of: `train.steps` for `++train.steps=3`."""
+    """The key or group of an override: `train.steps` for `++train.steps=3`."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def value_of(overrides: Iterable[str], key: str) -> str | None:
-    """The text that the last override of a key gives it; None where there is no such override."""
+    """The value of the last override of a key, as text; None where there is none."""
     values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
     return values[-1] if values else None
 
 
 def quoted(text: str) -> str:
-    """A text as the value of an override, which Hydra reads as it stands."""
+    """A text quoted as the value of an override, which Hydra reads literally."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + (r"\'" if end[2] else ""), text)
     return f"'{escaped}'"
 
 
 def sets_key(override: str) -> bool:
-    """Is it a key of the recipe that an override speaks of, and no group or key of Hydra's?"""
+    """Return whether an override sets a key of the recipe, not a group or one of Hydra's keys."""
     key = key_of(override)
     grouped = key in {*SECTIONS, "recipe", "train"} or "/" in key or "@" in override.split("=")[0]
     return not grouped and not key.startswith("hydra.")
 
 
 def parse_problems(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The overrides that Hydra's grammar has no place for, each with what is wrong with it."""
+    """The overrides that Hydra's grammar rejects, each with the reason."""
     parser = OverridesParser.create()
     for override in overrides:
         if "=" not in override and override[0] != "~":
@@ -62,9 +62,9 @@ def swept_keys(overrides: Iterable[str]) -> list[str]:
 
 
 def unparsable(overrides: Sequence[str]) -> Iterator[str]:
-    """A problem for every override that Hydra's parser would take minutes over, or its stack.
+    """A problem for every override that would take Hydra's parser minutes or overflow its stack.
 
-    A key is a file's name to Hydra, which looks for a group that is called so.
+    Keys are bounded too, since Hydra looks for a file named after each.
     """
     if len(overrides) > MAX_OVERRIDES:
         yield (
@@ -96,7 +96,7 @@ def unparsable(overrides: Sequence[str]) -> Iterator[str]:
 def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
     """The jobs to check before a sweep: each alternative once, the others at their first value.
 
-    Open ranges, from which a sweeper draws, are left out.
+    Open ranges, from which a sweeper draws, are skipped.
     """
     choices = [options for override in overrides if (options := _alternatives(override))]
     jobs = [[options[0] for options in choices]]
@@ -106,7 +106,7 @@ def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _alternatives(override: str) -> list[str]:
-    """What a sweep makes of an override: itself where it is none, nothing for an open range."""
+    """The overrides that a sweep expands one into: itself if it sweeps nothing; none for ranges."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError):

@@ -1,4 +1,4 @@
-"""What a recipe computes in, once the device and the types by layer are taken into account."""
+"""The precision of a recipe, given its device and its types by layer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pipeline.training.loss_scales import LossScaling
 
 
 def level_of(recipe: Recipe) -> Level:
-    """The level of a recipe; auto is what the device says."""
-    asked = recipe.train.precision
-    return recipe.device.auto_precision if asked == "auto" else asked
+    """The precision level of a recipe; auto is resolved by the device."""
+    level = recipe.train.precision
+    return recipe.device.auto_precision if level == "auto" else level
 
 
 def precision_of(recipe: Recipe) -> Precision:
-    """What its layers compute in; `to_float` goes with O0 only."""
+    """The dtypes that the layers compute in; `to_float` is allowed with O0 only."""
     level = LEVELS[level_of(recipe)]
     return Precision(level.dtype, (*level.rules, *recipe.train.to_float))
 
 
 def loss_scale_of(recipe: Recipe) -> LossScaling:
-    """Its loss scale; auto is what the level brings."""
+    """The loss scale of a recipe; auto is resolved by the level."""
     return recipe.train.loss_scale.at(level_of(recipe))

@@ -1,4 +1,4 @@
-"""The recipe as frozen types: what `python -m pipeline` checks before anything else happens."""
+"""The recipe as frozen types, validated before anything else happens."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
 AutotuneMode = Annotated[
     Literal["off", "bank", "tune", "repeat"],
-    # What YAML makes of an unquoted `off`.
+    # YAML reads an unquoted `off` as false.
     BeforeValidator(lambda mode: "off" if mode is False else mode),
 ]
 Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
-"""No more than a year."""
+"""A time in seconds, at most a year."""
 
 
 class TrainSpec(Spec):
-    """What a step is made of, how many there are and how they sink."""
+    """Training: the parts of a step, the number of steps and how they sink."""
 
     batch_size: PositiveInt
     epochs: PositiveInt | None
@@ -50,39 +50,38 @@ class TrainSpec(Spec):
     steps: PositiveInt | None
     sink: bool
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
-    """-1: a sink per pass; N > 0: N batches, continuing where the last sink stopped; auto: what is
+    """-1: a sink per pass; N > 0: N batches, continuing where the last sink stopped; auto: the size
     measured to be fastest once the step is compiled, an epoch being a pass as with -1."""
     mechanism: Literal["auto", "loop", "soft"]
     """How a sink runs: one XLA loop, or asynchronous dispatches of single steps. auto: a loop, or
     whichever is measured to be faster where `sink_size` is auto too."""
     dispatch_seconds: Seconds
-    """A sink is dispatched in chunks of about this long, so that a signal is answered in time."""
+    """A sink is dispatched in chunks of about this length, so that signals are handled in time."""
     feed: Literal["auto", "resident", "stream"]
     mode: Literal["graph", "eager"]
-    """graph: the training loop is one compiled program; eager: every operation runs by itself, so
-    that Python in a layer of yours can print and be stepped through, much slower (M-11)."""
+    """graph: the training loop is one compiled program; eager: every operation runs separately, so
+    that Python in your own layers can print and be debugged, much slower (M-11)."""
     precision: Literal[Level, "auto"]
-    """What layers compute in, the weights and the loss being float32 (P-01). O0: float32; O1:
+    """The type that layers compute in, weights and loss being float32 (P-01). O0: float32; O1:
     convolutions, dense layers and ReLU in float16; O2: all in float16 but batch and layer norm; O3:
     all in float16; bf16: all in bfloat16; auto: O2 on a GPU, O3 on Ascend, O0 on the CPU."""
     to_float: Seq[ToFloat]
-    """Types by layer, of which the last that matches wins (M-07); excludes a level but O0."""
+    """Types by layer; the last matching rule wins (M-07). Only with level O0."""
     loss_scale: LossScale
-    """What the loss is multiplied by (P-02): a number, fixed, dynamic, or auto: dynamic in O2, else
-    1."""
+    """The factor of the loss (P-02): a number, fixed, dynamic, or auto: dynamic in O2, else 1."""
     on_nan: OnNan
-    """What becomes of a step whose loss or gradient is not finite: stop, skip or rollback."""
+    """Reaction to a step whose loss or gradient is not finite: stop, skip or rollback."""
     freeze: Seq[str]
-    """Patterns over the paths of parameters, such as conv_*: these are not updated (M-06)."""
+    """Patterns of parameter paths, such as conv_*, that are not updated (M-06)."""
     lr_rules: Seq[RateRule]
-    """Learning rates by pattern; the last that matches wins (L-03)."""
+    """Learning rates by pattern; the last matching rule wins (L-03)."""
     accumulate_steps: PositiveInt
-    """Gradients are computed in so many pieces of a batch, one after the other (L-07)."""
+    """Number of microbatches of a batch whose gradients are computed one after the other (L-07)."""
     ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]
-    """What becomes of a run to resume whose data are not what it was trained on so far."""
+    """Reaction to a run to resume whose data have changed since."""
     loss: Annotated[LossSpec, PartOf("loss")]
     optimizer: Annotated[OptimizerSpec, PartOf("optimizer")]
     schedule: Annotated[ScheduleSpec, PartOf("schedule")]
@@ -90,34 +89,34 @@ class TrainSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """When checkpoints are written, which are kept, and where to restore from."""
+    """Checkpoints: when they are written, which are kept, and what to restore."""
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
     every_seconds: Seconds | None
     keep: PositiveInt
-    """How many of the newest to keep, besides the best."""
+    """Number of newest checkpoints to keep, besides the best."""
     best: str | None
     """Also keep the checkpoint with the best value of this metric; null keeps the newest only."""
     restore: FilePath | None
     """A run directory, its checkpoints folder, one checkpoint or a weight file (.safetensors,
     .ckpt, .pt, .pth, .npz): start from these weights."""
     rules: Literal["auto", "none", "torch", "mindspore"]
-    """Whose names and layout the weights to restore have; none: this network's own."""
+    """Naming rules and layout of the weights to restore; none: this network's own."""
     renames: Seq[RenameSpec]
-    """How entries of the weights to restore are called otherwise, the first that matches."""
+    """Renaming rules for entries of the weights to restore; the first matching one applies."""
     partial: bool
     """Restore what matches, also where entries are missing, extra or misshapen."""
 
 
 class EvalSpec(Spec):
-    """What evaluations look at, and when they are made during training; one follows training."""
+    """Evaluation: its samples, and when it runs during training; one always follows training."""
 
     samples: Annotated[
         PositiveInt | Literal["all", "trained"], Expected("a whole number above 0, all or trained")
     ]
-    """How many samples, evenly spread over the split. `trained`: no more than training sees, so
-    that a trial of a few steps of a large network is over in a moment."""
+    """Number of samples, evenly spread over the split. `trained`: no more than training sees, so
+    that a trial of a few steps of a large network ends quickly."""
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
@@ -133,19 +132,19 @@ class EarlyStopSpec(Spec):
 
 
 class MonitorSpec(Spec):
-    """What is shown and written while training."""
+    """Monitoring: what is printed and written during training."""
 
     loss_every: NonNegativeInt
     """The loss line at every sink (or step, without sinks); N: not more often than every N steps;
     0: never (C-02)."""
     tensorboard: bool
     sample_images: NonNegativeInt
-    """How many augmented training images to write to TensorBoard."""
+    """Number of augmented training images to write to TensorBoard."""
     early_stop: EarlyStopSpec
 
 
 class CacheSpec(Spec):
-    """Where downloads and compiled programs are kept between runs."""
+    """The cache: where downloads and compiled programs are kept between runs."""
 
     root: FilePath | None
     """null: `$XDG_CACHE_HOME/pipeline`, else `~/.cache/pipeline`."""
@@ -157,15 +156,15 @@ class Recipe(Spec):
     """One run, completely described."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=100)]
-    """What the run directory is called after."""
+    """Name that run directories contain."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     stages: Annotated[Seq[Stage], Field(min_length=1)]
     autotune: AutotuneMode
-    """How the lowering of every convolution is chosen, for any sink the same (A-01). off: the
-    defaults; bank: what the knowledge banks have, else a rule; tune: also time what they do not
-    have, and keep it; repeat: time everything again, and keep what is better."""
+    """How the lowering of every convolution is chosen, independent of the sink (A-01). off: the
+    defaults; bank: entries of the knowledge banks, else a rule; tune: also time what they lack, and
+    keep the result; repeat: time everything again, and keep better results."""
     autotune_search: Literal["exhaustive", "ga"]
-    """What tuning times: all candidates, or some that are bred from the better ones (A-02)."""
+    """Candidates that tuning times: all, or those that a genetic search picks (A-02)."""
     debug: bool
     """Show tracebacks."""
     dataset: Annotated[DatasetSpec, PartOf("dataset")]

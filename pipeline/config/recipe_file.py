@@ -1,8 +1,8 @@
 """Recipe files, and files of one part: data that may come from a stranger.
 
-A file says what to train. It starts from what is shipped or installed by name, refers to its own
-keys, and says nothing of where to write or of Hydra's own section, which can name code to run. The
-user may say all of that on the command line.
+A file describes what to train. It may start from shipped or installed files by name and refer to
+its own keys. It may not set where to write, nor Hydra's own section, which can name code to run;
+the user may do so on the command line.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ FOR_THE_USER: Mapping[tuple[str, ...], Any] = {
     ("train", "resume_changed"): "refuse",
     ("dataset", "follow_links"): False,
 }
-"""What decides where a run writes, or lets data lead elsewhere or change, with the value that does
-not."""
+"""Keys that decide where a run writes, or let data lie elsewhere or change, with the harmless value
+of each."""
 RESUME_ANY = "auto"
-"""The one value of `train.resume` that names no directory."""
+"""The only value of `train.resume` that names no directory."""
 
 YAML = (".yaml", ".yml")
 
 _OPTION = re.compile(r"\w[\w.+-]{0,99}")
 _PART_FILE = re.compile(r"(?:\./)?(?:\w[\w.+-]{0,99}/){0,9}\w[\w.+-]{0,99}\.ya?ml")
-"""Beside the recipe or below it, and nowhere else."""
+"""Path of a part's file, in the recipe's folder or below it."""
 _CHOICE = re.compile(r"(?:override )?/(\w+)")
 
 
 def read_recipe_file(file: Path) -> Tree:
-    """A recipe as its file has it. Raises RecipeError with all that a file may not say."""
+    """Read a recipe file. Raises RecipeError with every key that a file may not have."""
     tree = _read(file, "recipe")
     return _checked(file, tree, list(_recipe_defaults(tree)))
 
 
 def read_part_file(file: Path, group: str) -> Tree:
-    """A part of a recipe as its file has it. Raises RecipeError as for a recipe."""
+    """Read the file of a part of a recipe. Raises RecipeError as for a recipe."""
     tree = _read(file, group)
     return _checked(file, tree, [*_part_defaults(tree, group), *user_keys(tree, SECTIONS[group])])
 
 
 def with_part_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
-    """A recipe that chooses parts by names where it did so by files: `override /model: ./net.yaml`.
+    """The recipe with the files in its defaults, `override /model: ./net.yaml`, replaced by names.
 
-    `name_of` gives the name for a group and the path as it is written.
+    `name_of` gives the name for a group and the path as written.
     """
     if not isinstance(tree.get("defaults"), list):
         return tree
@@ -65,8 +65,8 @@ def with_part_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
 def find_part_file(recipe: Path, path: str) -> Path:
     """The file of a part that a recipe file names, relative to its own folder.
 
-    Raises RecipeError for what leads out of there, as a link can: a stranger's recipe, shown in an
-    error or kept in a run directory, must not bring along what else lies on the disk.
+    Raises RecipeError for a path that leads out of that folder, as a link can: a stranger's recipe,
+    shown in an error or kept in a run directory, must not include other files of the disk.
     """
     folder = recipe.parent.resolve()
     found = (folder / path).resolve()
@@ -76,7 +76,7 @@ def find_part_file(recipe: Path, path: str) -> Path:
 
 
 def drop_foreign_keys(tree: Tree) -> Tree:
-    """The recipe of a run without what it said of the places where that run wrote."""
+    """The recipe of a run with the keys of FOR_THE_USER, such as its folders, set to defaults."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for (section, key), harmless in FOR_THE_USER.items():
         if isinstance(copy.get(section), dict) and key in copy[section]:
@@ -85,7 +85,7 @@ def drop_foreign_keys(tree: Tree) -> Tree:
 
 
 def user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
-    """A problem for every key of a file that is the user's to give; `within` is where it stands."""
+    """A problem for every key of a file that only the user may set; `within` is the file's path."""
     for where, harmless in FOR_THE_USER.items():
         if where[: len(within)] != within:
             continue
@@ -94,7 +94,7 @@ def user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
             if isinstance(value, dict):
                 value = value.get(key)
             elif "${" not in str(value):
-                # Else a reference in the place of the section could bring the key along.
+                # Else a reference in place of the section could contain the key.
                 value = None
         if value is not None and value != harmless and (where[1], value) != ("resume", RESUME_ANY):
             yield (
@@ -149,7 +149,7 @@ def _names_option(option: Any) -> bool:
 
 
 def _recipe_defaults(tree: Tree) -> Iterator[str]:
-    """A problem for every item that is no recipe's name, no choice of a part and not _self_."""
+    """A problem for every item that is not a recipe's name, the choice of a part or _self_."""
     for item in _items(tree):
         if isinstance(item, str) and _OPTION.fullmatch(item):
             continue

@@ -1,5 +1,7 @@
-"""References from one key of a recipe to another, `${train.batch_size}`: all that OmegaConf's
-interpolations may be in a recipe file, and no more than a recipe's worth of them."""
+"""References from one key of a recipe to another, `${train.batch_size}`, within bounds.
+
+They are the only OmegaConf interpolations that a recipe file may have.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from pipeline.files.safe_yaml import MAX_DEPTH
 Where = tuple[str | int, ...]
 
 MAX_SIZE = 100_000
-"""Values of a recipe once its references are resolved; a long text counts as several."""
+"""Values of a recipe with its references resolved; a long text counts as several."""
 MAX_CHAIN = 24
-"""References that lead to references; OmegaConf resolves each within the one before, and Python's
-stack takes some 50."""
+"""Length of a chain of references; OmegaConf resolves them recursively, and Python's stack allows
+about 50."""
 CHARACTERS_A_VALUE = 64
 
 _OPENING = "${"
@@ -24,10 +26,10 @@ _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\w+\])*)\}")
 
 
 def refused_references(tree: Any) -> Iterator[str]:
-    """A problem for every value that asks for more than another key.
+    """A problem for every value that is more than a reference to another key.
 
-    Resolvers compute: `oc.env` reads the environment, `oc.create` and `oc.decode` make values of
-    texts. What the user types may do so, a file may not.
+    Resolvers run code: `oc.env` reads the environment, `oc.create` and `oc.decode` build values
+    from texts. They are allowed on the command line, not in a file.
     """
     for where, text in _texts(tree):
         if text.count(_OPENING) != len(_REFERENCE.findall(text)):
@@ -39,36 +41,37 @@ def refused_references(tree: Any) -> Iterator[str]:
 
 
 def require_bounded(tree: dict[str, Any]) -> None:
-    """Raise ValueError where references would make a recipe too large, or go in a circle.
+    """Raise ValueError where references would make a recipe too large, or are circular.
 
-    `tree` is the composed recipe, unresolved. A reference that leads nowhere is no matter of this.
+    `tree` is the composed recipe, unresolved. References to missing keys are ignored here.
     """
     if any(_OPENING in text for _, text in _texts(tree)):
-        _Measured(tree).of((), (), 0)
+        _Measurements(tree).of((), (), 0)
 
 
 class _Resolved(NamedTuple):
-    """How large a part of a tree is once it is resolved."""
+    """The size of a subtree with its references resolved."""
 
     size: int
-    """Values."""
+    """Number of values."""
     levels: int
-    """How deep it is nested."""
+    """Depth of nesting."""
     chain: int
-    """References that lead to references on the longest way into it."""
+    """Length of the longest chain of references in it."""
 
 
-class _Measured:
-    """How large every part of a tree is once it is resolved."""
+class _Measurements:
+    """The sizes of all subtrees of a tree with references resolved, each measured once."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self._tree = tree
         self._known: dict[Where, _Resolved] = {}
 
     def of(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
-        """What stands at `where`, reached through the references at `through` and so many levels.
+        """The size of the subtree at `where`, reached by the references `through`, `level` deep.
 
-        Bounds are held on the way down too: what is beyond them is not walked to its end.
+        Bounds are checked on the way down too, so a subtree beyond them is not walked entirely.
+        Raises ValueError.
         """
         found = self._known.get(where, _Resolved(1, 0, 0))
         self._require(where, found.size, level + found.levels, len(through) + found.chain)
@@ -108,7 +111,7 @@ class _Measured:
         return _joined(own, resolved, level=0, chain=passed + bool(targets))
 
     def _at(self, where: Where, through: tuple[Where, ...]) -> tuple[Any, int]:
-        """What stands at `where`, None if nothing, and how many references lie on the way there."""
+        """The node at `where`, None if missing, and the number of references on the path to it."""
         node: Any = self._tree
         for depth, key in enumerate(where):
             if isinstance(node, str) and _REFERENCE.fullmatch(node):
@@ -122,7 +125,7 @@ class _Measured:
 
 
 def _joined(size: int, parts: Sequence[_Resolved], *, level: int, chain: int) -> _Resolved:
-    """Parts together in what adds so much to each measure."""
+    """The size of a node with these parts; the other arguments are the node's own share."""
     return _Resolved(
         size + sum(part.size for part in parts),
         level + max((part.levels for part in parts), default=0),
@@ -131,7 +134,7 @@ def _joined(size: int, parts: Sequence[_Resolved], *, level: int, chain: int) ->
 
 
 def _targets(text: str) -> list[Where]:
-    """What the references in a text lead to."""
+    """The paths that the references in a text point to."""
     return [tuple(re.findall(r"\w+", path)) for path in _REFERENCE.findall(text)]
 
 

@@ -1,4 +1,4 @@
-"""Rules by which the names in a weight file become others."""
+"""Rules that rename the entries of a weight file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _GROUP = re.compile(r"\\([1-9])")
 
 
 class RenameSpec(Spec):
-    """One rule: names that `match` matches as a whole become `to`.
+    """One rule: names that `match` matches entirely become `to`.
 
     A regex's groups are `\\1` to `\\9` in `to`; in a glob each `*` and `?` is such a group.
-    Regular expressions are those of RE2: Python's without looking around and back references. It
-    takes time in proportion to a name's length, whatever the expression; Python's own can take
-    centuries over a name of 30 letters.
+    Regular expressions are those of RE2: Python's without lookaround and backreferences. RE2 takes
+    time linear in a name's length for any expression; Python's own can take centuries for a name
+    of 30 letters.
     """
 
     match: Annotated[str, Field(max_length=MAX_LENGTH)]
     to: str | None
-    """null: the entry is left out."""
+    """null: the entry is skipped."""
     syntax: Literal["regex", "glob"] = "regex"
 
     @model_validator(mode="after")
@@ -41,11 +41,11 @@ class RenameSpec(Spec):
 
     @property
     def pattern(self) -> Any:
-        """The rule's left side, to be matched against whole names. Raises ValueError."""
+        """The compiled pattern, to be matched against entire names. Raises ValueError."""
         return _compile(self.match, self.syntax)
 
     def apply(self, name: str) -> str | None:
-        """What a name becomes that `pattern` matches; None where it is left out."""
+        """The new name of an entry that `pattern` matches; None where it is skipped."""
         match = self.pattern.fullmatch(name)
         if self.to is None or match is None:
             return None
@@ -54,7 +54,7 @@ class RenameSpec(Spec):
 
 @cache
 def _compile(match: str, syntax: str) -> Any:
-    # Most recipes have no such rule, and need not wait for the library.
+    # Imported here: most recipes have no such rule, and need not wait for the library.
     import re2
 
     options = re2.Options()

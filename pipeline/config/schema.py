@@ -1,4 +1,4 @@
-"""JSON schema of recipes, which editors complete recipe files from."""
+"""JSON schema of recipes, which editors use to complete and check recipe files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEFAULTS = {
 def recipe_schema() -> dict[str, Any]:
     """The schema of recipe files and of the files under conf/.
 
-    They hold a part of a recipe each: conf/ fills in the rest, so no key is required and a part
-    may leave out its name. A device may start from another one's file. Whether a recipe is complete
-    is checked when it has been composed.
+    Each holds a part of a recipe: conf/ fills in the rest, so no key is required and a part may
+    omit its name. A device may start from the file of another. Completeness is checked on the
+    composed recipe.
     """
     schema = _partial(Recipe.model_json_schema())
     for device in parts("device").values():
@@ -37,7 +37,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _partial(node: Any) -> Any:
-    """The schema without `required`, and with unions that a section without a name can satisfy."""
+    """The schema without `required`, and with unions that accept a section without a name."""
     if isinstance(node, list):
         return [_partial(item) for item in node]
     if not isinstance(node, dict):

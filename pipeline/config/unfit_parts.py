@@ -1,4 +1,4 @@
-"""Sections whose name alone was changed: `train.loss.name=mse` keeps the keys of cross entropy."""
+"""Sections of which only the name was changed: `train.loss.name=mse` keeps cross entropy's keys."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.registry import Spec, parts
 
 
 def unfit_parts(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Mapping[Location, str]:
-    """Where a section has the keys of another part than it names -> how to choose that one whole.
+    """Problems by location of sections whose keys belong to another part than they name.
 
-    A key too many that no other part explains is a misspelt one, and none of this; so are those
-    that were `typed` on the command line.
+    Each problem advises how to choose the named part with its own keys. An extra key that no other
+    part has is a misspelling, and not reported here; so are keys `typed` on the command line.
     """
     found: dict[Location, str] = {}
     for group, where in SECTIONS.items():
@@ -46,11 +46,11 @@ def _problem(group: str, where: Location, section: Any, typed: Collection[str]) 
     if not lacking and not (others and inherited):
         return None
     key = dotted(where) if alone else f"{dotted(where)}.name"
-    said = [f"lacks {_listed(lacking)}"] if lacking else []
-    said += [f"has {_listed(foreign)}, which {name} does not take"] if foreign else []
+    reasons = [f"lacks {_listed(lacking)}"] if lacking else []
+    reasons += [f"has {_listed(foreign)}, which {name} does not take"] if foreign else []
     given = "" if foreign or alone else "give that, or "
     given = given if lacking else "leave that out, or "
-    return f"{key} = {name}: the section {' and '.join(said)}; {given}{_advice(group, name)}"
+    return f"{key} = {name}: the section {' and '.join(reasons)}; {given}{_advice(group, name)}"
 
 
 def _required(cls: type[Spec]) -> list[str]:
@@ -58,7 +58,7 @@ def _required(cls: type[Spec]) -> list[str]:
 
 
 def _fits(section: Mapping[str, Any], cls: type[Spec]) -> bool:
-    """Has the section all keys of a part, and no others?"""
+    """Return whether the section has all required keys of a part, and no unknown ones."""
     return set(section) <= set(cls.model_fields) and set(_required(cls)) <= set(section)
 
 

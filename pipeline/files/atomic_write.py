@@ -1,4 +1,4 @@
-"""Writing a file so that a reader, or a crash, never meets half of it."""
+"""Atomic writes: neither a reader nor a crash leaves or sees half of a file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Replace the file at `path` by `content`, as a whole; text is written in UTF-8.
+    """Replace the file at `path` by `content` atomically; text is written in UTF-8.
 
-    `mode` says who may do what with it, as far as the umask lets them. Where the system refuses,
-    the file stays as it was, and the OSError has its name.
+    `mode` gives the permissions, reduced by the umask. Raises OSError with the file's name where
+    the system refuses; the file is unchanged then.
     """
-    # Machines that share a file system may have processes of one number.
+    # Machines that share a file system may have processes with the same id.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
-        # Made here and now: in a folder of somebody else a link of that name may lie in wait.
+        # Always a new file: in somebody else's folder, that name may be a link placed there.
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content.encode("utf-8") if isinstance(content, str) else content)

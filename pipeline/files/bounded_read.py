@@ -1,4 +1,4 @@
-"""Reading files that anyone may have written: regular files alone, and no more than so much."""
+"""Bounded reads of files that anyone may have written: regular files, up to a size limit."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 16 * 2**20
-"""Of a file of descriptions, such as JSON; what holds arrays has bounds of its own."""
+"""Size limit of a descriptive file, such as JSON; files of arrays have bounds of their own."""
 MAX_DEPTH = 64
-"""Of JSON: lists and sections in one another."""
+"""Nesting limit of lists and objects in JSON."""
 TOO_DEEP = "is nested too deeply"
 
 
 def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
     """The content of a file.
 
-    Raises OSError where it can't be read, and ValueError for what is larger, or is no regular file:
-    a pipe or a device may never end.
+    Raises OSError where it can't be read, and ValueError where it is larger than `at_most_bytes`
+    or no regular file: a pipe or a device may never end.
     """
     if path.exists() and not path.is_file():
         raise ValueError("is no regular file")
@@ -35,7 +35,7 @@ def read_text(path: Path, at_most_bytes: int = MAX_BYTES) -> str:
 
 
 def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
-    """What a JSON file holds. Raises OSError, and ValueError for whatever is wrong with it."""
+    """Parse a JSON file. Raises OSError, and ValueError for whatever is wrong with it."""
     text = read_text(path, at_most_bytes)
     try:
         document = json.loads(text)
@@ -47,9 +47,10 @@ def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
 
 
 def _is_deeper(document: Any, levels: int) -> bool:
-    """Whether lists and sections stand in one another in more than so many levels.
+    """Whether lists and objects are nested more than `levels` deep.
 
-    What reads them calls itself for each, and Python ends that before its parser gives up.
+    Code that walks the document recurses once per level, and Python's recursion limit is lower
+    than its parser's.
     """
     level = [document]
     for _ in range(levels + 1):

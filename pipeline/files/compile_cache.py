@@ -1,7 +1,7 @@
-"""XLA's persistent cache of compiled programs: files that are whole or not there at all.
+"""XLA's persistent cache of compiled programs, whose files are complete or absent.
 
-JAX's own cache writes an entry where it is read, so that a process that is killed, or a disk that
-is full, leaves half of one. JAX then warns at every start, and never writes that entry again.
+JAX's own cache writes an entry in place, so that a killed process or a full disk leaves half of
+one. JAX then warns at every start, and never writes that entry again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jax
 
-# JAX has no public way to put another cache in the place of its own.
+# JAX has no public interface to replace its own cache.
 from jax._src import compilation_cache
 
 from pipeline.files.atomic_write import write_whole
@@ -29,28 +29,28 @@ OWN = stat.S_IRUSR | stat.S_IWUSR
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
-Tell = Callable[[str], None]
-"""Takes a line for the user."""
+Report = Callable[[str], None]
+"""Function that shows a line to the user."""
 
 
-def enable_compile_cache(folder: Path | None, tell: Tell) -> None:
+def enable_compile_cache(folder: Path | None, report: Report) -> None:
     """Keep every program that is compiled from now on in `folder`; None: keep none.
 
-    What is wrong with the folder or an entry costs a compilation, and `tell` gets a line.
+    A bad folder or entry costs a compilation, and `report` gets a line.
     """
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update(_SHORTEST_S, 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.get_file_cache = partial(_open, tell)  # type: ignore[assignment]
-    # JAX opens its cache once; it may have compiled something before.
+    compilation_cache.get_file_cache = partial(_open, report)  # type: ignore[assignment]
+    # JAX opens its cache only once, and may have compiled something before.
     compilation_cache.reset_cache()
 
 
 @contextmanager
 def no_compile_cache() -> Iterator[None]:
-    """Programs that are compiled inside are not written to the cache.
+    """Inside, compiled programs are not written to the cache.
 
-    Those that call oneDNN can't be: XLA has no form for it, and fails with `std::bad_alloc`.
+    Programs that call oneDNN can't be: XLA can't serialize them, and fails with `std::bad_alloc`.
     """
     before = jax.config.values[_SHORTEST_S]
     jax.config.update(_SHORTEST_S, float("inf"))
@@ -62,20 +62,20 @@ def no_compile_cache() -> Iterator[None]:
 
 @dataclass
 class ProgramFiles:
-    """A folder with a file for each program: the SHA-256 of its key and itself, 32 bytes, and it.
+    """A folder with a file per program: 32 bytes of SHA-256 over key and program, then the program.
 
-    Has the methods that JAX asks of a cache. A file that is not what was written for its key, or
-    that others may write, is reported, removed and so compiled again; JAX would hand whatever
-    decompresses to XLA, and run it. Files appear whole.
+    Has the methods that JAX calls on a cache. A file that was not written for its key, or that
+    others may write, is reported, removed and so compiled again; JAX would pass anything that
+    decompresses to XLA, and run it. Files are written atomically.
     """
 
     _path: Path
-    """Under the name that JAX has for it."""
-    tell: Tell
-    _told: set[str] = field(default_factory=set)
+    """The folder, under the attribute name that JAX reads."""
+    report: Report
+    _reported: set[str] = field(default_factory=set)
 
     def get(self, key: str) -> bytes | None:
-        """The program of a key as JAX wrote it; None where there is none that can be used."""
+        """The program of a key as JAX wrote it; None where no usable one is cached."""
         file = self._file(key)
         try:
             content = _read_own(file)
@@ -85,23 +85,23 @@ class ProgramFiles:
             self._discard(file, str(error))
             return None
         except OSError as error:
-            self._tell_once(f"{self._path}: compiled programs can't be read: {error.strerror}")
+            self._report_once(f"{self._path}: compiled programs can't be read: {error.strerror}")
             return None
         digest, program = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if digest == _digest(key, program):
             return program
         if digest != hashlib.sha256(program).digest():
             self._discard(file, "was damaged")
-        # Else it is whole, and from before the digest said of which key it is: it is replaced.
+        # Else it is complete, and from before the digest included the key: it is replaced.
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep the program of a key. What can't be written is compiled again by the next run."""
+        """Write the program of a key. Where that fails, the next run compiles it again."""
         try:
             make_private(self._path)
             write_whole(self._file(key), _digest(key, value) + value, OWN)
         except OSError as error:
-            self._tell_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
+            self._report_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
 
     def _file(self, key: str) -> Path:
         return self._path / f"{key}{_SUFFIX}"
@@ -110,26 +110,26 @@ class ProgramFiles:
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
-            self.tell(f"{file}: {why} and can't be removed: {error.strerror}; compiling again")
+            self.report(f"{file}: {why} and can't be removed: {error.strerror}; compiling again")
         else:
-            self.tell(f"{file}: {why} and is removed; compiling again")
+            self.report(f"{file}: {why} and is removed; compiling again")
 
-    def _tell_once(self, text: str) -> None:
-        """Every program of a run meets the same disk."""
-        if text not in self._told:
-            self._told.add(text)
-            self.tell(text)
+    def _report_once(self, text: str) -> None:
+        """Report a problem once: every program of a run meets the same disk."""
+        if text not in self._reported:
+            self._reported.add(text)
+            self.report(text)
 
 
 class _NotOwnError(Exception):
-    """A file is none that this program has written; says why."""
+    """A cached file that can't be this program's own; the message says why."""
 
 
 def _read_own(file: Path) -> bytes:
     """The content of a regular file that nobody else may write. Raises OSError as `open` does.
 
-    Asked of what was opened: a name may lead elsewhere a moment later. A link is followed nowhere,
-    and a pipe, which may never end, not waited for.
+    Checks the opened file, since its name may refer to another one a moment later. Links are not
+    followed, and a pipe, which may never end, is not waited for.
     """
     if file.is_symlink():
         raise _NotOwnError("was a link")
@@ -149,5 +149,5 @@ def _digest(key: str, program: bytes) -> bytes:
     return hashlib.sha256(len(name).to_bytes(8, "little") + name + program).digest()
 
 
-def _open(tell: Tell, path: str) -> tuple[ProgramFiles, str]:
-    return ProgramFiles(Path(path), tell), path
+def _open(report: Report, path: str) -> tuple[ProgramFiles, str]:
+    return ProgramFiles(Path(path), report), path

@@ -1,4 +1,4 @@
-"""Problems in words: dotted key, the value, what would be right, the nearest name."""
+"""Error messages for recipes: dotted key, value, what is allowed, and the nearest known name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.registry import MAX_FLOAT, MAX_INT, all_parts, kind_of
 Location = tuple[int | str, ...]
 
 MAX_NAME_LENGTH = 255
-"""Of a name that may be a misspelt one, in characters."""
+"""Longest name, in characters, that is compared with known ones as a possible misspelling."""
 
 _NOTHING: Mapping[Location, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
@@ -45,9 +45,9 @@ def describe(
 ) -> list[str]:
     """Every problem that pydantic found in `tree`, one line each.
 
-    `unfit` has one line for a section whose keys are those of another part, instead of one a key.
-    Those that a message has room for show the value and guess what was meant; others, of which a
-    file can have thousands, say where they are and what kind they are of.
+    `unfit` has one line for a section whose keys belong to another part, in place of one per key.
+    The first MAX_PROBLEMS show the value and guess what was meant; the rest, of which a file can
+    have thousands, give only their place and kind.
     """
     every = error.errors(include_url=False)
     found = [(details, *locate(details["loc"], tree)) for details in every]
@@ -55,7 +55,7 @@ def describe(
     unknown = {where for details, where, _ in found if details["type"] == "extra_forbidden"}
     lines = list(unfit.values())
     for details, where, tags in found[:MAX_PROBLEMS]:
-        lines.append(_describe_one(details, where, _Beside(tree, tags, unknown)))
+        lines.append(_describe_one(details, where, _KnownKeys(tree, tags, unknown)))
     for details, where, _ in found[MAX_PROBLEMS:]:
         lines.append(f"{shown(dotted(where))}: {_kind_of_problem(details)}")
     return lines
@@ -70,7 +70,7 @@ def no_such(noun: str, name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is spelled most like `name`; None where none is."""
+    """The known name spelled most like `name`; None where none is similar."""
     if len(name) > MAX_NAME_LENGTH:
         return None
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
@@ -83,7 +83,7 @@ def show(value: Any) -> str:
     try:
         text = str(value)
     except ValueError:
-        # Python prints no number of more than 4300 digits.
+        # Python refuses to print a number of more than 4300 digits.
         text = f"a number of {value.bit_length():,} bits"
     if isinstance(value, str) and not _is_plain_text(value):
         text = f"'{value}'"
@@ -91,13 +91,13 @@ def show(value: Any) -> str:
 
 
 def shown(name: str) -> str:
-    """A name out of a file, fit to be printed: shortened, control characters escaped."""
+    """A name from a file, made printable: shortened, control characters escaped."""
     text = printable(name)
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _is_plain_text(text: str) -> bool:
-    """Would YAML read it as a text?"""
+    """Return whether YAML reads it as a text."""
     if len(text) > 60:
         return True
     try:
@@ -106,11 +106,11 @@ def _is_plain_text(text: str) -> bool:
         return False
 
 
-def _describe_one(details: ErrorDetails, where: Location, beside: _Beside) -> str:
+def _describe_one(details: ErrorDetails, where: Location, known: _KnownKeys) -> str:
     key, value, context = shown(dotted(where)), details["input"], details.get("ctx", {})
     match details["type"]:
         case "extra_forbidden":
-            guess = nearest(str(where[-1]), beside.keys(where))
+            guess = nearest(str(where[-1]), known.keys(where))
             question = f"; did you mean {shown(dotted((*where[:-1], guess)))}?" if guess else ""
             return f"{key} = {show(value)}: there is no such key{question}"
         case "missing":
@@ -152,7 +152,7 @@ def _describe_one(details: ErrorDetails, where: Location, beside: _Beside) -> st
 
 
 def _beyond(value: Any) -> bool:
-    """Is a value of the right type, or a list of such, and too large?"""
+    """Return whether a number, or one in a list, is too large."""
     if isinstance(value, list | tuple):
         return any(map(_beyond, value))
     return isinstance(value, int | float) and abs(value) > MAX_INT
@@ -160,9 +160,9 @@ def _beyond(value: Any) -> bool:
 
 def _kind_of_problem(details: ErrorDetails) -> str:
     kind = details["type"]
-    said = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
+    of_keys = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
     expected = f"must be {_EXPECTED[kind]}" if kind in _EXPECTED else None
-    return said or expected or _sentence(details["msg"])
+    return of_keys or expected or _sentence(details["msg"])
 
 
 def _sentence(message: str) -> str:
@@ -175,7 +175,7 @@ def dotted(where: Sequence[int | str]) -> str:
 
 
 def locate(loc: Location, tree: Mapping[str, Any]) -> tuple[Location, tuple[str, ...]]:
-    """Split a pydantic location into the path in the recipe and the part names it passed.
+    """Split a pydantic location into the path in the recipe and the part names on it.
 
     Pydantic puts a part's name between the key that holds the part and the part's own keys.
     """
@@ -196,17 +196,17 @@ def locate(loc: Location, tree: Mapping[str, Any]) -> tuple[Location, tuple[str,
     return tuple(where), tuple(tags)
 
 
-class _Beside(NamedTuple):
-    """What there is beside a key that is wrong."""
+class _KnownKeys(NamedTuple):
+    """Source of the keys to propose in place of an unknown one."""
 
     tree: Mapping[str, Any]
     tags: Sequence[str]
-    """Names of the parts on the way to it."""
+    """Names of the parts on the path to the unknown key."""
     unknown: AbstractSet[Location]
-    """Keys that are wrong as well, and so none to propose."""
+    """Other unknown keys, which are not proposed."""
 
     def keys(self, where: Location) -> set[str]:
-        """The keys that would be right where an unknown one stands."""
+        """The valid keys of the section in which the unknown key `where` stands."""
         node: Any = self.tree
         for step in where[:-1]:
             known_step = step in node if isinstance(node, Mapping) else isinstance(node, list)

@@ -1,9 +1,9 @@
-"""Locks among processes, which the kernel frees when their holder dies.
+"""Locks between processes, which the kernel releases when their holder dies.
 
-Files are locked: network file systems lock no folders, and files only that are open to write. Who
-removes such a file takes the lock away with it, since the next process makes and locks another. So
-a lock counts only while the name still means the file that is locked: this is looked at when it is
-taken, and as often as its holder likes (`Lock.keep`).
+Files are locked, since network file systems lock no folders, and only files open for writing.
+Removing such a file breaks the lock, since the next process creates and locks another one. So a
+lock is valid only while the name still refers to the locked file. This is checked when the lock is
+acquired, and whenever its holder calls `Lock.keep`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ NOT_HELD = -1
 
 
 class Lock:
-    """The lock on a file, which is made where it is missing and never written.
+    """The lock on a file, which is created where it is missing and never written.
 
-    `is_certain` says whether the file system has locks: where it has none, nothing keeps a second
-    process out.
+    `is_certain` is false where the file system has no locks: nothing excludes a second process.
     """
 
     def __init__(self, file: Path) -> None:
@@ -33,9 +32,9 @@ class Lock:
         self.is_certain = True
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock; False where another process has it and this one is not to wait.
+        """Take the lock; False where another process holds it and `wait` is false.
 
-        Raises OSError where there can be no such file, and where it is a link or a pipe.
+        Raises OSError where the file can't be created, and where it is a link or a pipe.
         """
         while True:
             descriptor = open_real(self._file, os.O_RDWR | os.O_CREAT)
@@ -51,9 +50,9 @@ class Lock:
                     os.close(descriptor)
 
     def keep(self) -> bool:
-        """See that the lock still counts, and take it once more where its file was removed.
+        """Check that the lock is still valid, and take it again where its file was removed.
 
-        False where another process was faster. Raises OSError where the file can't be made.
+        False where another process was faster. Raises OSError where the file can't be created.
         """
         if _is_named(self._descriptor, self._file):
             return True
@@ -65,7 +64,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Let others have it. The file stays: another process may be about to lock it."""
+        """Release the lock. The file stays: another process may be about to lock it."""
         os.close(self._descriptor)
         self._descriptor = NOT_HELD
 
@@ -73,7 +72,7 @@ class Lock:
 def flock(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file or folder until it is closed; False where it can't be locked at all.
 
-    Raises BlockingIOError where another process has it and this one is not to wait.
+    Raises BlockingIOError where another process holds it and `wait` is false.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,8 +83,18 @@ def flock(descriptor: int, *, wait: bool) -> bool:
     return True
 
 
+def lock_refusal(file: Path) -> str | None:
+    """The system's reason for refusing to lock a file right now; None where it can be locked."""
+    try:
+        with file.open("a") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def _is_named(descriptor: int, file: Path) -> bool:
-    """Whether the name of a file still means the one that was opened."""
+    """Whether the name of a file still refers to the one that was opened."""
     try:
         return os.path.samestat(os.lstat(file), os.fstat(descriptor))
     except FileNotFoundError:
@@ -94,7 +103,7 @@ def _is_named(descriptor: int, file: Path) -> bool:
 
 @contextmanager
 def locked_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
-    """Hold the lock on a file; None where another process has it. Raises OSError as `Lock` does."""
+    """Hold the lock on a file; None where another process does. Raises OSError as `Lock` does."""
     lock = Lock(file)
     if not lock.acquire(wait=wait):
         yield None
@@ -107,10 +116,10 @@ def locked_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` against all other holders; waits for its turn.
+    """Hold `folder` exclusively, waiting for other holders.
 
-    It is made for this user alone where it is missing. Where there are no locks, checksums and
-    atomic renames have to do. Raises OSError when it can't be made or written.
+    It is created for this user alone where it is missing. Without locks, checksums and atomic
+    renames still protect the files. Raises OSError where it can't be created or written.
     """
     make_private(folder)
     with locked_file(folder / LOCK, wait=True):
@@ -119,12 +128,12 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def owned_folder(folder: Path) -> Iterator[Lock | None]:
-    """Hold a folder for long, without waiting for it; None where another process has it.
+    """Hold a folder for a long time, without waiting; None where another process holds it.
 
-    The folder itself is locked besides the file in it: that lock nobody can remove. Where it works
-    (not between the machines of a network file system) a second process is kept out whatever
-    becomes of the file. Elsewhere one may come in between the removal and the holder's next
-    `Lock.keep`, which then finds that one, or keeps out whoever comes later.
+    The folder itself is locked besides the file in it, a lock that nobody can remove. Where that
+    works (not between the machines of a network file system) it excludes a second process even if
+    the file is removed. Elsewhere one may enter between the removal and the holder's next
+    `Lock.keep`, which then fails, or takes the lock again and excludes later ones.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

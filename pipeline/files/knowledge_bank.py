@@ -1,4 +1,4 @@
-"""Files that keep what a search has found (A-01..A-03): knowledge banks and results of tuning."""
+"""Files of search results (A-01..A-03): knowledge banks and results of tuning."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pipeline.files.ownership import make_private
 BANK_VERSION = 1
 Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
 """Stored for the first time; used from the bank; in the bank and still the best after tuning
-again; replaced by something better."""
+again; replaced by a better result."""
 
 Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Round:
-    """The best time that a search knew when one of its rounds ended."""
+    """The best time known at the end of one round of a search, in microseconds."""
 
     best_us: float
     ended: datetime = field(default_factory=datetime.now, compare=False)
@@ -36,15 +36,15 @@ class Round:
 
 
 def ticks_best(rounds: Sequence[Round]) -> list[str]:
-    """Rounds as a result file has them."""
+    """Rounds in the format of a result file."""
     return [str(each) for each in rounds]
 
 
 def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]:
-    """Entries of a knowledge bank by key, none where there is no file.
+    """Entries of a knowledge bank by key; empty where there is no file.
 
-    `checked` returns an entry as it is used, and raises where it is not one. Raises RunError where
-    the file can't be read, or is not a bank: without what it holds, numbers would be others.
+    `checked` returns a validated entry, and raises for an invalid one. Raises RunError where the
+    file can't be read or is not a bank: without its entries the losses would differ.
     """
     try:
         document = read_json(path)
@@ -66,7 +66,7 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
 def add_to_bank(
     path: Path, entries: Mapping[str, Entry], checked: Callable[[Entry], Entry]
 ) -> None:
-    """Write entries into a bank, beside what other processes have found meanwhile.
+    """Add entries to a bank, keeping those that other processes have added meanwhile.
 
     Raises RunError where the file is not a bank, and where it can't be written.
     """
@@ -78,7 +78,7 @@ def add_to_bank(
 
 
 def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
-    """The bank in one step: a reader sees the old file or the new one.
+    """Write the bank atomically: a reader sees the old file or the new one.
 
     Raises RunError where it can't be written.
     """
@@ -95,7 +95,7 @@ def _unwritable(path: Path, error: OSError) -> RunError:
 
 
 def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path:
-    """A result as JSON, named `tune_result_pid{pid}_{YYYYMMDD_HHMMSSmmm}.json` as CANN does."""
+    """Write a result as JSON; its name is CANN's, `tune_result_pid{pid}_{YYYYMMDD_HHMMSSmmm}`."""
     stamp = f"{now:%Y%m%d_%H%M%S}{now.microsecond // 1000:03}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"tune_result_pid{os.getpid()}_{stamp}.json"

@@ -1,7 +1,7 @@
 """Arrays in numpy's files, `.npy` and `.npz`, read without pickle and within bounds.
 
-What an array's header says is held against the size of its entry, and that against the memory that
-there is, before any memory is taken.
+An array's header is checked against the size of its entry, and that against the available memory,
+before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MAX_ENTRIES = 100_000
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _SUFFIX = ".npy"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""All that numpy writes."""
+"""The compression methods that numpy writes."""
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError, EOFError),
     *(RuntimeError, SyntaxError, TypeError, OverflowError, LookupError, MemoryError),
 )
-"""What zipfile and numpy raise, besides ValueError, for files that are not what they should be."""
+"""Errors, besides ValueError, that zipfile and numpy raise for damaged files."""
 
 
 class ArrayArchive:
@@ -89,7 +89,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def check_header(name: str, file: IO[bytes], size: int) -> None:
-    """Raise ValueError unless the array is as large as the part that should hold it."""
+    """Raise ValueError unless the header's array fills the entry of `size` bytes exactly."""
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
         raise ValueError(f"{shown(name)} is of a version of .npy that is not read")
@@ -101,7 +101,7 @@ def check_header(name: str, file: IO[bytes], size: int) -> None:
 
 
 def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
-    """How many bytes an array takes. Raises ValueError for a shape that no array can have."""
+    """The size of an array in bytes. Raises ValueError for a shape that no array can have."""
     if len(shape) > MAX_AXES or any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"{shown(name)} has no possible shape; the file is damaged")
     return math.prod(shape) * dtype.itemsize

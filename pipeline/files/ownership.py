@@ -1,6 +1,6 @@
-"""Whose a folder or a file is: what is only this user's to write, and making folders that are.
+"""Ownership of folders and files: checks that only this user can write them, and private folders.
 
-A compiled program is code, so whoever can write where it is kept can have it run.
+A compiled program is code, so whoever can write to the folder of programs can have code run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ ROOT = 0
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above that are missing, for this user alone.
+    """Create a folder, and its missing parents, for this user alone.
 
-    Whatever the umask says: many systems let the group write. Those that are there stay as they
-    are. Raises OSError where one can't be made.
+    The umask is not relied on, since many systems let the group write. Existing folders are
+    unchanged. Raises OSError where one can't be created.
     """
     with suppress(FileExistsError):
         if not folder.parent.exists():
@@ -30,16 +30,16 @@ def make_private(folder: Path) -> None:
 
 
 def find_foreign_owner(found: os.stat_result) -> str | None:
-    """Whose a folder or a file is, in words; None where it is this user's or root's."""
+    """The owner of a folder or a file as text; None where it is this user or root."""
     if found.st_uid in (os.geteuid(), ROOT):
         return None
     return f"user {_name_of_user(found.st_uid)}"
 
 
 def find_writers(found: os.stat_result) -> str | None:
-    """Who besides its owner may write a folder or a file, in words; None where nobody may.
+    """Who besides its owner may write a folder or a file, as text; None where nobody may.
 
-    The sticky bit makes no difference: with it nobody removes what is there, and anybody adds.
+    The sticky bit makes no difference: it prevents removals, and still allows additions.
     """
     if found.st_mode & stat.S_IWOTH:
         return "everybody"
@@ -49,11 +49,11 @@ def find_writers(found: os.stat_result) -> str | None:
 
 
 def _is_of_one(gid: int) -> bool:
-    """Whether a group has nobody but this user in it.
+    """Whether this user is the only member of a group.
 
-    Debian and Fedora give each user such a group, named as the user, and a umask that lets it
-    write; pam_umask knows it by the name too. To list all users for whom it is the first group may
-    take minutes where they are kept elsewhere.
+    Debian and Fedora give each user such a group, named after the user, and a umask that lets it
+    write; pam_umask recognises it by its name too. Listing all users whose primary group it is may
+    take minutes where accounts are on a server.
     """
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)

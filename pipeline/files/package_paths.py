@@ -1,4 +1,4 @@
-"""Where the package, conf/ and the recipes lie, in a checkout and in an installed wheel."""
+"""Paths of the package, conf/ and the recipes, in a checkout and in an installed wheel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files and folders that are where their names say, in folders that anyone may have made.
+"""Files and folders that are no links or pipes, in folders that anyone may have created.
 
-A link in such a folder would have files outside of it written, cut or deleted; a pipe would have
-its writer wait without an end.
+A link in such a folder would have files outside of it written, truncated or deleted; a pipe would
+have its writer wait forever.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pipeline.errors import DataError, printable
 
 
 def open_real(path: str | Path, flags: int) -> int:
-    """Return the descriptor of a regular file, opened with `flags`; they say whether it is made.
+    """Return the descriptor of a regular file, opened with `flags`, which may include O_CREAT.
 
-    Raises OSError where it can't be opened, and for a symbolic link or what is no regular file.
+    Raises OSError where it can't be opened, is a symbolic link or is no regular file.
     """
     try:
-        # Without waiting: a pipe would be opened only once somebody reads it.
+        # Without O_NONBLOCK, opening a pipe would wait for a reader.
         how = flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, how, 0o666)
     except OSError as error:
@@ -36,10 +36,10 @@ def open_real(path: str | Path, flags: int) -> int:
 
 
 def open_unshared(path: str | Path, flags: int) -> int:
-    """Open a file whose content is to be changed in place, as `open_real` does.
+    """Open a file to change its content in place, as `open_real` does.
 
-    Raises OSError also for a file that has further names: it would be changed there too, in a
-    backup of hard links as in a file of somebody else.
+    Raises OSError also for a file with several hard links: a backup, or a file of somebody else,
+    would change with it.
     """
     descriptor = open_real(path, flags)
     if os.fstat(descriptor).st_nlink > 1:
@@ -49,9 +49,9 @@ def open_unshared(path: str | Path, flags: int) -> int:
 
 
 def require_real(folder: Path, files: Iterable[str], unshared: Iterable[str]) -> None:
-    """Raise DataError unless those of `files` in `folder` that are there are regular files.
+    """Raise DataError unless all existing `files` in `folder` are regular files.
 
-    Those of `unshared` must have no further name besides.
+    Those of `unshared` must have no second hard link.
     """
     for name in files:
         path = folder / name
@@ -67,7 +67,7 @@ def require_real(folder: Path, files: Iterable[str], unshared: Iterable[str]) ->
 
 
 def require_real_folder(folder: Path) -> None:
-    """Raise DataError where a link or a file has the name of a folder."""
+    """Raise DataError where the path of a folder is a link or a file."""
     status = _status_of(folder)
     if status is not None and not stat.S_ISDIR(status.st_mode):
         _require_regular(folder, status)
@@ -75,9 +75,9 @@ def require_real_folder(folder: Path) -> None:
 
 
 def require_real_trees(folder: Path, names: Iterable[str]) -> None:
-    """Raise DataError unless the folders of these names that are there hold no link, at any depth.
+    """Raise DataError where one of the folders `names` is or holds a link, at any depth.
 
-    A folder's name must be no link itself, and files in them be regular ones.
+    Files in them must be regular ones. Missing folders are skipped.
     """
     left = [folder / name for name in names]
     while left:
@@ -106,5 +106,5 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
 
 
 def _refused(path: Path, reason: str) -> DataError:
-    """Names may hold what would end the line."""
+    """The error for a path, made printable: names may hold line breaks."""
     return DataError(printable(f"{path}: {reason}"))

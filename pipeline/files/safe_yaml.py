@@ -1,8 +1,8 @@
-"""YAML as plain data: keys that are texts, values that are texts, numbers, switches or null.
+"""YAML as plain data: keys are texts, values are texts, numbers, booleans or null.
 
-A few hundred bytes of YAML can stand for gigabytes (aliases of aliases), build other types (tags)
-or overflow the stack (nesting). All of that is refused while a file is composed, before anything
-is made of it.
+A few hundred bytes of YAML can expand to gigabytes (aliases of aliases), build other types (tags)
+or overflow the stack (nesting). All of that is refused while a file is parsed, before any value is
+built.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from pipeline.files.bounded_read import read_text
 MAX_BYTES = 256 * 2**10
 MAX_DEPTH = 64
 MAX_NODES = 20_000
-"""Keys and values, those behind an alias counted wherever it stands."""
+"""Keys and values; those of an anchor are counted for each alias too."""
 MAX_NUMBER_LENGTH = 100
-"""Characters; Python takes seconds over numbers of many digits, and prints none above 4300."""
+"""Characters; Python needs seconds for numbers of many digits, and prints none above 4300."""
 
 _CORE = "tag:yaml.org,2002:"
 _PLAIN = frozenset(f"{_CORE}{kind}" for kind in ("null", "bool", "str", "seq", "map", "merge"))
 _NUMBERS = frozenset(f"{_CORE}{kind}" for kind in ("int", "float"))
 _MALFORMED = (*(yaml.YAMLError, ValueError, LookupError), *(AttributeError, TypeError))
-"""What PyYAML raises: values that don't fit an explicit tag raise whatever converting them does."""
+"""Errors that PyYAML raises; values that don't fit an explicit tag raise those of conversion."""
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds, None where it is empty.
+    """Parse a YAML file; None where it is empty.
 
-    Numbers and switches are recognised as OmegaConf does. Raises OSError where it can't be read,
-    and ValueError for whatever is wrong with it.
+    Numbers and booleans are recognised as in OmegaConf. Raises OSError where the file can't be
+    read, and ValueError for whatever is wrong with it.
     """
     return parse_yaml(read_text(path, MAX_BYTES))
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text holds. Raises ValueError for whatever is wrong with it."""
+    """Parse a YAML text. Raises ValueError for whatever is wrong with it."""
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except _MALFORMED as error:
@@ -48,7 +48,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def yaml_text(value: Any) -> str:
-    """Plain data as a YAML text, of which `parse_yaml` makes the same again."""
+    """Plain data as a YAML text, which `parse_yaml` reads back unchanged."""
     return yaml.dump(value, Dumper=get_omega_conf_dumper(), sort_keys=False)
 
 
@@ -59,10 +59,10 @@ class _PlainLoader(get_yaml_loader()):  # type: ignore[misc]  # a class made by 
         super().__init__(stream)
         self._depth = self._nodes = 0
         self._nodes_of: dict[str, int] = {}
-        """By anchor, once it is whole."""
+        """Number of nodes by anchor, once the anchored node is complete."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """A node, counted. Raises ValueError where it goes beyond a bound or is no plain value."""
+        """Compose and count a node. Raises ValueError beyond a bound or for no plain value."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             self._count(self._expanded(event))
@@ -80,7 +80,7 @@ class _PlainLoader(get_yaml_loader()):  # type: ignore[misc]  # a class made by 
         return node
 
     def _expanded(self, alias: yaml.AliasEvent) -> int:
-        """How many nodes an alias stands for; 0 for one that PyYAML will find undefined."""
+        """The number of nodes of an alias; 0 for one that PyYAML will report as undefined."""
         if alias.anchor in self.anchors and alias.anchor not in self._nodes_of:
             raise ValueError(f"{_place(alias)}*{alias.anchor} stands within itself")
         return self._nodes_of.get(alias.anchor, 0)

@@ -1,4 +1,4 @@
-"""JSON that every reader takes: what is no finite number is null."""
+"""Strict JSON: NaN and infinities become null."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """`value` as JSON; NaN and infinities, which JSON can't say, become null."""
-    return json.dumps(_sayable(value), indent=indent, allow_nan=False)
+    """`value` as JSON text; NaN and infinities, which JSON has no form for, become null."""
+    return json.dumps(_without_nan(value), indent=indent, allow_nan=False)
 
 
-def _sayable(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _sayable(item) for key, item in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_sayable(item) for item in value]
+        return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

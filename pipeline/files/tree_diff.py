@@ -1,4 +1,4 @@
-"""Where two trees of keys and values differ."""
+"""Differences of two trees of keys and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Where = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """A leaf that two trees do not have in common; None where one has nothing there."""
+    """A leaf in which two trees differ; None for the tree that lacks it."""
 
     where: Where
     one: Any
@@ -21,12 +21,12 @@ class Difference:
 
     @property
     def key(self) -> str:
-        """Where it stands, as `train.optimizer.lr`."""
+        """The dotted path, such as `train.optimizer.lr`."""
         return dotted(self.where)
 
 
 def leaves(tree: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
-    """The leaves of nested mappings and lists; what is empty has none."""
+    """The leaves of nested mappings and lists with their paths; empty ones have none."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from leaves(value, (*where, key))

@@ -1,9 +1,9 @@
-"""Large arrays in memory that is kept, and in huge pages.
+"""Allocator settings: keep freed memory for large arrays, and use huge pages.
 
-XLA takes the memory of a program anew at every dispatch, a gigabyte for a step of ResNet-18, and
-gives it back. The C library passes all of that on to the kernel, which clears 300,000 pages of 4 kB
-again and again: a quarter of the step. glibc does otherwise when it is told so before a process
-begins (its manual, "Memory Allocation Tunables"), so a process that was not told begins again.
+XLA allocates the memory of a program at every dispatch, a gigabyte for a step of ResNet-18, and
+frees it again. The C library passes all of that on to the kernel, which clears 300,000 pages of
+4 kB each time: a quarter of the step. glibc reads its tunables before a process starts (its manual,
+"Memory Allocation Tunables"), so a process without them restarts itself with them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Mapping
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES: Mapping[str, int] = {
-    "glibc.malloc.hugetlb": 1,  # ask for huge pages wherever the kernel leaves it to programs
-    "glibc.malloc.mmap_max": 0,  # no mapping of its own for a large array, which is always unmapped
-    "glibc.malloc.trim_threshold": 1 << 40,  # keep what is free at the end of the heap
+    "glibc.malloc.hugetlb": 1,  # request huge pages where the kernel leaves the choice to programs
+    "glibc.malloc.mmap_max": 0,  # no separate mapping for large arrays, which free() unmaps
+    "glibc.malloc.trim_threshold": 1 << 40,  # keep free memory at the end of the heap
     "glibc.malloc.arena_max": 1,  # the arenas of threads have no room for large arrays
 }
 SETTINGS: Mapping[str, str] = {
     VARIABLE: ":".join(f"{name}={value}" for name, value in TUNABLES.items())
 }
-"""What is added to the environment."""
+"""Variables to add to the environment."""
 
 
 def reexec_with_malloc_tunables() -> None:
-    """Begin this process again, as it was called, with an allocator that keeps memory.
+    """Restart this process, with the same arguments, under an allocator that keeps memory.
 
-    Only once, only where the C library is glibc, and not where the user has settings for it.
+    Only once, only with glibc, and not where the user has set tunables.
     """
     if VARIABLE not in os.environ and _is_glibc():
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **SETTINGS})

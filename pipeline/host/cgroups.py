@@ -1,4 +1,4 @@
-"""The control groups that a process is in, by which a container or a scheduler limits it."""
+"""Control groups of this process, by which a container or a scheduler limits it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 def groups_of(
     controller: str, root: Path = CGROUP, membership: Path = MEMBERSHIP
 ) -> tuple[Path, ...]:
-    """The folders of this process's group and of all that it lies in, by either version.
+    """The folders of this process's control group and of its parents, in version 2 and 1.
 
-    `controller` is such as `memory`; groups of version 2 share one tree, of version 1 each
-    controller has its own. A limit of any of them holds, the smallest counts. Not every folder is
-    there: a container may see its own group as the root, under whatever name it has outside.
+    `controller` is, for example, `memory`; version 2 has one tree, version 1 a tree for each
+    controller. The smallest limit of all these groups applies. Some folders may not exist: a
+    container may see its own group as the root, whatever its name is outside.
     """
     folders: list[Path] = []
     for controllers, path in _memberships(membership):
@@ -28,7 +28,7 @@ def groups_of(
 
 
 def _memberships(file: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Controllers, none in version 2, and the group, by the kernel's `number:controllers:path`."""
+    """Controllers (none in version 2) and group, from the kernel's `number:controllers:path`."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def _memberships(file: Path) -> Iterator[tuple[str, PurePosixPath]]:
 
 
 def _upwards(root: Path, group: PurePosixPath) -> Iterator[Path]:
-    """From a group up to the root; from the root alone where the group lies outside of it."""
+    """The folders from a group up to the root; the root alone where the group is outside of it."""
     names = () if ".." in group.parts else group.parts[1:]
     for length in range(len(names), -1, -1):
         yield root.joinpath(*names[:length])

@@ -1,4 +1,4 @@
-"""What a shared machine lets this process have: files, memory, cores."""
+"""Limits of this process on a shared machine: files, memory, cores."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pipeline.host.memory import available_bytes
 
 @dataclass(frozen=True)
 class Limits:
-    """None where there is no limit, or it can't be told."""
+    """Resource limits of a process; None where there is no limit or it is unknown."""
 
     open_files: int | None
     file_bytes: int | None
     address_bytes: int | None
     memory_bytes: int
-    """That can be had now, under the limits of the machine and of its control groups."""
+    """Available now, under the limits of the machine and of the control groups."""
     cores: float
-    """That may be used, by affinity and by the control groups' shares."""
+    """Usable cores, by affinity and by the control groups' quotas."""
     machine_cores: int
     load: float
-    """Processes that wanted a core, over the last minute."""
+    """Mean number of runnable processes over the last minute."""
 
 
 def read_limits(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> Limits:
-    """The limits of this process."""
+    """Read the limits of this process."""
     cores = len(os.sched_getaffinity(0))
     shares = map(_cores_of, groups_of("cpu", cgroup, membership))
     return Limits(
@@ -48,7 +48,7 @@ def _soft(limit: int) -> int | None:
 
 
 def _cores_of(group: Path) -> float | None:
-    """What a control group, of version 2 or 1, may use; None where it sets no limit."""
+    """The cores that a control group, of version 2 or 1, may use; None without a limit."""
     share = _read_words(group / "cpu.max")
     if not share:
         share = _read_words(group / "cpu.cfs_quota_us") + _read_words(group / "cpu.cfs_period_us")

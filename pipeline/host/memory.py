@@ -1,4 +1,4 @@
-"""How much memory there is: what is larger is refused with a message, not ended by the system."""
+"""Available memory: too large requests fail with a message before the system kills the process."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of a control group, in version 2 and 1: the limit, what is used, and what of that are copies of
-files, which make room when it is needed."""
+"""Files of a control group, in version 2 and 1: limit, usage, and the statistic of reclaimable page
+cache within the usage."""
 
 
 def available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
-    """Memory that a process can still have, on this machine and in its container."""
+    """Memory that is still available to a process, on this machine and in its container."""
     groups = groups_of("memory", cgroup, membership)
     left = (_left_bytes(group, *names) for group in groups for names in _LIMITS)
     return min([_free_bytes(), *(count for count in left if count is not None)])
 
 
 def require_room(size_bytes: int, what: str) -> None:
-    """Raise ValueError where `what` needs more memory than there is."""
+    """Raise ValueError where `what` needs more memory than is available."""
     available = available_bytes()
     if size_bytes > available:
         raise ValueError(
@@ -46,7 +46,7 @@ def _free_bytes() -> int:
 
 
 def _left_bytes(group: Path, limit: str, used: str, copies: str) -> int | None:
-    """None where there is no such group, or it has no limit."""
+    """Bytes left under a control group's limit; None where it does not exist or has no limit."""
     try:
         left = int((group / limit).read_text()) - int((group / used).read_text())
     except (OSError, ValueError):

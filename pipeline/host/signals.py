@@ -1,10 +1,10 @@
-"""Signals: SIGTERM, SIGINT and SIGHUP stop a run, SIGUSR1 has it save and go on.
+"""Signals: SIGTERM, SIGINT and SIGHUP stop a run, SIGUSR1 makes it save a checkpoint and continue.
 
-While steps are trained, a signal to stop is only noted: training answers it behind the dispatch
-that is under way, of steps, which are saved, or of an evaluation, which is given up. Anywhere else
-nothing would be lost, and it interrupts. A second one interrupts everywhere, unless it is SIGHUP:
-where a terminal is closed the shell sends one and the system another, and nobody is insisting. What
-comes later finds a run that is ending, and is left alone.
+During training, a signal to stop is only noted: training handles it after the current dispatch, of
+steps, which are saved, or of an evaluation, which is abandoned. Elsewhere nothing would be lost,
+and the signal interrupts. A second one interrupts everywhere, unless it is SIGHUP: when a terminal
+closes, the shell sends one and the system another. Later signals find a run that is already ending,
+and are ignored.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""SIGHUP comes when the terminal is closed, or the connection to it is lost."""
+"""Signals that stop a run; SIGHUP is sent when the terminal or its connection is closed."""
 SAVE = signal.SIGUSR1
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ends a run where it stands; the text says which."""
+    """A signal that interrupts a run immediately; the message names it."""
 
 
 class Signals:
-    """What a run was asked for by signals."""
+    """The requests that a run has received by signals."""
 
     def __init__(self) -> None:
         self.stop: str | None = None
-        """The first signal that asked to stop, in words."""
+        """The first signal to stop, as text."""
         self.saves = 0
-        """How many signals asked for a checkpoint."""
+        """Number of signals that requested a checkpoint."""
         self._held = self._interrupted = False
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. Raises Interrupted unless it can wait, or the run is ending already."""
+        """Handle a signal. Raises Interrupted unless it can wait, or the run is already ending."""
         if number == SAVE:
             self.saves += 1
             return
         if number == signal.SIGHUP and self.stop is not None:
             return
-        said = f"{signal.Signals(number).name} received"
-        first, self.stop = self.stop is None, self.stop or said
+        text = f"{signal.Signals(number).name} received"
+        first, self.stop = self.stop is None, self.stop or text
         waits = (first and self._held) or is_importing(frame)
         if not self._interrupted and not waits:
             self._interrupted = True
-            raise Interrupted(said if first else f"{self.stop}, then {said}")
+            raise Interrupted(text if first else f"{self.stop}, then {text}")
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, the first signal to stop is noted for whoever looks at `stop`."""
+        """Inside, the first signal to stop is only noted, in `stop`."""
         self._held = True
         try:
             yield
@@ -59,7 +59,7 @@ class Signals:
             self._held = False
 
     def check(self) -> None:
-        """Raise Interrupted if a signal to stop was noted, or raised where nobody let it pass."""
+        """Raise Interrupted if a signal to stop was noted, or its exception was swallowed."""
         if self.stop is not None:
             self._interrupted = True
             raise Interrupted(self.stop)
@@ -67,8 +67,10 @@ class Signals:
 
 @contextmanager
 def heard(signals: Signals) -> Iterator[None]:
-    """Inside, `signals` notes what this process receives; nothing outside the main thread, where
-    Python delivers none."""
+    """Inside, `signals` handles the signals of this process.
+
+    Has no effect outside the main thread, where Python delivers none.
+    """
     previous = {}
     with suppress(ValueError):
         for number in (*find_stops(), SAVE):
@@ -81,16 +83,15 @@ def heard(signals: Signals) -> Iterator[None]:
 
 
 def find_stops() -> tuple[signal.Signals, ...]:
-    """The signals that stop this process: not SIGHUP where it is ignored, as `nohup` has it."""
+    """The signals that stop this process; without SIGHUP where it is ignored, as under `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return tuple(number for number in STOP if number != signal.SIGHUP or not ignored)
 
 
 def interrupt_command() -> None:
-    """Until a run listens: what stops one ends this process as Ctrl-C does, and SIGUSR1 has
-    nothing to save.
+    """Handle signals until a run does: those to stop act like Ctrl-C, and SIGUSR1 is ignored.
 
-    Without it SIGUSR1 would end a process that is still importing, or has just written its summary.
+    Otherwise SIGUSR1 would kill a process that is still importing, or has just written its summary.
     """
     with suppress(ValueError):
         for number in find_stops():
@@ -99,9 +100,9 @@ def interrupt_command() -> None:
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported in a frame or one of those that called it.
+    """Whether a module is being imported in a frame or one of its callers.
 
-    Modules written in C++ take what is raised there for a failure, and some end the process.
+    C++ modules treat an exception raised during their import as a failure; some abort the process.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -112,7 +113,7 @@ def is_importing(frame: FrameType | None) -> bool:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if is_importing(frame):
-        # Nothing has been begun that would have to be ended.
+        # Nothing has been started that would need an orderly end.
         os.write(sys.stderr.fileno(), b"interrupted\n")
         os._exit(1)
     raise KeyboardInterrupt

@@ -1,30 +1,31 @@
-"""Monitors on a thread of their own: training tells them and goes on."""
+"""Monitors on a thread of their own, so that training doesn't wait for them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
 from pipeline.sink.telemetry import Telemetry
 
 PERIOD_S = 0.1
-"""How often what was told is passed on. Seldom, so that many steps are written at once and the
-threads do not take turns at every step."""
+"""Period at which queued calls are carried out. Seldom, so that many steps are written at once and the
+threads do not alternate at every step."""
 LIMIT_BYTES = 64 << 20
-"""How much may wait before training does."""
+"""Bytes that may be queued before training waits."""
 T = TypeVar("T")
+P = ParamSpec("P")
 CALL_BYTES = 1 << 10
-"""What a call takes besides its telemetry, generously."""
+"""Bytes that a queued call takes besides its telemetry, generously."""
 
 
 class BackgroundMonitor:
-    """A monitor that tells others what it is told, in the same order, on another thread.
+    """Pass every event on to other monitors, in the same order, on another thread.
 
-    They are flushed whenever they have been told all there is. When one of them raises, nobody is
-    told anything more, and the error is raised here: by the next call, `close` at the latest.
+    The monitors are flushed after each batch of queued calls. When one of them raises, no further
+    call is made, and the error is raised here: by the next call, `close` at the latest.
     """
 
     def __init__(self, monitors: Iterable[Monitor]) -> None:
@@ -32,7 +33,7 @@ class BackgroundMonitor:
         self._changed = threading.Condition()
         self._calls: list[Callable[[], None]] = []
         self._bytes = 0
-        self._told, self._done = 0, 0
+        self._queued, self._done = 0, 0
         self._urgent, self._closing = False, False
         self._failure: BaseException | None = None
         self._raised = False
@@ -41,42 +42,41 @@ class BackgroundMonitor:
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Pass on that steps were done."""
-        tell = partial(self._each, "on_steps", telemetry, seconds)
-        self._tell(tell, telemetry.nbytes)
+        self._queue_event(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)
 
     def on_sink(self, report: SinkReport) -> None:
         """Pass on that a sink ended."""
-        self._tell(partial(self._each, "on_sink", report))
+        self._queue_event(lambda monitor: monitor.on_sink(report))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Pass on an evaluation."""
-        self._tell(partial(self._each, "on_eval", step, evaluation))
+        self._queue_event(lambda monitor: monitor.on_eval(step, evaluation))
 
     def on_rollback(self, step: int, to: int) -> None:
         """Pass on a rollback."""
-        self._tell(partial(self._each, "on_rollback", step, to))
+        self._queue_event(lambda monitor: monitor.on_rollback(step, to))
 
-    def tell(self, call: Callable[..., None], *args: Any) -> None:
-        """Have something else done, in its turn."""
-        self._tell(partial(call, *args))
+    def submit(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Queue a call that is no event; it runs on the thread, after everything before it."""
+        self._queue(partial(call, *args, **kwargs))
 
-    def ask(self, call: Callable[..., T], *args: Any) -> T:
-        """Have something done in its turn, on the thread, and return what came of it."""
-        answers: list[T] = []
-        self._tell(lambda: answers.append(call(*args)))
+    def submit_and_wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Queue a call, wait until the thread has carried it out, and return its result."""
+        results: list[T] = []
+        self._queue(lambda: results.append(call(*args, **kwargs)))
         self.flush()
-        return answers[0]
+        return results[0]
 
     def flush(self) -> None:
-        """Wait until everyone has been told everything, and flushed it."""
+        """Wait until every queued call is carried out and every monitor is flushed."""
         with self._changed:
-            told, self._urgent = self._told, True
+            queued, self._urgent = self._queued, True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._done >= told)
+            self._changed.wait_for(lambda: self._done >= queued)
         self._raise()
 
     def close(self) -> None:
-        """Tell what is left, close everyone and end the thread."""
+        """Carry out the queued calls, close every monitor and end the thread."""
         with self._changed:
             self._closing = self._urgent = True
             self._changed.notify_all()
@@ -84,12 +84,15 @@ class BackgroundMonitor:
         if not self._raised:
             self._raise()
 
-    def _tell(self, call: Callable[[], None], size: int = 0) -> None:
+    def _queue_event(self, event: Callable[[Monitor], None], size_bytes: int = 0) -> None:
+        self._queue(partial(self._for_each, event), size_bytes)
+
+    def _queue(self, call: Callable[[], None], size_bytes: int = 0) -> None:
         self._raise()
         with self._changed:
             self._calls.append(call)
-            self._told += 1
-            self._bytes += CALL_BYTES + size
+            self._queued += 1
+            self._bytes += CALL_BYTES + size_bytes
             full = self._bytes > LIMIT_BYTES
         if full:
             self.flush()
@@ -99,9 +102,9 @@ class BackgroundMonitor:
             self._raised = True
             raise self._failure
 
-    def _each(self, event: str, *args: Any) -> None:
+    def _for_each(self, event: Callable[[Monitor], None]) -> None:
         for monitor in self.monitors:
-            getattr(monitor, event)(*args)
+            event(monitor)
 
     def _work(self) -> None:
         closing = False
@@ -110,22 +113,22 @@ class BackgroundMonitor:
                 self._changed.wait_for(lambda: self._urgent, PERIOD_S)
                 calls, self._calls, self._bytes = self._calls, [], 0
                 closing, self._urgent = self._closing, False
-            self._pass_on(calls)
+            self._carry_out(calls)
             with self._changed:
                 self._done += len(calls)
                 self._changed.notify_all()
         for monitor in self.monitors:
             self._guard(monitor.close)
 
-    def _pass_on(self, calls: list[Callable[[], None]]) -> None:
+    def _carry_out(self, calls: list[Callable[[], None]]) -> None:
         if calls:
-            calls = [*calls, partial(self._each, "flush")]
+            calls = [*calls, partial(self._for_each, lambda monitor: monitor.flush())]
         for call in calls:
             if self._failure is None:
                 self._guard(call)
 
     def _guard(self, call: Callable[[], None]) -> None:
-        """Keep the first error for whoever calls next; also what would end the process."""
+        """Keep the first error for the next caller; also one that would end the process."""
         try:
             call()
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Lines about bad steps that a run has gone on behind."""
+"""Warnings about bad steps that do not end a run."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pipeline.observe.reporter import Reporter
 from pipeline.sink.telemetry import Telemetry
 
 SHOWN = 10
-"""Steps that a line names."""
+"""Most steps that a line names."""
 
 
 class BadStepMonitor(MonitorBase):
-    """Tells of updates that were left out, at the end of a sink, and of every rollback.
+    """Warn of updates that were skipped, at the end of a sink, and of every rollback.
 
-    Overflows that the loss scale skips (`skips_overflow`) are its business, and no news.
+    Overflows that the loss scale skips (`skips_overflow`) are normal and not reported.
     """
 
     def __init__(self, reporter: Reporter, *, skips_overflow: bool) -> None:
         self._reporter, self._skips_overflow = reporter, skips_overflow
-        self._left_out: list[int] = []
+        self._skipped: list[int] = []
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Take note of the steps that were left out."""
-        left_out = telemetry.skipped > 0
+        """Collect the steps that were skipped."""
+        skipped = telemetry.skipped > 0
         if self._skips_overflow:
-            left_out &= ~np.isfinite(telemetry.loss)
-        self._left_out += (telemetry.start + 1 + np.flatnonzero(left_out)).tolist()
+            skipped &= ~np.isfinite(telemetry.loss)
+        self._skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
 
     def on_sink(self, report: SinkReport) -> None:
-        """Name them."""
-        steps, self._left_out = self._left_out, []
+        """Warn of the steps that were skipped, the first few by number."""
+        steps, self._skipped = self._skipped, []
         if not steps:
             return
         named = ", ".join(map(str, steps[:SHOWN]))
@@ -40,8 +40,8 @@ class BadStepMonitor(MonitorBase):
         self._reporter.warn(f"{number} {named}{more}: not finite, no update was made")
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Say where training goes on."""
+        """Warn of the rollback and say where training goes on."""
         self._reporter.warn(
-            f"step {step}: not finite; back to the weights of step {to}, on with the data behind "
+            f"step {step}: not finite; back to the weights of step {to}, on with the data after "
             f"step {step}"
         )

@@ -4,54 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Generic, TypeVar
 
 from pipeline.errors import PipelineError
 from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
 from pipeline.sink.telemetry import Telemetry
 
+M = TypeVar("M", bound=Monitor)
 
-class BestEffortMonitor:
-    """Tells a monitor what it is told, until the monitor fails; then says so, and goes on without.
 
-    `what` is the monitor's name for the user, `warn` is told once of its failure.
+class BestEffortMonitor(Generic[M]):
+    """Pass every event on to a monitor until it fails; then warn, and go on without it.
+
+    `what` is the monitor's name for the user; `warn` is called once, when it fails.
     """
 
-    def __init__(self, monitor: Monitor, what: str, warn: Callable[[str], None]) -> None:
-        self._monitor: Monitor | None = monitor
+    def __init__(self, monitor: M, what: str, warn: Callable[[str], None]) -> None:
+        self._monitor: M | None = monitor
         self._what, self._warn = what, warn
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Pass on that steps were done."""
-        self.tell("on_steps", telemetry, seconds)
+        self.attempt(lambda monitor: monitor.on_steps(telemetry, seconds))
 
     def on_sink(self, report: SinkReport) -> None:
         """Pass on that a sink ended."""
-        self.tell("on_sink", report)
+        self.attempt(lambda monitor: monitor.on_sink(report))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Pass on an evaluation."""
-        self.tell("on_eval", step, evaluation)
+        self.attempt(lambda monitor: monitor.on_eval(step, evaluation))
 
     def on_rollback(self, step: int, to: int) -> None:
         """Pass on a rollback."""
-        self.tell("on_rollback", step, to)
+        self.attempt(lambda monitor: monitor.on_rollback(step, to))
 
     def flush(self) -> None:
         """Have the monitor flush."""
-        self.tell("flush")
+        self.attempt(lambda monitor: monitor.flush())
 
     def close(self) -> None:
         """Close the monitor."""
-        self.tell("close")
+        self.attempt(lambda monitor: monitor.close())
 
-    def tell(self, method: str, *args: Any) -> None:
-        """Call a method of the monitor, unless it has failed before."""
+    def attempt(self, call: Callable[[M], None]) -> None:
+        """Make a call to the monitor, unless it has failed before."""
         monitor = self._monitor
         if monitor is None:
             return
         try:
-            getattr(monitor, method)(*args)
+            call(monitor)
         except Exception as error:  # whatever it is, training is worth more
             self._monitor = None
             with suppress(Exception):

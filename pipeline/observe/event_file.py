@@ -1,4 +1,4 @@
-"""TensorBoard's event files: scalars of many steps are encoded at once.
+"""TensorBoard's event files, with the scalars of many steps encoded at once.
 
 A record is the length of its data (uint64), the masked CRC-32C of these 8 bytes, the data and the
 masked CRC-32C of the data, little-endian (TFRecord). The data is an `Event` as a protocol buffer;
@@ -29,11 +29,11 @@ WALL_TIME, STEP, SUMMARY = b"\x09", b"\x10", b"\x2a"
 VALUE, TAG, SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"
 """Keys of Summary: message 1; of Summary.Value: string 1, float 2."""
 POLYNOMIAL = 0x82F63B78
-"""Castagnoli's, its bits reversed."""
+"""The polynomial of CRC-32C (Castagnoli), its bits reversed."""
 
 
 class EventFile:
-    """One file of events in `folder`. Where it can't be written, the OSError goes to the caller."""
+    """One file of events in `folder`. Raises OSError where it can't be written."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -56,7 +56,7 @@ class EventFile:
     def add_scalars(
         self, tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
     ) -> None:
-        """Append events at `steps` (n,), `wall_times` (n,) in seconds: `values` (n, tags)."""
+        """Append events with `values` (n, tags) at `steps` (n,), `wall_times` (n,) in seconds."""
         self._file.write(scalar_records(tags, steps, wall_times, values))
 
     def flush(self) -> None:
@@ -69,7 +69,7 @@ class EventFile:
 
 
 def _stamp(folder: Path) -> int:
-    """Seconds since 1970, and more than in the name of any file before.
+    """Return seconds since 1970, or more where the name of an earlier file has as many.
 
     Files are read in the order of their names, also when the clock was set back in between.
     """
@@ -81,7 +81,7 @@ def _stamp(folder: Path) -> int:
 def scalar_records(
     tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
-    """The records of one event per step, each with the value of every tag, in the order given."""
+    """Encode one event per step, each with the value of every tag, in the order given."""
     digits = _varint_lengths(steps)
     cuts = [0, *(np.flatnonzero(np.diff(digits)) + 1).tolist(), len(steps)]
     return b"".join(
@@ -94,7 +94,7 @@ def scalar_records(
 def _records_of_a_length(
     tags: Sequence[str], digits: int, steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
-    """Records of events whose steps take as many bytes as varints, so that all are as long."""
+    """Encode events whose steps have varints of `digits` bytes, so that all are equally long."""
     template, places = _template(tuple(tags), digits)
     data = np.tile(np.frombuffer(template, np.uint8), (len(steps), 1))
     data[:, 1:9] = _bytes_of(wall_times, "<f8")
@@ -110,7 +110,7 @@ def _records_of_a_length(
 
 @cache
 def _template(tags: tuple[str, ...], digits: int) -> tuple[bytes, list[int]]:
-    """An event with zeros where numbers go, and where in it each value goes."""
+    """Return an event with zeros for its numbers, and the offset of each value."""
     summary, places = b"", []
     for tag in tags:
         name = tag.encode()
@@ -127,12 +127,12 @@ def _varint(number: int) -> bytes:
 
 
 def _varint_lengths(numbers: np.ndarray) -> np.ndarray:
-    """How many bytes numbers from 0 take as varints: 7 bits each. int (n,)."""
+    """Return the bytes of non-negative numbers as varints of 7 bits each, int (n,)."""
     return 1 + (numbers[:, None] >> np.arange(7, 63, 7) > 0).sum(axis=1)
 
 
 def _varints(numbers: np.ndarray, length: int) -> np.ndarray:
-    """Low 7 bits first, the eighth set where more come. uint8 (n, length)."""
+    """Encode as varints, uint8 (n, length): low 7 bits first, the eighth set but in the last."""
     groups = numbers[:, None] >> (7 * np.arange(length)) & 0x7F
     groups[:, :-1] |= 0x80
     return groups.astype(np.uint8)
@@ -143,7 +143,7 @@ def _bytes_of(numbers: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def masked_crc(data: np.ndarray) -> np.ndarray:
-    """The masked CRC-32C of each row of uint8 (n, length), a byte of all rows at a time."""
+    """Return the masked CRC-32C of each row of uint8 (n, length), uint32 (n,)."""
     table = _crc_table()
     crc = np.full(len(data), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(data.T):
@@ -154,7 +154,7 @@ def masked_crc(data: np.ndarray) -> np.ndarray:
 
 @cache
 def _crc_table() -> np.ndarray:
-    """The remainder that each byte leaves, uint32 (256,)."""
+    """Return the remainder of each byte, uint32 (256,)."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, table >> 1 ^ np.uint32(POLYNOMIAL), table >> 1)

@@ -1,8 +1,8 @@
-"""A log that is appended to, and what a checkpoint keeps of it to know it again.
+"""A log that is appended to, and the mark of it in a checkpoint, by which it is verified.
 
-A checkpoint outlives what a log does not: lines that had not reached the disk when the power went,
-a file that was edited, cut or removed. So it keeps a mark of each log: length, digest and last
-lines. The digest goes on with the lines that are written, so that a mark costs no more than they.
+A checkpoint survives where a log does not: lines had not reached the disk at a power failure, or
+the file was edited, cut or removed. So it keeps a mark of each log: length, digest and last lines.
+The digest is updated with every line that is written, so a mark costs no second reading.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.observe.log_flaws import WHOLE, Flaws, read_flaws, with_gap
 from pipeline.runner.record.log_lines import LONGEST_BYTES, parse_line, read_lines
 
 TAIL_BYTES = 128 << 10
-"""So much of the end of a log is in a checkpoint: about a thousand steps."""
+"""Bytes of the end of a log in a checkpoint: about a thousand steps."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -37,7 +37,7 @@ class Mark:
     tail: bytes
     """The last lines, as many as `TAIL_BYTES` hold."""
     flaws: Flaws = WHOLE
-    """What it lacked already."""
+    """Flaws that the log had already."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -51,7 +51,7 @@ class Mark:
 
 
 def read_mark(tree: Any, step: int) -> Mark | None:
-    """Return the mark in a checkpoint of `step`; None where there is none, or it can be none.
+    """Return the mark in a checkpoint of `step`; None where there is none that is valid.
 
     The checkpoint may be of an older version, or somebody else's.
     """
@@ -74,10 +74,10 @@ def read_mark(tree: Any, step: int) -> Mark | None:
 
 
 class KeptLog:
-    """Appends whole lines to a file, which is made where it is missing.
+    """Log to which whole lines are appended; the file is created where it is missing.
 
-    In a log of `every_step` there is a line for each step from 1. Raises OSError where it can't be
-    opened, and for what is a link or no regular file.
+    A log of `every_step` has a line for each step from 1. Raises OSError where the file can't be
+    opened, is a link, or is no regular file.
     """
 
     def __init__(self, path: Path, *, every_step: bool) -> None:
@@ -86,7 +86,7 @@ class KeptLog:
         self._file = _open(path)
         self._size_bytes, self._lines = 0, 0
         self._digest, self._tail_bytes = hashlib.sha256(), 0
-        """Of what comes before the tail: whole lines, the last `TAIL_BYTES` of them at least."""
+        """Digest of the lines before the tail, which has whole lines of at least `TAIL_BYTES`."""
         self._tail: deque[bytes] = deque()
 
     def append(self, text: bytes) -> None:
@@ -107,23 +107,23 @@ class KeptLog:
             raise OSError(errno.EIO, "another process has changed it", str(self.path))
 
     def close(self) -> None:
-        """Write what is left and close."""
+        """Write the rest and close."""
         with self._file:
             self.flush()
 
     def release(self) -> None:
-        """Close without a look: what is in the file is somebody else's."""
+        """Close without checking the file, which may be somebody else's."""
         self._file.close()
 
     def reopen(self) -> None:
-        """Go on with the file that has the name now."""
+        """Continue with the file that has the name now."""
         self.release()
         self._file = _open(self.path)
 
     def mark(self, step: int) -> Mark:
         """Return the mark of the lines up to `step`.
 
-        Those beyond are of the bad step that ends a run, which is saved as it was before.
+        A later line is that of a bad step that ends a run; the state is saved as before it.
         """
         text = b"".join(self._tail)
         end = len(text)
@@ -131,7 +131,7 @@ class KeptLog:
             end = start
         begin = 0 if end <= TAIL_BYTES else text.index(b"\n", end - TAIL_BYTES - 1) + 1
         self._tail = deque([text])
-        self._let_go(begin)
+        self._shorten_tail(begin)
         tail = text[begin:end]
         digest = self._digest.copy()
         digest.update(tail)
@@ -140,10 +140,10 @@ class KeptLog:
         return Mark(size_bytes, lines, digest.hexdigest(), tail, self.flaws)
 
     def continue_from(self, mark: Mark, step: int) -> bool:
-        """Go on from a mark; False where the file does not begin with what was marked.
+        """Continue from a mark; False where the file does not begin with what was marked.
 
-        What comes beyond is cut, but for lines in order up to `step`: an evaluation of the end is
-        written once the last checkpoint is.
+        The rest is cut, except lines in order up to `step`: an evaluation at the end is written
+        after the last checkpoint.
         """
         self._file.seek(0)
         digest = digest_of(self._file, mark.size_bytes - len(mark.tail))
@@ -166,18 +166,18 @@ class KeptLog:
         self._file.seek(self._size_bytes)
         for text in iter(partial(self._file.readline, LONGEST_BYTES), b""):
             try:
-                found = parse_line(text, "").step
+                next_step = parse_line(text, "").step
             except DataError:
                 return
-            if not last < found <= step or not text.endswith(b"\n"):
+            if not last < next_step <= step or not text.endswith(b"\n"):
                 return
-            last = found
+            last = next_step
             self._add(text)
 
     def cut(self, step: int) -> Flaws:
-        """Cut off what comes after the last whole line whose step is at most `step`.
+        """Cut everything after the last whole line whose step is at most `step`.
 
-        Gives what a log of every step lacks up to there. Raises DataError for a line that is none
+        Returns the gaps up to there in a log of every step. Raises DataError for a line that is not
         of a log; nothing is cut then.
         """
         self._file.flush()
@@ -189,15 +189,15 @@ class KeptLog:
             flaws = self._with_gap(flaws, last, line.step)
             last = line.step
         os.ftruncate(self._file.fileno(), end)
-        self._go_on(end, lines)
+        self._trust_file(end, lines)
         return self._with_gap(flaws, last, step + 1)
 
     def _with_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
         is_gap = self._every_step and step > last + 1
         return with_gap(flaws, last + 1, step - 1) if is_gap else flaws
 
-    def _go_on(self, size_bytes: int, lines: int) -> None:
-        """Take what is in the file as written: so many bytes, so many lines."""
+    def _trust_file(self, size_bytes: int, lines: int) -> None:
+        """Take the file as it is for the log: `size_bytes` bytes in `lines` lines."""
         self._size_bytes, self._lines = size_bytes, lines
         self._file.seek(0)
         before = max(0, size_bytes - TAIL_BYTES)
@@ -214,10 +214,10 @@ class KeptLog:
         self._size_bytes += len(text)
         self._lines += text.count(b"\n")
         while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
-            self._let_go(len(self._tail[0]))
+            self._shorten_tail(len(self._tail[0]))
 
-    def _let_go(self, size_bytes: int) -> None:
-        """Keep so many bytes less of the first lines that are kept."""
+    def _shorten_tail(self, size_bytes: int) -> None:
+        """Drop `size_bytes` bytes of the first entry of the tail."""
         text = self._tail.popleft()
         self._digest.update(text[:size_bytes])
         if size_bytes < len(text):
@@ -230,7 +230,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def digest_of(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
-    """Return the SHA-256, to be gone on with, of the next bytes of a file; None where it ends."""
+    """Return the SHA-256 object of the next bytes of a file; None where the file is shorter."""
     digest, left = hashlib.sha256(), size_bytes
     while left and (chunk := file.read(min(left, CHUNK_BYTES))):
         digest.update(chunk)
@@ -239,5 +239,5 @@ def digest_of(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
 
 
 def _last_line(text: bytes, end: int) -> int:
-    """Where the last line before `end` starts."""
+    """Return the start of the last line before `end`."""
     return text.rfind(b"\n", 0, end - 1) + 1

@@ -1,4 +1,4 @@
-"""The lock of a run, looked at while the run goes on."""
+"""Lock monitor: checks a run's lock while the run goes on."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pipeline.observe.monitors import MonitorBase
 
 
 class LockMonitor(MonitorBase):
-    """Sees to it, before lines are written, that no other process has come into the run.
+    """Check, before lines are written, that no other process has entered the run.
 
     The first of the monitors, since it is flushed before the logs. Raises RunError where the lock
-    was removed and another process has it now.
+    was removed and another process holds it now.
     """
 
     def __init__(self, run_dir: Path, lock: Lock) -> None:
         self._run_dir, self._lock = run_dir, lock
 
     def flush(self) -> None:
-        """Take the lock once more where its file was removed."""
-        # Where the file can't be made again, nobody else can make it and come in either; and a
-        # directory that is gone is named by the log.
+        """Check the lock, and take it again where its file was removed."""
+        # Where the file can't be created again, no other process can create it either; and a
+        # directory that is gone is reported by the log.
         with suppress(OSError):
             if not self._lock.keep():
                 raise RunError(

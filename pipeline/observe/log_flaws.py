@@ -1,4 +1,4 @@
-"""What a log of a run lacks, as it is found when the run is resumed."""
+"""Flaws of a run's log: missing and changed lines, found when the run is resumed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-MOST_RANGES = 20
-"""So many ranges of steps are named; how many lines are missing is known of any number."""
+MAX_RANGES = 20
+"""Most ranges of steps that are listed; the number of missing lines has no limit."""
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Flaws:
-    """Where a log is not what was written into it; kept by later checkpoints too.
+    """Differences of a log from what was written into it; later checkpoints keep them too.
 
-    `missing` are ranges of steps, both ends included, `missing_lines` all lines that are not there.
-    A log that is not `verified` may have lines that are others than were written.
+    `missing` are ranges of steps, both ends included; `missing_lines` counts all lines that are not
+    there. A log that is not `verified` may have lines that differ from what was written.
     """
 
     missing: Ranges = ()
@@ -31,7 +31,7 @@ class Flaws:
             return "some of its lines are not as they were written"
         count = "a line is" if self.missing_lines == 1 else f"{self.missing_lines:,} lines are"
         shown = f": {steps_text(self.missing)}" if self.missing else ""
-        more = ", ..." if len(self.missing) == MOST_RANGES else ""
+        more = ", ..." if len(self.missing) == MAX_RANGES else ""
         return f"{count} missing{shown}{more}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,11 +43,11 @@ WHOLE = Flaws()
 
 
 def read_flaws(tree: Any) -> Flaws:
-    """Return the flaws that a checkpoint names. Raises ValueError where they are none."""
+    """Parse the flaws in a checkpoint. Raises ValueError where they are invalid."""
     if not isinstance(tree, Mapping):
         raise ValueError("flaws must be a section")
     ranges, lines, verified = (tree.get(name) for name in ("missing", "missing_lines", "verified"))
-    if not isinstance(ranges, Sequence) or isinstance(ranges, str) or len(ranges) > MOST_RANGES:
+    if not isinstance(ranges, Sequence) or isinstance(ranges, str) or len(ranges) > MAX_RANGES:
         raise ValueError("the missing steps must be a short list")
     if type(lines) is not int or lines < 0 or not isinstance(verified, bool):
         raise ValueError("the count of missing lines must be a whole number")
@@ -62,14 +62,14 @@ def _is_range(tree: Any) -> bool:
 
 
 def with_gap(flaws: Flaws, first: int, last: int) -> Flaws:
-    """Return the flaws, the steps from `first` to `last` missing besides."""
-    ranges = (*flaws.missing, (first, last))[:MOST_RANGES]
+    """Return the flaws with the steps from `first` to `last` missing too."""
+    ranges = (*flaws.missing, (first, last))[:MAX_RANGES]
     return replace(flaws, missing=ranges, missing_lines=flaws.missing_lines + last - first + 1)
 
 
 def ranges_of(steps: Sequence[int]) -> Ranges:
-    """Return ascending steps as ranges, the first few of them."""
-    return tuple(_ranges(steps))[:MOST_RANGES]
+    """Return ascending steps as ranges, at most `MAX_RANGES`."""
+    return tuple(_ranges(steps))[:MAX_RANGES]
 
 
 def _ranges(steps: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,8 @@
-"""A log that is not what was written into it: put right as far as a checkpoint can.
+"""Repair of a log that is not what was written into it, as far as a checkpoint can.
 
-What the log has of whole lines before those that are in the mark, and then these, are the log
-again. Where the digest says that this is what was written, all is well; else it is named what is
-missing, and the file as it was found is kept beside.
+The log is rebuilt of its whole lines before the tail of the mark, and of that tail. Where the
+digest agrees, this is what was written. Else the missing lines are reported, and the file as it was
+found is kept beside the log.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pipeline.runner.record.log_lines import LONGEST_BYTES, LogLine, parse_line
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was found of a log when its run was resumed."""
+class LogFindings:
+    """Findings about a log when its run was resumed."""
 
     path: Path
     flaws: Flaws = WHOLE
     restored: Ranges = ()
-    """Ranges of steps whose lines were lost or others, and are there again."""
+    """Ranges of steps whose lines were lost or changed, and are restored."""
     set_aside: str | None = None
     """The name of the file as it was found."""
     changed: bool = False
@@ -39,16 +39,16 @@ class Found:
         return bool(self.flaws) or self.changed
 
     def __str__(self) -> str:
-        told = [f"{self.path.name}: was not as it was written"] if self.changed else []
+        text = [f"{self.path.name}: was not as it was written"] if self.changed else []
         if self.restored:
-            told.append(f"lines of {steps_text(self.restored)} are restored from the checkpoint")
+            text.append(f"lines of {steps_text(self.restored)} are restored from the checkpoint")
         if self.flaws:
-            told.append(str(self.flaws) if told else f"{self.path.name}: {self.flaws}")
+            text.append(str(self.flaws) if text else f"{self.path.name}: {self.flaws}")
         elif self.changed:
-            told.append("it is whole again")
+            text.append("it is whole again")
         if self.set_aside:
-            told.append(f"as it was found it is kept as {self.set_aside}")
-        return "; ".join(told)
+            text.append(f"as it was found it is kept as {self.set_aside}")
+        return "; ".join(text)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -58,11 +58,11 @@ class Found:
 
 def open_log(
     path: Path, step: int, mark: Mark | None, *, every_step: bool, own: bool
-) -> tuple[KeptLog, Found]:
-    """Open a log to be continued behind boundary `step`, and say what was found of it.
+) -> tuple[KeptLog, LogFindings]:
+    """Open a log to be continued after boundary `step`, and return the findings about it.
 
-    `mark` is that of the checkpoint; without one, what comes after the step is cut. The gaps of a
-    log of `every_step` are named where the run has done the steps before by its `own`. Raises
+    `mark` is that of the checkpoint; without one, the lines after `step` are cut. Gaps of a log of
+    `every_step` are reported where the run itself has done the steps before (`own`). Raises
     OSError, and DataError for a log without a mark that can't be read.
     """
     with ExitStack() as failing:
@@ -71,20 +71,20 @@ def open_log(
         if mark is None:
             flaws = log.cut(step)
             log.flaws = flaws if own else WHOLE
-            found = Found(path, log.flaws)
+            findings = LogFindings(path, log.flaws)
         elif log.continue_from(mark, step):
-            found = Found(path, log.flaws)
+            findings = LogFindings(path, log.flaws)
         else:
-            mended, found = _mend(path, mark, step, every_step=every_step)
+            mended, findings = _mend(path, mark, step, every_step=every_step)
             log.reopen()
             log.continue_from(mended, step)
         failing.pop_all()
-    return log, found
+    return log, findings
 
 
 @dataclass
 class _Draft:
-    """A log that is being put together, line by line."""
+    """A log that is being rebuilt, line by line."""
 
     file: BinaryIO
     every_step: bool
@@ -103,9 +103,9 @@ class _Draft:
         self.size_bytes += len(line.text)
 
     def add_start(self, source: BinaryIO, mark: Mark, last: int) -> None:
-        """Take the lines before the tail of a mark, which end at step `last`, where all are there.
+        """Copy the lines before the tail of a mark, up to step `last`, where all are intact.
 
-        They need not be looked at one by one then. `source` is at its start else.
+        They need not be parsed one by one then. Else `source` is left at its start.
         """
         size_bytes = mark.size_bytes - len(mark.tail)
         digest = digest_of(source, size_bytes)
@@ -119,8 +119,8 @@ class _Draft:
             self.lines = mark.lines - mark.tail.count(b"\n")
 
 
-def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark, Found]:
-    """Put a log together again; the mark of what it is then, and what was found."""
+def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark, LogFindings]:
+    """Rebuild a log; return the mark of the result, and the findings."""
     tail = [parse_line(line, "") for line in mark.tail.splitlines(keepends=True)]
     wanted = {line.step: line.text for line in tail}
     begin, end = (tail[0].step, tail[-1].step) if tail else (step + 1, step)
@@ -147,11 +147,11 @@ def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark,
     os.replace(part, path)
     restored = ranges_of(sorted(wanted.keys() - intact))
     mended = Mark(draft.size_bytes, draft.lines, sha256, mark.tail, flaws)
-    return mended, Found(path, flaws, restored, aside, changed=True)
+    return mended, LogFindings(path, flaws, restored, aside, changed=True)
 
 
 def _flaws(draft: _Draft, mark: Mark) -> Flaws:
-    """What a log lacks that is not, line by line, what was marked."""
+    """Return the flaws of a rebuilt log whose digest is not that of the mark."""
     if draft.every_step:
         return Flaws(draft.flaws.missing, draft.flaws.missing_lines, verified=False)
     lost = max(0, mark.lines - draft.lines)
@@ -159,9 +159,9 @@ def _flaws(draft: _Draft, mark: Mark) -> Flaws:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[LogLine]:
-    """The lines of a log among whatever else a file may hold by now.
+    """Yield the lines of a log, without anything else that the file may hold.
 
-    Of a file whose blocks were not written, nulls are left; an editor may have put CR LF.
+    A file whose blocks were not written has null bytes; an editor may have written CR LF.
     """
     for text in iter(partial(file.readline, LONGEST_BYTES), b""):
         text = text.lstrip(b"\0").removeprefix(BOM_UTF8)
@@ -182,7 +182,7 @@ def _with(digest: Any, tail: bytes) -> str:
 
 
 def _set_aside(path: Path) -> str | None:
-    """Give a file another name; none where it is empty."""
+    """Rename a damaged file and return its new name; None where it is empty."""
     if path.stat().st_size == 0:
         return None
     names = (path.with_name(f"damaged-{path.name}-{number}") for number in range(1, 1000))

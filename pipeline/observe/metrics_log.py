@@ -11,21 +11,21 @@ import numpy as np
 
 from pipeline.files.strict_json import json_text
 from pipeline.observe.kept_log import KeptLog, read_mark
-from pipeline.observe.log_mending import Found, open_log
+from pipeline.observe.log_mending import LogFindings, open_log
 from pipeline.observe.monitors import Evaluation, MonitorBase, writing
 from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry, stacked
 
 KEPT = "logs"
-"""Where a checkpoint keeps the marks of both files."""
+"""Key under which a checkpoint keeps the marks of both files."""
 
 
 class MetricsLog(MonitorBase):
-    """Appends to both files. What a killed run wrote after boundary `first` is cut off.
+    """Append to both files. Lines that a killed run wrote after boundary `first` are cut.
 
-    `kept` are the marks that the checkpoint at `first` has kept of both files, None where the run
-    begins there: lines that they know and the files lack are written again, and `found` says so.
+    `kept` are the marks of both files in the checkpoint at `first`, None where the run begins
+    there. Lines that the marks hold and the files lack are restored; `found` has the findings.
 
     Raises DataError where a file that is there can't be read, RunError where it can't be written,
     or is removed or changed by others while it is being written.
@@ -38,11 +38,11 @@ class MetricsLog(MonitorBase):
         first: int,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
-        self._course, self._first = run_schedule, first
+        self._run_schedule, self._first = run_schedule, first
         self._waiting: list[Telemetry] = []
         marks, own = kept or {}, kept is not None
 
-        def opened(name: str) -> tuple[KeptLog, Found]:
+        def opened(name: str) -> tuple[KeptLog, LogFindings]:
             path, mark = run_dir / name, read_mark(marks.get(name), first)
             with writing(path):
                 return open_log(path, first, mark, every_step=name == METRICS, own=own)
@@ -52,14 +52,14 @@ class MetricsLog(MonitorBase):
             failing.callback(self._steps.release)
             self._evals, evals_found = opened(EVALS)
             failing.pop_all()
-        self.found = [found for found in (steps_found, evals_found) if found]
+        self.found = [findings for findings in (steps_found, evals_found) if findings]
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """A line for every step, once `flush` is called."""
+        """Collect a line for every step, written by `flush`."""
         self._waiting.append(telemetry)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """A line for an evaluation; that of a run that was resumed behind it gives way to it."""
+        """Append a line for an evaluation; it replaces one of the same step before a resume."""
         with writing(self._evals.path):
             if step == self._first:
                 self._evals.cut(step - 1)
@@ -67,23 +67,23 @@ class MetricsLog(MonitorBase):
             self._evals.append(line.encode())
 
     def flush(self) -> None:
-        """What was told is in the files: what a killed run has computed is there to be read."""
+        """Write all lines so far to the files, so that they outlive the process."""
         waiting, self._waiting = self._waiting, []
         with writing(self._steps.path):
             if waiting:
-                lines = metrics_lines(*stacked(waiting), self._course)
+                lines = metrics_lines(*stacked(waiting), self._run_schedule)
                 self._steps.append(lines.encode())
             self._steps.flush()
         with writing(self._evals.path):
             self._evals.flush()
 
     def marks(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint of `step` is to keep, as JSON: both files as they are now."""
+        """Return the marks of both files for the checkpoint of `step`, as JSON."""
         self.flush()
         return {log.path.name: log.mark(step).to_dict() for log in (self._steps, self._evals)}
 
     def close(self) -> None:
-        """Write what is left and close both files."""
+        """Write the rest and close both files."""
         steps, evals = self._steps, self._evals
         with (
             writing(steps.path),
@@ -95,9 +95,9 @@ class MetricsLog(MonitorBase):
 
 
 def metrics_lines(steps: np.ndarray, records: np.ndarray, run_schedule: RunSchedule) -> str:
-    """The lines of metrics.jsonl for steps, int (n,), and their records, float32 (n, 5).
+    """Return the lines of metrics.jsonl for steps, int (n,), and records, float32 (n, 5).
 
-    Only a step whose update was skipped says so.
+    Only a step whose update was skipped has the key `skipped`.
     """
     before = steps - 1
     passes = before // run_schedule.steps_per_pass + 1
@@ -118,7 +118,7 @@ def metrics_lines(steps: np.ndarray, records: np.ndarray, run_schedule: RunSched
 
 
 def _texts(numbers: np.ndarray) -> list[str]:
-    """The shortest texts that read back as the same float32; null for what JSON can't say."""
+    """Return the shortest texts that read back as the same float32; null if not finite."""
     texts = list(map(str, numbers))
     for bad in np.flatnonzero(~np.isfinite(numbers)):
         texts[bad] = "null"

@@ -1,4 +1,4 @@
-"""What watches a run: told of every step, every end of a sink and every evaluation."""
+"""Monitors: notified of every step, every end of a sink and every evaluation of a run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class SinkReport:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics as `summarize` names them, and int (C, C) samples by true and predicted class, where
-    there are not too many classes."""
+    """Metrics by the names of `summarize`, and the confusion matrix, int (C, C) samples by true
+    and predicted class; None where there are too many classes."""
 
     metrics: Mapping[str, Any]
     confusion: np.ndarray | None
 
     def scalars(self) -> dict[str, float]:
-        """The metrics that a recipe can name; precision, recall and F1 as macro averages."""
+        """Return the metrics that a recipe can name; precision, recall and F1 as macro averages."""
         values = {name: self.metrics[name] for name in METRICS}
         return {k: v["macro"] if isinstance(v, Mapping) else v for k, v in values.items()}
 
@@ -49,10 +49,10 @@ class Evaluation:
 
 
 class Monitor(Protocol):
-    """Watches without being able to change the run (C-01)."""
+    """Receiver of a run's events, which can't change the run (C-01)."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Steps were done, in so many seconds; a sink may come in several such chunks."""
+        """Steps were done in `seconds`; a sink may come in several such chunks."""
 
     def on_sink(self, report: SinkReport) -> None:
         """A sink ended."""
@@ -61,26 +61,26 @@ class Monitor(Protocol):
         """An evaluation was done after `step` steps."""
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Bad step `step` sent the state back to boundary `to`, and training goes on behind it."""
+        """Bad step `step` rolled the state back to boundary `to`; training goes on after `step`."""
 
     def flush(self) -> None:
-        """What was told so far must be where it outlives the process."""
+        """Write all events so far to where they outlive the process."""
 
     def close(self) -> None:
-        """The run ended; write what is left."""
+        """The run ended: write the rest and release everything."""
 
 
 class Pruner(Monitor, Protocol):
-    """Watches, and may find that a run isn't worth going on with."""
+    """Monitor that may decide that a run isn't worth continuing."""
 
     @property
     def prune_reason(self) -> str | None:
-        """Why the run should end at this boundary; None while it should go on."""
+        """The reason to end the run at this boundary; None while it should go on."""
 
 
 @contextmanager
 def writing(file: str | Path) -> Iterator[None]:
-    """Around writing a file. Raises RunError where the system refuses."""
+    """Raise RunError where the system refuses to write a file in the body."""
     try:
         yield
     except OSError as error:
@@ -89,25 +89,25 @@ def writing(file: str | Path) -> Iterator[None]:
 
 
 class MonitorBase:
-    """A monitor that overrides what it cares for."""
+    """Base of monitors, which ignores every event that a subclass does not override."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def on_sink(self, report: SinkReport) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def flush(self) -> None:
-        """Nothing."""
+        """Ignore it."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Ignore it."""
 
 
 class LossMonitor(MonitorBase):
@@ -118,22 +118,22 @@ class LossMonitor(MonitorBase):
     """
 
     def __init__(self, reporter: Reporter, run_schedule: RunSchedule, every: int) -> None:
-        self._reporter, self._course, self._every = reporter, run_schedule, every
+        self._reporter, self._run_schedule, self._every = reporter, run_schedule, every
 
     def on_sink(self, report: SinkReport) -> None:
         """Print the loss of the sink's last step under its true step number."""
         before = report.step - report.steps
         if self._every and report.step // self._every > before // self._every:
-            place = self._course.place(report.step)
+            position = self._run_schedule.place(report.step)
             # As float32 in its fewest digits: formatted, it would be a double's.
             loss = str(np.float32(report.loss))
-            self._reporter.say(f"epoch: {place.sink} step: {place.sink_step}, loss is {loss}")
+            self._reporter.say(f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}")
 
 
 class TimeMonitor(MonitorBase):
-    """The documents' line (C-03), and beside it where the run stands and how fast it goes.
+    """The documents' line (C-03), then the run's position and speed.
 
-    On an emulated device the line ends with what the device would have taken, marked as modelled.
+    On an emulated device the line ends with the time of the device, marked as modelled.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class TimeMonitor(MonitorBase):
         batch_size: int,
         estimate: Estimate | None = None,
     ) -> None:
-        self._reporter, self._course, self._batch_size = reporter, run_schedule, batch_size
+        self._reporter, self._run_schedule, self._batch_size = reporter, run_schedule, batch_size
         self._modelled = f" | {_modelled(estimate)}" if estimate else ""
         self._seconds, self._steps = 0.0, 0
 
@@ -151,7 +151,7 @@ class TimeMonitor(MonitorBase):
         """Print the time of a sink; without sinks, of a pass."""
         self._seconds += report.seconds
         self._steps += report.steps
-        run_schedule = self._course
+        run_schedule = self._run_schedule
         sinkless_inside_pass = (
             run_schedule.sink_steps is None and report.step % run_schedule.steps_per_pass
         )
@@ -177,7 +177,7 @@ def _modelled(estimate: Estimate) -> str:
 
 
 class EvalMonitor(MonitorBase):
-    """A line for every evaluation during training."""
+    """A line on the console for every evaluation during training."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -194,9 +194,9 @@ class ProgressMonitor(MonitorBase):
         self._bar = bar
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Move the bar on."""
+        """Advance the bar."""
         self._bar.advance_to(telemetry.start + len(telemetry), float(telemetry.loss[-1]))
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self._bar.close()

@@ -1,8 +1,8 @@
-"""All that watches one run, put together as its recipe says."""
+"""Observers: the monitors of one run, as its recipe configures them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,36 +31,45 @@ from pipeline.sink.schedule import RunSchedule
 
 
 class Observers:
-    """The monitors of a run, on a thread of their own, and TensorBoard where it is wanted."""
+    """The monitors of a run, on a thread of their own, and TensorBoard where it is on."""
 
     def __init__(
         self,
         monitors: Sequence[Monitor],
-        tensorboard: BestEffortMonitor | None,
+        tensorboard: BestEffortMonitor[TensorBoard] | None,
         log: MetricsLog | None = None,
     ) -> None:
         self.monitor = BackgroundMonitor(monitors)
         self._log, self._tensorboard = log, tensorboard
 
     def log_flaws(self) -> dict[str, Any]:
-        """Return what was found wrong with the logs when they were opened, by file, as JSON."""
-        found = self._log.found if self._log is not None else []
-        return {one.path.name: one.to_dict() for one in found}
+        """Return the flaws that the logs had when they were opened, by file, as JSON."""
+        findings = self._log.found if self._log is not None else []
+        return {log.path.name: log.to_dict() for log in findings}
 
     def log_marks(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint of `step` is to keep of the logs."""
-        return {} if self._log is None else {KEPT: self.monitor.ask(self._log.marks, step)}
+        """Return the marks of the logs for the checkpoint of `step`, as JSON."""
+        if self._log is None:
+            return {}
+        return {KEPT: self.monitor.submit_and_wait(self._log.marks, step)}
 
     def show_samples(self, images: np.ndarray) -> None:
-        """Put training images (n, H, W, C) as the network sees them into TensorBoard."""
-        if self._tensorboard is not None and len(images):
-            self.monitor.tell(self._tensorboard.tell, "add_images", images)
+        """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""
+        if len(images):
+            self._on_tensorboard(lambda board: board.add_images(images))
 
     def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
-        """Enter a run of a sweep into TensorBoard's table."""
-        if self._tensorboard is not None and changed:
-            hparams = changed, evaluation.scalars()
-            self.monitor.tell(self._tensorboard.tell, "add_hparams", *hparams)
+        """Add a run of a sweep to the hparams table of TensorBoard."""
+        if changed:
+            self._on_tensorboard(lambda board: board.add_hparams(changed, evaluation.scalars()))
+
+    def add_recipe(self, recipe: Recipe) -> None:
+        """Write the recipe into TensorBoard as text."""
+        self._on_tensorboard(lambda board: board.add_recipe(recipe.model_dump(mode="json")))
+
+    def _on_tensorboard(self, call: Callable[[TensorBoard], None]) -> None:
+        if self._tensorboard is not None:
+            self.monitor.submit(self._tensorboard.attempt, call)
 
     def __enter__(self) -> Self:
         return self
@@ -79,17 +88,17 @@ def open_observers(
     kept_logs: Mapping[str, Any] | None = None,
     lock: Lock | None = None,
 ) -> Observers:
-    """Open what watches a run that goes on from boundary `first`.
+    """Open the observers of a run that goes on from boundary `first`.
 
     `kept_logs` are the marks of the logs in the checkpoint there, None where the run begins there;
-    `lock` is what keeps others out of the directory. An
-    `estimate` is shown beside what is measured, under names of its own. A log of steps that can't
-    be written ends the run; TensorBoard and the progress bar it can do without.
+    `lock` keeps other processes out of the directory. An `estimate` is shown beside the measured
+    times, under names of its own. A log of steps that can't be written ends the run; TensorBoard
+    and the progress bar are best effort.
     """
     batch_size = recipe.train.batch_size
     log = MetricsLog(run_dir, run_schedule, first, kept_logs)
-    for found in log.found:
-        reporter.warn(str(found))
+    for findings in log.found:
+        reporter.warn(str(findings))
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, lock)] if lock is not None else []),
         log,
@@ -107,6 +116,5 @@ def open_observers(
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)
-    if tensorboard is not None:
-        observers.monitor.tell(tensorboard.tell, "add_recipe", recipe.model_dump(mode="json"))
+    observers.add_recipe(recipe)
     return observers

@@ -1,4 +1,4 @@
-"""What the user reads while a run goes on: lines on the console and in run.log, a progress bar."""
+"""Reporter: lines for the user on the console and in run.log, and a progress bar."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ WARNING = f"{'warning':<{MARGIN}}"
 
 
 class Reporter:
-    """Says things once, to the console and to `run.log`. Bars and clocks only on a terminal.
+    """Print lines to the console and to `run.log`. Bars and clocks only on a terminal.
 
-    Any thread may speak. Where one of the two can't be written any more the other is told so, and
-    then has to do: a run is worth more than its lines. Without a `run.log` the error is the
-    caller's.
+    Safe from any thread. Where one of the two can't be written any more, a warning goes to the
+    other, which is then the only one: a run is worth more than its lines. Without a `run.log` the
+    OSError is raised.
     """
 
     def __init__(self, run_dir: Path | None = None, console: Console | None = None) -> None:
@@ -45,7 +45,7 @@ class Reporter:
         self._logs, self._prints = run_dir is not None, True
 
     def say(self, text: str) -> None:
-        """One line (or more) for the user; what would steer a terminal is written out."""
+        """Print one or more lines for the user; control characters are escaped."""
         text = printable_lines(text)
         with self._one_at_a_time:
             self._print(text)
@@ -81,16 +81,16 @@ class Reporter:
             self._print(f"{WARNING} {log.name} {why}: it ends here, and the run goes on")
 
     def stage(self, name: str, text: str) -> None:
-        """What a stage did, its name in the margin."""
+        """Print what a stage did, its name in the margin."""
         self.say(f"{name:<{MARGIN}} {text}")
 
     def warn(self, text: str) -> None:
-        """Something that the user should know and the run does not stop for."""
+        """Print a warning, for which the run does not stop."""
         self.say(f"{WARNING} {text}")
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
-        """An elapsed clock beside `what` while it lasts, on a terminal."""
+        """Show elapsed time beside `what` during the body, on a terminal."""
         if not self.console.is_terminal:
             yield
             return
@@ -104,7 +104,7 @@ class Reporter:
             yield
 
     def bar(self, total: int, done: int) -> Bar | None:
-        """A progress bar over steps, to be closed in the end; None without a terminal."""
+        """Open a progress bar over steps, to be closed at the end; None without a terminal."""
         return Bar(self.console, total, done) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -112,7 +112,7 @@ class Reporter:
 
     def __exit__(self, *_: object) -> None:
         if self._log is not None:
-            # What is left in its buffer could not be written before.
+            # The rest of its buffer could not be written before.
             with suppress(OSError):
                 self._log.close()
             self._log = None
@@ -123,7 +123,7 @@ def _open_log(path: Path) -> IO[str]:
 
 
 def _discard(file: IO[str]) -> None:
-    """Send what a file still holds, and is given, nowhere: Python would fail on it at exit."""
+    """Redirect a file to nowhere: Python would fail at exit to write its buffer."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), file.fileno())
 
@@ -145,7 +145,7 @@ class Bar:
         self._progress.start()
 
     def advance_to(self, step: int, loss: float) -> None:
-        """Show that so many steps are done."""
+        """Show that `step` steps are done."""
         self._progress.update(self._task, completed=step, loss=f"loss {loss:.4f}")
 
     def close(self) -> None:

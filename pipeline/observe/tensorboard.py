@@ -29,11 +29,11 @@ PICTURED_CLASSES = 1000
 
 
 class TensorBoard(MonitorBase):
-    """Writes `tensorboard/` of a run; on resume, what was written behind `first` is purged.
+    """Write `tensorboard/` of a run; on resume, events after boundary `first` are purged.
 
-    What is told of steps and sinks is written by `flush`, all of it at once. The libraries that
-    draw pictures and make protocol buffers are loaded when they are first needed, which is on the
-    thread that writes. Raises RunError where the folder can't be written.
+    Steps and sinks are collected and written together by `flush`. The libraries for pictures and
+    protocol buffers are imported when they are first needed, on the thread that writes. Raises
+    RunError where the folder can't be written.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class TensorBoard(MonitorBase):
         return file
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """One event for every step with all its scalars, and one more for each that was skipped."""
+        """Add an event for every step with all its scalars, and one more for each skipped step."""
         self._steps.append((time.time(), telemetry))
 
     def on_sink(self, report: SinkReport) -> None:
-        """The throughput of a sink; beside it that of the device that is modelled."""
+        """Add the throughput of a sink, and that of the modelled device."""
         self._sinks.append((time.time(), report))
 
     def on_rollback(self, step: int, to: int) -> None:
-        """How many updates were undone."""
+        """Add the number of updates that were undone."""
         self._rollbacks.append((time.time(), step, step - to))
 
     def flush(self) -> None:
-        """Write the steps and sinks that were told since the last time."""
+        """Write the steps and sinks since the last flush."""
         steps, self._steps = self._steps, []
         sinks, self._sinks = self._sinks, []
         rollbacks, self._rollbacks = self._rollbacks, []
@@ -86,17 +86,17 @@ class TensorBoard(MonitorBase):
                 self._file.add_scalars(ROLLBACK_TAGS, *row)
             self._file.flush()
 
-    def _write_steps(self, told: list[tuple[float, Telemetry]]) -> None:
-        steps, records = stacked([telemetry for _, telemetry in told])
-        walls = np.repeat([now for now, _ in told], [len(telemetry) for _, telemetry in told])
+    def _write_steps(self, timed: list[tuple[float, Telemetry]]) -> None:
+        steps, records = stacked([telemetry for _, telemetry in timed])
+        walls = np.repeat([now for now, _ in timed], [len(telemetry) for _, telemetry in timed])
         self._file.add_scalars(STEP_TAGS, steps, walls, records[:, :-1])
         skipped = records[:, -1] > 0
         self._file.add_scalars(SKIPPED_TAGS, steps[skipped], walls[skipped], records[skipped, -1:])
 
-    def _write_sinks(self, told: list[tuple[float, SinkReport]]) -> None:
-        steps = np.array([report.step for _, report in told])
-        walls = np.array([now for now, _ in told])
-        images_per_s = [self._batch_size * r.steps / max(r.seconds, 1e-9) for _, r in told]
+    def _write_sinks(self, timed: list[tuple[float, SinkReport]]) -> None:
+        steps = np.array([report.step for _, report in timed])
+        walls = np.array([now for now, _ in timed])
+        images_per_s = [self._batch_size * r.steps / max(r.seconds, 1e-9) for _, r in timed]
         self._file.add_scalars(SPEED_TAGS, steps, walls, np.array(images_per_s)[:, None])
         if self._estimate is not None:
             rows = [list(_modelled(self._estimate, step).values()) for step in steps.tolist()]
@@ -104,7 +104,7 @@ class TensorBoard(MonitorBase):
             self._file.add_scalars(tags, steps, walls, np.array(rows))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """The metrics that are single numbers, macro averages, and the confusion matrix."""
+        """Add the scalar metrics, macro averages included, and the confusion matrix."""
         from tensorboardX.summary import image
 
         self.flush()
@@ -118,16 +118,16 @@ class TensorBoard(MonitorBase):
             self._add(image("eval/confusion", picture, dataformats="HWC"), step)
 
     def add_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """The resolved recipe as text."""
+        """Add the resolved recipe as text."""
         from tensorboardX.summary import text
 
         lines = yaml.safe_dump(dict(recipe), sort_keys=False).splitlines()
         self._add(text("recipe", "".join(f"    {line}\n" for line in lines)), 0)
 
     def add_images(self, images: np.ndarray) -> None:
-        """Training images (n, H, W, C) as the ops leave them, each stretched to its own range.
+        """Add training images (n, H, W, C) as the ops leave them, each stretched to its own range.
 
-        What has other than 1, 3 or 4 channels is no picture and is left out.
+        Images of other than 1, 3 or 4 channels can't be shown and are skipped.
         """
         from tensorboardX.summary import image
 
@@ -139,7 +139,7 @@ class TensorBoard(MonitorBase):
         self._add(image("train/images", shown, dataformats="NHWC"), 0)
 
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """This run's row in the hparams table; written into the run itself, not one beside it."""
+        """Add this run's row of the hparams table, to the run itself and not to one beside it."""
         from tensorboardX.summary import hparams
 
         plain = {key: _plain(value) for key, value in parameters.items()}
@@ -153,7 +153,7 @@ class TensorBoard(MonitorBase):
             self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
-        """Write what is left and close."""
+        """Write the rest and close."""
         try:
             self.flush()
         finally:
@@ -162,7 +162,7 @@ class TensorBoard(MonitorBase):
 
 
 def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:
-    """What the device takes for a step, and would have taken for all steps so far."""
+    """Return the modelled times of a step, and of all steps so far."""
     low, high = estimate.interval_ms
     return {
         "step_ms": estimate.step_ms,
@@ -174,7 +174,7 @@ def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:
 
 
 def confusion_picture(confusion: np.ndarray) -> np.ndarray:
-    """Counts (true, predicted) as an RGB picture, uint8 (H, W, 3): each row is shaded by share.
+    """Draw counts (true, predicted) as RGB, uint8 (H, W, 3); each row is shaded by share.
 
     Counts are written into the cells up to 20 classes; beyond 100 a cell is 4 pixels wide.
     """

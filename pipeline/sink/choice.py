@@ -1,8 +1,8 @@
-"""Which sink pays: from measured costs to a sink's length and mechanism, with the reason.
+"""Choice of a sink: from measured costs to its length and mechanism, with the reason.
 
 A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, or several where an
-event or the time that a signal may wait cuts it, so a longer sink shares the host's cost among more
-steps until something else ends its dispatches.
+event or the time that a signal may wait cuts it, so a longer sink divides the host's cost among
+more steps until something else ends its dispatches.
 """
 
 from __future__ import annotations
@@ -16,81 +16,81 @@ import numpy as np
 SinkMechanism = Literal["loop", "soft"]
 
 SHOWN = (1, 10, 100, 1000)
-"""The sizes that a prediction is shown for."""
+"""Sizes of sinks in the table of predictions."""
 
 TOLERANCE = 0.005
 """A shorter sink is preferred where a longer one saves no more than this share of a step."""
 
 HORIZON_STEPS = 200_000
-"""Dispatches are counted over no more steps: by then events have come round often enough."""
+"""Dispatches are counted over at most this many steps: events have repeated by then."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a dispatch takes under one mechanism, all that the host does for it included."""
+    """The time of a dispatch under one mechanism, the host's work included."""
 
     mechanism: SinkMechanism
     dispatch_ms: float
-    """For the dispatch, whatever its length; below zero where long dispatches run slower."""
+    """Time per dispatch, whatever its length; below zero where long dispatches run slower."""
     step_ms: float
-    """For each step of it."""
+    """Time per step of it."""
 
     @staticmethod
     def between(mechanism: SinkMechanism, single_ms: float, long_ms: float, steps: int) -> Cost:
-        """From what a dispatch of one step takes, and one of `steps` > 1 steps as a whole."""
+        """Fit to the times of a dispatch of one step and of one of `steps` > 1 steps."""
         step_ms = (long_ms - single_ms) / (steps - 1)
         return Cost(mechanism, single_ms - step_ms, step_ms)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What steps take without sinks, and in sinks by mechanism."""
+    """The time of a step without sinks, and in sinks by mechanism."""
 
     off_ms: float
-    """A step whose record the host reads before it hands over the next one."""
+    """Time of a step whose record the host reads before it dispatches the next one."""
     sinks: tuple[Cost, ...]
-    """At least one; the mechanism to prefer where two are as good comes first."""
+    """At least one; where two are equally good, the first is preferred."""
     error: float
-    """By what share a gain may be off, for the noise of the measurement; 0 where it is modelled."""
+    """Relative error of a gain by the noise of the measurement; 0 where it is modelled."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What ends a dispatch besides the end of a sink."""
+    """Limits that end a dispatch besides the end of a sink."""
 
     total: int
     """Steps of the run."""
     periods: tuple[int, ...]
-    """How often events are due, each in steps."""
+    """Periods of events, in steps."""
     window_steps: int
     """Batches that are on the device together."""
     dispatch_s: float
-    """How long a signal may wait for its answer."""
+    """Longest time of a dispatch, in seconds: a signal waits for its end."""
 
     @property
     def between_events(self) -> int:
-        """The longest run of steps without an event in it."""
+        """The most steps between two events."""
         return min(self.total, *self.periods) if self.periods else self.total
 
-    def affordable(self, cost: Cost) -> int:
-        """The steps of a dispatch that ends in time for a signal."""
+    def max_steps(self, cost: Cost) -> int:
+        """Return the most steps of a dispatch that ends in time for a signal."""
         return max(1, int(1000 * self.dispatch_s / max(cost.step_ms, 1e-6)))
 
     def longest(self, cost: Cost) -> tuple[int, str]:
-        """The longest sink that is of any use, and what bounds it."""
-        affordable = self.affordable(cost)
+        """Return the longest useful sink, and the limit that bounds it in words."""
+        max_steps = self.max_steps(cost)
         bounds = (
             (self.total, f"the run has no more than {_steps(self.total)}"),
             (self.between_events, f"something is due every {_steps(self.between_events)}"),
             (self.window_steps, f"the device holds {self.window_steps:,} batches at once"),
-            (affordable, f"train.dispatch_seconds = {self.dispatch_s:g} is {_steps(affordable)}"),
+            (max_steps, f"train.dispatch_seconds = {self.dispatch_s:g} is {_steps(max_steps)}"),
         )
         return min(bounds, key=lambda bound: bound[0])
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A sink, what is expected of it, and why it was taken; a `size` of None is no sink."""
+class SinkChoice:
+    """A sink, its predicted times, and the reason for it; a `size` of None is no sink."""
 
     size: int | None
     mechanism: Literal["loop", "soft", "none"]
@@ -100,47 +100,47 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as without sinks."""
+        """Speed-up over no sinks."""
         return self.off_ms / self.step_ms
 
 
-def choose(costs: Costs, bounds: Bounds) -> Choice:
-    """The shortest sink that is as good as any, or none where none is sure to be faster."""
+def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
+    """Choose the shortest sink that is as good as any, or none where none is surely faster."""
     cost, size = _best(costs, bounds)
     if size == 1:
         return no_sink(costs.off_ms, f"a sink would hold one step: {bounds.longest(cost)[1]}")
     ms = predict(cost, size, bounds)
     gain = costs.off_ms / ms
-    told = f"{ms:.4g} ms a step in sinks of {size:,}, {costs.off_ms:.4g} without: {gain:.2f}x"
+    times = f"{ms:.4g} ms a step in sinks of {size:,}, {costs.off_ms:.4g} without: {gain:.2f}x"
     if gain <= 1 + costs.error:
-        return no_sink(costs.off_ms, f"no sink is sure to be faster; {told}{_noise(costs)}")
+        return no_sink(costs.off_ms, f"no sink is sure to be faster; {times}{_noise(costs)}")
     longest, bound = bounds.longest(cost)
     limit = bound if size == longest else f"longer ones save less than {100 * TOLERANCE:g} %"
-    return Choice(size, cost.mechanism, f"{told}; {limit}", costs.off_ms, ms)
+    return SinkChoice(size, cost.mechanism, f"{times}; {limit}", costs.off_ms, ms)
 
 
-def no_sink(off_ms: float, why: str) -> Choice:
-    """The host sees every step: never slower than itself."""
-    return Choice(None, "none", why, off_ms, off_ms)
+def no_sink(off_ms: float, why: str) -> SinkChoice:
+    """Return the choice of no sinks, where the host sees every step."""
+    return SinkChoice(None, "none", why, off_ms, off_ms)
 
 
 def predict(cost: Cost, size: int, bounds: Bounds) -> float:
-    """Milliseconds a step in sinks of `size`, cut by everything else that ends a dispatch."""
+    """Predict milliseconds a step in sinks of `size`, cut by the other limits of a dispatch."""
     horizon = min(bounds.total, HORIZON_STEPS)
-    longest = bounds.affordable(cost)
+    longest = bounds.max_steps(cost)
     count = dispatches(horizon, (size, *bounds.periods), longest)
     return cost.step_ms + cost.dispatch_ms * count / horizon
 
 
 def dispatches(total: int, periods: tuple[int, ...], longest: int) -> int:
-    """Into how many dispatches of at most `longest` steps a run is cut at multiples of periods."""
+    """Count the dispatches of at most `longest` steps of a run cut at multiples of periods."""
     cuts = [np.arange(period, total, period) for period in periods]
     stops = np.unique(np.concatenate([*cuts, [total]]))
     return int(np.sum(-(-np.diff(stops, prepend=0) // longest)))
 
 
 def _best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
-    """The mechanism that is fastest at its best, and the shortest sink that is as good."""
+    """Return the mechanism with the least time, and the shortest sink that is as good."""
     best: tuple[Cost, int] | None = None
     fastest = float("inf")
     for cost in costs.sinks:
@@ -155,7 +155,7 @@ def _best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
 
 
 def _candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
-    """Round numbers, and whole parts of the longest: a sink that an event would cut pays twice."""
+    """Yield round numbers, and divisors of the longest: a sink cut by an event costs twice."""
     longest, _ = bounds.longest(cost)
     yield longest
     parts = (parts for parts in range(2, min(11, longest)) if longest % parts == 0)

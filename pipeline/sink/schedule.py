@@ -1,4 +1,4 @@
-"""What a sink means: where every step stands, and where a sink is cut for an event.
+"""Schedule of a run: the position of every step, and where a sink is cut for an event.
 
 Counted from 1 are passes over the data, sinks (MindSpore's epochs, S-05) and steps; a *boundary*
 is the number of steps done. Everything here is known before the run starts, so an event happens
@@ -20,7 +20,7 @@ MAX_STEPS = 100_000_000
 
 
 class Event(Enum):
-    """What can happen between two steps."""
+    """An event between two steps."""
 
     SINK_END = "sink end"
     EVALUATE = "evaluate"
@@ -29,7 +29,7 @@ class Event(Enum):
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps `start + 1 .. stop` run without the host in between; then the events happen."""
+    """Steps `start + 1 .. stop`, which run without the host; the events happen after them."""
 
     start: int
     stop: int
@@ -38,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class StepPosition:
-    """Where a step stands. `sink_step` is MindSpore's `(cur_step - 1) % batch_num + 1` (C-02)."""
+    """Position of a step. `sink_step` is MindSpore's `(cur_step - 1) % batch_num + 1` (C-02)."""
 
     step: int
     sink: int
@@ -49,21 +49,21 @@ class StepPosition:
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """The whole run in steps; `sink_steps` is the sink's length, or None when the host sees all."""
+    """The whole run in steps; `sink_steps` is the sink's length, or None without sinks."""
 
     total: int
     steps_per_pass: int
     sink_steps: int | None
 
     def place(self, step: int) -> StepPosition:
-        """Where step `step`, counted from 1, stands; without sinks, a sink is a pass (S-07)."""
+        """Return the position of `step`, counted from 1; without sinks, a sink is a pass (S-07)."""
         sink, sink_step = divmod(step - 1, self.sink_steps or self.steps_per_pass)
         pass_, pass_step = divmod(step - 1, self.steps_per_pass)
         return StepPosition(step, sink + 1, sink_step + 1, pass_ + 1, pass_step + 1)
 
     @property
     def sinks(self) -> int:
-        """How many sinks the run has, a shorter last one included."""
+        """The number of sinks, a shorter last one included."""
         return -(-self.total // (self.sink_steps or self.steps_per_pass))
 
     def segments(self, first: int, every: Mapping[Event, tuple[int, ...]]) -> Iterator[Segment]:
@@ -89,9 +89,9 @@ def _next_multiple(boundary: int, period: int) -> int:
 
 
 def schedule_run(train: TrainSpec, steps_per_pass: int) -> RunSchedule:
-    """The course of a run over a dataset of so many steps a pass.
+    """Return the schedule of a run over a dataset of `steps_per_pass` steps a pass.
 
-    With a `sink_size` of auto a sink is a pass for the time being.
+    With a `sink_size` of auto a sink is a pass until its size is chosen.
     """
     size = _batches_of_sink(train) or steps_per_pass
     return RunSchedule(
@@ -100,18 +100,18 @@ def schedule_run(train: TrainSpec, steps_per_pass: int) -> RunSchedule:
 
 
 def _batches_of_sink(train: TrainSpec) -> int | None:
-    """The size that the recipe gives in batches; None for a pass (-1) and where it is settled
-    later (auto)."""
+    """Return the size that the recipe gives in batches; None for a pass (-1) and where it is
+    chosen later (auto)."""
     size = train.sink_size
     return size if isinstance(size, int) and size > 0 else None
 
 
 def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
-    """The length of a run in steps; an epoch is a sink when `sink_size` > 0, else a pass (S-06).
+    """Return a run's length in steps; an epoch is a sink if `sink_size` > 0, else a pass (S-06).
 
-    With `sink: false` the sink size is ignored, so an epoch is a pass then too (S-07); so it is
-    with auto, since the length of a run must not hang on a measurement. Raises ValueError when no
-    length is given, or one beyond what is worth a table of learning rates.
+    With `sink: false` the sink size is ignored, so an epoch is a pass then too (S-07). So it is
+    with auto, since the length of a run must not depend on a measurement. Raises ValueError when no
+    length is given, or one of more than `MAX_STEPS` steps.
     """
     sink_steps = _batches_of_sink(train) if train.sink else None
     if train.steps is not None:
@@ -128,5 +128,5 @@ def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
 
 
 def is_due(step: int, periods: Iterable[int]) -> bool:
-    """Whether something of these periods happens at a boundary; all is due at 0."""
+    """Whether an event of one of these periods is due at a boundary; all are due at 0."""
     return any(step % period == 0 for period in periods)

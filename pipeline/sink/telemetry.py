@@ -1,4 +1,4 @@
-"""What a sink brings back: the record of every step that ran, not only of the last."""
+"""Telemetry of a sink: the record of every step that ran, not only of the last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Telemetry:
 
     @staticmethod
     def from_rows(start: int, rows: np.ndarray) -> Telemetry:
-        """From the rows (steps, 5) of the device's buffer, whose columns are `Record`'s."""
+        """Make it of rows of the device's buffer, float32 (steps, 5), the columns of `Record`."""
         loss, learning_rate, grad_norm, loss_scale, skipped = np.asarray(rows, np.float32).T
         return Telemetry(start, loss, learning_rate, grad_norm, loss_scale, skipped)
 
@@ -38,20 +38,20 @@ class Telemetry:
 
     @property
     def finite(self) -> np.ndarray:
-        """Per step: were the loss and the gradient numbers? bool (steps,)."""
+        """Whether loss and gradient norm are finite, bool (steps,)."""
         return np.isfinite(self.loss) & np.isfinite(self.grad_norm)
 
     @cached_property
     def bad_step(self) -> int | None:
         """The first step, counted from 1, that was neither finite nor skipped; training stopped
-        there."""
+        there. None without one."""
         good = self.finite | (self.skipped > 0)
         first = int(good.argmin())
         return None if good[first] else self.start + first + 1
 
 
 def stacked(parts: Sequence[Telemetry]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps of one or more parts, int64 (n,), and their records, float32 (n, 5), in order."""
+    """Join parts: their steps, int64 (n,), and their records, float32 (n, 5), in order."""
     steps = [np.arange(part.start + 1, part.start + len(part) + 1) for part in parts]
     columns = [np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS]
     return np.concatenate(steps), np.stack(columns, axis=1)

@@ -1,4 +1,4 @@
-"""Build: network, loss, optimizer and schedule become the pure functions of a training step."""
+"""Build: make the pure functions of a training step of network, loss, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pipeline.training.step import TrainStep, initial_state, initial_variables, 
 from pipeline.training.step_parts import StepConfig
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
-"""What jax and flax raise, besides ValueError, for sizes that no array can have."""
+"""Errors that jax and flax raise, besides ValueError, for sizes that no array can have."""
 
 MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1
@@ -45,25 +45,25 @@ MAX_LABELS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Built:
-    """A training step, the course it will run, and what it will be given."""
+    """A training step, its run schedule, its learning rates and its seed."""
 
     parts: StepConfig
     run_schedule: RunSchedule
     learning_rates: np.ndarray
     seed: np.ndarray
     state: TrainState
-    """Shapes and dtypes only."""
+    """Shapes and dtypes only; no arrays."""
     parameters: int
     parameter_bytes: int
 
     @property
     def step(self) -> TrainStep:
-        """The pure functions that the parts make."""
+        """Make the pure functions of the step."""
         return make_train_step(self.parts)
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
-    """Build from shapes alone; no weight is made. Raises RecipeError where parts don't fit."""
+    """Build from shapes alone, without any weights. Raises RecipeError where parts don't fit."""
     run = schedule_run(recipe.train, dataset.train_order.steps_per_pass)
     parts = parts_of(
         recipe, len(dataset.classes), dataset.image, dataset.train_ops, dataset.eval_ops
@@ -77,7 +77,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         _require_matches(recipe.train.to_float, parts, seed)
     _check_patterns(recipe, variables["params"])
     with _blaming("train.optimizer"):
-        state = jax.eval_shape(lambda made: initial_state(parts, made), variables)
+        state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
     _refuse_padding_into_statistics(recipe, dataset, state)
     _refuse_padding_into_mixtures(recipe, dataset)
     refuse_buckets_that_do_not_fit(parts, state, dataset.eval)
@@ -108,7 +108,7 @@ def parts_of(
     train_ops: tuple[MapOp, ...],
     eval_ops: tuple[MapOp, ...],
 ) -> StepConfig:
-    """What a recipe's step is made of, for images as the map ops leave them."""
+    """Return the configuration of a recipe's step, for images as the map ops leave them."""
     train = recipe.train
     return StepConfig(
         network=typed_network(recipe, classes),
@@ -135,9 +135,9 @@ def parts_of(
 
 
 def typed_network(recipe: Recipe, classes: int) -> nn.Module:
-    """The network, each of its layers in the type that the recipe says.
+    """Return the network, each layer in the dtype that the recipe says.
 
-    Raises RecipeError where it is no list of layers and some are to differ.
+    Raises RecipeError where the network is no list of layers and some dtypes are to differ.
     """
     precision = precision_of(recipe)
     with _blaming(f"model {recipe.model.name}"):
@@ -157,7 +157,7 @@ def typed_network(recipe: Recipe, classes: int) -> nn.Module:
 
 
 def _check_patterns(recipe: Recipe, params: Any) -> None:
-    """Patterns over parameters cover some, and leave some to train."""
+    """Require that patterns over parameters match some, and leave some to train."""
     with _blaming("train.freeze"):
         require_trainable(params, recipe.train.freeze)
     with _blaming("train.lr_rules"):
@@ -177,7 +177,7 @@ def _require_matches(rules: Sequence[ToFloat], parts: StepConfig, seed: np.ndarr
 
 @contextmanager
 def _blaming(key: str) -> Iterator[None]:
-    """What doesn't fit is a problem of the recipe, under this key."""
+    """Report errors of the body as a problem of the recipe, under this key."""
     try:
         yield
     except ValueError as error:
@@ -192,7 +192,7 @@ def _learning_rates(recipe: Recipe, run: RunSchedule) -> np.ndarray:
 
 
 def _check_outputs(outputs: tuple[int, ...], dataset: Dataset) -> None:
-    """Of every sample the network gives as many logits as there are classes, once for each label.
+    """Require one logit for each class, once for each label of a sample.
 
     Raises ValueError that says what the network must end in.
     """
@@ -217,17 +217,17 @@ def _check_outputs(outputs: tuple[int, ...], dataset: Dataset) -> None:
 def _check_labels(
     recipe: Recipe, dataset: Dataset, parts: StepConfig, outputs: tuple[int, ...]
 ) -> None:
-    """The loss takes the labels that either split's ops leave, with such outputs per sample."""
+    """Require that the loss takes the labels of both splits, for `outputs` per sample."""
     batch = recipe.train.batch_size
     logits = jax.ShapeDtypeStruct((batch, *outputs), np.float32)
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
         with _blaming(f"dataset.{key}.ops"):
-            _require_classes_where_some_are_left_out(parts, label)
+            _require_integer_labels_to_ignore(parts, label)
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, parts), logits, labels)
 
 
-def _require_classes_where_some_are_left_out(parts: StepConfig, label: ColumnSpec) -> None:
+def _require_integer_labels_to_ignore(parts: StepConfig, label: ColumnSpec) -> None:
     ignored, dtype = parts.ignore_index, np.dtype(label.dtype)
     if ignored is None or (
         np.issubdtype(dtype, np.integer)
@@ -241,7 +241,7 @@ def _require_classes_where_some_are_left_out(parts: StepConfig, label: ColumnSpe
 
 
 def _refuse_padding_into_mixtures(recipe: Recipe, dataset: Dataset) -> None:
-    """The padding of a short batch would be mixed with its samples."""
+    """Refuse a short batch before an op that would mix its padding with its samples."""
     short = dataset.train_order.short_batch
     for position, op in enumerate(dataset.train_ops):
         if short and isinstance(op, BatchOp):
@@ -255,7 +255,7 @@ def _refuse_padding_into_mixtures(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def _refuse_padding_into_statistics(recipe: Recipe, dataset: Dataset, state: Any) -> None:
-    """Padding is masked out of the loss, but batch statistics would see it."""
+    """Refuse a short batch with batch statistics: they would include its padding."""
     short = dataset.train_order.short_batch
     if state.batch_stats and short:
         raise RecipeError(

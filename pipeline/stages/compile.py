@@ -1,4 +1,4 @@
-"""Compile: put the data where the device can reach it and turn the step into programs."""
+"""Compile: put the data where the device can reach it and compile the step into programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compile_run(
     """Compile everything a run needs. Raises RunError when the device can't take it."""
     enable_compile_cache(program_folder(recipe.cache, reporter.warn), reporter.warn)
     train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
-    work = CompileInputs(
+    inputs = CompileInputs(
         step=built.step,
         train=train,
         eval=evaluated,
@@ -38,8 +38,8 @@ def compile_run(
         with reporter.clock(f"compiling {name} of {recipe.model.name}"):
             yield
 
-    executable = backend.compile(work, watch)
-    if work.eager:
+    executable = backend.compile(inputs, watch)
+    if inputs.eager:
         reporter.stage("compile", "no program: in eager mode every operation runs by itself")
     for program in executable.report.programs:
         reporter.stage("compile", _line(program))
@@ -54,15 +54,15 @@ def compile_run(
 def _feeds(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> tuple[Feed, Feed]:
-    """What training and evaluation are fed by; the user is told when training has to wait."""
+    """Return the feeds of training and evaluation; warn when training has to wait for data."""
 
-    def tell(starves: bool, text: str) -> None:
+    def report(starves: bool, text: str) -> None:
         reporter.stage("warning" if starves else "feed", text)
 
     kind, device = recipe.train.feed, backend.device
     stop, eval_stop = built.run_schedule.total, dataset.eval_order.steps_per_pass
     return (
-        make_feed(dataset.train, dataset.train_order, device, kind, stop=stop, tell=tell),
+        make_feed(dataset.train, dataset.train_order, device, kind, stop=stop, tell=report),
         make_feed(dataset.eval, dataset.eval_order, device, kind, stop=eval_stop),
     )
 

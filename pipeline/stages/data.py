@@ -1,4 +1,4 @@
-"""Data: read what the recipe names and settle the order in which it will be seen."""
+"""Data: read the dataset that the recipe names, and derive the order of its samples."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _as_given(specs: Mapping[str, ColumnSpec], buckets: Sequence[Bucket]) -> Col
 
 
 def _evaluated(recipe: Recipe, split: Split, order: SampleOrder) -> Split:
-    """The part of the evaluation split that `eval.samples` asks for."""
+    """Return the part of the evaluation split that `eval.samples` requests."""
     wanted = recipe.eval.samples
     if wanted == "trained" and "train" in recipe.stages:
         wanted = total_steps(recipe.train, order.steps_per_pass) * order.batch_size
@@ -88,22 +88,22 @@ def _evaluated(recipe: Recipe, split: Split, order: SampleOrder) -> Split:
 
 
 def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
-    """The first training images as the network will see them, float32 (n, H, W, C)."""
+    """Return the first training images as the network will see them, float32 (n, H, W, C)."""
     batches = dataset.train_order.batches(0, 1)
-    wanted, rows = recipe.monitor.sample_images, batches.indices[0]
+    count, rows = recipe.monitor.sample_images, batches.indices[0]
     if not any(isinstance(op, BatchOp) for op in dataset.train_ops):
-        rows = rows[:wanted]  # Else all of the batch is mixed, as in training.
+        rows = rows[:count]  # Else all of the batch is mixed, as in training.
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}
     seed = seed_words(recipe.seed)
     images = apply_ops(np, dataset.train_ops, columns, seed, batches.passes[0], rows)["image"]
-    images = images[:wanted].astype(np.float32)
+    images = images[:count].astype(np.float32)
     return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
 
 
 def _mapped(
     recipe: Recipe, split: Split, key: Literal["train", "eval"], bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
-    """The ops of a split, and what the columns are behind them, images as large as a bucket."""
+    """Return the ops of a split, and the column specs after them, for images of a bucket."""
     wanted = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
     specs = split.specs() if bucket is None else specs_in(bucket, split.specs())
     try:

@@ -1,4 +1,4 @@
-"""What padding and buckets make of a dataset that was read, and what of them is refused (D-18)."""
+"""Padding and buckets: applied to a dataset that was read, or refused (D-18)."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from pipeline.training.step_parts import StepConfig
 def pad_images(
     raw: RawData, buckets: Sequence[Bucket], dataset: DatasetSpec, batch_size: int
 ) -> RawData:
-    """The dataset with images padded, where there are buckets.
+    """Pad the images of a dataset to its buckets; without buckets, return it unchanged.
 
-    Images of several sizes can't do without. Raises RecipeError where no bucket fits, and where a
-    batch of padded samples has no room in memory.
+    Raises RecipeError where images have several sizes and there are no buckets, where no bucket
+    fits, and where a batch of padded samples has no room in memory.
     """
     if not buckets:
         _refuse_several_sizes(raw)
@@ -79,7 +79,7 @@ def _refuse_several_sizes(raw: RawData) -> None:
 
 
 def in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> SampleOrder:
-    """The order whose batches are of one bucket each. Raises RecipeError where it has none."""
+    """Return the order whose batches are of one bucket each. Raises RecipeError without one."""
     if not buckets:
         return order
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
@@ -91,7 +91,7 @@ def in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> S
 
 
 def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> None:
-    """Raises RecipeError for a bucket of which no sample of the training split is ever read."""
+    """Raise RecipeError for a bucket of which no sample of the training split is ever read."""
     if not buckets:
         return
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
@@ -104,7 +104,7 @@ def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[B
 
 
 def bucket_line(split: Split, buckets: Sequence[Bucket]) -> str:
-    """How many samples of a padded split each bucket has."""
+    """Return the number of samples of a padded split in each bucket, for the log."""
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     shares = [
@@ -115,7 +115,7 @@ def bucket_line(split: Split, buckets: Sequence[Bucket]) -> str:
 
 
 def specs_in(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
-    """What the columns of a padded split are in a batch of a bucket."""
+    """Return the column specs of a padded split in a batch of a bucket."""
     image, label = specs["image"], specs["label"]
     shapes = {"image": (*bucket, *image.shape[len(bucket) :])}
     if label.shape:
@@ -125,7 +125,7 @@ def specs_in(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, Colum
 
 
 def refuse_moved_padding(dataset: DatasetSpec) -> None:
-    """Raises RecipeError for a map op that takes padding where its mask is not."""
+    """Raise RecipeError for a map op that shifts padding away from its mask."""
     for key, split in (("train", dataset.train), ("eval", dataset.eval)):
         for position, op in enumerate(split.ops):
             if isinstance(op, Op) and op.moves_pixels and op.column == "image":
@@ -139,9 +139,9 @@ def refuse_moved_padding(dataset: DatasetSpec) -> None:
 
 
 def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
-    """An image with the channel that tells padding. Raises RecipeError where ops change its size.
+    """Add the mask channel of padding to an image spec, last or, for CHW images, first axis.
 
-    The mask is of the image as it was read.
+    The mask is of the image as it was read. Raises RecipeError where ops change its size.
     """
     axes = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
     if axes[: len(bucket)] != bucket:
@@ -157,7 +157,7 @@ def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
 
 
 def refuse_buckets_that_do_not_fit(parts: StepConfig, state: TrainState, split: Split) -> None:
-    """Raises RecipeError where a network has weights that fit one bucket alone."""
+    """Raise RecipeError where a network has weights that fit one bucket alone."""
     if not parts.buckets:
         return
 

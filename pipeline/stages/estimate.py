@@ -1,4 +1,4 @@
-"""Estimate: what an emulated device says of the step, before anything is compiled or run."""
+"""Estimate: price the step on an emulated device, before anything is compiled or run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def estimate_run(
     run_dir: Path,
     reporter: Reporter,
 ) -> Estimate | None:
-    """Ask the device what the run would cost, tell the user and keep the answer.
+    """Price the run on the device, report the estimate and write its files.
 
-    None on devices that are not emulated. Raises RunError where the run doesn't fit the device,
-    RecipeError for what the device can't be asked to do.
+    Returns None on devices that are not emulated. Raises RunError where the run doesn't fit the
+    device, RecipeError for what the device can't do.
     """
     with reporter.clock(f"pricing {recipe.model.name}"):
         estimate = backend.estimate(propose(recipe, dataset, built))
@@ -44,7 +44,7 @@ def estimate_run(
 
 
 def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
-    """The run in shapes, as the map ops on the host leave its batches."""
+    """Describe the run to the device, in shapes: batches as the map ops on the host leave them."""
     image, label = image_shape(dataset.image), dataset.train_label
 
     def batch(size: int) -> tuple[Any, Any]:

@@ -24,12 +24,11 @@ def evaluate(
     dispatch_s: float,
     is_given_up: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Metrics of a state; the last batch is padded and masked (D-17, E-01).
+    """Compute the metrics of a state; the last batch is padded and masked (D-17, E-01).
 
-    The batches are dispatched in pieces of about `dispatch_s` seconds, which changes no bit of
-    the metrics. Before each it is asked whether the evaluation is given up: then it is None.
-    Raises RunError should the number of samples not be that of the split, and where none of their
-    labels counts.
+    The batches are dispatched in chunks of about `dispatch_s` seconds, which changes no bit of the
+    metrics. `is_given_up` is called before each chunk; where it is true, None is returned. Raises
+    RunError where the number of samples is not that of the split, and where all labels are masked.
     """
     batches = dataset.eval_order.steps_per_pass
     sums = _add_up(executable, state, batches, DispatchSize(dispatch_s), is_given_up)
@@ -50,17 +49,17 @@ def _add_up(
     executable: Executable,
     state: TrainState,
     batches: int,
-    pace: DispatchSize,
+    size: DispatchSize,
     is_given_up: Callable[[], bool],
 ) -> EvalSums | None:
-    """The sums over so many batches, on the host; None where that is given up."""
+    """Return the sums over `batches` batches, on the host; None where it is given up."""
     sums, done = None, 0
     while done < batches:
         if is_given_up():
             return None
-        stop = min(batches, done + pace.max_steps)
-        begun = time.perf_counter()
+        stop = min(batches, done + size.max_steps)
+        started_at = time.perf_counter()
         sums = executable.evaluate(state, done, stop, sums)
-        pace.take_note(stop - done, time.perf_counter() - begun)
+        size.take_note(stop - done, time.perf_counter() - started_at)
         done = stop
     return jax.tree.map(np.asarray, sums)

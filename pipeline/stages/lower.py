@@ -1,7 +1,7 @@
-"""Lower: settle how the layers of the network are computed on this device.
+"""Lower: choose how the layers of the network are computed on this device.
 
-Settled once a run: the choice is part of what makes a run repeat itself bit for bit, so it is kept
-in the run directory and a resumed run takes it from there.
+Chosen once a run: the choice decides the last bits of its numbers, so it is kept in the run
+directory, and a resumed run reads it from there.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def lower(
     run_dir: Path | None,
     reporter: Reporter,
 ) -> Built:
-    """The same step, its layers computed as chosen for the device.
+    """Return the same step with its layers computed as chosen for the device.
 
-    A directory that has a choice already keeps it; one that has none gets it, and the result of
-    tuning. Operations that run by themselves stay as they are. Raises RunError for a choice or a
-    bank that can't be read.
+    A choice that is in the run directory is used again; else the choice is made and written there,
+    with the result of tuning. Eager mode changes nothing. Raises RunError for a choice or a bank
+    that can't be read.
     """
     network = built.parts.network
     if not isinstance(network, Network) or recipe.train.mode == "eager":
@@ -75,17 +75,17 @@ def _choose(
     folder = cache_root(recipe.cache) / "autotune"
     lowerings = kept.lowerings if kept is not None else None
     tuning = Tuning(recipe.autotune, recipe.autotune_search, folder, lowerings)
-    asked = _Asked(recipe, dataset, built, backend, tuning, reporter)
+    request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
     if kept is not None:
-        return asked.chosen_in(kept.layout)
-    chosen = _in_best_layout(asked)
-    _tell(chosen, tuning, run_dir, reporter)
+        return request.chosen_in(kept.layout)
+    chosen = _in_best_layout(request)
+    _report(chosen, tuning, run_dir, reporter)
     return chosen
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """A run whose lowerings are asked for."""
+class _LoweringRequest:
+    """Everything that the choice of a run's lowerings depends on."""
 
     recipe: Recipe
     dataset: Dataset
@@ -102,51 +102,53 @@ class _Asked:
 
     @property
     def batch(self) -> int:
-        """Samples that are computed at a time."""
+        """Samples in a microbatch."""
         return self.recipe.train.batch_size // self.recipe.train.accumulate_steps
 
     @contextmanager
     def watch(self, name: str) -> Iterator[None]:
-        """Shows a clock while something is tuned."""
+        """Show a clock while something is tuned."""
         with self.reporter.clock(f"tuning {name}"):
             yield
 
     def problems_in(self, layout: Layout) -> tuple[Problem, ...]:
-        """What the network poses with images in a layout."""
+        """Return the problems of the network with images in a layout."""
         parts = replace(self.built.parts, network=self.network.clone(layout=layout))
         eval_batch = self.dataset.eval_order.batch_size
         return list_problems(parts, self.built.state, self.batch, eval_batch)
 
     @functools.cache  # noqa: B019 - lives as long as the choosing does
     def chosen_in(self, layout: Layout) -> LoweringChoice:
-        """The best lowerings with images in a layout."""
+        """Return the best lowerings with images in a layout."""
         problems = self.problems_in(layout)
         chosen = self.backend.choose_lowerings(problems, self.tuning, self.watch)
         return replace(chosen, layout=layout)
 
     def time_us(self, layout: Layout) -> float:
-        """Of the gradients, computed as is best in a layout."""
+        """Time the gradients with the best lowerings in a layout, in microseconds."""
         network = self.network.clone(chooser=self.chosen_in(layout).lowerings, layout=layout)
         with self.watch(f"the whole network in {layout.upper()}"):
             parts, state = self.built.parts, self.built.state
             return time_gradients_us(network, parts, state, self.batch, self.backend.device)
 
 
-def _in_best_layout(asked: _Asked) -> LoweringChoice:
-    """What was chosen in the layout that a bank or the clock says, else in that of the rule."""
-    layers, device = asked.network.layers, asked.backend.device
-    problems = asked.problems_in("nhwc")
-    if asked.tuning.mode == "off" or not has_choice(layers, problems, device.platform):
-        return asked.chosen_in("nhwc")
-    key = layout_key(asked.network, asked.built.parts, asked.batch, device)
-    found = find_layout(key, asked.tuning.mode, asked.tuning.folder, asked.time_us)
-    ruled = best_layout(layers, problems, device.platform)
-    chosen = asked.chosen_in(found.best if found is not None else ruled)
-    return replace(chosen, layout_found=found)
+def _in_best_layout(request: _LoweringRequest) -> LoweringChoice:
+    """Choose in the layout that is fastest by a bank or the clock, else in that of the rule."""
+    layers, device = request.network.layers, request.backend.device
+    problems = request.problems_in("nhwc")
+    if request.tuning.mode == "off" or not has_choice(layers, problems, device.platform):
+        return request.chosen_in("nhwc")
+    key = layout_key(request.network, request.built.parts, request.batch, device)
+    tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
+    by_rule = best_layout(layers, problems, device.platform)
+    chosen = request.chosen_in(tuned.best if tuned is not None else by_rule)
+    return replace(chosen, layout_found=tuned)
 
 
-def _tell(chosen: LoweringChoice, tuning: Tuning, run_dir: Path | None, reporter: Reporter) -> None:
-    """Tell what was chosen, and leave the result of tuning in the run directory."""
+def _report(
+    chosen: LoweringChoice, tuning: Tuning, run_dir: Path | None, reporter: Reporter
+) -> None:
+    """Report what was chosen, and write the result of tuning into the run directory."""
     if chosen.layout != "nhwc":
         reporter.stage("lower", f"images as CHWN: vectors of samples{_why(chosen)}")
     if any(how != DEFAULT for _, how in chosen.lowerings.chosen):
@@ -164,14 +166,14 @@ def _why(chosen: LoweringChoice) -> str:
 
 
 def write_choice(path: Path, chosen: LoweringChoice) -> None:
-    """As JSON: the layout of images, and each problem, as text, with what computes it."""
+    """Write the choice as JSON: the layout of images, and the lowering of each problem."""
     computations = {problem: str(how) for problem, how in chosen.lowerings.chosen}
     document = {"layout": chosen.layout, "computations": computations}
     write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def read_choice(path: Path) -> LoweringChoice:
-    """What `write_choice` wrote. Raises RunError that names the file for anything else."""
+    """Read what `write_choice` wrote. Raises RunError that names the file for anything else."""
     try:
         document = read_json(path)
         layouts: tuple[Layout, ...] = get_args(Layout)
@@ -188,14 +190,14 @@ def read_choice(path: Path) -> LoweringChoice:
 
 
 def _line(chosen: LoweringChoice) -> str:
-    ways = [how for _, how in chosen.lowerings.chosen]
-    onednn = sum(way.engine == "onednn" for way in ways)
-    banked = sum(found.status == "bank_hit" for found in chosen.found)
-    parts = [f"{len(ways)} computations: {banked} from the bank"]
+    lowerings = [how for _, how in chosen.lowerings.chosen]
+    onednn = sum(how.engine == "onednn" for how in lowerings)
+    banked = sum(result.status == "bank_hit" for result in chosen.found)
+    parts = [f"{len(lowerings)} computations: {banked} from the bank"]
     tuned = len(chosen.found) - banked
     parts += [f"{tuned} tuned"] if tuned else []
     parts += [f"{chosen.by_rule} by rule"] if chosen.by_rule else []
     line = ", ".join(parts) + f"; {onednn} by oneDNN"
-    before_ms = sum(found.before_us for found in chosen.found) / 1000
-    after_ms = sum(found.after.us for found in chosen.found) / 1000
+    before_ms = sum(result.before_us for result in chosen.found) / 1000
+    after_ms = sum(result.after.us for result in chosen.found) / 1000
     return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if chosen.found else "")

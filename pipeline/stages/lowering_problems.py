@@ -1,4 +1,4 @@
-"""A network as the lowering stage looks at it: what it poses, and what a step of it takes."""
+"""Problems for the lowering stage: those of a network, and the time of its gradients."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pipeline.training.step_parts import StepConfig
 def list_problems(
     parts: StepConfig, state: TrainState, train_batch: int, eval_batch: int
 ) -> tuple[Problem, ...]:
-    """Every computation in a step or an evaluation that can be lowered, by tracing the network.
+    """List every computation of a step or an evaluation that can be lowered, by tracing.
 
-    Gradients are needed of training alone, and none of the images that the network is given.
+    Gradients belong to training alone; the gradient of the input images is never computed.
     """
     trained, evaluated = (
         _traced(parts, state, train_batch, True),
@@ -46,7 +46,7 @@ def _traced(parts: StepConfig, state: TrainState, batch: int, train: bool) -> tu
 
 
 def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
-    """Logits, and what changes beside them, of (images, parameters, statistics)."""
+    """Return the function (images, params, batch_stats) -> (logits, changed statistics)."""
 
     def call(images: Array, params: Any, batch_stats: Any) -> Any:
         weights, key = {"params": params, "batch_stats": batch_stats}, jax.random.key(0)
@@ -58,7 +58,7 @@ def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any
 
 
 def _reads_input(problem: Problem, image: tuple[int, ...]) -> bool:
-    """Whether this is the gradient of the network's own input, which nobody asks for."""
+    """Whether this is the gradient of the network's own input, which is never computed."""
     if problem.role != ROLES[1]:
         return False
     if isinstance(problem, ConvolutionProblem):
@@ -69,7 +69,7 @@ def _reads_input(problem: Problem, image: tuple[int, ...]) -> bool:
 def time_gradients_us(
     network: Network, parts: StepConfig, state: TrainState, batch: int, device: jax.Device
 ) -> float:
-    """Microseconds that the gradients of all parameters take, in a loop, for made-up numbers."""
+    """Time the gradients of all parameters in a loop, on random numbers, in microseconds."""
     forward = _forward(network, True)
 
     def loss(params: Any, images: Array, batch_stats: Any) -> Array:
@@ -86,7 +86,7 @@ def time_gradients_us(
 
 
 def layout_key(network: Network, parts: StepConfig, batch: int, device: jax.Device) -> str:
-    """What a bank calls a network, its images and the device by."""
+    """Return the key of a network, its images and the device in a knowledge bank."""
     text = repr((network.layers, network.rules, network.padding_mask))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     shape = "x".join(map(str, (batch, *image_shape(parts.image))))

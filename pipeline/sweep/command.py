@@ -1,4 +1,4 @@
-"""What a sweep was asked for, as its directory keeps it, and the sweep that a command means."""
+"""The command of a sweep, as its directory keeps it, and the search for the sweep of a command."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ FREE = frozenset(
         "storage",
     }
 )
-"""Settings of a sweeper that don't make another sweep, or, as a database's URL, are not told."""
+"""Settings of a sweeper that don't define another sweep, or are secret, as a database's URL is."""
 
 
 class Sweeper(BaseModel):
-    """A sweeper, with those of its settings that decide which jobs there are."""
+    """A sweeper, with those of its settings that decide which jobs it has."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str | None = None
-    """None in the directory of a sweep from before this was kept."""
+    """None in the directory of a sweep from before the name was kept."""
     params: dict[str, Any] | None = None
 
 
 class Command(BaseModel):
-    """What tells one sweep from another."""
+    """The command of a sweep: two sweeps with equal commands are the same."""
 
     model_config = ConfigDict(frozen=True)
 
     overrides: tuple[str, ...]
-    """Those of the recipe, as they were given."""
+    """Overrides of the recipe, as typed."""
     sweeper: Sweeper = Sweeper()
 
     @property
     def arguments(self) -> list[str]:
-        """All that is fixed or swept: the overrides, and what the sweeper's `params` add."""
+        """All fixed or swept arguments: the overrides and those of the sweeper's `params`."""
         params = self.sweeper.params or {}
         return [*self.overrides, *settable(f"{key}={value}" for key, value in params.items())]
 
 
 def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
-    """The command of a recipe's overrides and a section `hydra` that Hydra has composed.
+    """Build the command from a recipe's overrides and the composed section `hydra`.
 
-    Raises OmegaConfBaseException where a setting of the sweeper refers to what is not there, and
-    RecipeError where its `params` are none.
+    Raises OmegaConfBaseException where a setting of the sweeper refers to a missing key, and
+    RecipeError where its `params` are invalid.
     """
     given = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
     assert isinstance(given, dict)
@@ -72,18 +72,18 @@ def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
 
 
 def write_command(sweep_dir: Path, command: Command) -> None:
-    """Keep what a sweep was asked for last: it may grow, and is found under what it is then.
+    """Write the sweep's latest command: a sweep may grow, and is found by its latest command.
 
-    Raises DataError where the directory holds what can't be read.
+    Raises DataError where the existing file can't be read.
     """
     if read_command(sweep_dir) != command:
         write_whole(sweep_dir / COMMAND, yaml_text(command.model_dump(mode="json")))
 
 
 def read_command(sweep_dir: Path) -> Command | None:
-    """What a sweep was asked for; None where nothing says so yet.
+    """Read the command of a sweep; None where there is no file yet.
 
-    Raises DataError where what says so can't be read.
+    Raises DataError where the file can't be read.
     """
     return read_kept(sweep_dir / COMMAND, read_yaml, Command)
 
@@ -91,7 +91,7 @@ def read_command(sweep_dir: Path) -> Command | None:
 def find_sweep(
     command: Command, outputs: Path = OUTPUTS, besides: Path | None = None
 ) -> Path | None:
-    """The directory of the newest sweep of the same command; what can't be read is none."""
+    """The directory of the newest sweep of the same command; unreadable ones are skipped."""
     files = sorted(outputs.glob(f"*/*/{COMMAND}"), key=written_at_ns, reverse=True)
     folders = (file.parent for file in files if file.parent != besides)
     return next((folder for folder in folders if _is_of(folder, command)), None)

@@ -1,8 +1,8 @@
-"""What a sweep's directory holds, and what that says of its jobs.
+"""The files of a sweep's directory, and the state of its jobs that they give.
 
-Files are all that the processes of a sweep share. A job's directory holds `overrides.yaml` (what
-sets it apart) beside what every run directory holds. Whoever runs a job locks the file `.claim` in
-there; the kernel frees the lock of a process that dies, so a claim needs no clock.
+The processes of a sweep share only files. A job's directory holds `overrides.yaml` (the keys that
+differ from other jobs) and the files of every run directory. The process that runs a job locks the
+file `.claim` in there; the kernel releases the lock of a dead process, so a claim needs no clock.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from pipeline.runner.record.run_directory import (
 )
 
 JOURNAL, JOURNAL_LOCK, BEATS = "study.log", "study.log.lock", ".beats"
-"""What is there of a study: Optuna's journal, its lock, and a file for each trial's heart."""
+"""Files of a study: Optuna's journal, its lock, and the folder of heartbeat files."""
 Kept = TypeVar("Kept", bound=BaseModel)
 
 
 @contextmanager
 def claimed(job_dir: Path) -> Iterator[bool]:
-    """Keep other processes from a job; false, at once, where another is at it."""
+    """Claim a job against other processes; false, without waiting, where another runs it."""
     with locked_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 
 
 @contextmanager
 def alone(sweep_dir: Path) -> Iterator[None]:
-    """Wait until no other process plans in this sweep, and keep them waiting meanwhile."""
+    """Hold the sweep's planning lock, waiting for other processes."""
     with locked_file(sweep_dir / LOCK, wait=True):
         yield
 
 
 def is_held(job_dir: Path) -> bool:
-    """Is a process at this job?"""
+    """Return whether a process is running this job."""
     if not (job_dir / CLAIM).exists():
         return False
     with claimed(job_dir) as free:
@@ -57,7 +57,7 @@ def is_held(job_dir: Path) -> bool:
 
 
 def read_state(job_dir: Path) -> str:
-    """The status in a job's summary; without one: running, interrupted or waiting."""
+    """The status in a job's summary, or, without one, running, interrupted or waiting."""
     status = read_status(job_dir)
     if status is not None:
         return status
@@ -67,28 +67,28 @@ def read_state(job_dir: Path) -> str:
 
 
 def find_failures(sweep_dir: Path) -> dict[str, int]:
-    """The jobs that have failed so far, by name, with the time of their summary in ns."""
+    """Failed jobs by name, with the time of their summary in ns since the epoch."""
     summaries = sweep_dir.glob(f"*/{SUMMARY}")
     failed = (file for file in summaries if read_status(file.parent) == "failed")
     return {file.parent.name: written_at_ns(file) for file in failed}
 
 
-def is_settled(job_dir: Path, failures: Mapping[str, int]) -> bool:
-    """Is nothing left to do about a job?
+def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
+    """Return whether a job needs no further run.
 
-    What failed is tried again by the next command: `failures` are those that this one found, which
-    are tried once more, by whoever comes first.
+    The next command retries failed jobs: `failures` are those that failed before this command
+    started, which are retried once, by whichever process comes first.
     """
     status = read_status(job_dir)
     if status != "failed":
         return status in SUCCEEDED
     written_ns = written_at_ns(job_dir / SUMMARY)
-    # Removed meanwhile: by whoever is trying it again.
+    # 0: removed meanwhile by the process that is retrying it.
     return written_ns != 0 and written_ns != failures.get(job_dir.name)
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-    """What overrides make of keys, as YAML reads it; the text itself where that is no YAML."""
+    """The values that overrides give to keys, parsed as YAML; invalid YAML stays a text."""
     return {key: _value(value_of(overrides, key) or "null") for key in keys}
 
 
@@ -100,20 +100,21 @@ def _value(text: str) -> Any:
 
 
 def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
-    """Keep what sets a job apart."""
+    """Write the keys that distinguish a job, with their values."""
     write_whole(job_dir / OVERRIDES, yaml_text(dict(changed)))
 
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
-    """What sets a job apart; None where there is no job. Raises DataError as `read_kept` does."""
+    """The keys that distinguish a job; None where there is no job. Raises as `read_kept` does."""
     changed = read_kept(job_dir / OVERRIDES, read_yaml, RootModel[dict[str, Any]])
     return None if changed is None else changed.root
 
 
 def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept | None:
-    """What a file of a sweep holds; None where there is none, or nothing in it.
+    """Read and validate a file of a sweep; None where it is missing or empty.
 
-    `read` raises OSError and ValueError, this DataError; that also where it holds something else.
+    `read` parses the file and raises OSError and ValueError. Raises DataError where the file can't
+    be read or does not fit `kind`.
     """
     try:
         tree = read(file)
@@ -133,6 +134,6 @@ def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept
 
 
 def find_jobs(sweep_dir: Path) -> list[Path]:
-    """The directories of the jobs there are, in order."""
+    """The directories of all jobs, in order."""
     folders = (file.parent for file in sweep_dir.glob(f"*/{OVERRIDES}"))
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name))

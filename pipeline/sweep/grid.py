@@ -17,7 +17,7 @@ from pipeline.sweep.run_pending import launch, run_all
 
 
 def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
-    """Run what is left to do of a grid. Raises RunError where its directory holds another sweep."""
+    """Run the unfinished jobs of a grid. Raises RunError where its directory has another sweep."""
     assert sweeper.config is not None
     assert sweeper.launcher is not None
     command = command_of(sweeper.config.hydra, overrides)

@@ -1,4 +1,4 @@
-"""The part of a job's summary.json that a sweep looks at."""
+"""The part of a job's summary.json that a sweep reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.sweep.directory import read_kept
 
 
 class Modelled(BaseModel):
-    """What the table has of an emulated device's model."""
+    """Figures of an emulated device's model, for the table."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -25,7 +25,7 @@ class Modelled(BaseModel):
 
 
 class Times(BaseModel):
-    """What the table has of a run's times."""
+    """Times of a run, for the table."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,7 +34,7 @@ class Times(BaseModel):
 
 
 class JobSummary(BaseModel):
-    """What became of a job."""
+    """The result of a job."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,16 +48,16 @@ class JobSummary(BaseModel):
 
     @property
     def exits_with(self) -> int:
-        """The exit status of the job's own command; of one that has not ended, 1."""
+        """The exit status of the job's command; 1 for a job that has not ended."""
         return exit_status_of(self.status) if self.exit_status is None else self.exit_status
 
     def metric(self, name: str) -> float | None:
-        """A metric as one number, of those that every class has the macro average."""
+        """A metric as one number; the macro average of a metric with a value per class."""
         value = self.metrics.get(name)
         value = value.get("macro") if isinstance(value, dict) else value
         return float(value) if isinstance(value, int | float) else None
 
 
 def read_summary(job_dir: Path) -> JobSummary | None:
-    """What became of a job; None where nothing says so. Raises DataError where it can't be read."""
+    """Read the result of a job; None without a summary. Raises DataError if it can't be read."""
     return read_kept(job_dir / SUMMARY, read_json, JobSummary)

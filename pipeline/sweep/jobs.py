@@ -1,7 +1,7 @@
-"""Running one job of a sweep, in whatever process a launcher has put it.
+"""Execution of one job of a sweep, in the process that a launcher chose.
 
-A job never raises, whatever becomes of it, so the sweep goes on with the next; it says what became
-of it in its own summary.json.
+A job does not raise when it fails, so the sweep continues with the next; its summary.json says how
+it ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from pipeline.files.strict_json import json_text
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Pruner
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_status
-from pipeline.sweep.directory import claimed, is_settled, read_overrides, values_of, write_overrides
+from pipeline.sweep.directory import (
+    claimed,
+    is_finished,
+    read_overrides,
+    values_of,
+    write_overrides,
+)
 from pipeline.sweep.table import write_table
 from pipeline.sweep.threads import limit_threads
 
@@ -29,10 +35,10 @@ OnChanged = Literal["refuse", "allow"]
 
 
 class Job:
-    """What Hydra calls for every job of a sweep; a class, so that launchers can pickle it.
+    """Task function that Hydra calls for every job of a sweep; a class, so it can be pickled.
 
-    `swept` are the keys that the command line varies, `failures` the jobs that had failed before,
-    `on_changed` what becomes of jobs to go on with whose data are not what they were.
+    `swept` are the keys that the command line varies, `failures` the jobs that failed before this
+    command, and `on_changed` the reaction to jobs to resume whose data have changed.
     """
 
     def __init__(
@@ -42,11 +48,10 @@ class Job:
         self.on_changed: OnChanged = on_changed
 
     def __call__(self, config: DictConfig) -> None:
-        """Run the job in the directory that Hydra made for it, or go on with it.
+        """Run or resume the job in the directory that Hydra created for it.
 
-        Nothing is done about a job that is settled or that another process is at. Raises
-        KeyboardInterrupt when a signal stopped the job, or came when there was nothing left of it
-        to stop: it meant the sweep.
+        Skips a job that is finished or that another process runs. Raises KeyboardInterrupt when a
+        signal stopped the job, or arrived after its end: it was meant for the sweep.
         """
         signals = Signals()
         sweep_dir = Path(HydraConfig.get().sweep.dir)
@@ -55,7 +60,7 @@ class Job:
             if not free:
                 print(f"{_of_job(job_dir)} another process is at it", flush=True)
                 return
-            if is_settled(job_dir, self.failures):
+            if is_finished(job_dir, self.failures):
                 status = printable(str(read_status(job_dir)))
                 print(f"{_of_job(job_dir)} {status} already", flush=True)
                 return
@@ -65,11 +70,11 @@ class Job:
         write_table(sweep_dir)
 
     def _run_claimed(self, config: DictConfig, job_dir: Path, signals: Signals) -> None:
-        """Run a job that this process has claimed. What became of an earlier try goes first."""
+        """Run a job that this process has claimed, after removing an earlier try's summary."""
         hydra_config = HydraConfig.get()
         overrides = list(hydra_config.overrides.task)
         changed = read_overrides(job_dir)
-        if changed is None:  # a sweeper of somebody else's has not planned its jobs
+        if changed is None:  # a third-party sweeper does not plan its jobs
             changed = values_of(overrides, self.swept)
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
@@ -79,8 +84,8 @@ class Job:
         print(f"\n{_of_job(job_dir)} {varied}{resumed}", flush=True)
         debug = bool(config.get("debug"))
         on_changed = self.on_changed
-        tried = partial(_run_checked, config, overrides, job_dir, changed, signals, on_changed)
-        report_errors(tried, debug=debug)
+        attempt = partial(_run_checked, config, overrides, job_dir, changed, signals, on_changed)
+        report_errors(attempt, debug=debug)
 
 
 def _of_job(job_dir: Path) -> str:
@@ -95,7 +100,7 @@ def _run_checked(
     signals: Signals,
     on_changed: OnChanged,
 ) -> int:
-    """Run a job. What fails before there is a run to write a summary has it written here."""
+    """Check and run a job; write the summary of a failure that comes before the run's own."""
     try:
         from pipeline.runner.run import run
 
@@ -104,8 +109,8 @@ def _run_checked(
         changing = {"resume": resume, "resume_changed": on_changed}
         train = recipe.train.model_copy(update=changing)
         recipe = recipe.model_copy(update={"train": train})
-        pruner = _judge()
-        # The command of the sweep goes on with all of its jobs, and the sweep says it.
+        pruner = _pruner()
+        # Jobs are resumed by the sweep's command, which the sweep prints.
         return run(
             recipe, job_dir, changed, pruner=pruner, signals=signals, how_to_resume=lambda *_: None
         ).exit_status
@@ -120,11 +125,11 @@ def _run_checked(
         raise
 
 
-def _judge() -> Pruner | None:
-    """Who may prune this job: none but in a study."""
+def _pruner() -> Pruner | None:
+    """The pruner of this job; None outside of a study."""
     hydra_config = HydraConfig.get()
     if hydra_config.sweeper.get("trial") is None:
         return None
-    from pipeline.sweep.pruner import open_judge
+    from pipeline.sweep.pruner import open_pruner
 
-    return open_judge(hydra_config.sweeper, Path(hydra_config.sweep.dir))
+    return open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))

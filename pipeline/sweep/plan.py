@@ -1,4 +1,4 @@
-"""The jobs of a sweep as its command describes them, and as its directory holds them."""
+"""The jobs of a sweep: planned from its command, and entered into its directory."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from pipeline.sweep.directory import (
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job: its number in the sweep, its directory, all its overrides and what sets it apart."""
+    """A job: number in the sweep, directory, all overrides, and the keys that distinguish it."""
 
     number: int
     folder: Path
     overrides: tuple[str, ...]
     changed: Mapping[str, Any]
     recipe: Recipe | None
-    """None where the overrides make no recipe: the job will say so."""
+    """None where the overrides give no valid recipe: the job will report it."""
 
     @property
     def placed(self) -> list[str]:
-        """The overrides as a launcher takes them, naming the directory."""
+        """The overrides for a launcher, including the job's directory."""
         return [*self.overrides, f"hydra.sweep.subdir={quoted(self.folder.name)}"]
 
     def with_override(self, override: str) -> PlannedJob:
-        """The job with one override more."""
+        """A copy of the job with one more override."""
         return replace(self, overrides=(*self.overrides, override))
 
 
 def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
-    """What overrides make of a sweep's configuration.
+    """Compose a sweep's configuration with overrides.
 
-    Raises what Hydra does of overrides that can't be composed.
+    Raises Hydra's errors for overrides that can't be composed.
     """
     assert sweeper.hydra_context is not None
     assert sweeper.config is not None
@@ -69,9 +69,9 @@ def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
 def plan_job(
     sweeper: BasicSweeper, number: int, overrides: Sequence[str], swept: Sequence[str]
 ) -> PlannedJob:
-    """The job that overrides make of a sweep's configuration; the keys `swept` set it apart.
+    """Plan the job of a sweep with these overrides; the keys `swept` distinguish it.
 
-    Raises what Hydra does of overrides that can't be composed.
+    Raises Hydra's errors for overrides that can't be composed.
     """
     config = compose(sweeper, overrides)
     with open_dict(config):
@@ -98,14 +98,14 @@ def _without_hydra(config: DictConfig) -> DictConfig:
 def enter(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool = True
 ) -> None:
-    """Put jobs into the sweep's directory, where they may be already, and what was asked for.
+    """Enter jobs, where they are new, and the command into the sweep's directory.
 
-    A sweep that `grows` may have more jobs than it had; else jobs come one by one, and it must be
-    the same that is asked for.
+    A sweep that `grows`, a grid, may have more jobs than before; in a study jobs come one by one,
+    and the command must be the same.
 
-    Raises RunError where the directory holds another sweep, RecipeError where two jobs would have
-    the same directory or one that lies elsewhere, DataError where what is there can't be read, is a
-    link or has nothing to do with a sweep.
+    Raises RunError where the directory holds another sweep, RecipeError where two jobs share a
+    directory or one is outside of the sweep's, DataError where existing files can't be read, are
+    links or do not belong to a sweep.
     """
     _check_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)
@@ -144,12 +144,12 @@ def _refuse_another(
     problems += _foreign_jobs(sweep_dir, jobs) if grows else []
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        told = "; ".join(problems[:3])
-        raise RunError(f"{sweep_dir}: holds another sweep: {told}{more}; name another directory")
+        first = "; ".join(problems[:3])
+        raise RunError(f"{sweep_dir}: holds another sweep: {first}{more}; name another directory")
 
 
 def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[str]:
-    """What a directory's command asks of another sweeper, or, unless it may grow, otherwise."""
+    """Differences of a directory's command: in its sweeper and, unless it grows, its arguments."""
     name, before, now = there.sweeper.name, there.arguments, here.arguments
     if name not in (None, here.sweeper.name):
         yield f"that of hydra/sweeper={name}, here {here.sweeper.name}"
@@ -159,24 +159,24 @@ def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[st
 
 
 def _foreign_jobs(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> Iterator[str]:
-    """The jobs in a directory that are none of those planned."""
+    """The jobs in a directory that are not planned."""
     planned = {job.folder.name for job in jobs}
     for folder in find_jobs(sweep_dir):
         if folder.name not in planned:
-            told = _told(read_overrides(folder) or {})
-            yield f"job {folder.name} there ({told}) is none of this one"
+            keys = _listed(read_overrides(folder) or {})
+            yield f"job {folder.name} there ({keys}) is none of this one"
 
 
 def _differences(job: PlannedJob) -> list[str]:
-    """How a job differs from the one that its directory holds, if any."""
+    """The differences of a job from the one in its directory, if any."""
     there = read_overrides(job.folder)
     if there is not None and there != job.changed:
-        return [f"job {job.folder.name} there has {_told(there)}, here {_told(job.changed)}"]
+        return [f"job {job.folder.name} there has {_listed(there)}, here {_listed(job.changed)}"]
     if job.recipe is None or not (job.folder / RECIPE).exists():
         return []
     lines = changed_keys(job.recipe, job.folder)
     return [f"job {job.folder.name}: {line.partition(';')[0]}" for line in lines]
 
 
-def _told(changed: Mapping[str, Any]) -> str:
+def _listed(changed: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in changed.items()) or "nothing"

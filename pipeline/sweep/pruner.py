@@ -1,4 +1,4 @@
-"""Pruning: a trial's course is reported to its study, which may find it poor."""
+"""Pruning: a trial's values are reported to its study, whose pruner may end the trial early."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.sweep.study import DIRECTIONS, open_study, read_settings
 
 
-class TrialJudge(MonitorBase):
-    """Reports a trial's course, and asks its study's pruner at every report.
+class TrialPruner(MonitorBase):
+    """Monitor that reports a trial's values and asks the study's pruner after every report.
 
-    Reported is, at the end of every sink, the mean training loss over it, steps left out that have
-    none (`on_nan` goes on behind them), with its sign turned where more of the metric is better;
-    or, `by_evaluations`, the metric itself.
+    At the end of every sink it reports the sink's mean training loss, over steps with a finite
+    loss, with its sign changed where a larger metric is better. With `by_evaluations` it reports
+    the metric itself.
     """
 
     def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
         self._trial, self._metric, self._by_evaluations = trial, metric, by_evaluations
         self._sign = 1.0 if DIRECTIONS[metric] == "min" else -1.0
         self._loss, self._steps = 0.0, 0
-        self._verdict: str | None = None
+        self._prune_reason: str | None = None
 
     @property
     def prune_reason(self) -> str | None:
-        """Why the run should end at this boundary; None while it should go on."""
-        return self._verdict
+        """Why the run should end at this boundary; None while it should continue."""
+        return self._prune_reason
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Add up losses."""
+        """Sum up finite losses."""
         losses = telemetry.loss[np.isfinite(telemetry.loss)]
         self._loss += float(losses.sum(dtype=float))
         self._steps += len(losses)
@@ -57,19 +57,19 @@ class TrialJudge(MonitorBase):
             self._trial.report(value, step)
             poor = self._trial.should_prune()
         except optuna.exceptions.UpdateFinishedTrialError:
-            # Taken for dead, it is tried again elsewhere: there it will be found done.
+            # Taken for dead, the trial is retried elsewhere, where it will be found finished.
             return
-        self._verdict = f"step {step}: {self._told(value)} is poor" if poor else None
+        self._prune_reason = f"step {step}: {self._describe(value)} is poor" if poor else None
 
-    def _told(self, value: float) -> str:
+    def _describe(self, value: float) -> str:
         if self._by_evaluations:
             return f"{self._metric} {value:.4g}"
         return f"mean training loss {self._sign * value:.4g}"
 
 
-def open_judge(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialJudge:
-    """The judge of the trial that a job's configuration names."""
+def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:
+    """The pruner of the trial that a job's configuration names."""
     settings = read_settings(sweeper, sweep_dir)
     study = open_study(settings, sweep_dir)
     trial = optuna.Trial(study, study.trials[sweeper["trial"]]._trial_id)
-    return TrialJudge(trial, settings.metric, by_evaluations=settings.reports == "evaluations")
+    return TrialPruner(trial, settings.metric, by_evaluations=settings.reports == "evaluations")

@@ -1,4 +1,4 @@
-"""Having the jobs of a sweep run until all are settled, by this process or by others."""
+"""Running the jobs of a sweep until all are finished, by this process or by others."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 from pipeline.errors import RunError, printable, printable_lines
-from pipeline.sweep.directory import is_held, is_settled
+from pipeline.sweep.directory import is_finished, is_held
 from pipeline.sweep.plan import PlannedJob
 
 POLL_S = 0.5
-"""How often to look whether other processes have ended their jobs."""
+"""Interval of looking whether other processes have ended their jobs."""
 STARTS = 3
-"""So often in a row may jobs be started without one of them being settled by it."""
+"""Starts in a row without any finished job after which the launcher is taken for broken."""
 
 Launch = Callable[[Sequence[PlannedJob]], Sequence[JobReturn]]
 
 
 def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Launch) -> None:
-    """Have jobs run until all are settled, by this process or by others.
+    """Run jobs until all are finished, by this process or by others.
 
-    A job of a process that died is free again, and is started here. Raises RunError when starting
-    jobs settles none of them again and again: the launcher doesn't work.
+    A job of a dead process is free again, and is started here. Raises RunError when repeated starts
+    finish no job: the launcher doesn't work.
     """
     futile, waiting = 0, False
-    while left := _unsettled(jobs, failures):
+    while left := _unfinished(jobs, failures):
         free = [job for job in left if not is_held(job.folder)]
         if not free:
             if not waiting:
@@ -38,15 +38,15 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
             time.sleep(POLL_S)
             continue
         waiting, reason = False, _try(launch, free)
-        lost = [job for job in _unsettled(free, failures) if not is_held(job.folder)]
+        lost = [job for job in _unfinished(free, failures) if not is_held(job.folder)]
         futile = futile + 1 if len(lost) == len(free) else 0
         if futile == STARTS:
             ended = f"started {STARTS} times, and ended each time {reason}"
             raise RunError(f"jobs {_names(lost)}: {ended}")
 
 
-def _unsettled(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
-    return [job for job in jobs if not is_settled(job.folder, failures)]
+def _unfinished(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
+    return [job for job in jobs if not is_finished(job.folder, failures)]
 
 
 def _names(jobs: Sequence[PlannedJob]) -> str:
@@ -54,11 +54,11 @@ def _names(jobs: Sequence[PlannedJob]) -> str:
 
 
 def _try(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
-    """Launch jobs; what went wrong, if the launcher says so: its workers may have been killed."""
+    """Launch jobs and return how that ended, in words: a launcher's workers may be killed."""
     try:
         for job in launch(jobs):
             if job.status == JobStatus.FAILED:
-                # What Hydra has caught; asking for the value raises it.
+                # Reading the value raises the error that Hydra has caught.
                 job.return_value  # noqa: B018
     except Exception as error:
         reason = f"with {type(error).__name__}: {error}".splitlines()[0]
@@ -70,9 +70,9 @@ def _try(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
 def launch(
     launcher: Launcher, max_batch_size: int | None, jobs: Sequence[PlannedJob]
 ) -> list[JobReturn]:
-    """Have a launcher start jobs, at most so many at once, and wait for them.
+    """Have a launcher start jobs, at most `max_batch_size` at once, and wait for them.
 
-    One that takes them one after the other anyway is given single ones, each under its number.
+    A sequential launcher gets single jobs, so that each keeps its own number.
     """
     size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
     returns: list[JobReturn] = []

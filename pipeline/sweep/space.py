@@ -1,4 +1,4 @@
-"""The search space: what Hydra's sweep syntax means to Optuna."""
+"""The search space: Optuna's distributions for Hydra's sweep syntax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.errors import RecipeError
 
 
 def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
-    """The keys to search, each with its distribution, and the overrides that stay as they are.
+    """The keys to search with their distributions, and the fixed overrides.
 
     Raises RecipeError where there is nothing to search, or a range has no values.
     """
@@ -39,14 +39,14 @@ def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], l
 
 
 def _name(override: Override) -> str:
-    """A key as Optuna knows it: without the `++` that `to_overrides` puts before it again."""
+    """A key's name for Optuna: without the `++` that `to_overrides` adds again."""
     name = override.get_key_element()
     plain = key_of(name)
     return plain if settable([f"{plain}="]) != [f"{plain}="] else name
 
 
 def _distribution(override: Override) -> BaseDistribution:
-    """Of an interval every number, of a range its steps, else one of the values listed."""
+    """The distribution of a sweep: an interval, a range with its steps, or a list of values."""
     value = override.value()
     try:
         if isinstance(value, IntervalSweep):
@@ -78,14 +78,14 @@ def _range(value: RangeSweep) -> BaseDistribution:
 
 
 def to_overrides(params: Mapping[str, Any]) -> list[str]:
-    """A trial's values as overrides."""
+    """The overrides for a trial's values."""
     return settable(f"{key}={value}" for key, value in params.items())
 
 
 def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
-    """Values of a trial in which every choice that is listed comes once, the others are the first.
+    """Values of trials that together have every listed choice once, other keys at their first.
 
-    Of a range, which has values of one kind, only the lowest.
+    Of a range, whose values are all of one kind, only the lowest is used.
     """
     listed = {key: _listed(distribution) for key, distribution in space.items()}
     first = {key: values[0] for key, values in listed.items()}

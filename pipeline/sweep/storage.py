@@ -1,9 +1,9 @@
-"""Where a study is kept, so that any number of processes share it and see which of them died.
+"""Storage of a study, which any number of processes share, with heartbeats to detect dead ones.
 
-By default that is Optuna's journal, a file in the sweep's directory; a URL names a database. While
-a trial is under way its heart beats: in a database as Optuna does it, beside a journal, for which
-Optuna has nothing, as the time of a file. Times are compared with that of a file touched just then
-in the same folder, so only the file server's clock counts.
+The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
+trials send heartbeats. Databases have Optuna's own; for a journal, which has none in Optuna, a
+heartbeat is the modification time of a file. It is compared with that of a file touched just then
+in the same folder, so that only the file server's clock matters.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pipeline.files.folder_lock import Lock
 from pipeline.sweep.directory import BEATS, JOURNAL, JOURNAL_LOCK
 
 MAX_JOURNAL_BYTES = 2**30
-"""Some million reports of trials; every process of a study reads it all."""
+"""Room for some million reports of trials; every process of a study reads all of it."""
 GRACE_BEATS = 3
-"""A trial whose heart has missed so many beats is dead."""
+"""Number of missed heartbeats after which a trial is taken for dead."""
 StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 class FileLock(BaseJournalFileLock):
-    """A lock that the kernel frees when its process dies; Optuna's own stay for 30 s."""
+    """A lock that the kernel releases when its process dies; Optuna's own remain for 30 s."""
 
     def __init__(self, path: Path) -> None:
         self._lock = Lock(path)
@@ -45,12 +45,12 @@ class FileLock(BaseJournalFileLock):
         return self._lock.acquire(wait=True)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         self._lock.release()
 
 
 class BeatingJournal(JournalStorage, BaseHeartbeat):
-    """Optuna's journal with heart-beats: a file for each trial, touched at every beat."""
+    """Optuna's journal with heartbeats: a file per trial, touched at every beat."""
 
     def __init__(self, folder: Path, interval_s: int, callback: StaleCallback) -> None:
         self._beats, self._interval_s, self._callback = folder / BEATS, interval_s, callback
@@ -59,7 +59,7 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
         super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """The trial is alive."""
+        """Record that the trial is alive."""
         (self._beats / str(trial_id)).touch()
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
@@ -70,32 +70,32 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
         return [trial._trial_id for trial in running if self._beat_at_s(trial) < oldest_s]
 
     def _beat_at_s(self, trial: FrozenTrial) -> float:
-        """When a trial's heart beat last; one whose heart has never beaten is not stale."""
+        """The time of a trial's last heartbeat, in s; infinite, so never stale, without any."""
         try:
             return (self._beats / str(trial._trial_id)).stat().st_mtime
         except FileNotFoundError:
             return math.inf
 
     def get_heartbeat_interval(self) -> int:
-        """Seconds between beats."""
+        """Seconds between heartbeats."""
         return self._interval_s
 
     def get_heartbeat_stale_trial_callback(self) -> StaleCallback:
-        """What to do about a trial that is dead."""
+        """The function that Optuna calls for a dead trial."""
         return self._callback
 
     def get_failed_trial_callback(self) -> StaleCallback:
-        """The same by its former name."""
+        """The same under Optuna's former name for it."""
         return self._callback
 
 
 def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: int) -> BaseStorage:
-    """The journal in a sweep's directory, or the database that a URL names.
+    """Open the journal in a sweep's directory, or the database that a URL names.
 
-    A trial that dies is put up for trying again, at most `max_retry` times. Raises RunError where
-    the journal or the database can't be opened.
+    Dead trials are queued again, at most `max_retry` times each. Raises RunError where the journal
+    or the database can't be opened.
     """
-    _quieten()
+    _silence_optuna()
     retry = RetryHeartbeatStaleTrialCallback(max_retry=max_retry)
     try:
         if url is None:
@@ -107,23 +107,23 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
             grace_period=GRACE_BEATS * interval_s,
             heartbeat_stale_trial_callback=retry,
         )
-    except Exception as error:  # a wrong URL, a server that is not there, what is no journal
+    except Exception as error:  # a wrong URL, an unreachable server, a file that is no journal
         what = sweep_dir / JOURNAL if url is None else f"hydra.sweeper.storage = {url}"
         raise RunError(f"{what}: can't open the study: {first_line(error)}") from error
 
 
 def _require_bounded(journal: Path) -> None:
-    """Raises ValueError for what Optuna would read without an end."""
+    """Raise ValueError for a journal that Optuna would read without end."""
     if journal.exists() and not journal.is_file():
         raise ValueError("is no regular file")
     if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
         raise ValueError(f"has more than {MAX_JOURNAL_BYTES:,} bytes; a database holds more")
 
 
-def _quieten() -> None:
-    """Of Optuna only warnings are of interest, and not those of what it calls experimental.
+def _silence_optuna() -> None:
+    """Show only Optuna's warnings, without those of experimental features.
 
-    Nor that hearts beat in `Study.optimize` alone: `beating` sees to them here.
+    Nor its warning that only `Study.optimize` sends heartbeats: `beating` does so here.
     """
     optuna.logging.set_verbosity(logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -132,7 +132,7 @@ def _quieten() -> None:
 
 @contextmanager
 def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
-    """Inside, the hearts of trials beat, the first time at once."""
+    """Inside, send heartbeats of trials from a thread, the first one immediately."""
     interval_s, ended = heart.get_heartbeat_interval(), threading.Event()
 
     def beat() -> None:
@@ -143,9 +143,9 @@ def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
         while not ended.wait(interval_s):
             try:
                 beat()
-            except Exception as error:  # a server that is away for a while
-                told = f"warning: a heart-beat could not be recorded: {error}"
-                print(printable_lines(told), flush=True)
+            except Exception as error:  # a server that is unreachable for a while
+                warning = f"warning: a heart-beat could not be recorded: {error}"
+                print(printable_lines(warning), flush=True)
 
     beat()
     thread = threading.Thread(target=keep_beating, name="heart-beats", daemon=True)

@@ -1,4 +1,4 @@
-"""A study as its command describes it: `hydra.sweeper` of `hydra/sweeper=optuna`."""
+"""The study that a command describes: `hydra.sweeper` of `hydra/sweeper=optuna`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pipeline.training.part_specs import METRICS
 
 TRAIN_LOSS = "train_loss"
 DIRECTIONS = {**METRICS, TRAIN_LOSS: "min"}
-"""What a study can be about, and which way is better."""
+"""Metrics that a study can optimize, and whether larger or smaller is better."""
 REPORTS = ("sinks", "evaluations")
-"""When a trial's course is reported for its pruner to judge."""
+"""Events at which a trial's values are reported to its pruner."""
 WHOLE_NUMBERS = {"n_trials": 1, "n_jobs": 1, "heartbeat_s": 1, "max_retry": 0}
-"""Settings that are whole numbers, and the least they may be."""
+"""Settings that are whole numbers, and their lower bounds."""
 
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What is asked of a study; `sampler` and `pruner` name classes of Optuna and their arguments.
+    """Settings of a study; `sampler` and `pruner` name classes of Optuna and their arguments.
 
-    `n_trials` counts those of all processes and commands, `n_jobs` are run by one at a time. A
-    heart beats every `heartbeat_s`; a trial that died is tried again `max_retry` times.
+    `n_trials` counts the trials of all processes and commands; one process runs `n_jobs` at a time.
+    A trial sends a heartbeat every `heartbeat_s`; a dead one is retried up to `max_retry` times.
     """
 
     metric: str
@@ -47,12 +47,12 @@ class StudySettings:
 
     @property
     def maximizes(self) -> bool:
-        """Is more of the metric better?"""
+        """Whether a larger metric is better."""
         return DIRECTIONS[self.metric] == "max"
 
 
 def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
-    """The settings that a configuration holds. Raises RecipeError with all that is wrong."""
+    """Read the settings from a configuration. Raises RecipeError with every problem."""
     metric = sweeper["metric"]
     problems = []
     if metric not in DIRECTIONS:
@@ -75,9 +75,9 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
 
 
 def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
-    """The study in its storage, made unless it is there.
+    """Open the study in its storage, and create it where it is missing.
 
-    Raises RunError where it is there and about something else.
+    Raises RunError where it exists with another metric.
     """
     storage = open_storage(settings.storage, sweep_dir, settings.heartbeat_s, settings.max_retry)
     study = optuna.create_study(
@@ -98,6 +98,6 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
 
 
 def number_of_first_try(trial: FrozenTrial) -> int:
-    """The number of the trial that this one tries again, else its own: that of its job."""
+    """The number of the trial that this one retries, else its own: the number of its job."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first

@@ -1,6 +1,6 @@
-"""The table of a sweep: what was changed in each job and what became of it.
+"""The table of a sweep: the changed keys and the result of each job.
 
-It is made anew from the jobs' summaries after every job, by whichever process ran it.
+It is written again from the jobs' summaries after every job, by the process that ran it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from pipeline.sweep.job_summary import JobSummary, read_summary
 TABLE = "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
 NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
-"""Columns of the file that print has no room for."""
+"""Columns of the file that are not printed, for want of room."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A job, what was changed in it and what became of it."""
+class JobRow:
+    """A job with its changed keys and its result."""
 
     job: str
     changed: Mapping[str, Any]
     summary: JobSummary
 
     def cells(self) -> dict[str, Any]:
-        """By column; those of the keys that were changed come first."""
+        """The values by column; the changed keys come first."""
         summary = self.summary
         return {
             "job": self.job,
@@ -55,9 +55,9 @@ class Row:
 
 
 def conclude(sweep_dir: Path) -> int:
-    """Write and show the table; 0 when every job is done, 2 when a recipe was wrong, else 1.
+    """Write and print the table; 0 when every job is done, 2 when a recipe was wrong, else 1.
 
-    Raises RunError where there is no job, DataError where what one has left can't be read.
+    Raises RunError where there is no job, DataError where a job's files can't be read.
     """
     rows = read_jobs(sweep_dir)
     if not rows:
@@ -69,20 +69,20 @@ def conclude(sweep_dir: Path) -> int:
     return max(row.summary.exits_with for row in rows)
 
 
-def read_jobs(sweep_dir: Path) -> list[Row]:
-    """One row per job, in order. Raises DataError where what a job has left can't be read."""
+def read_jobs(sweep_dir: Path) -> list[JobRow]:
+    """One row per job, in order. Raises DataError where a job's files can't be read."""
     return [_row(folder) for folder in find_jobs(sweep_dir)]
 
 
-def _row(folder: Path) -> Row:
+def _row(folder: Path) -> JobRow:
     summary = read_summary(folder) or JobSummary(status=read_state(folder))
-    return Row(folder.name, read_overrides(folder) or {}, summary)
+    return JobRow(folder.name, read_overrides(folder) or {}, summary)
 
 
-def write_pictures(sweep_dir: Path, rows: Sequence[Row]) -> list[Path]:
-    """Where sink sizes were swept on an emulated device, a step's time against them.
+def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
+    """Plot the step time over the sink size, where sizes were swept on an emulated device.
 
-    A picture for each combination of the other keys that were swept.
+    Writes a picture for each combination of the other swept keys; returns their paths.
     """
     pictures: list[Path] = []
     for others, points in _curves(rows).items():
@@ -94,8 +94,8 @@ def write_pictures(sweep_dir: Path, rows: Sequence[Row]) -> list[Path]:
     return pictures
 
 
-def _curves(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """Modelled ms by steps a sink, for each combination of the other keys that has several."""
+def _curves(rows: Sequence[JobRow]) -> dict[str, dict[int, float]]:
+    """Modelled step time in ms by sink size, for each combination of other keys with several."""
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
         size, step_ms = row.summary.modelled.sink_size, row.summary.modelled.step_ms
@@ -106,11 +106,11 @@ def _curves(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
 
 
 def write_table(sweep_dir: Path) -> None:
-    """Rewrite `sweep.csv` as a whole. Raises DataError as `read_jobs` does."""
+    """Rewrite `sweep.csv` atomically. Raises DataError as `read_jobs` does."""
     _write(read_jobs(sweep_dir), sweep_dir / TABLE)
 
 
-def _write(rows: Sequence[Row], file: Path) -> None:
+def _write(rows: Sequence[JobRow], file: Path) -> None:
     cells = [row.cells() for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, _columns(cells), lineterminator="\n")
@@ -123,7 +123,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def _show(jobs: Sequence[Row], file: Path) -> None:
+def _show(jobs: Sequence[JobRow], file: Path) -> None:
     rows = [_shown(job) for job in jobs]
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
@@ -131,18 +131,18 @@ def _show(jobs: Sequence[Row], file: Path) -> None:
     table = Table(*heads, title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    # Else what stands in brackets would be rich's markup.
+    # Else rich would take text in brackets for markup.
     Console(markup=False).print(table)
 
 
-def _shown(row: Row) -> dict[str, Any]:
-    # Why a trial was pruned is in the file: told for most of them, it would fill the screen.
+def _shown(row: JobRow) -> dict[str, Any]:
+    # The reasons of pruned trials are in the file; printed, they would fill the screen.
     cells = row.cells()
     return {**cells, "reason": None} if row.summary.status == "pruned" else cells
 
 
 def _head(column: str) -> str:
-    """A column's name in words, which a narrow terminal sets one below another."""
+    """A column's name as words, which can be wrapped in a narrow terminal."""
     name = column.removeprefix("metrics.").replace("samples_per_s", "samples/s")
     return printable(re.sub("[._]", " ", name))
 

@@ -1,4 +1,4 @@
-"""How many threads a job may compute with, where a launcher runs several on one machine."""
+"""Number of threads for a job, where a launcher runs several jobs on one machine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 THREADS = "NPROC"
-"""The variable by which XLA is told how many processors it may use."""
+"""The variable that tells XLA how many processors to use."""
 
 
 def limit_threads(launcher: Mapping[str, Any]) -> None:
-    """Share out this machine's processors among the jobs that a launcher runs at once on it.
+    """Divide this machine's processors among the jobs that a launcher runs on it at once.
 
-    Must come before jax is asked for its devices. A number that the user has set stays.
+    Call before jax is asked for its devices. A number that the user has set is kept.
     """
     jobs = jobs_at_once(launcher)
     if jobs > 1 and THREADS not in os.environ:
@@ -21,14 +21,14 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
 
 
 def jobs_at_once(launcher: Mapping[str, Any]) -> int:
-    """How many jobs a launcher runs at once on one machine: joblib's `n_jobs`, else one.
+    """The number of jobs that a launcher runs at once on one machine: joblib's `n_jobs`, else 1.
 
-    Like joblib, a negative number leaves so many processors, but one, unused.
+    As in joblib, a negative number -n leaves n - 1 processors unused.
     """
-    asked = launcher.get("n_jobs") or 1
-    return asked if asked > 0 else max(1, processors() + 1 + asked)
+    jobs = launcher.get("n_jobs") or 1
+    return jobs if jobs > 0 else max(1, processors() + 1 + jobs)
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,9 +1,9 @@
 """The trials of a study, shared by any number of processes through its storage.
 
-A process asks for a trial, runs it as a job and tells what came of it, until there are as many
-trials as wanted. A trial whose process died is found by its heart-beat and put up again under
-another number; it goes on in the directory of its first try, from the last checkpoint there, or is
-found done there. Asking is done by one process at a time, so that there are never too many.
+A process requests a trial, runs it as a job and reports its result, until there are enough trials.
+A trial whose process died is detected by its missing heartbeat and queued again under another
+number. It resumes in the directory of its first try, from the last checkpoint there, or is found
+finished. Only one process requests trials at a time, so that there are never too many.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
 from pipeline.sweep.storage import beating
 from pipeline.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
 
-ASKED = "asked"
-"""The attribute of a trial that a process has asked for and looks after: the trial's number."""
+REQUESTED = "asked"
+"""Attribute of a trial that a process has requested and owns; its value is the trial's number."""
 
 
 @dataclass(frozen=True)
-class Search:
-    """A study with what its trials vary and what all of them share."""
+class StudySearch:
+    """An open study, with the keys that its trials vary and the settings that they share."""
 
     study: optuna.Study
     heart: BaseHeartbeat
@@ -50,24 +50,24 @@ class Search:
 
 
 def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
-    """Run what is left to do of a study, and say which trial was best."""
+    """Run the remaining trials of a study, and print the best one."""
     search = _open(sweeper, overrides)
     while trials := _next_trials(search):
         try:
             with beating(search.heart, trials):
                 _run(sweeper, search, trials)
         except BaseException:
-            # At once, as if their hearts had stopped.
-            _put_up_again(search.study, [trial.number for trial in trials])
+            # Without waiting for heartbeats to be missed.
+            _requeue(search.study, [trial.number for trial in trials])
             raise
-    _tell_best(search)
+    _print_best(search)
 
 
-def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> Search:
-    """The study that a command describes, in its directory.
+def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
+    """Open the study that a command describes, in its directory.
 
-    Raises RecipeError where the command is wrong, and what Hydra does where one of the values that
-    are listed can't be composed, before there is a study; RunError where there is another one.
+    Raises, before the study is created, RecipeError for a wrong command and Hydra's errors where a
+    listed value can't be composed; RunError where the directory holds another study.
     """
     assert sweeper.config is not None
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
@@ -81,22 +81,22 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> Search:
         study = open_study(settings, sweep_dir)
     heart = study._storage
     assert isinstance(heart, BaseHeartbeat)
-    return Search(study, heart, settings, space, command, fixed, sweep_dir)
+    return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
 
 
-def _next_trials(search: Search) -> list[Trial]:
+def _next_trials(search: StudySearch) -> list[Trial]:
     """The next trials for this process: those of dead processes first; none when all are done.
 
-    While other processes are at the last ones, wait: one of them might die.
+    Waits while other processes run the last ones: one of them might die.
     """
     waiting = False
     while True:
         with alone(search.sweep_dir):
             requeue_dead_trials(search)
             trials = search.study.get_trials(deepcopy=False)
-            put_up = [trial for trial in trials if trial.state == TrialState.WAITING]
-            begun = {number_of_first_try(trial) for trial in trials}
-            left = len(put_up) + max(0, search.settings.n_trials - len(begun))
+            queued = [trial for trial in trials if trial.state == TrialState.WAITING]
+            started = {number_of_first_try(trial) for trial in trials}
+            left = len(queued) + max(0, search.settings.n_trials - len(started))
             if left > 0:
                 return [_ask(search) for _ in range(min(left, search.settings.n_jobs))]
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
@@ -109,34 +109,34 @@ def _next_trials(search: Search) -> list[Trial]:
         time.sleep(POLL_S)
 
 
-def _ask(search: Search) -> Trial:
-    """A trial with all its values, whose heart has beaten once."""
+def _ask(search: StudySearch) -> Trial:
+    """Request a trial with all its values, and send its first heartbeat."""
     trial = search.study.ask(search.space)
     search.heart.record_heartbeat(trial._trial_id)
-    trial.set_user_attr(ASKED, trial.number)
+    trial.set_user_attr(REQUESTED, trial.number)
     return trial
 
 
-def requeue_dead_trials(search: Search) -> None:
-    """Put up again what died: the heart has stopped, or the process did while it asked.
+def requeue_dead_trials(search: StudySearch) -> None:
+    """Queue dead trials again: without heartbeats, or whose process died while requesting them.
 
-    Only one process asks at a time, so what is half asked for here has nobody any more.
+    Only one process requests trials at a time, so one that is incomplete now has no owner.
     """
     fail_stale_trials(search.study)
     running = search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    half = [trial.number for trial in running if trial.user_attrs.get(ASKED) != trial.number]
-    _put_up_again(search.study, half)
+    half = [trial.number for trial in running if trial.user_attrs.get(REQUESTED) != trial.number]
+    _requeue(search.study, half)
 
 
-def _put_up_again(study: optuna.Study, numbers: Sequence[int]) -> None:
-    """Fail those of the trials that are running still, and have them tried again.
+def _requeue(study: optuna.Study, numbers: Sequence[int]) -> None:
+    """Fail those of the trials that are still running, and queue them again.
 
-    Nothing is wrong with them, so it does not count as a retry.
+    The trials themselves did not fail, so it does not count as a retry.
     """
     for number in numbers:
         trial = study.trials[number]
         if trial.state == TrialState.RUNNING:
-            # First the new one: should this process end in between, one is found done.
+            # The new one first: if this process ends in between, one of the two is found finished.
             study.add_trial(
                 optuna.create_trial(
                     state=TrialState.WAITING,
@@ -148,8 +148,8 @@ def _put_up_again(study: optuna.Study, numbers: Sequence[int]) -> None:
             study.tell(number, state=TrialState.FAIL)
 
 
-def _run(sweeper: BasicSweeper, search: Search, trials: Sequence[Trial]) -> None:
-    """Run trials as jobs, and tell the study what came of them."""
+def _run(sweeper: BasicSweeper, search: StudySearch, trials: Sequence[Trial]) -> None:
+    """Run trials as jobs, and report their results to the study."""
     jobs = []
     for trial in trials:
         frozen = search.study.trials[trial.number]
@@ -161,14 +161,13 @@ def _run(sweeper: BasicSweeper, search: Search, trials: Sequence[Trial]) -> None
     assert sweeper.launcher is not None
     run_all(jobs, {}, partial(launch, sweeper.launcher, None))
     for trial, job in zip(trials, jobs, strict=True):
-        _tell(search, trial, job)
+        _report(search, trial, job)
 
 
-def _tell(search: Search, trial: Trial, job: PlannedJob) -> None:
-    """Tell the study what a job's summary says.
+def _report(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
+    """Report a job's summary to the study.
 
-    Raises RunError where it says nothing of what the study is about, DataError where it can't be
-    read.
+    Raises RunError where the study's metric is missing, DataError where the summary can't be read.
     """
     summary, metric = read_summary(job.folder), search.settings.metric
     if summary is None:
@@ -183,7 +182,7 @@ def _tell(search: Search, trial: Trial, job: PlannedJob) -> None:
         raise RunError(f"hydra.sweeper.metric = {metric}: {reason}")
 
 
-def _tell_best(search: Search) -> None:
+def _print_best(search: StudySearch) -> None:
     done = search.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if done:
         best = search.study.best_trial

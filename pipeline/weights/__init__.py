@@ -1,1 +1,1 @@
-"""Weights from elsewhere and for elsewhere: files, names, layouts, export, inference."""
+"""Import and export of weights: files, names, layouts, restoring, inference."""

@@ -1,4 +1,4 @@
-"""Which layer of a file is which of a network, where layers are known by their order alone."""
+"""Alignment of a file's layers with those of a network, where only their order is known."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 
 
 def align(fits: np.ndarray) -> list[int]:
-    """For each of n layers of a file the place of its own among m of a network, both in order.
+    """For each of a file's n layers, the index of its partner among a network's m layers.
 
-    `fits` (n, m) counts the arrays of a layer of the file that fit one of the network. Of all
-    pairings that keep the order it is the one under which most arrays fit, then the one with most
-    pairs, then the one that leaves out the last layers rather than others: a layer that is too
-    many shifts none of those behind it, one of another shape stands for that in its place. Layers
-    of the file without a partner get m, m + 1, ... Needleman and Wunsch, 1970, with free gaps.
+    `fits`, int (n, m), counts the arrays of a layer of the file that fit one of the network. Among
+    all pairings that keep the order, the result maximises first the number of fitting arrays, then
+    the number of pairs, and then leaves the last layers unpaired: an extra layer does not shift the
+    pairs after it, and a layer of another shape is paired with the one in its position. Unpaired
+    layers of the file get m, m + 1, ... Needleman and Wunsch, 1970, with free gaps.
     """
     ours = fits.shape[1]
     worth = fits.astype(np.int64) * (min(fits.shape) + 1) + 1
@@ -32,7 +32,7 @@ def align(fits: np.ndarray) -> list[int]:
 
 
 def _best(worth: np.ndarray) -> np.ndarray:
-    """(n + 1, m + 1): what the best pairing of the first i layers with the first j is worth."""
+    """The score, (n + 1, m + 1), of the best pairing of the first i layers with the first j."""
     theirs, ours = worth.shape
     best = np.zeros((theirs + 1, ours + 1), np.int64)
     for index in range(theirs):

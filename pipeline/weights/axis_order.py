@@ -1,10 +1,10 @@
-"""From the layout that PyTorch and MindSpore keep weights in to the one used here.
+"""Conversion of weights from the layout of PyTorch and MindSpore to the one used here.
 
 Theirs is (out, in, height, width) for convolutions and (out, in) for dense layers; here it is
 (height, width, in, out) and (in, out). They flatten images channel by channel, here pixel by pixel.
-Transposed convolutions are (in, out, height, width) there, and (height, width, in, out) turned by
-half a turn here: they keep the kernel of the convolution of which theirs is the transpose, here it
-is the kernel that slides over the image with zeros between its pixels.
+Transposed convolutions are (in, out, height, width) there, and (height, width, in, out), rotated by
+180 degrees, here: they keep the kernel of the convolution that is transposed, here it is the kernel
+that slides over the image with zeros between its pixels.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _IOHW_TO_HWIO = (2, 3, 0, 1)
 
 
 def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
-    """The array as the network's array `target` would have it; as it is where that is unknown.
+    """The array in the layout of the network's array `target`; unchanged where it is unknown.
 
-    Whether its shape is right is for the caller to see.
+    The caller checks the resulting shape.
     """
     wanted = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")
@@ -45,7 +45,7 @@ def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.
 
 
 def _without_leading_ones(array: np.ndarray, axes: int) -> np.ndarray:
-    """Fewer axes, down to so many, as long as the first has one entry."""
+    """Drop leading axes of size 1, down to `axes` axes."""
     while array.ndim > axes and array.shape[0] == 1:
         array = array[0]
     return array

@@ -1,9 +1,9 @@
-"""A trained network in a folder that needs no recipe: program, weights and what they are of.
+"""Export of a trained network to a folder that needs no recipe: program, weights, description.
 
 model.bin            the program, serialised by jax.export
 model.mlir           the same as StableHLO text, for other compilers
 weights.safetensors  its first argument, by name
-model.json           inputs, outputs, classes, and where it all is from
+model.json           inputs, outputs, classes and origin
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Exported:
 
 
 def export_run(run: TrainedRun, folder: Path) -> None:
-    """Write the evaluation of a run for any batch size, on a CPU and on a GPU.
+    """Write the evaluation of a run for any batch size, for CPU and GPU.
 
-    What it is comes last, and goes first where it was there: half an export is none. Raises
-    RunError where the disk refuses, or an op can't be compiled for a batch of any size.
+    model.json is removed first and written last, so that half an export does not count as one.
+    Raises RunError where the disk refuses, or an op can't be compiled for any batch size.
     """
     program = _program(run)
     try:
@@ -61,12 +61,12 @@ def export_run(run: TrainedRun, folder: Path) -> None:
 
 
 def is_export(folder: Path) -> bool:
-    """Has `export_run` written this folder, to the end?"""
+    """Return whether `export_run` has written this folder completely."""
     return (folder / ABOUT).is_file()
 
 
 def holds_other_files(folder: Path) -> bool:
-    """Is there something at `folder` that `export_run` has not written, however far it came?"""
+    """Return whether `folder` holds anything that `export_run` does not write."""
     if not folder.exists():
         return False
     own = (PROGRAM, TEXT, WEIGHTS, ABOUT)
@@ -74,7 +74,7 @@ def holds_other_files(folder: Path) -> bool:
 
 
 def read_export(folder: Path) -> Exported:
-    """What `export_run` wrote. Raises DataError where a part is missing, damaged or another's."""
+    """Read an export. Raises DataError where a file is missing, damaged or of another export."""
     try:
         samples = parse_samples(read_json(folder / ABOUT))
     except (OSError, ValueError) as error:
@@ -85,7 +85,7 @@ def read_export(folder: Path) -> Exported:
         if path.stat().st_size > MAX_PROGRAM_BYTES:
             raise ValueError(f"it has more than {MAX_PROGRAM_BYTES:,} bytes")
         program = export.deserialize(bytearray(path.read_bytes()))
-    except Exception as error:  # flatbuffers raises whatever bytes that are none of its make happen
+    except Exception as error:  # flatbuffers raises any error for bytes that are not its own
         raise DataError(f"{path}: is no exported program: {error}") from error
     _require_weights(folder, program, arrays)
     return Exported(program, arrays, samples)
@@ -126,7 +126,7 @@ def _about(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
 
 
 def _require_weights(folder: Path, program: export.Exported, arrays: Arrays) -> None:
-    """Raise DataError unless the program takes just these weights and images."""
+    """Raise DataError unless the program takes exactly these weights."""
     (weights, _), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     needed = {name: tuple(aval.shape) for name, aval in weights.items()}
     if needed != {name: array.shape for name, array in arrays.items()}:

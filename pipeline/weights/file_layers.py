@@ -1,4 +1,4 @@
-"""The layers that the names of a weight file tell of, and which of the network each is."""
+"""The layers that a weight file's names describe, and their counterparts in the network."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pipeline.weights.files.weight_files import keeps_order
 from pipeline.weights.network import NetworkArrays
 from pipeline.weights.rules import layer_rules
 from pipeline.weights.rules.frameworks import CONVENTIONS, Framework
-from pipeline.weights.rules.syntax import LEFT_OUT, Place, place_by
+from pipeline.weights.rules.syntax import SKIPPED, Place, place_by
 
 Shapes = dict[str, tuple[int, ...]]
-"""Of a layer of the file, by the name of the array there."""
+"""Shapes of a layer's arrays, by their names in the file."""
 
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
-"""torch.nn.MultiheadAttention has no layer where its packed projection should be one."""
+"""torch.nn.MultiheadAttention has no layer of its own for its packed projection."""
 
 
 class Layers:
-    """The layers that a file's names tell of, each with its path in the network."""
+    """The layers that a file's names describe, each with its path in the network."""
 
     def __init__(
         self, file: str, arrays: Arrays, network: NetworkArrays, framework: Framework
     ) -> None:
         self._file, self._network = file, network
-        # Only shapes are asked for, which reordering flattened images does not change.
+        # Only shapes are needed, and reordering flattened images does not change them.
         self._unflattened = replace(network, flattened={})
         names = (name.partition("/")[2] for name in network.shapes)
         self._network_layers = {name.rpartition("/")[0] for name in names}
@@ -48,21 +48,23 @@ class Layers:
         self._places = self._place()
 
     def place(self, name: str) -> Place | None:
-        """Where an array goes, by the network's name; by its own, with slashes, where no rule knows
-        it. None where a rule leaves it out."""
+        """The place of an array, by the network's name; None where a rule skips the array.
+
+        Without a matching rule, the place is the array's own name, with slashes.
+        """
         layer, leaf = _split(name, self._leaves)
         if leaf:
             place = self._places[layer]
             own = self._own_leaf(leaf, place.path, _kind(self._shapes[layer]))
             found = replace(
                 place,
-                path=f"{place.path}/{own}" if place.path != LEFT_OUT else LEFT_OUT,
-                turned=place.turned and self._leaves[leaf] == "kernel",
+                path=f"{place.path}/{own}" if place.path != SKIPPED else SKIPPED,
+                transposed=place.transposed and self._leaves[leaf] == "kernel",
             )
         else:
             known = place_by(self._rules, layer, "")
             found = Place(layer) if known is None or "#" in known.path else known
-        return None if found.path == LEFT_OUT else found
+        return None if found.path == SKIPPED else found
 
     def _own_leaf(self, leaf: str, path: str, kind: str) -> str:
         ours = self._leaves[leaf]
@@ -73,7 +75,7 @@ class Layers:
         return "scale" if kind in ("batch_norm", "layer_norm") else ours
 
     def _place(self) -> dict[str, Place]:
-        """Place by layer. Layers of one path but for a number are counted, in order."""
+        """The place of every layer. Layers whose paths differ only in a number are counted."""
         places: dict[str, Place] = {}
         counted: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():
@@ -104,13 +106,13 @@ class Layers:
         }
 
     def _numbers(self, path: str) -> list[int]:
-        """Those that stand for the `#` in paths of the network's layers."""
-        before, _, behind = map(re.escape, path.partition("#"))
-        found = (re.fullmatch(rf"{before}(\d+){behind}", own) for own in self._network_layers)
+        """The numbers in place of `#` in the paths of the network's layers, ascending."""
+        before, _, after = map(re.escape, path.partition("#"))
+        found = (re.fullmatch(rf"{before}(\d+){after}", own) for own in self._network_layers)
         return sorted(int(match[1]) for match in found if match)
 
     def _fits(self, ours: Sequence[str], layers: Sequence[str]) -> np.ndarray:
-        """(layers, the network's): how many arrays of a layer have the right shape there."""
+        """int (file's layers, network's layers): number of arrays with fitting shapes."""
         known: dict[str, list[int]] = {}
         for layer in layers:
             if (alike := self._shapes_as_text(layer)) not in known:
@@ -132,7 +134,7 @@ class Layers:
         return own.shape == self._network.shapes[target]
 
     def _require_order(self, layers: Sequence[str], fits: np.ndarray) -> None:
-        """Raise DataError where names don't say which comes first of two that fit alike."""
+        """Raise DataError where names give no order to two layers with equal shapes."""
         alike: dict[str, list[str]] = {}
         for layer, row in zip(layers, fits, strict=True):
             if row.any():
@@ -149,20 +151,20 @@ class Layers:
 
 
 def _numbers_tell(first: str, second: str) -> bool:
-    """Is a number the first thing that differs in two names?"""
+    """Return whether the first difference between two names is a number."""
     parts = zip(natural_key(first), natural_key(second), strict=False)
     differing = next(((one, other) for one, other in parts if one != other), ("", ""))
     return isinstance(differing[0], int)
 
 
 def _split(name: str, leaves: Collection[str]) -> tuple[str, str]:
-    """A name's layer and array; no array where the name ends in none that layers have."""
+    """A name's layer and array; "" for the array where the name does not end in a known one."""
     layer, _, leaf = _PACKED.sub(r"in_proj.\1", name).rpartition(".")
     return (layer, leaf) if layer and leaf in leaves else (name, "")
 
 
 def _kind(shapes: Shapes) -> str:
-    """What layer has these arrays."""
+    """The kind of layer that has these arrays."""
     if {"running_mean", "moving_mean"} & set(shapes):
         return "batch_norm"
     axes = len(shapes.get("weight", (1,)))

@@ -1,7 +1,7 @@
 """A network's arrays under the names, and in the layout, of a file of another framework.
 
-There are no rules for that direction: the rules that read such a file are followed for the places
-of its values instead of the values, and so say where each of the network's values goes.
+There are no rules for that direction. Instead, the rules for reading such a file are applied to the
+positions of its values, which gives the position of each of the network's values.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pipeline.weights.naming import name_entries
 from pipeline.weights.network import NetworkArrays
 
 
-def in_likeness(
+def under_foreign_names(
     file: str, model: Arrays, arrays: Mapping[str, np.ndarray], network: NetworkArrays
 ) -> Arrays:
-    """`arrays` as `file`, whose entries are `model`, has them: names, order, layout and dtypes.
+    """`arrays` with the names, order, layout and dtypes of `file`, whose entries are `model`.
 
-    What is no weight of a layer, such as counters, stays as it is there; what is added to another
-    array becomes 0. Raises DataError where the
-    file is not of this network, or `arrays` lacks what the file has.
+    Entries that are no weights of a layer, such as counters, keep the file's values; those that are
+    added to another array become 0. Raises DataError where the file is not of this network, or has
+    an entry that `arrays` lacks.
     """
     matching = match_weights(file, model, network)
     matching.require(partial=False)
-    places = {name: (name, _places(array)) for name, array in model.items()}
+    positions = {name: (name, _positions(array)) for name, array in model.items()}
     result = {name: np.array(array) for name, array in model.items()}
-    for entry in name_entries(file, places, network, matching.rules):
+    for entry in name_entries(file, positions, network, matching.rules):
         if entry.target is None:
             continue
         if entry.target not in arrays:
@@ -47,6 +47,6 @@ def in_likeness(
     return result
 
 
-def _places(array: np.ndarray) -> np.ndarray:
-    """Of every value of an array its number, counted row by row."""
+def _positions(array: np.ndarray) -> np.ndarray:
+    """The flat index of every value of an array, in C order, int64 of the array's shape."""
     return np.arange(array.size).reshape(array.shape)

@@ -1,4 +1,4 @@
-"""Files given to `infer`: images, or arrays of images, as a dataset would have read them."""
+"""Input files of `infer`: images, or arrays of images, read as a dataset would read them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ARRAYS = (".npy", ".npz")
 def read_images(path: Path, samples: Samples) -> np.ndarray:
     """The images of a file, (n, height, width, channels), of the shape and dtype of the samples.
 
-    A PNG, JPEG or BMP file is one image, made grey or RGB and resized bilinearly where its size
-    differs. A .npy or .npz file holds one array of one image or more, whose shape must be right.
-    Raises DataError for what can't be read as that.
+    A PNG, JPEG or BMP file is one image, converted to grey or RGB, and resized bilinearly where its
+    size differs. A .npy or .npz file holds one array of one image or more, whose shape must match.
+    Raises DataError for any other file.
     """
     suffix = path.suffix.lower()
     if suffix not in (*_FORMATS, *_ARRAYS):
@@ -51,7 +51,7 @@ def _decode(path: Path, samples: Samples) -> np.ndarray:
 
 
 def _array(path: Path, samples: Samples) -> np.ndarray:
-    """The one array of a file, its missing batch and channel axes added."""
+    """The only array of a file, with missing batch and channel axes added."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path)
     else:

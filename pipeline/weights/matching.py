@@ -1,4 +1,4 @@
-"""Which entry of a weight file is which array of a network, and the table that says so."""
+"""Matching of a weight file's entries with a network's arrays, and a table of the result."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pipeline.errors import DataError
 from pipeline.files.error_text import shown
 from pipeline.weights.axis_order import to_own_layout
 from pipeline.weights.files.named_arrays import BFLOAT16, Arrays
-from pipeline.weights.naming import Named, framework_of, name_entries
+from pipeline.weights.naming import NamedEntry, framework_of, name_entries
 from pipeline.weights.network import NetworkArrays
 from pipeline.weights.rules.frameworks import Framework
 
 Rules = Literal["auto", "none", "torch", "mindspore"]
-Status = Literal["matched", "missing", "extra", "misshapen", "left out", "added", "tied"]
+Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
-HARMLESS: tuple[Status, ...] = ("left out", "added", "tied")
+HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table."""
+class MatchRow:
+    """One row of the table: an entry of the file, an array of the network, or a match."""
 
     status: Status
     source: str
-    """The name in the file; empty for what it lacks."""
+    """The name in the file; empty for a missing entry."""
     found: tuple[int, ...] | None
     target: str
-    """The network's name; empty for what it has no array for."""
+    """The network's name; empty for an entry without an array."""
     needed: tuple[int, ...] | None
     note: str = ""
 
@@ -45,15 +45,15 @@ class Matching:
 
     file: str
     rules: Framework | None
-    """Whose names were read; None for the network's own."""
-    rows: tuple[Row, ...]
+    """The framework whose names the file has; None for the network's own."""
+    rows: tuple[MatchRow, ...]
     arrays: Arrays
-    """float32, those that matched alone."""
+    """The matched arrays, float32."""
 
     def require(self, *, partial: bool) -> None:
-        """Raise DataError with the table of what does not match, unless `partial` allows it.
+        """Raise DataError with a table of the problems, unless `partial` allows them.
 
-        Where nothing at all matches, nothing is allowed.
+        Where no array matches, it is always raised.
         """
         problems = [row for row in self.rows if row.status in PROBLEMS]
         if not problems or (partial and self.arrays):
@@ -65,7 +65,7 @@ class Matching:
         raise DataError(f"{self.file}: {self.counts()}; {hint}\n{table(problems)}")
 
     def counts(self) -> str:
-        """`62 of 62 arrays matched, 1 left out`."""
+        """`62 of 62 arrays matched, 1 skipped`."""
         found = Counter(row.status for row in self.rows)
         needed = found["matched"] + found["missing"] + found["misshapen"]
         others = (*PROBLEMS, *HARMLESS)
@@ -76,14 +76,14 @@ class Matching:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The network's arrays that earlier entries are, and which these are."""
+class MatchedSoFar:
+    """The network's arrays that earlier entries matched, and the names of those entries."""
 
     arrays: Arrays
     origins: Mapping[str, str]
 
-    def add(self, row: Row, array: np.ndarray) -> tuple[Row, np.ndarray | None]:
-        """The sum of an array's rows and of the first one of another."""
+    def add(self, row: MatchRow, array: np.ndarray) -> tuple[MatchRow, np.ndarray | None]:
+        """Add the first row of an array to every row of the matched one of the same target."""
         rows = self.arrays.get(row.target)
         if rows is None:
             return replace(row, status="extra", note="nothing to add it to"), None
@@ -91,8 +91,8 @@ class Found:
             return replace(row, status="misshapen", note="has other rows"), None
         return row, rows + array[:1]
 
-    def compare(self, row: Row, array: np.ndarray) -> Row:
-        """Two entries of the same values are one array that is used twice."""
+    def compare(self, row: MatchRow, array: np.ndarray) -> MatchRow:
+        """Compare a second entry of a target: equal values are one array that is used twice."""
         origin = shown(self.origins[row.target])
         if np.array_equal(array, self.arrays[row.target]):
             return replace(row, note=f"the same values as {origin}")
@@ -106,10 +106,10 @@ def match_weights(
     renames: Sequence[RenameSpec] = (),
     rules: Rules = "auto",
 ) -> Matching:
-    """Find the network's arrays among those of a file. The user's rules come first.
+    """Match the entries of a file with the network's arrays. The user's rules come first.
 
     Raises DataError for a rule of the user's that matches no entry, and for a network whose weights
-    are not converted.
+    can't be converted.
     """
     if rules == "auto":
         framework = framework_of(file, arrays, network)
@@ -121,24 +121,24 @@ def match_weights(
             f"{network.model}: {network.unconverted}"
         )
     renamed = _rename(file, arrays, renames)
-    rows: list[Row] = []
+    rows: list[MatchRow] = []
     found: Arrays = {}
     origins: dict[str, str] = {}
     entries = list(name_entries(file, renamed, network, framework))
     for entry in sorted(entries, key=lambda entry: entry.added):
-        row, array = _match(entry, network, framework, Found(found, origins))
+        row, array = _match(entry, network, framework, MatchedSoFar(found, origins))
         rows.append(row)
         if array is not None:
             found[row.target] = array
             origins[row.target] = row.source
     reached = {row.target for row in rows if row.status in ("matched", "misshapen")}
     missing = [name for name in network.shapes if name not in reached]
-    rows += [Row("missing", "", None, name, network.shapes[name]) for name in missing]
+    rows += [MatchRow("missing", "", None, name, network.shapes[name]) for name in missing]
     return Matching(file, framework, tuple(rows), found)
 
 
-def table(rows: Iterable[Row], limit: int | None = MAX_ROWS) -> str:
-    """The rows as text, a line each, in columns."""
+def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
+    """The rows as text in columns, one line each, at most `limit`."""
     cells = [
         (
             *(row.status, shown(row.source) or "-", _shape(row.found), shown(row.target) or "-"),
@@ -161,7 +161,7 @@ def table(rows: Iterable[Row], limit: int | None = MAX_ROWS) -> str:
 def _rename(
     file: str, arrays: Arrays, renames: Sequence[RenameSpec]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
-    """The entries with the names that the user's rules give them; the first rule that matches."""
+    """The entries with the new names of the user's rules; the first matching rule applies."""
     used: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -180,30 +180,30 @@ def _rename(
 
 
 def _match(
-    entry: Named, network: NetworkArrays, framework: Framework | None, so_far: Found
-) -> tuple[Row, np.ndarray | None]:
-    """What becomes of one entry, and its array where it matches."""
+    entry: NamedEntry, network: NetworkArrays, framework: Framework | None, so_far: MatchedSoFar
+) -> tuple[MatchRow, np.ndarray | None]:
+    """The row of one entry, and its array where it matches."""
     shape = entry.array.shape
     if entry.target is None:
-        return Row("left out", entry.source, shape, "", None), None
+        return MatchRow("skipped", entry.source, shape, "", None), None
     needed = network.shapes.get(entry.target)
     if needed is None:
         note = "" if entry.target == entry.source else f"would be {shown(entry.target)}"
-        return Row("extra", entry.source, shape, "", None, note), None
+        return MatchRow("extra", entry.source, shape, "", None, note), None
     described = (entry.source, shape, entry.target, needed)
     array = entry.array
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
-        return Row("misshapen", *described, f"is {array.dtype}, no floating point"), None
+        return MatchRow("misshapen", *described, f"is {array.dtype}, no floating point"), None
     array = array if framework is None else to_own_layout(array, entry.target, network)
     array = array.astype(np.float32)
     if entry.added:
-        return so_far.add(Row("added", *described, "its first row, to every row"), array)
+        return so_far.add(MatchRow("added", *described, "its first row, to every row"), array)
     if entry.target in so_far.origins:
-        return so_far.compare(Row("tied", *described), array), None
+        return so_far.compare(MatchRow("tied", *described), array), None
     if array.shape != needed:
         note = f"{_shape(shape)} in the file" if array.shape != shape else ""
-        return Row("misshapen", entry.source, array.shape, entry.target, needed, note), None
-    return Row("matched", *described), array
+        return MatchRow("misshapen", entry.source, array.shape, entry.target, needed, note), None
+    return MatchRow("matched", *described), array
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

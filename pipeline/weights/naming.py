@@ -1,4 +1,4 @@
-"""From the names in a weight file to those of a network, by the rules of `rules`."""
+"""Translation of a weight file's names to those of a network, by the rules of `rules`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")
 
 
 @dataclass(frozen=True)
-class Named:
-    """An entry of a file, or a part of one, under the name that the network should know it by."""
+class NamedEntry:
+    """An entry of a file, or a part of one, with the network's name for it."""
 
     source: str
     """The entry's name in the file."""
     target: str | None
-    """None where a rule leaves the entry out."""
+    """The network's name; None where a rule skips the entry."""
     array: np.ndarray
-    """Its first axis counts what the layer gives, where the framework's others do so."""
+    """The array with output features first, as in the framework's other layers."""
     added: bool = False
-    """Is its first row added to every row of the array that another entry is?"""
+    """Whether its first row is added to every row of another entry's array."""
 
 
 def framework_of(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
-    """Whose names these look like; None for the network's own.
+    """The framework that the names look like; None for the network's own.
 
-    Without norms the two can't be told apart, nor need they be; then the suffix of the file does.
+    Without norms the two frameworks have the same names; then the suffix of the file decides.
     """
     own = sum(network.resolve(name) is not None for name in arrays)
     if 2 * own >= len(arrays):
@@ -50,40 +50,40 @@ def name_entries(
     arrays: Mapping[str, tuple[str | None, np.ndarray]],
     network: NetworkArrays,
     framework: Framework | None,
-) -> Iterator[Named]:
-    """Every entry under the network's name for it, or under its own where no rule knows it.
+) -> Iterator[NamedEntry]:
+    """Every entry with the network's name for it, or its own name where no rule matches.
 
     `arrays` has the entries by their names in the file, each with the name that the user's rules
-    gave it (None to leave it out). `file` tells by its suffix whether their order means anything.
-    Raises DataError where it does not and layers that could be exchanged go by their order.
+    gave it (None to skip it). The suffix of `file` says whether the order of entries is meaningful.
+    Raises DataError where it is not, and the order of exchangeable layers is unknown.
     """
     if framework is None:
         for source, (name, array) in arrays.items():
-            yield Named(source, name and (network.resolve(name) or name), array)
+            yield NamedEntry(source, name and (network.resolve(name) or name), array)
         return
     convention = CONVENTIONS[framework]
     prefix = _wrapper([name for name, _ in arrays.values() if name is not None])
-    settled: dict[str, str | None] = {}
-    unsettled: dict[str, str] = {}
+    resolved: dict[str, str | None] = {}
+    unresolved: dict[str, str] = {}
     for source, (name, _) in arrays.items():
         short = (name or "").removeprefix(prefix)
         if name is None or convention.not_weights.fullmatch(short):
-            settled[source] = None
+            resolved[source] = None
         elif (own := network.resolve(name)) is not None:
-            settled[source] = own
+            resolved[source] = own
         else:
-            unsettled[source] = short
-    theirs = {name: arrays[source][1] for source, name in unsettled.items()}
+            unresolved[source] = short
+    theirs = {name: arrays[source][1] for source, name in unresolved.items()}
     layers = Layers(file, theirs, network, framework)
     for source, (_, array) in arrays.items():
-        if source in settled:
-            yield Named(source, settled[source], array)
+        if source in resolved:
+            yield NamedEntry(source, resolved[source], array)
         else:
-            yield from _spread(source, layers.place(unsettled[source]), array, network)
+            yield from _spread(source, layers.place(unresolved[source]), array, network)
 
 
 def _wrapper(names: Sequence[str]) -> str:
-    """What wrappers have put before all names."""
+    """The common prefix that wrappers of the network have added to all names."""
     prefix = ""
     while True:
         found = [w for w in WRAPPERS if names and all(n.startswith(prefix + w) for n in names)]
@@ -94,21 +94,21 @@ def _wrapper(names: Sequence[str]) -> str:
 
 def _spread(
     source: str, place: Place | None, array: np.ndarray, network: NetworkArrays
-) -> Iterator[Named]:
-    """The entry, or the equal parts of it that several arrays of the network are."""
+) -> Iterator[NamedEntry]:
+    """The entry, or its equal parts where it holds several arrays of the network."""
     if place is None:
-        yield Named(source, None, array)
+        yield NamedEntry(source, None, array)
         return
     target = place.path
-    array = array.T if place.turned else array
+    array = array.T if place.transposed else array
     braces = _PARTS.search(target)
     if braces is None:
-        yield Named(source, network.resolve(target) or target, array, place.added)
+        yield NamedEntry(source, network.resolve(target) or target, array, place.added)
         return
     options = braces[1].split(",")
     if array.ndim == 0 or len(array) % len(options):
-        yield Named(source, target, array)
+        yield NamedEntry(source, target, array)
         return
     for option, part in zip(options, np.split(array, len(options)), strict=True):
         name = target[: braces.start()] + option + target[braces.end() :]
-        yield Named(source, network.resolve(name) or name, part)
+        yield NamedEntry(source, network.resolve(name) or name, part)

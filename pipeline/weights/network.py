@@ -1,4 +1,4 @@
-"""The arrays that a network needs: their names and shapes, and where images become rows."""
+"""The arrays of a network: names, shapes, and the layers after which images are flattened."""
 
 from __future__ import annotations
 
@@ -34,20 +34,24 @@ _NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")
 
 @dataclass(frozen=True)
 class NetworkArrays:
-    """What weights for a network must be. Names are those of flax with the collection before them:
-    `params/conv_0/kernel`, `batch_stats/batch_norm_0/mean`."""
+    """Names and shapes of a network's arrays.
+
+    Names are those of flax with the collection first: `params/conv_0/kernel`,
+    `batch_stats/batch_norm_0/mean`.
+    """
 
     model: str
     """The name of the model's part, `resnet` for all ResNets."""
     shapes: Mapping[str, tuple[int, ...]]
     flattened: Mapping[str, int]
-    """The dense layers whose inputs are the pixels of images row by row, with the number of
-    channels: frameworks that keep channels first have them in another order."""
+    """Number of channels of the flattened images that dense layers read, by layer: frameworks with
+    channels first have these inputs in another order."""
     unconverted: str = ""
-    """Why that can't be told of this network, so that it takes weights of its own layout alone."""
+    """Why `flattened` is unknown for this network, which then takes only weights of its own layout;
+    empty where it is known."""
 
     def resolve(self, name: str) -> str | None:
-        """The full name that `name` means, with or without its collection; None if none."""
+        """The full name for `name`, given with or without its collection; None if unknown."""
         if name in self.shapes:
             return name
         full = [f"{collection}/{name}" for collection in COLLECTIONS]
@@ -56,13 +60,13 @@ class NetworkArrays:
 
     @property
     def has_blocks(self) -> bool:
-        """Are there arrays deeper than in layers numbered by kind?"""
+        """Whether some arrays are nested deeper than in layers numbered by kind."""
         names = (name.partition("/")[2] for name in self.shapes)
         return not all(_NUMBERED.fullmatch(name) for name in names)
 
 
 def network_arrays(recipe: Recipe) -> NetworkArrays:
-    """What a recipe's network needs; a dataset whose sizes only its files tell is read.
+    """The arrays of a recipe's network; reads the dataset where its sizes are not known otherwise.
 
     Raises RecipeError where model, ops and dataset don't fit, DataError for unreadable data.
     """
@@ -81,8 +85,10 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
 
 
 def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
-    """What a model needs for images as the map ops leave them. Raises RecipeError if it can't be
-    built for them."""
+    """The arrays of a model for images as the map ops produce them.
+
+    Raises RecipeError if it can't be built for them.
+    """
     height, width, channels = (
         image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
     )
@@ -133,7 +139,7 @@ def _flattened(model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct) -> 
 def _image_before(
     model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct
 ) -> tuple[int, int]:
-    """Channels and pixels of what the layers give; one pixel where that is no image."""
+    """Channels and pixels of the layers' output; 1, 1 where it is no image."""
     try:
         channels = _width(model, (*layers, GlobalAvgPool()), images)
     except ValueError:
@@ -151,7 +157,7 @@ def _width(model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDty
 
 
 def _reader(layers: tuple[LayerSpec, ...], flatten: int) -> str:
-    """The name of the dense layer that reads what a flatten gives."""
+    """The name of the dense layer that reads the output of a flatten."""
     names = scope_names(layers)
     for name, layer in list(zip(names, layers, strict=True))[flatten + 1 :]:
         if isinstance(layer, Dense):

@@ -1,5 +1,4 @@
-"""From images as they are read to logits, as evaluation computes them: the function that is
-exported and that `infer` calls."""
+"""The prediction function, from raw images to logits as in evaluation, for export and `infer`."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from pipeline.weights.trained_run import TrainedRun
 Weights = Mapping[str, Array | np.ndarray]
 """Arrays by full name, `params/conv_0/kernel`."""
 Predict = Callable[[Weights, Array], Array]
-"""(weights, images (batch, *shape) as they are read) -> logits float32 (batch, classes)."""
+"""(weights, raw images (batch, *shape)) -> logits float32 (batch, classes)."""
 
 
 def make_predict(run: TrainedRun) -> Predict:
-    """The evaluation of a run as one function: its evaluation ops, then its network.
+    """Make one function of a run's evaluation ops and its network.
 
-    Raises RecipeError where the ops don't take such images.
+    Raises RecipeError where the ops don't accept the run's images.
     """
     recipe, layout = run.recipe, _layout_of(run)
     ops, seed = recipe.dataset.eval.ops, seed_words(recipe.seed)
@@ -40,7 +39,7 @@ def make_predict(run: TrainedRun) -> Predict:
         batch = {"image": images, "label": labels}
         rows = jnp.arange(images.shape[0])
         mapped = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)["image"]
-        sizes = _whole(mapped, layout) if recipe.dataset.padding_mask else None
+        sizes = _full_sizes(mapped, layout) if recipe.dataset.padding_mask else None
         inputs = network_inputs(mapped, layout, sizes)
         logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), inputs, train=False)
         return logits
@@ -49,7 +48,7 @@ def make_predict(run: TrainedRun) -> Predict:
 
 
 def _layout_of(run: TrainedRun) -> str:
-    """How the evaluation ops leave images."""
+    """The layout of images after the evaluation ops."""
     samples = run.samples
     columns = {
         "image": ColumnSpec(samples.shape, samples.dtype),
@@ -61,12 +60,12 @@ def _layout_of(run: TrainedRun) -> str:
         raise RecipeError([f"dataset.eval.{error}"]) from error
 
 
-def _whole(images: Array, layout: str) -> Array:
-    """The sizes (B, 2) of images of which nothing is padding."""
+def _full_sizes(images: Array, layout: str) -> Array:
+    """The sizes, int32 (B, 2), of images without padding."""
     height_width = images.shape[1:3] if layout == "hwc" else images.shape[2:4]
     return jnp.full((images.shape[0], 2), jnp.array(height_width), jnp.int32)
 
 
 def shapes_of_weights(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
-    """What `predict` is traced with in place of weights."""
+    """Shapes and dtypes to trace `predict` with."""
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in weights.items()}

@@ -1,4 +1,4 @@
-"""Warm start: the weights of another run or of a file take the place of fresh ones."""
+"""Warm start: a state's weights are replaced by those of another run or of a file."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from pipeline.weights.network import COLLECTIONS, NetworkArrays
 
 @dataclass(frozen=True)
 class Restored:
-    """The weights of somewhere else in the place of those of a state, and where they are from."""
+    """A state with restored weights, and their source."""
 
     state: TrainState
-    """Where neither it nor the source had values, as of the optimizer, shapes stand for them."""
+    """Has shapes in place of arrays where neither it nor the source had values."""
     step: int | None
-    """The step at which a run saved them; None for those of a file."""
+    """The step at which a run saved the weights; None for those of a file."""
     line: str
-    """What to tell the user."""
+    """A line for the user that names the source."""
 
     def over(self, fresh: TrainState) -> TrainState:
-        """`fresh` with the parameters and batch statistics that there are here."""
+        """`fresh` with the restored parameters and batch statistics."""
         weights = {name: getattr(self.state, name) for name in COLLECTIONS}
         filled = {
             name: jax.tree.map(_first, found, getattr(fresh, name))
@@ -53,14 +53,14 @@ def restore(
 ) -> Restored:
     """`like` with the parameters and batch statistics that `checkpoint.restore` names.
 
-    `like` may be shapes and dtypes alone, so that what does not fit is found before anything is
-    compiled. `network` is asked only where names are matched by rules. Everything else of the state
-    stays as it was made: optimizer, step, loss scale. `warn` is told of a checkpoint that is
-    damaged and of what the recipe that trained the weights had otherwise. Raises DataError where
-    the weights can't be read, or don't match the network and `checkpoint.partial` is false.
+    `like` may be shapes and dtypes only, so that mismatches are found before compiling. `network`
+    is called only where names are matched by rules. The rest of the state is unchanged: optimizer,
+    step, loss scale. `warn` gets a line for a damaged checkpoint, and for differences to the recipe
+    that trained the weights. Raises DataError where the weights can't be read, or don't match the
+    network and `checkpoint.partial` is false.
     """
     spec, source = recipe.checkpoint, recipe.checkpoint.restore
-    assert source is not None, "the caller looks whether there is something to restore"
+    assert source is not None, "the caller checks that there is something to restore"
     by_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
     if not is_weight_file(source) and not by_rules:
         tree = recipe.model_dump(mode="json")
@@ -88,7 +88,7 @@ def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | Non
 
 
 def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    """The arrays in the structure of `variables`, in the dtypes there; its own where there is none.
+    """`variables` with its leaves replaced by `arrays`, in the leaves' dtypes, where they exist.
 
     Names are paths with the collection first.
     """

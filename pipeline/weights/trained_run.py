@@ -1,4 +1,4 @@
-"""What the directory of a run says of it, for those who only have the directory."""
+"""A trained run, read from its directory alone: recipe, weights and sample format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipeline.stages.checkpoint.restore import listed, read_saved
 from pipeline.weights.files.named_arrays import Arrays
 
 DTYPES = frozenset(("uint8", "int32", "float32"))
-"""Of images, and of tokens."""
+"""Dtypes of images and of tokens."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a network is given, before its map ops, and what it tells apart."""
+    """The format of a network's samples, before its map ops, and its classes."""
 
     shape: tuple[int, int, int]
     """Height, width and channels of an image."""
@@ -31,7 +31,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run that has saved a checkpoint: its recipe, its newest weights and what it was fed."""
+    """A run that has saved a checkpoint: its recipe, newest weights and sample format."""
 
     recipe: Recipe
     arrays: Arrays
@@ -40,15 +40,15 @@ class TrainedRun:
 
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a run, with keys overridden. Raises RecipeError where it is none any more."""
+    """The recipe of a run, with overrides. Raises RecipeError where it is no longer valid."""
     return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides])
 
 
 def read_trained_run(folder: Path) -> TrainedRun:
-    """A run directory, its checkpoints folder or one checkpoint in there.
+    """Read a run, given its directory, its checkpoints folder or one checkpoint.
 
-    Raises DataError where it is none or has saved nothing, RecipeError where its recipe is none any
-    more.
+    Raises DataError where it is no run or has saved nothing, RecipeError where its recipe is no
+    longer valid.
     """
     run_dir = run_of(folder)
     if run_dir is None:
@@ -63,7 +63,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
 
 
 def parse_samples(data: Any) -> Samples:
-    """What `image` and `classes` of a JSON object say. Raises ValueError where they are not so."""
+    """The sample format in `image` and `classes` of a JSON object. Raises ValueError without it."""
     match data:
         case {
             "image": {"shape": [int(height), int(width), int(channels)], "dtype": str(dtype)},
@@ -78,7 +78,7 @@ def parse_samples(data: Any) -> Samples:
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
-    """What the summary says, or else, where the run was killed, what is known of the dataset."""
+    """The sample format from the summary, or, where the run was killed, from the dataset."""
     try:
         return parse_samples(read_json(summary)["data"])
     except (OSError, ValueError, TypeError, KeyError) as error:

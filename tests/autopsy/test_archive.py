@@ -1,4 +1,4 @@
-"""What an autopsy left in a run directory, once the run is taken up."""
+"""The files of an autopsy in a run directory, once the run is resumed."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from jax import Array, lax
 
 from pipeline.autopsy.interpreter import Interpreter
 from pipeline.autopsy.origins import Cause, Origin, first_cause
-from pipeline.autopsy.values import Value
+from pipeline.autopsy.values import ReplayValue
 
 
-def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[Value], Interpreter]:
+def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayValue], Interpreter]:
     closed, interpreter = jax.make_jaxpr(function)(*args), Interpreter()
-    inputs = [Value(leaf) for leaf in jax.tree.leaves(args)]
+    inputs = [ReplayValue(leaf) for leaf in jax.tree.leaves(args)]
     return interpreter.run(closed.jaxpr, closed.consts, inputs), interpreter
 
 
@@ -116,7 +116,7 @@ def test_what_does_not_reach_the_outcome_is_no_cause() -> None:
 
 
 def test_padding_and_masks_are_meant() -> None:
-    """The infinities of a maximum and a softmax are on the way, and are not blamed."""
+    """The infinities of a maximum and a softmax come before it, and are no cause."""
 
     def function(x: Array) -> Array:
         padded = in_layer("pool", lambda v: jnp.pad(v, 1, constant_values=-jnp.inf), x)
@@ -154,7 +154,7 @@ def test_bits_of_what_is_not_finite_lead_back_to_it() -> None:
     assert cause_of(function, X).origin.scope == "guilty"
 
 
-def test_a_cause_inside_a_loop_knows_its_turn() -> None:
+def test_a_cause_inside_a_loop_knows_its_iteration() -> None:
     x = X.copy()
     x[1] = 0.0
 
@@ -162,7 +162,7 @@ def test_a_cause_inside_a_loop_knows_its_turn() -> None:
         return lax.scan(lambda total, row: (total + jnp.log(row[0] ** 2), None), 0.0, x)[0]
 
     found = cause_of(function, x).origin
-    assert (found.primitive, found.turn) == ("log", 1)
+    assert (found.primitive, found.iteration) == ("log", 1)
 
 
 def test_what_came_nearest_to_the_end_of_its_type_is_kept() -> None:
@@ -176,7 +176,7 @@ def test_what_came_nearest_to_the_end_of_its_type_is_kept() -> None:
 def test_an_input_is_a_cause_when_it_is_first_read() -> None:
     bad = Origin(-1, "", "", has_nan=True)
     closed = jax.make_jaxpr(lambda x, y: (jnp.exp(x * 1e30) + 1) * y)(1.0, 1.0)
-    inputs = [Value(np.float32(1)), Value(np.float32(np.nan), origin=bad)]
+    inputs = [ReplayValue(np.float32(1)), ReplayValue(np.float32(np.nan), origin=bad)]
     (value,) = Interpreter().run(closed.jaxpr, closed.consts, inputs)
     assert value.origin is not None
     assert first_cause(value.origin).origin.primitive == "exp"

@@ -141,7 +141,7 @@ class Healthy:
         return state, Telemetry.from_rows(start, np.array([[0.5, 0.1, 2.0, 1.0, 0.0]]))
 
 
-def test_a_fault_of_the_machine_is_told_from_one_of_the_run(tmp_path: Path) -> None:
+def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run(tmp_path: Path) -> None:
     with Reporter(tmp_path) as reporter:
         examination = Examination(tmp_path, None, Healthy(), None, reporter)  # type: ignore[arg-type]
         found = examination._runs_again(None, 7)  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def test_an_autopsy_that_fails_does_not_hide_the_step(
 def test_a_run_that_is_taken_up_has_no_autopsy_of_the_life_before(
     ended: Path, tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its data mended, the step turns out well; what was found is kept, and computed again."""
+    """With repaired data the step succeeds; the finding is kept, and computed again."""
     run_dir = tmp_path / "run"
     shutil.copytree(ended, run_dir)
     mended = ["train.resume_changed=allow", f"train.resume={run_dir}"]

@@ -14,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
-from pipeline.sink.choice import Choice
+from pipeline.sink.choice import SinkChoice
 from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.checkpoint.host_state import parse_host_state
 from tests import outcome
@@ -25,8 +25,8 @@ AUTO = "train.sink_size=auto"
 
 
 @pytest.fixture
-def settled(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SinkPlan]:
-    """Settle the sinks of a run on a clock of its own, of 10,000 steps unless told otherwise."""
+def chosen(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SinkPlan]:
+    """Choose the sinks of a run on a simulated clock, of 10,000 steps by default."""
 
     def go(
         clockwork: Clockwork,
@@ -44,22 +44,22 @@ def settled(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sin
     return go
 
 
-Settle = Callable[..., SinkPlan]
+ChooseSink = Callable[..., SinkPlan]
 
 
-def test_the_size_that_the_recipe_names_is_taken_unmeasured(settled: Settle) -> None:
+def test_the_size_that_the_recipe_names_is_taken_unmeasured(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
-    assert settled(clockwork, "train.sink_size=-1").size == 6
-    off = settled(clockwork, "train.sink=false")
+    assert chosen(clockwork, "train.sink_size=-1").size == 6
+    off = chosen(clockwork, "train.sink=false")
     assert (off.size, off.mechanism, off.kept) == (None, "none", {})
     assert clockwork.ran == []
 
 
 def test_auto_is_what_the_clock_says_is_best(
-    settled: Settle, capsys: pytest.CaptureFixture[str]
+    chosen: ChooseSink, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """1 ms a dispatch and 0.1 a step: 500 steps spread it to 2 % of a step, 1000 to 1 %."""
-    found = settled(Clockwork(dispatch_s=1e-3, step_s=1e-4))
+    found = chosen(Clockwork(dispatch_s=1e-3, step_s=1e-4))
     assert (found.size, found.mechanism) == (1000, "loop")
     assert found.choice is not None
     assert found.choice.gain == pytest.approx(1.1 / (0.1 + 1.0 / 1000))
@@ -67,20 +67,20 @@ def test_auto_is_what_the_clock_says_is_best(
     assert capsys.readouterr().out.startswith("sink       1,000 steps, loop; 0.101 ms a step in")
 
 
-def test_an_event_cuts_sinks_short(settled: Settle) -> None:
-    found = settled(Clockwork(), "eval.every_passes=10")
+def test_an_event_cuts_sinks_short(chosen: ChooseSink) -> None:
+    found = chosen(Clockwork(), "eval.every_passes=10")
     assert found.size == 60
     assert found.why.endswith("; something is due every 60 steps")
 
 
-def test_auto_takes_the_mechanism_that_is_faster(settled: Settle) -> None:
-    assert settled(Clockwork(soft_s=-5e-5)).mechanism == "soft"
+def test_auto_takes_the_mechanism_that_is_faster(chosen: ChooseSink) -> None:
+    assert chosen(Clockwork(soft_s=-5e-5)).mechanism == "soft"
 
 
 @pytest.mark.parametrize("asked", ["loop", "soft"])
-def test_auto_keeps_to_the_mechanism_that_is_asked_for(asked: str, settled: Settle) -> None:
+def test_auto_keeps_to_the_mechanism_that_is_asked_for(asked: str, chosen: ChooseSink) -> None:
     clockwork = Clockwork()
-    assert settled(clockwork, f"train.mechanism={asked}").mechanism == asked
+    assert chosen(clockwork, f"train.mechanism={asked}").mechanism == asked
     assert {mechanism for _, mechanism in clockwork.ran} == {"none", asked}
 
 
@@ -94,44 +94,44 @@ OFF = {
 
 @pytest.mark.parametrize(("clockwork", "total", "why"), OFF.values(), ids=OFF.keys())
 def test_auto_is_off_where_no_sink_pays(
-    clockwork: Clockwork, total: int, why: str, settled: Settle
+    clockwork: Clockwork, total: int, why: str, chosen: ChooseSink
 ) -> None:
-    found = settled(clockwork, total=total)
+    found = chosen(clockwork, total=total)
     assert (found.size, found.mechanism) == (None, "none")
     assert why in found.why
     assert found.summary()["predicted"]["gain"] == 1
 
 
-def test_little_time_goes_into_measuring(settled: Settle) -> None:
+def test_little_time_goes_into_measuring(chosen: ChooseSink) -> None:
     """A share of what the run takes, of 10 s here."""
     clockwork = Clockwork(dispatch_s=2e-4, step_s=8e-4)
-    settled(clockwork)
+    chosen(clockwork)
     assert 0.2 < clockwork.now < 1.0
 
 
-def test_steps_that_diverge_are_not_measured(settled: Settle) -> None:
+def test_steps_that_diverge_are_not_measured(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
     clockwork.bad = 3
-    found = settled(clockwork)
+    found = chosen(clockwork)
     assert (found.size, found.choice) == (None, None)
     assert found.why.startswith("not measured, steps that were only timed failed: epoch: 1 step: 3")
 
 
-def test_a_signal_stops_a_measurement(settled: Settle) -> None:
+def test_a_signal_stops_a_measurement(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
     clockwork.signal_at = 4
     with pytest.raises(KeyboardInterrupt):
-        settled(clockwork)
+        chosen(clockwork)
 
 
-def test_a_resumed_run_goes_on_with_its_sinks(settled: Settle) -> None:
+def test_a_resumed_run_goes_on_with_its_sinks(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
-    kept = settled(clockwork).kept
+    kept = chosen(clockwork).kept
     ran = len(clockwork.ran)
-    again = settled(clockwork, host={**kept, "early_stop": {}})
+    again = chosen(clockwork, host={**kept, "early_stop": {}})
     assert (again.size, again.mechanism, again.kept) == (1000, "loop", kept)
     assert len(clockwork.ran) == ran
-    assert settled(clockwork, "train.sink_size=7", host=kept).mechanism == "loop"
+    assert chosen(clockwork, "train.sink_size=7", host=kept).mechanism == "loop"
 
 
 # Whole runs.
@@ -149,7 +149,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def choosing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Have every measurement end in the same choice, whatever this machine is."""
     monkeypatch.setattr(
-        choose_sink_module, "choose", lambda costs, bounds: Choice(size, "loop", "x", 2, 1)
+        choose_sink_module, "choose", lambda costs, bounds: SinkChoice(size, "loop", "x", 2, 1)
     )
 
 
@@ -159,9 +159,9 @@ def test_measuring_leaves_the_run_as_it_is(eager: None, tiny: Compose, tmp_path:
         run(tiny(*EVENTS, how), tmp_path / name)
     outcome.assert_same_run(tmp_path / "auto", tmp_path / "off")
     outcome.assert_same_run(tmp_path / "auto", tmp_path / "pass")
-    told = outcome.read_summary(tmp_path / "auto")["sink"]
-    assert set(told) == {"size", "mechanism", "why", "predicted"}
-    assert told["predicted"]["off_ms"] > 0
+    summary = outcome.read_summary(tmp_path / "auto")["sink"]
+    assert set(summary) == {"size", "mechanism", "why", "predicted"}
+    assert summary["predicted"]["off_ms"] > 0
 
 
 def test_the_sinks_that_were_chosen_are_those_that_run(
@@ -183,8 +183,8 @@ def test_a_run_goes_on_with_the_sinks_that_were_chosen_for_it(
     run(tiny(AUTO, "schedule=constant", "train.steps=20"), tmp_path / "run")
     choosing(monkeypatch, 11)
     run(tiny(AUTO, f"train.resume={tmp_path / 'run'}"), tmp_path / "run")
-    told = outcome.read_summary(tmp_path / "run")["sink"]
-    assert told == {"size": 7, "mechanism": "loop", "why": "as chosen when the run began"}
+    summary = outcome.read_summary(tmp_path / "run")["sink"]
+    assert summary == {"size": 7, "mechanism": "loop", "why": "as chosen when the run began"}
     sinks = [line["sink"] for line in outcome.read_lines(tmp_path / "run" / "metrics.jsonl")]
     assert sinks == [step // 7 + 1 for step in range(45)]
 

@@ -1,4 +1,4 @@
-"""What a measurement finds is what the clock was made to say."""
+"""Measurements find the costs that a simulated clock was given."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOTH: tuple[SinkMechanism, ...] = ("loop", "soft")
 def measured(
     tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Clockwork, float], Measurement]:
-    """Measure a run on its own clock, in so many seconds of it."""
+    """Measure a run on its own clock, in `budget_s` seconds of it."""
 
     def go(clockwork: Clockwork, budget_s: float) -> Measurement:
         clockwork.rule(monkeypatch)
@@ -85,7 +85,7 @@ def test_slow_steps_are_measured_few_times(
     assert least_steps(BOTH) <= clockwork.steps <= 1.2 * least_steps(BOTH)
 
 
-def test_what_disturbs_some_rounds_is_left_out() -> None:
+def test_what_disturbs_some_rounds_is_ignored() -> None:
     """And what slows a whole round down leaves its ratios alone."""
     slow = [1.0, 1.0, 3.0, 2.0, 1.0]
     rounds = [
@@ -106,5 +106,5 @@ def test_the_error_of_a_median_is_that_of_many_trials() -> None:
     """Normal errors of 3 %: medians of 25 scatter as the formula says."""
     draws = np.random.default_rng(0).normal(1.0, 0.03, (2000, 25))
     scatter = float(np.std(np.median(draws, axis=1)))
-    told = statistics.mean(error_of_median(row.tolist()) for row in draws)
-    assert told == pytest.approx(scatter, rel=0.1)
+    estimated = statistics.mean(error_of_median(row.tolist()) for row in draws)
+    assert estimated == pytest.approx(scatter, rel=0.1)

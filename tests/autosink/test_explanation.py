@@ -1,11 +1,18 @@
-"""What `explain` tells, from figures that are made up."""
+"""Text and JSON of `explain`, from made-up figures."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 
-from pipeline.autosink.explanation import Achieved, Calendar, Dispatch, Explanation, Memory, Run
+from pipeline.autosink.explanation import (
+    Achieved,
+    Calendar,
+    Dispatch,
+    ExplainedRun,
+    Explanation,
+    Memory,
+)
 from pipeline.files.strict_json import json_text
 from pipeline.sink.choice import Bounds, Cost, Costs, choose, no_sink
 
@@ -18,7 +25,7 @@ CALENDAR = Calendar(
     total=1760,
 )
 MEASURED = Explanation(
-    Run("lenet5_digits", "cpu:0 cpu", 32, asked=200),
+    ExplainedRun("lenet5_digits", "cpu:0 cpu", 32, asked=200),
     BOUNDS,
     CALENDAR,
     choose(COSTS, BOUNDS),
@@ -60,15 +67,15 @@ def test_an_explanation_in_words() -> None:
 
 def test_figures_of_a_model_are_marked_in_words_and_in_json() -> None:
     modelled = replace(MEASURED, modelled=True, dispatch=None, memory=None, achieved=None)
-    text, told = str(modelled), modelled.to_dict()
+    text, document = str(modelled), modelled.to_dict()
     assert text.startswith("MODELLED, not measured: lenet5_digits on ")
     assert "\n  modelled    1.658x" in text
     assert "predicted" not in text
-    assert not any(name.startswith("predicted") for name in told)
-    assert told["modelled_ms"][110] == MEASURED.choice.step_ms
+    assert not any(name.startswith("predicted") for name in document)
+    assert document["modelled_ms"][110] == MEASURED.choice.step_ms
 
 
-def test_samples_that_travel_with_their_batches_are_told_so() -> None:
+def test_samples_that_travel_with_their_batches_are_shown_so() -> None:
     streamed = replace(MEASURED, memory=Memory(False, 512_000_000, 4_816_896, 53))
     assert (
         "  memory      110 batches of samples 529.9 MB; the device has 53 at once whatever the "
@@ -76,7 +83,7 @@ def test_samples_that_travel_with_their_batches_are_told_so() -> None:
     ) in str(streamed)
 
 
-def test_what_could_not_be_measured_is_left_out() -> None:
+def test_what_could_not_be_measured_is_omitted() -> None:
     alone = Explanation(MEASURED.run, BOUNDS, CALENDAR, no_sink(9000.0, "a sink would hold 1"))
     assert str(alone).splitlines() == [
         "lenet5_digits on cpu:0 cpu, batch 32",
@@ -86,18 +93,21 @@ def test_what_could_not_be_measured_is_left_out() -> None:
         "  chosen      no sinks: a sink would hold 1",
     ]
     assert alone.predictions() == {}
-    told = json.loads(json_text(alone.to_dict()))
-    assert (told["sink"], told["predicted_gain"]) == ({"size": None, "mechanism": "none"}, 1.0)
+    document = json.loads(json_text(alone.to_dict()))
+    assert (document["sink"], document["predicted_gain"]) == (
+        {"size": None, "mechanism": "none"},
+        1.0,
+    )
 
 
 def test_json_has_what_the_words_say() -> None:
-    told = json.loads(json_text(MEASURED.to_dict()))
-    assert told["recipe"] == "lenet5_digits"
-    assert told["sink"] == {"size": 110, "mechanism": "loop"}
-    assert list(told["predicted_ms"]) == ["1", "10", "100", "110", "200", "1000"]
-    assert told["predicted_costs"]["loop"] == {"dispatch_ms": 0.5, "step_ms": 0.9}
-    assert told["achieved_gain"] == 1.52 / 0.91
-    assert told["dispatch_us"] == {"median_us": 604.4, "p90_us": 712.0}
-    assert told["memory"]["window_steps"] == 1024
-    assert told["events"]["counts"] == {"evaluate": 4, "checkpoint": 0}
-    assert told["events"]["first"] == {"440": "evaluate", "880": "evaluate"}
+    document = json.loads(json_text(MEASURED.to_dict()))
+    assert document["recipe"] == "lenet5_digits"
+    assert document["sink"] == {"size": 110, "mechanism": "loop"}
+    assert list(document["predicted_ms"]) == ["1", "10", "100", "110", "200", "1000"]
+    assert document["predicted_costs"]["loop"] == {"dispatch_ms": 0.5, "step_ms": 0.9}
+    assert document["achieved_gain"] == 1.52 / 0.91
+    assert document["dispatch_us"] == {"median_us": 604.4, "p90_us": 712.0}
+    assert document["memory"]["window_steps"] == 1024
+    assert document["events"]["counts"] == {"evaluate": 4, "checkpoint": 0}
+    assert document["events"]["first"] == {"440": "evaluate", "880": "evaluate"}

@@ -1,4 +1,4 @@
-"""Trials are training for the clock alone: timed as it goes, leaving nothing behind."""
+"""Timed runs: training for the clock alone, which leaves no files."""
 
 from __future__ import annotations
 
@@ -54,8 +54,13 @@ def test_the_first_sink_is_not_timed(trials: TimedRuns, clockwork: Clockwork) ->
 
 
 def test_trials_follow_one_another(trials: TimedRuns) -> None:
-    ways = [Variant(20, "loop"), Variant(None, "none"), Variant(20, "soft"), Variant(20, "loop")]
-    times = [trials.time(way, 60).step_ms for way in ways]
+    variants = [
+        Variant(20, "loop"),
+        Variant(None, "none"),
+        Variant(20, "soft"),
+        Variant(20, "loop"),
+    ]
+    times = [trials.time(variant, 60).step_ms for variant in variants]
     assert times == pytest.approx([0.15, 1.1, 0.1595, 0.15])
 
 

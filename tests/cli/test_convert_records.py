@@ -109,7 +109,7 @@ def test_any_source_is_read_back_as_it_was(
             assert np.array_equal(column[:], other.columns[name][:])
 
 
-def test_what_was_written_is_told(
+def test_what_was_written_is_reported(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     convert_records([str(tmp_path / "out"), *SOURCE, f"cache.root={cache}"])
@@ -122,7 +122,7 @@ def test_what_was_written_is_told(
     assert json.loads((tmp_path / "out" / DESCRIPTION).read_text())["source"] == "synthetic"
 
 
-def test_records_are_overwritten_when_asked(tmp_path: Path, cache: Path) -> None:
+def test_records_are_overwritten_on_request(tmp_path: Path, cache: Path) -> None:
     arguments = [str(tmp_path / "out"), *SOURCE, f"cache.root={cache}"]
     convert_records(arguments)
     with pytest.raises(RunError, match="holds records already; name another folder, or add --over"):

@@ -141,7 +141,7 @@ def test_a_run_is_written_and_started_from_again(
 def test_a_warm_start_takes_renames_and_makes_a_fresh_optimizer(
     trained: Path, tiny: Compose, tmp_path: Path
 ) -> None:
-    """What trains is what was asked for: a head of its own, all else from the file."""
+    """As requested, the head is the network's own, and everything else comes from the file."""
     arrays = {
         f"old/{name}": array
         for name, array in outcome.arrays(trained).items()
@@ -183,7 +183,7 @@ def assert_nothing_compiled(run_dir: Path) -> None:
         ("empty.safetensors", "can't read these weights"),
     ],
 )
-def test_what_can_not_be_restored_is_told_before_anything_is_compiled(
+def test_what_can_not_be_restored_is_reported_before_anything_is_compiled(
     source: str, message: str, tiny: Compose, tmp_path: Path
 ) -> None:
     for name in ("text.txt", "empty.safetensors"):
@@ -193,7 +193,7 @@ def test_what_can_not_be_restored_is_told_before_anything_is_compiled(
     assert_nothing_compiled(tmp_path / "run")
 
 
-def test_a_checkpoint_of_another_network_is_told_before_anything_is_compiled(
+def test_a_checkpoint_of_another_network_is_reported_before_anything_is_compiled(
     trained: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     other = ["model=mlp", "model.hidden=[8]"]

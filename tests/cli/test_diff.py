@@ -69,7 +69,7 @@ def edit(run_dir: Path, act: Callable[[Any], None]) -> None:
     file.write_text(json.dumps(tree))
 
 
-def test_data_code_and_environment_are_told_apart(
+def test_data_code_and_environment_are_distinguished(
     runs: tuple[Path, Path], said: Say, tmp_path: Path
 ) -> None:
     other = shutil.copytree(runs[0], tmp_path / "other")
@@ -139,7 +139,7 @@ def test_nothing_is_printed_where_a_log_can_not_be_read(
         (["nowhere", "nowhere"], "nowhere: is no run directory; it holds no recipe.yaml"),
     ],
 )
-def test_what_can_not_be_compared_is_told(
+def test_what_can_not_be_compared_is_reported(
     args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diff", *args]) == 2

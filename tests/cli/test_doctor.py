@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pipeline.host.limits import read_limits
 
 
 class Said(NamedTuple):
-    """What the doctor came to: exit status, and lines by what they speak of."""
+    """The doctor's exit status, and its lines by subject."""
 
     status: int
     lines: dict[str, str]
@@ -45,7 +46,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(say: Say, tmp_path: Path) -> None:
+def test_where_all_is_well_it_says_so_and_leaves_nothing(say: Say, tmp_path: Path) -> None:
     said = say()
     assert (said.status, said.err) == (0, "")
     assert set(said.lines) >= {
@@ -91,14 +92,14 @@ def test_folders_that_cannot_be_written_fail(say: Say, tmp_path: Path) -> None:
     assert said.lines["outputs"] == "fail: outputs: File exists"
 
 
-def test_a_file_system_without_locks_or_with_another_time_is_told(
+def test_a_file_system_without_locks_or_with_another_time_is_reported(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 
     now = module.time.time()
-    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(module.time, "time", lambda: now - 3600)
     said = say()
     assert said.status == 0
@@ -106,7 +107,7 @@ def test_a_file_system_without_locks_or_with_another_time_is_told(
     assert re.match(r"warn: the file system's is \+3,[56]\d\d s off", said.lines["clock"])
 
 
-def test_a_disk_that_is_nearly_full_is_told(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_nearly_full_is_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     fields: dict[str, Any] = {"f_bavail": 10, "f_frsize": 4096, "f_files": 1000, "f_favail": 7}
     nearly_full = type("Disk", (), fields)
     monkeypatch.setattr(module.os, "statvfs", lambda _: nearly_full)
@@ -115,7 +116,7 @@ def test_a_disk_that_is_nearly_full_is_told(say: Say, monkeypatch: pytest.Monkey
     assert said.lines["disk"].startswith("warn: 0.0 GB free where outputs lies, 7 files; make room")
 
 
-def test_limits_of_a_shared_machine_are_told(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_a_shared_machine_are_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = replace(
         read_limits(),
         open_files=256,
@@ -161,7 +162,7 @@ def test_what_an_extra_lacks_is_found_also_inside_of_what_it_has(
         (["model=lenet6"], "model = lenet6: there is no such model"),
     ],
 )
-def test_a_wrong_recipe_is_told_at_once(args: list[str], message: str, say: Say) -> None:
+def test_a_wrong_recipe_is_reported_at_once(args: list[str], message: str, say: Say) -> None:
     said = say(*args)
     assert said.status == 2
     assert message in said.err

@@ -1,4 +1,4 @@
-"""`explain` on real digits: what is told, not how fast this machine is."""
+"""`explain` on real digits: its output, not the speed of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.choice import Choice
+from pipeline.sink.choice import SinkChoice
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
 from pipeline.stages.train.event_periods import event_periods
@@ -49,7 +49,7 @@ def explained(
 def choosing(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
     """Have every measurement end in the same choice, whatever this machine is."""
     mechanism = "loop" if size else "none"
-    choice = Choice(size, mechanism, "made up", off_ms=3.0, step_ms=2.0)  # type: ignore[arg-type]
+    choice = SinkChoice(size, mechanism, "made up", off_ms=3.0, step_ms=2.0)  # type: ignore[arg-type]
     monkeypatch.setattr(command, "choose", lambda costs, bounds: choice)
 
 
@@ -76,7 +76,7 @@ def test_sinks_of_the_default_recipe_are_explained(
         assert re.search(line, out, re.MULTILINE), line
 
 
-def test_a_file_is_written_where_one_is_asked_for(explained: Explain, tmp_path: Path) -> None:
+def test_a_file_is_written_where_one_is_requested(explained: Explain, tmp_path: Path) -> None:
     status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "hydra.run.dir=deep/mine")
     assert (status, err) == (0, "")
     told = json.loads((tmp_path / "deep" / "mine" / "explain.json").read_text())

@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
-from pipeline.cli.reproduce import judge
+from pipeline.cli.reproduce import compare_and_report
 from pipeline.cli.reproduce import main as reproduce
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, UsageError
@@ -91,7 +91,7 @@ def with_loss(run_dir: Path, step: int, loss: float) -> None:
 
 
 def lay_trap(run_dir: Path, folder: Path) -> None:
-    """Make a run say that it was begun in a folder with code in it, as a stranger's run may."""
+    """Make a run say that it was started in a folder with code, as a stranger's run may."""
     folder.mkdir()
     for module in ("pipeline", "jax", "json"):
         (folder / f"{module}.py").write_text("raise SystemExit(3)")
@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_is_repeated_as_far_as_it_went(
 ) -> None:
     stop = At(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
     recipe = tiny("train.steps=16000", "train.sink_size=10", "train.dispatch_seconds=0.01")
-    assert run(recipe, tmp_path / "kept", judge=stop).status == "stopped"
+    assert run(recipe, tmp_path / "kept", pruner=stop).status == "stopped"
     lay_trap(tmp_path / "kept", tmp_path / "trap")
     capfd.readouterr()
     assert reproduce([str(tmp_path / "kept"), "monitor.loss_every=0"]) == 0
@@ -142,7 +142,7 @@ def test_where_losses_differ_the_first_step_is_named_and_what_else_differs(
         process["data"]["train"]["image"]["sha256"] = 64 * "0"
 
     change(copy / "provenance.json", as_elsewhere)
-    assert judge(read_record(copy), read_record(kept)) == 1
+    assert compare_and_report(read_record(copy), read_record(kept)) == 1
     said = capsys.readouterr().out
     assert f"1 of 45 differ, from step 17: loss {next_loss} and {loss}, " in said
     assert "(1 in the last place of float32)" in said
@@ -156,7 +156,7 @@ def test_a_metric_that_differs_is_no_reproduction(
     kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(copy / "summary.json", lambda tree: tree["metrics"].update(accuracy=0.125))
-    assert judge(read_record(kept), read_record(copy)) == 1
+    assert compare_and_report(read_record(kept), read_record(copy)) == 1
     assert "metrics.accuracy" in capsys.readouterr().out
 
 
@@ -165,12 +165,12 @@ def test_steps_that_are_lacking_are_no_reproduction(
 ) -> None:
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_text("".join(lines[:40]))
-    assert judge(read_record(kept), read_record(copy)) == 1
+    assert compare_and_report(read_record(kept), read_record(copy)) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "verdict      not reproduced: the new run lacks the last 5 steps"
 
 
-def test_a_recipe_that_is_wrong_is_told_by_the_new_run(
+def test_a_recipe_that_is_wrong_is_reported_by_the_new_run(
     kept: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And nothing is left of a run that never began."""
@@ -189,14 +189,14 @@ def test_a_recipe_that_is_wrong_is_told_by_the_new_run(
         (["nowhere", "train.resume=auto"], UsageError, "train.resume=auto: goes on with a run"),
     ],
 )
-def test_what_can_not_be_reproduced_is_told(
+def test_what_can_not_be_reproduced_is_reported(
     args: list[str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         reproduce(args)
 
 
-def test_a_run_without_steps_is_told(tiny: Compose, tmp_path: Path) -> None:
+def test_a_run_without_steps_is_reported(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("stages=[data]"), tmp_path / "run")
     with pytest.raises(DataError, match=r"metrics\.jsonl: has no step to compare with"):
         reproduce([str(tmp_path / "run")])

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline import load_recipe
-from pipeline.config.chosen import DEFAULT_PARTS, with_recipe
+from pipeline.config.chosen import DEFAULT_PARTS, resolve_recipe
 from pipeline.config.compose import compose_and_check
 from pipeline.errors import RecipeError
 from pipeline.files.package_paths import CONF
@@ -39,7 +39,7 @@ def test_the_default_recipe_stays_where_parts_or_keys_of_it_are_overridden() -> 
 
 
 def test_each_job_of_a_sweep_over_models_is_named_after_its_own() -> None:
-    swept = with_recipe(["model=mlp,lenet5", "train.steps=3"])
+    swept = resolve_recipe(["model=mlp,lenet5", "train.steps=3"])
     assert swept[-1] == "name=${model.name}_digits"
     assert compose_and_check(["model=mlp", *swept[1:]]).name == "mlp_digits"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import load_recipe
-from pipeline.config.chosen import with_recipe
+from pipeline.config.chosen import resolve_recipe
 from pipeline.config.overrides import quoted
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.errors import RecipeError
@@ -56,8 +56,8 @@ def test_a_file_that_starts_from_itself_is_an_error(tmp_path: Path) -> None:
 
 def test_a_file_is_an_option_of_a_sweep(tmp_path: Path) -> None:
     file = write(tmp_path, "mine.yaml", "name: cpu\n")
-    assert with_recipe([f"device={file},cpu"])[-1] == "device=mine,cpu"
-    assert with_recipe(["device=cpu,gpu"])[-1] == "device=cpu,gpu"
+    assert resolve_recipe([f"device={file},cpu"])[-1] == "device=mine,cpu"
+    assert resolve_recipe(["device=cpu,gpu"])[-1] == "device=cpu,gpu"
 
 
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:

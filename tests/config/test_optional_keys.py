@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from pipeline.config.chosen import with_recipe
+from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import check
 from pipeline.config.files import SECTIONS, find_groups
 from pipeline.config.optional_keys import settable
@@ -21,8 +21,8 @@ from pipeline.sweep.command import Command, Sweeper
 
 
 def composed(*overrides: str) -> Recipe:
-    """What Hydra makes of a command line at the first attempt."""
-    known = with_recipe(["+recipe=lenet5_digits", *overrides])
+    """The config that Hydra composes from a command line at the first attempt."""
+    known = resolve_recipe(["+recipe=lenet5_digits", *overrides])
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), job_name="test", version_base="1.3"):
         return check(compose("config", known), known)
@@ -93,7 +93,7 @@ def test_only_optional_keys_are_added() -> None:
 
 
 def test_sweeps_vary_them_too() -> None:
-    known = with_recipe(["model=resnet18", "model.padding=same,symmetric"])
+    known = resolve_recipe(["model=resnet18", "model.padding=same,symmetric"])
     assert swept_keys(known) == ["model.padding"]
     command = Command(overrides=(), sweeper=Sweeper(params={"model.padding": "same,symmetric"}))
     assert command.arguments == ["++model.padding=same,symmetric"]

@@ -60,7 +60,7 @@ def main() -> int:
 def _compose_once(
     arguments: Sequence[str], compose: Callable[..., Any], known: dict[tuple[str, ...], Any]
 ) -> None:
-    from pipeline.config.compose import with_recipe
+    from pipeline.config.compose import resolve_recipe
 
     if tuple(arguments) in known:
         return
@@ -68,7 +68,7 @@ def _compose_once(
     # Hydra makes the run directory.
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        known[tuple(arguments)] = compose([], arguments, with_recipe(arguments))
+        known[tuple(arguments)] = compose([], arguments, resolve_recipe(arguments))
         os.chdir(before)
 
 

@@ -25,7 +25,7 @@ def test_where_the_disk_is_full_the_file_stays_as_it_was(tmp_path: Path) -> None
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "before")]
 
 
-def test_a_folder_that_is_gone_is_told_by_the_name_of_the_file(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_reported_by_the_name_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         write_whole(tmp_path / "gone" / "file", "text")
     assert caught.value.filename == str(tmp_path / "gone" / "file")

@@ -22,8 +22,8 @@ CONFIGURED = (
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[list[str]]:
-    """What the user is told of the cache in `tmp_path`."""
+def reported(tmp_path: Path) -> Iterator[list[str]]:
+    """The lines that the user gets about the cache in `tmp_path`."""
     before = {name: jax.config.values[name] for name in CONFIGURED}
     lines: list[str] = []
     enable_compile_cache(tmp_path, lines.append)
@@ -33,7 +33,7 @@ def told(tmp_path: Path) -> Iterator[list[str]]:
         jax.config.update(name, value)
 
 
-def compile_anew() -> str:
+def compile_again() -> str:
     """Compile one function, as a process that has just started would: hit, miss or neither."""
     events = []
 
@@ -53,7 +53,7 @@ def kept(folder: Path) -> Path:
     """The file of the one program, which takes the place of all others."""
     for file in folder.iterdir():
         file.unlink()
-    assert compile_anew() == "cache_misses"
+    assert compile_again() == "cache_misses"
     (file,) = folder.iterdir()
     return file
 
@@ -80,16 +80,16 @@ def _flipped(content: bytes, place: int) -> bytes:
     ],
     ids=["cut", "empty", "less than a digest", "digest", "head", "middle", "last byte", "longer"],
 )
-def test_a_damaged_program_is_told_removed_and_compiled_anew(
-    damage: Callable[[bytes], bytes], told: list[str], tmp_path: Path
+def test_a_damaged_program_is_reported_removed_and_compiled_again(
+    damage: Callable[[bytes], bytes], reported: list[str], tmp_path: Path
 ) -> None:
     file = kept(tmp_path)
-    assert compile_anew() == "cache_hits"
+    assert compile_again() == "cache_hits"
     file.write_bytes(damage(file.read_bytes()))
-    assert compile_anew() == "cache_misses"
-    assert told == [f"{file}: was damaged and is removed; compiling again"]
-    assert compile_anew() == "cache_hits"
-    assert len(told) == 1
+    assert compile_again() == "cache_misses"
+    assert reported == [f"{file}: was damaged and is removed; compiling again"]
+    assert compile_again() == "cache_hits"
+    assert len(reported) == 1
 
 
 def compile_other() -> None:
@@ -97,7 +97,7 @@ def compile_other() -> None:
     assert np.asarray(program(np.zeros(3, np.float32))).tolist() == [-1, -1, -1]
 
 
-def test_a_program_is_run_for_its_own_key_alone(told: list[str], tmp_path: Path) -> None:
+def test_a_program_is_run_for_its_own_key_alone(reported: list[str], tmp_path: Path) -> None:
     """Under the name of another program it would be whole, and run in its place."""
     file = kept(tmp_path)
     compile_other()
@@ -105,20 +105,22 @@ def test_a_program_is_run_for_its_own_key_alone(told: list[str], tmp_path: Path)
     for put in (lambda: file.write_bytes(other.read_bytes()), lambda: os.link(other, file)):
         file.unlink()
         put()
-        assert compile_anew() == "cache_misses"
-        assert told.pop() == f"{file}: was damaged and is removed; compiling again"
-        assert compile_anew() == "cache_hits"
+        assert compile_again() == "cache_misses"
+        assert reported.pop() == f"{file}: was damaged and is removed; compiling again"
+        assert compile_again() == "cache_hits"
     compile_other()
-    assert told == []
+    assert reported == []
 
 
-def test_a_program_from_before_keys_were_bound_is_replaced(told: list[str], tmp_path: Path) -> None:
+def test_a_program_from_before_keys_were_bound_is_replaced(
+    reported: list[str], tmp_path: Path
+) -> None:
     file = kept(tmp_path)
     program = file.read_bytes()[32:]
     file.write_bytes(hashlib.sha256(program).digest() + program)
-    assert compile_anew() == "cache_misses"
-    assert compile_anew() == "cache_hits"
-    assert told == []
+    assert compile_again() == "cache_misses"
+    assert compile_again() == "cache_hits"
+    assert reported == []
 
 
 @pytest.mark.parametrize(
@@ -134,77 +136,79 @@ def test_a_program_from_before_keys_were_bound_is_replaced(told: list[str], tmp_
     ids=["link", "pipe", "mode 666"],
 )
 def test_what_this_program_has_not_written_is_neither_waited_for_nor_run(
-    put: Callable[[Path, Path], None], why: str, told: list[str], tmp_path: Path
+    put: Callable[[Path, Path], None], why: str, reported: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "elsewhere"
     file = kept(tmp_path)
     folder.mkdir()
     program = file.rename(folder / file.name)
     put(file, program)
-    assert compile_anew() == "cache_misses"
-    assert told == [f"{file}: {why} and is removed; compiling again"]
-    assert compile_anew() == "cache_hits"
+    assert compile_again() == "cache_misses"
+    assert reported == [f"{file}: {why} and is removed; compiling again"]
+    assert compile_again() == "cache_hits"
     assert program.exists()
 
 
 def test_a_program_of_another_user_is_not_run(
-    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reported: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = kept(tmp_path)
     if os.geteuid() == 0:
         os.chown(file, 65534, 65534)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    assert compile_anew() == "cache_misses"
-    assert "belonged to user " in told[0]
+    assert compile_again() == "cache_misses"
+    assert "belonged to user " in reported[0]
 
 
-def test_programs_are_this_users_alone_whatever_the_umask(told: list[str], tmp_path: Path) -> None:
+def test_programs_are_this_users_alone_whatever_the_umask(
+    reported: list[str], tmp_path: Path
+) -> None:
     before = os.umask(0)
     try:
         file = kept(tmp_path)
     finally:
         os.umask(before)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert compile_anew() == "cache_hits"
-    assert told == []
+    assert compile_again() == "cache_hits"
+    assert reported == []
 
 
 def test_a_program_that_was_being_written_is_not_taken_for_one(
-    told: list[str], tmp_path: Path
+    reported: list[str], tmp_path: Path
 ) -> None:
     file = kept(tmp_path)
     file.rename(file.with_name(f"{file.name}.elsewhere.1.part"))
-    assert compile_anew() == "cache_misses"
-    assert told == []
+    assert compile_again() == "cache_misses"
+    assert reported == []
 
 
-def test_a_full_disk_costs_compilations_and_one_line(told: list[str], tmp_path: Path) -> None:
+def test_a_full_disk_costs_compilations_and_one_line(reported: list[str], tmp_path: Path) -> None:
     kept(tmp_path).unlink()
     with files_end_at(100):
-        assert compile_anew() == compile_anew() == "cache_misses"
-    assert told == [f"{tmp_path}: compiled programs can't be kept: File too large"]
+        assert compile_again() == compile_again() == "cache_misses"
+    assert reported == [f"{tmp_path}: compiled programs can't be kept: File too large"]
     assert list(tmp_path.iterdir()) == []
-    compile_anew()
-    assert compile_anew() == "cache_hits"
+    compile_again()
+    assert compile_again() == "cache_hits"
 
 
 def test_a_program_that_can_not_be_read_costs_a_compilation(
-    told: list[str], tmp_path: Path
+    reported: list[str], tmp_path: Path
 ) -> None:
     file = kept(tmp_path)
     file.unlink()
     file.mkdir()
-    assert compile_anew() == "cache_misses"
-    assert told == [
+    assert compile_again() == "cache_misses"
+    assert reported == [
         f"{tmp_path}: compiled programs can't be read: Is a directory",
         f"{tmp_path}: compiled programs can't be kept: Is a directory",
     ]
 
 
-def test_what_is_not_to_be_kept_leaves_no_file(told: list[str], tmp_path: Path) -> None:
+def test_what_is_not_to_be_kept_leaves_no_file(reported: list[str], tmp_path: Path) -> None:
     kept(tmp_path).unlink()
     with no_compile_cache():
-        compile_anew()
+        compile_again()
     assert list(tmp_path.iterdir()) == []
-    assert told == []
+    assert reported == []

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.checks import CHECKS
-from pipeline.config.chosen import with_recipe
+from pipeline.config.chosen import resolve_recipe
 from pipeline.errors import RecipeError
 
 
@@ -93,14 +93,14 @@ CASES = {
         ["train.to_float=[{pattern: conv_0, dtype: float8}]"],
         "train.to_float.0.dtype = float8: must be 'float32', 'float16' or 'bfloat16'",
     ),
-    "pieces of different sizes": (
+    "microbatches of different sizes": (
         ["train.accumulate_steps=5"],
         "train.accumulate_steps = 5: must divide train.batch_size = 32",
     ),
-    "hardest of a piece": (
+    "hardest of a microbatch": (
         ["train.loss.hardest_share=0.7", "train.accumulate_steps=2"],
-        "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; a piece of a "
-        "batch does not know the hardest of all",
+        "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; a "
+        "microbatch does not know the hardest of all",
     ),
     "batches mixed in evaluation": (
         ["dataset.eval.ops=[{name: one_hot, classes: 10}, mix_up]"],
@@ -234,7 +234,7 @@ def test_unknown_recipe_is_named_with_the_ones_there_are() -> None:
 
 
 def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None:
-    """Nothing that the recipe says of the part it would have had is left behind."""
+    """No key of the recipe's own part remains."""
     chosen = load_recipe("lenet5_digits", ["dataset=mnist", "model=resnet20", "optimizer=adam"])
     plain = load_recipe("lenet5_mnist", ["model=resnet20", "optimizer=adam", "dataset=mnist"])
     assert chosen.dataset == plain.dataset
@@ -243,8 +243,8 @@ def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None
     assert chosen.train.optimizer.lr == 0.001
 
 
-def test_the_plus_before_recipe_may_be_left_out() -> None:
-    assert with_recipe(["recipe=mlp_mnist"]) == ["+recipe=mlp_mnist"]
+def test_the_plus_before_recipe_may_be_omitted() -> None:
+    assert resolve_recipe(["recipe=mlp_mnist"]) == ["+recipe=mlp_mnist"]
 
 
 MANY = 3_000

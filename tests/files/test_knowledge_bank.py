@@ -94,7 +94,7 @@ def test_what_several_add_at_once_is_all_kept(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {".lock", "bank.json"}
 
 
-def test_a_folder_that_can_not_be_locked_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_locked_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"bank\.json: the knowledge bank can't be written: "):
         add_to_bank(tmp_path / "file" / "bank.json", ENTRIES, dict)
@@ -133,7 +133,7 @@ def test_what_is_no_bank_is_named_and_left_alone(content: bytes, tmp_path: Path)
     assert bank.read_bytes() == content
 
 
-def test_a_bank_of_another_version_is_told_by_its_number(tmp_path: Path) -> None:
+def test_a_bank_of_another_version_is_reported_by_its_number(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     bank.write_text(json.dumps({"version": BANK_VERSION + 1, "entries": {}}))
     with pytest.raises(RunError, match=r"\(ValueError: version 2, this program reads 1\)"):

@@ -38,7 +38,7 @@ def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
-def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
+def test_what_blocks_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wanted in (tmp_path / "file", tmp_path / "file" / "folder"):
         with pytest.raises(NotADirectoryError):

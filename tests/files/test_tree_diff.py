@@ -15,7 +15,7 @@ TREES = st.recursive(
 )
 
 
-def test_leaves_are_named_by_the_way_to_them() -> None:
+def test_leaves_are_named_by_their_path() -> None:
     tree = {"a": {"b": [1, {"c": None}]}, "d": "text", "e": {}}
     assert dict(leaves(tree)) == {("a", "b", 0): 1, ("a", "b", 1, "c"): None, ("d",): "text"}
 
@@ -44,6 +44,6 @@ def test_nothing_differs_from_itself(tree: object) -> None:
 
 
 @given(TREES, TREES)
-def test_the_other_way_round_the_same_differs(one: object, other: object) -> None:
+def test_swapped_trees_have_the_same_differences(one: object, other: object) -> None:
     swapped = {(d.where, repr(d.other), repr(d.one)) for d in differences(other, one)}
     assert {(d.where, repr(d.one), repr(d.other)) for d in differences(one, other)} == swapped

@@ -48,7 +48,7 @@ def test_settings_of_the_user_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's C library")
 def test_a_large_array_that_is_given_back_stays_with_the_process(tmp_path: Path) -> None:
-    """64 MB taken and given back ten times: their pages are not asked for again."""
+    """64 MB allocated and freed ten times: their pages are not requested again."""
     program = tmp_path / "arrays.py"
     program.write_text(
         "import resource\n"

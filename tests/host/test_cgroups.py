@@ -35,12 +35,12 @@ def test_both_versions_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["0::/../../elsewhere\n", "", "nonsense\n", "0::\n"])
-def test_a_group_that_can_not_be_told_leaves_the_root(text: str, tmp_path: Path) -> None:
+def test_a_group_that_is_unknown_leaves_the_root(text: str, tmp_path: Path) -> None:
     found = _groups(text, tmp_path)
     assert {"/groups", "/groups/memory"} <= set(found)
     assert not any("elsewhere" in folder for folder in found)
 
 
-def test_where_the_kernel_tells_of_no_groups_the_root_is_left(tmp_path: Path) -> None:
+def test_where_the_kernel_lists_no_groups_the_root_is_left(tmp_path: Path) -> None:
     found = groups_of("memory", Path("/groups"), tmp_path / "nothing")
     assert found == (Path("/groups"), Path("/groups/memory"))

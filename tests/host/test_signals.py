@@ -56,7 +56,7 @@ def test_held_it_is_noted_and_the_second_interrupts(
 
 @pytest.mark.parametrize("first", STOP, ids=lambda number: number.name)
 def test_a_closed_terminal_is_no_second_signal(first: signal.Signals, signals: Signals) -> None:
-    """Shell and system send a SIGHUP each, systemd one behind its SIGTERM; all is to be saved."""
+    """Shell and system send a SIGHUP each, systemd one after its SIGTERM; all is to be saved."""
     with signals.held():
         signal.raise_signal(first)
         signal.raise_signal(signal.SIGHUP)
@@ -190,26 +190,26 @@ ENDED_EARLY = [*KEPT_BY_ACCURACY, "monitor.early_stop={metric: accuracy, patienc
 
 
 class Evaluations:
-    """Sends a signal behind one dispatch of the evaluation of one step; counts those dispatched."""
+    """Sends a signal after one dispatch of the evaluation of one step; counts the dispatches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[tuple[int, int]] = []
-        self.number, self.at, self.behind = signal.SIGTERM, -1, 0
+        self.number, self.at, self.after = signal.SIGTERM, -1, 0
         original = XlaExecutable.evaluate
 
         def go(made: XlaExecutable, state: Any, start: int, stop: int, before: Any = None) -> Any:
             sums = original(made, state, start, stop, before)
             self.batches.append((int(state.step), stop))
-            if self.batches[-1] == (self.at, self.behind):
+            if self.batches[-1] == (self.at, self.after):
                 self.at = -1
                 signal.raise_signal(self.number)
             return sums
 
         monkeypatch.setattr(XlaExecutable, "evaluate", go)
 
-    def send(self, number: signal.Signals, at: int, behind: int) -> None:
-        """Send this signal behind dispatch `behind` of the next evaluation of step `at`."""
-        self.number, self.at, self.behind, self.batches = number, at, behind, []
+    def send(self, number: signal.Signals, at: int, after: int) -> None:
+        """Send this signal after dispatch `after` of the next evaluation of step `at`."""
+        self.number, self.at, self.after, self.batches = number, at, after, []
 
 
 @pytest.fixture
@@ -221,19 +221,19 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> Evaluations:
 def test_an_evaluation_that_a_signal_stopped_is_done_by_the_resumed_run(
     arguments: list[str], tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
-    """Given up behind the dispatch at hand, and once more; then all is as in an unbroken run."""
+    """Abandoned after the current dispatch, twice; then all is as in an unbroken run."""
     whole = run(tiny(*arguments), tmp_path / "unbroken")
     run_dir = tmp_path / "run"
-    for life, behind in enumerate([2, 1]):
-        evaluations.send(signal.SIGTERM, at=30, behind=behind)
+    for life, after in enumerate([2, 1]):
+        evaluations.send(signal.SIGTERM, at=30, after=after)
         again = [f"train.resume={run_dir}"] if life else []
         summary = run(tiny(*arguments, *again), None if life else run_dir)
         assert (summary.status, summary.reason) == ("stopped", "SIGTERM received")
         assert summary.steps == outcome.checkpoints(run_dir)[-1] == 30
-        assert evaluations.batches[-behind:] == [(30, n + 1) for n in range(behind)]
+        assert evaluations.batches[-after:] == [(30, n + 1) for n in range(after)]
         assert outcome.read_lines(run_dir / "evals.jsonl")[-1]["step"] == 20
-    # One that ends early is over there; the other is broken once more behind the best.
-    evaluations.send(signal.SIGINT, at=40, behind=1)
+    # One that ends early is over there; the other is broken once more after the best.
+    evaluations.send(signal.SIGINT, at=40, after=1)
     ends = [run(tiny(*arguments, f"train.resume={run_dir}")).status for _ in range(2)]
     assert ends == (["done", "done"] if arguments is ENDED_EARLY else ["stopped", "done"])
     assert outcome.read_summary(run_dir)["metrics"] == whole.metrics
@@ -252,31 +252,31 @@ def test_a_signal_in_an_evaluation_at_the_last_step_stops_the_run(
         "stages=[data,build,compile,train,checkpoint]",
     ]
     run(tiny(*arguments), tmp_path / "unbroken")
-    evaluations.send(signal.SIGTERM, at=20, behind=1)
+    evaluations.send(signal.SIGTERM, at=20, after=1)
     summary = run(tiny(*arguments), tmp_path / "run")
     assert (summary.status, summary.exit_status, summary.steps) == ("stopped", 1, 20)
     assert run(tiny(*arguments, f"train.resume={tmp_path / 'run'}")).status == "done"
     outcome.assert_same_run(tmp_path / "run", tmp_path / "unbroken")
 
 
-def test_a_signal_to_save_in_an_evaluation_is_answered_behind_it(
+def test_a_signal_to_save_in_an_evaluation_is_answered_after_it(
     tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
-    evaluations.send(signal.SIGUSR1, at=10, behind=1)
+    evaluations.send(signal.SIGUSR1, at=10, after=1)
     assert run(tiny(*EVALUATING, "checkpoint.keep=5"), tmp_path).status == "done"
     assert evaluations.batches[:3] == [(10, 1), (10, 2), (10, 3)]
     assert outcome.checkpoints(tmp_path) == [10, 45]
 
 
-@pytest.mark.parametrize("behind", [1, 2])
+@pytest.mark.parametrize("after", [1, 2])
 def test_a_signal_in_the_last_evaluation_loses_no_step(
-    behind: int, tiny: Compose, tmp_path: Path, evaluations: Evaluations
+    after: int, tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
-    """It ends behind the dispatch at hand."""
-    evaluations.send(signal.SIGINT, at=45, behind=behind)
+    """It ends after the current dispatch."""
+    evaluations.send(signal.SIGINT, at=45, after=after)
     summary = run(tiny("train.dispatch_seconds=1e-6"), tmp_path)
     assert (summary.status, summary.reason, summary.steps) == ("stopped", "SIGINT received", 45)
-    assert evaluations.batches[-1] == (45, behind)
+    assert evaluations.batches[-1] == (45, after)
     assert outcome.checkpoints(tmp_path) == [45]
     summary = run(tiny(f"train.resume={tmp_path}"))
     assert (summary.status, summary.steps) == ("done", 45)

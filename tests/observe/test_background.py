@@ -21,7 +21,7 @@ def telemetry(start: int, steps: int = 1) -> Telemetry:
 
 
 class Diary(MonitorBase):
-    """Writes down what it is told; may be held up, or fail at one of its calls."""
+    """Writes down its events; may be held up, or fail at one of its calls."""
 
     def __init__(self, entries: list[str] | None = None, fails_at: str = "") -> None:
         self.entries = [] if entries is None else entries
@@ -51,24 +51,31 @@ class Diary(MonitorBase):
         self.note("close")
 
 
-def told(diary: Diary) -> list[str]:
+def events_of(diary: Diary) -> list[str]:
     return [entry for entry in diary.entries if entry != "flush"]
 
 
-def test_everything_is_told_in_order_and_then_closed() -> None:
+def test_everything_is_passed_on_in_order_and_then_closed() -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     monitor.on_steps(telemetry(0, 2), 1.0)
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
-    monitor.tell(diary.note, "something else")
+    monitor.submit(diary.note, "something else")
     monitor.on_steps(telemetry(2), 1.0)
     monitor.close()
-    assert told(diary) == ["steps 1-2", "sink 2", "eval 2", "something else", "steps 3-3", "close"]
+    assert events_of(diary) == [
+        "steps 1-2",
+        "sink 2",
+        "eval 2",
+        "something else",
+        "steps 3-3",
+        "close",
+    ]
     assert diary.entries[-2:] == ["flush", "close"]
 
 
-def test_monitors_are_told_one_after_the_other() -> None:
+def test_monitors_are_notified_one_after_the_other() -> None:
     """So that lines of several monitors stay in order on the console."""
     entries: list[str] = []
     monitor = BackgroundMonitor([Diary(entries), Diary(entries)])
@@ -88,7 +95,7 @@ def test_training_does_not_wait_for_a_slow_monitor() -> None:
     assert diary.entries == []
     diary.goes_on.set()
     monitor.close()
-    assert told(diary) == [*(f"steps {step}-{step}" for step in range(1, 1001)), "close"]
+    assert events_of(diary) == [*(f"steps {step}-{step}" for step in range(1, 1001)), "close"]
 
 
 def test_training_waits_when_too_much_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +105,7 @@ def test_training_waits_when_too_much_is_waiting(monkeypatch: pytest.MonkeyPatch
     monitor = BackgroundMonitor([diary])
     for step in range(50):
         monitor.on_sink(SinkReport(step, 1.0, 0.1, 1.0, 1))
-        assert step + 1 - len(told(diary)) <= 3
+        assert step + 1 - len(events_of(diary)) <= 3
     monitor.close()
 
 
@@ -107,11 +114,11 @@ def test_telemetry_counts_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     monitor.on_steps(telemetry(0, 1000), 1.0)
-    assert told(diary) == ["steps 1-1000"]
+    assert events_of(diary) == ["steps 1-1000"]
     monitor.close()
 
 
-def test_flush_returns_when_all_is_told_and_flushed() -> None:
+def test_flush_returns_when_all_is_passed_on_and_flushed() -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     for step in range(3):
@@ -124,7 +131,7 @@ def test_flush_returns_when_all_is_told_and_flushed() -> None:
 def test_monitors_work_on_another_thread() -> None:
     threads = []
     monitor = BackgroundMonitor([])
-    monitor.tell(lambda: threads.append(threading.current_thread()))
+    monitor.submit(lambda: threads.append(threading.current_thread()))
     monitor.close()
     (thread,) = threads
     assert thread is not threading.current_thread()
@@ -132,18 +139,18 @@ def test_monitors_work_on_another_thread() -> None:
 
 
 @pytest.mark.parametrize("event", ["sink 2", "flush", "close"])
-def test_a_failure_is_raised_and_nothing_more_is_told(event: str) -> None:
+def test_a_failure_is_raised_and_nothing_more_is_passed_on(event: str) -> None:
     diary = Diary(fails_at=event)
     monitor = BackgroundMonitor([diary])
 
-    def tell() -> None:
+    def send() -> None:
         monitor.on_sink(REPORT)
         monitor.flush()
         monitor.on_eval(1, EVALUATION)
         monitor.close()
 
     with pytest.raises(OSError, match="No space left"):
-        tell()
+        send()
     monitor.close()
     assert diary.entries.count("close") == 1
     assert ("eval 1" in diary.entries) is (event == "close")
@@ -155,12 +162,12 @@ def test_a_failure_is_raised_at_the_next_call() -> None:
     monitor.on_sink(REPORT)
     deadline = time.monotonic() + 10
 
-    def go_on() -> None:
+    def send_on() -> None:
         while time.monotonic() < deadline:
             monitor.on_steps(telemetry(0), 1.0)
 
     with pytest.raises(OSError, match="No space left"):
-        go_on()
+        send_on()
     monitor.close()
 
 
@@ -177,24 +184,27 @@ def test_an_interrupt_reaches_the_thread_that_trains() -> None:
         raise KeyboardInterrupt
 
     monitor = BackgroundMonitor([])
-    monitor.tell(interrupted)
+    monitor.submit(interrupted)
     with pytest.raises(KeyboardInterrupt):
         monitor.flush()
     monitor.close()
 
 
-def test_an_answer_is_given_in_turn_by_the_thread() -> None:
+def test_an_answer_is_given_in_order_by_the_thread() -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     monitor.on_sink(REPORT)
-    assert monitor.ask(lambda word: (word, *diary.entries), "after") == ("after", "sink 2")
-    assert monitor.ask(threading.current_thread).name == "monitors"
+    assert monitor.submit_and_wait(lambda word: (word, *diary.entries), "after") == (
+        "after",
+        "sink 2",
+    )
+    assert monitor.submit_and_wait(threading.current_thread).name == "monitors"
 
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        monitor.ask(fail)
+        monitor.submit_and_wait(fail)
     monitor.close()
 
 

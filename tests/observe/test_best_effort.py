@@ -5,7 +5,7 @@ import pytest
 from pipeline.errors import RunError
 from pipeline.observe.background import BackgroundMonitor
 from pipeline.observe.best_effort import BestEffortMonitor
-from tests.observe.test_background import REPORT, Diary, telemetry, told
+from tests.observe.test_background import REPORT, Diary, events_of, telemetry
 from tests.observe.test_monitors import EVALUATION
 
 
@@ -22,12 +22,12 @@ class Failing(Diary):
             raise self._error
 
 
-def play(monitor: BestEffortMonitor) -> None:
+def play(monitor: BestEffortMonitor[Diary]) -> None:
     monitor.on_steps(telemetry(0), 1.0)
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
     monitor.flush()
-    monitor.tell("note", "something else")
+    monitor.attempt(lambda diary: diary.note("something else"))
     monitor.close()
 
 
@@ -49,7 +49,7 @@ def test_everything_is_passed_on() -> None:
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_failure_is_told_once_and_the_monitor_closed(
+def test_a_failure_is_reported_once_and_the_monitor_closed(
     fails_at: str, error: Exception, reason: str
 ) -> None:
     diary = Failing(fails_at, error)
@@ -72,8 +72,8 @@ def test_others_hear_everything_although_one_has_failed() -> None:
         monitor.on_steps(telemetry(start), 1.0)
         monitor.on_sink(REPORT)
     monitor.close()
-    assert told(before) == told(after)
-    assert told(after) == [
+    assert events_of(before) == events_of(after)
+    assert events_of(after) == [
         "steps 1-1",
         "sink 2",
         "steps 2-2",

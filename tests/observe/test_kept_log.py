@@ -64,7 +64,7 @@ def test_a_line_longer_than_the_tail_is_in_the_digest_alone(
 def test_a_log_goes_on_from_a_mark(
     tail_bytes: int, log: KeptLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a killed run wrote beyond is cut; the marks to come are those of an unbroken log."""
+    """Later lines of a killed run are cut; the marks to come are those of an unbroken log."""
     monkeypatch.setattr(kept_log, "TAIL_BYTES", tail_bytes)
     log.append(lines(1, 10))
     mark = log.mark(10)

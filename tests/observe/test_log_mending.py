@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.observe import kept_log
 from pipeline.observe.kept_log import KeptLog, Mark
-from pipeline.observe.log_mending import Found, open_log
+from pipeline.observe.log_mending import LogFindings, open_log
 from tests.observe.test_kept_log import line, lines
 
 TAIL = 3
@@ -25,7 +25,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mark:
         return log.mark(10)
 
 
-def reopen(folder: Path, mark: Mark | None, step: int = 10) -> Found:
+def reopen(folder: Path, mark: Mark | None, step: int = 10) -> LogFindings:
     log, found = open_log(folder / "metrics.jsonl", step, mark, every_step=True, own=True)
     with closing(log):
         return found
@@ -55,14 +55,14 @@ MENDED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("how", MENDED)
 def test_what_the_checkpoint_knows_is_restored(how: str, mark: Mark, tmp_path: Path) -> None:
-    change, told = MENDED[how]
+    change, text = MENDED[how]
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(change(lines(1, 10)))
     found = reopen(tmp_path, mark)
     assert file.read_bytes() == lines(1, 10)
     assert found.changed
     assert not found.flaws
-    assert told in str(found)
+    assert text in str(found)
     assert not reopen(tmp_path, mark)
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 

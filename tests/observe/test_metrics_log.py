@@ -79,7 +79,7 @@ def test_without_sinks_a_sink_is_a_pass(tmp_path: Path) -> None:
 
 
 def test_lines_are_on_disk_once_the_log_is_flushed(tmp_path: Path) -> None:
-    """What a killed run has computed is there to be read."""
+    """The steps of a killed run are in the file."""
     with log(tmp_path) as monitor:
         monitor.on_steps(telemetry(0, 1.0), 1.0)
         monitor.on_eval(1, EVALUATION)
@@ -105,7 +105,7 @@ def test_lines_are_the_same_however_the_steps_were_cut(tmp_path: Path) -> None:
     assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == whole
 
 
-def test_a_file_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with files_end_at(50), pytest.raises(RunError) as caught, log(tmp_path) as monitor:
         monitor.on_steps(telemetry(0, 1.0), 1.0)
     assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't write: File too large"
@@ -143,7 +143,7 @@ def test_an_evaluation_that_is_not_finite_is_json_too(tmp_path: Path) -> None:
     assert line["loss"] is None
 
 
-def test_a_resumed_run_cuts_off_what_lies_behind_its_start(tmp_path: Path) -> None:
+def test_a_resumed_run_cuts_off_what_comes_after_its_start(tmp_path: Path) -> None:
     with log(tmp_path) as before:
         before.on_steps(telemetry(0, 5.0, 4.0, 3.0, 2.0), 1.0)
         before.on_eval(2, EVALUATION)
@@ -184,7 +184,9 @@ def test_where_a_line_is_none_of_a_log_nothing_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_removed_is_told_by_the_next_flush(tmp_path: Path, replaced: bool) -> None:
+def test_a_file_that_was_removed_is_reported_by_the_next_flush(
+    tmp_path: Path, replaced: bool
+) -> None:
     """Else its lines would go nowhere, and nobody would know."""
     file = tmp_path / "metrics.jsonl"
     monitor = MetricsLog(tmp_path, COURSE, 0)

@@ -191,7 +191,7 @@ def test_a_quiet_monitor_watches_without_a_word(event: str) -> None:
 
 
 class Modelled:
-    """What an emulated device says of a step."""
+    """The estimate of an emulated device."""
 
     device = "8 x Ascend 910A"
     step_ms = 2.5

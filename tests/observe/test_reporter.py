@@ -118,7 +118,7 @@ class Gone(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_console_that_is_gone_is_told_in_the_log_and_missed_no_more(tmp_path: Path) -> None:
+def test_a_console_that_is_gone_is_reported_in_the_log_and_missed_no_more(tmp_path: Path) -> None:
     with Reporter(tmp_path, Console(file=Gone())) as reporter:
         for text in ("one", "two"):
             reporter.say(text)
@@ -136,7 +136,7 @@ def test_without_a_log_the_error_is_the_callers() -> None:
         Reporter(console=Console(file=Gone())).say("one")
 
 
-def test_a_log_that_cannot_be_written_is_told_on_the_console(
+def test_a_log_that_cannot_be_written_is_reported_on_the_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with files_end_at(20), Reporter(tmp_path) as reporter:

@@ -73,7 +73,7 @@ def test_skipped_steps_are_marked(tmp_path: Path) -> None:
     assert scalars(tmp_path, "train/loss_scale") == {11: 8.0, 12: 8.0, 13: 4.0}
 
 
-def test_steps_told_one_by_one_are_written_at_once(tmp_path: Path) -> None:
+def test_steps_passed_one_by_one_are_written_at_once(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         for step in range(200):
             writer.on_steps(telemetry(step, 1), 0.01)
@@ -85,7 +85,7 @@ def test_steps_told_one_by_one_are_written_at_once(tmp_path: Path) -> None:
     assert scalars(tmp_path, "train/images_per_s") == dict.fromkeys(range(1, 201), 64.0)
 
 
-def test_events_carry_the_time_they_were_told_at(
+def test_events_carry_the_time_they_were_passed_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with board(tmp_path) as writer:
@@ -98,13 +98,13 @@ def test_events_carry_the_time_they_were_told_at(
     assert times == [100.0, 100.0, 200.0, 200.0]
 
 
-def test_a_folder_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with files_end_at(50), pytest.raises(RunError) as caught, board(tmp_path) as writer:
         writer.on_steps(telemetry(0, 1), 1.0)
     assert str(caught.value) == f"{tmp_path}: can't write: File too large"
 
 
-def test_a_folder_that_cannot_be_made_is_told_by_name(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "board"
     refused = pytest.raises(RunError, match="file/board: can't write: Not a directory")
@@ -149,7 +149,7 @@ def test_a_flat_image_is_no_division_by_zero(tmp_path: Path) -> None:
     assert len(read(tmp_path).Images("train/images")) == 1
 
 
-def test_samples_that_are_no_pictures_are_left_out(tmp_path: Path) -> None:
+def test_samples_that_are_no_pictures_are_skipped(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.add_images(np.ones((3, 39, 1, 2), np.float32))
     assert read(tmp_path).Tags()["images"] == []
@@ -184,7 +184,7 @@ def test_a_job_of_a_sweep_has_its_row_of_hparams(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_resumed_run_purges_what_lies_behind_its_start(tmp_path: Path) -> None:
+def test_a_resumed_run_purges_what_comes_after_its_start(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.on_steps(telemetry(0, 9), 1.0)
     with board(tmp_path, first=4) as writer:

@@ -36,7 +36,7 @@ def test_a_cost_goes_through_both_dispatches_that_were_timed() -> None:
 def test_dispatches_are_those_that_training_makes(
     total: int, size: int, evaluate: int, save: int, longest: int
 ) -> None:
-    """The course of a run is the oracle: its segments, each in pieces of `longest` at most."""
+    """The schedule of a run is the oracle: its segments, each in at most `longest` steps."""
     every = {Event.EVALUATE: (evaluate,), Event.CHECKPOINT: (save,)}
     segments = RunSchedule(total, 10, size).segments(0, every)
     expected = sum(-(-(s.stop - s.start) // longest) for s in segments)
@@ -60,8 +60,8 @@ def test_signals_cut_sinks_in_a_prediction() -> None:
     assert predict(Cost("loop", 1.0, 2.0), 100, hasty) == pytest.approx(2.0 + 1.0 / 5)
 
 
-def test_a_cheap_step_is_sunk_deep_and_a_dear_one_not() -> None:
-    """What a dispatch costs is spread until it is below the tolerance."""
+def test_a_cheap_step_gets_long_sinks_and_an_expensive_one_short() -> None:
+    """The cost of a dispatch is divided until it is below the tolerance."""
     tiny = choose(costs(off_ms=0.5, dispatch_ms=0.45, step_ms=0.05), FREE)
     large = choose(costs(off_ms=50.5, dispatch_ms=0.45, step_ms=50.0), FREE)
     assert (tiny.size, large.size) == (1000, 2)

@@ -35,7 +35,7 @@ def test_epochs_count_sinks_when_sink_size_is_positive() -> None:
     ],
 )
 def test_epochs_count_passes_otherwise(length: Length) -> None:
-    """S-04 with sink_size -1, S-07 without sinks, and where the sink is not settled yet."""
+    """S-04 with sink_size -1, S-07 without sinks, and where the sink is not chosen yet."""
     assert total_steps(length, 1875) == 18_750
 
 
@@ -63,7 +63,7 @@ def test_sinks_continue_where_the_last_one_stopped() -> None:
     assert [run.place(1000 * k).sink for k in range(1, 11)] == list(range(1, 11))
 
 
-def test_a_sink_that_is_not_settled_is_a_pass_for_the_time_being() -> None:
+def test_a_sink_that_is_not_chosen_yet_is_a_pass() -> None:
     assert schedule_run(Length(passes=2, sink_size="auto"), 7).sink_steps == 7
 
 

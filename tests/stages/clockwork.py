@@ -1,4 +1,4 @@
-"""A compiled run in which nothing is computed: what it takes is told by a clock of its own."""
+"""A compiled run that computes nothing, on a simulated clock."""
 
 from __future__ import annotations
 

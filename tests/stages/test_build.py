@@ -36,7 +36,7 @@ def problem(recipe: Recipe) -> str:
     return only
 
 
-def test_what_was_built_is_told_in_a_line(
+def test_what_was_built_is_reported_in_a_line(
     tiny: Compose, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for overrides in (["train.steps=45"], ["train.steps=3", "train.sink=false"]):

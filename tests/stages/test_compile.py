@@ -49,17 +49,17 @@ def test_the_cache_can_be_switched_off(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "model", "told"),
+    ("overrides", "model", "ending"),
     [
         ([], "lenet5", "training data resident, 0.0 MB on the device"),
         ([*SMALL, "train.feed=stream"], "mlp", "training data stream, 2.2 MB on the device"),
     ],
     ids=["resident", "stream"],
 )
-def test_programs_and_data_are_told(
+def test_programs_and_data_are_reported(
     overrides: list[str],
     model: str,
-    told: str,
+    ending: str,
     tiny: Compose,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -71,4 +71,4 @@ def test_programs_and_data_are_told(
     ):
         assert line.startswith(f"compile    {name}: ")
         assert "MB of temporaries" in line
-    assert lines[4].endswith(told)
+    assert lines[4].endswith(ending)

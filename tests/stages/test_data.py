@@ -24,7 +24,7 @@ def quiet() -> Reporter:
 
 @pytest.fixture
 def npz(tmp_path: Path) -> Callable[..., list[str]]:
-    """Overrides for a dataset of one's own, whose sizes only its file tells."""
+    """Overrides for a dataset of one's own, whose sizes only its file holds."""
 
     def make(train: tuple[int, ...] = (5, 8, 8), test: tuple[int, ...] = (3, 8, 8)) -> list[str]:
         rng = np.random.default_rng(0)
@@ -48,7 +48,9 @@ def npz(tmp_path: Path) -> Callable[..., list[str]]:
     return make
 
 
-def test_what_is_read_is_told_in_a_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_read_is_reported_in_a_line(
+    tiny: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
     load_data(tiny(), Reporter())
     assert capsys.readouterr().out == (
         "data       synthetic: 96 training and 40 evaluation images 8x8x1, 10 classes, 0.0 MB; "
@@ -118,8 +120,8 @@ def test_sample_images_are_those_of_the_first_batch_after_its_ops(tiny: Compose)
 
 
 def test_sample_images_are_nhwc_whatever_the_recipe_moves(tiny: Compose) -> None:
-    moved = ["dataset.train.ops=[hwc2chw]", "dataset.eval.ops=[hwc2chw]"]
-    recipe = tiny("monitor.sample_images=2", *moved)
+    transposed = ["dataset.train.ops=[hwc2chw]", "dataset.eval.ops=[hwc2chw]"]
+    recipe = tiny("monitor.sample_images=2", *transposed)
     dataset = load_data(recipe, quiet())
     first = dataset.train_order.batches(0, 1).indices[0, :2]
     assert dataset.image == ColumnSpec((1, 8, 8), "uint8", "chw")

@@ -40,7 +40,7 @@ BUCKETS = "dataset.buckets=[[8,8],[6,12]]"
 
 
 def save(file: Path, train: int = 61, test: int = 9, **changed: Any) -> Path:
-    """Images of several sizes, one behind the other."""
+    """Images of several sizes, one after the other."""
     rng = np.random.default_rng(8)
     arrays: dict[str, Any] = {}
     for split, count in (("train", train), ("test", test)):
@@ -98,7 +98,7 @@ def test_images_are_padded_and_their_sizes_kept(ragged: Compose) -> None:
         assert padded.sum() == value.sum()
 
 
-def test_the_buckets_are_told(ragged: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_buckets_are_reported(ragged: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(ragged(), Reporter())
     line = capsys.readouterr().out.splitlines()[-1]
     assert line == "data       training images padded to 8x8 (38 samples), 6x12 (23 samples)"
@@ -120,7 +120,7 @@ def test_sinks_and_feeds_change_nothing(
 ) -> None:
     """Losses, evaluations and weights bit for bit, with buckets changing within a sink."""
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
-    ways = {
+    variants = {
         "off": ["train.sink=false"],
         "one": ["train.sink_size=1"],
         "seven": ["train.sink_size=7", "train.feed=stream"],
@@ -128,8 +128,8 @@ def test_sinks_and_feeds_change_nothing(
         "pass": ["train.sink_size=-1"],
     }
     same = f"dataset.train.drop_remainder={drop_remainder}"
-    for name, way in ways.items():
-        run(ragged(same, *way), tmp_path / name)
+    for name, overrides in variants.items():
+        run(ragged(same, *overrides), tmp_path / name)
         outcome.assert_same_run(tmp_path / "off", tmp_path / name)
     losses = [line["loss"] for line in outcome.metrics(tmp_path / "off")]
     assert (len(losses), len(set(losses)) > 20) == (30, True)
@@ -184,7 +184,7 @@ def _by_hand(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
 
 
 def test_the_mask_is_a_channel_that_the_network_reads(ragged: Compose) -> None:
-    """1 where the image is; behind the ops, so that nothing is normalised or rescaled in it."""
+    """1 where the image is; after the ops, so that nothing is normalised or rescaled in it."""
     plain, masked = (
         build_quietly(ragged(f"dataset.padding_mask={on}")) for on in ("false", "true")
     )
@@ -263,7 +263,7 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
         ),
         (["model.layers=[flatten, {name: dense, features: $classes}]"], None),
     ],
-    ids=["no buckets", "left out", "empty", "no batch", "dimensions", "mask", "crop", "dense"],
+    ids=["no buckets", "skipped", "empty", "no batch", "dimensions", "mask", "crop", "dense"],
 )
 def test_buckets_that_do_not_fit_are_refused_before_compiling(
     overrides: list[str], problem: str | None, ragged: Compose
@@ -357,12 +357,12 @@ def test_samples_larger_than_every_bucket_are_cropped(
 ) -> None:
     """The same numbers in any sink and feed, every sample evaluated, and other parts each pass."""
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
-    ways = {
+    variants = {
         "off": ["train.sink=false"],
         "seven": ["train.sink_size=7", "train.feed=stream"],
     }
-    for name, way in ways.items():
-        summary = run(ragged(*CROPPED, "dataset.padding_mask=true", *way), tmp_path / name)
+    for name, overrides in variants.items():
+        summary = run(ragged(*CROPPED, "dataset.padding_mask=true", *overrides), tmp_path / name)
         assert summary.metrics["count"] == 9
         outcome.assert_same_run(tmp_path / "off", tmp_path / name)
     dataset = loaded(ragged(*CROPPED))

@@ -40,7 +40,7 @@ def test_every_run_evaluates_the_whole_split(tiny: Compose) -> None:
     assert dataset.eval_order.num_shards == 1
 
 
-def test_the_shard_is_told(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shard_is_reported(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(tiny(*shard(2, 5)), Reporter())
     assert capsys.readouterr().out.endswith("; 1 steps a pass in shard 2 of 5\n")
 

@@ -1,4 +1,4 @@
-"""A run on an emulated device is priced first: told, written down, and refused where it must be."""
+"""A run on an emulated device is priced first: reported, written down, and refused if too big."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
     assert sorted(kinds) == ["auto_tune", "batch", "buckets", "precision", "sink", "workers"]
     assert json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
     assert "<svg" in (tmp_path / "run" / "timeline.html").read_text()
-    told = capsys.readouterr().out
-    assert "MODELLED, not measured: 8 x Ascend 910A, batch 16, O2, loop_sink of 200 steps" in told
-    assert "modelled   price.json, trace.json, timeline.html in " in told
+    output = capsys.readouterr().out
+    assert "MODELLED, not measured: 8 x Ascend 910A, batch 16, O2, loop_sink of 200 steps" in output
+    assert "modelled   price.json, trace.json, timeline.html in " in output
 
 
 @pytest.mark.parametrize(

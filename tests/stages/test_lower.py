@@ -1,4 +1,4 @@
-"""How the convolutions of a run are settled, and that they stay so."""
+"""Choice of the lowerings of a run, which a resumed run keeps."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ EVALUATED = [
 class Choosing(XlaBackend):
     """A backend that chooses what a test wants it to, and takes down what it was asked."""
 
-    def __init__(self, way: str = "patches/xla", chosen: LoweringChoice | None = None) -> None:
+    def __init__(self, how: str = "patches/xla", chosen: LoweringChoice | None = None) -> None:
         super().__init__(find_device("cpu", 0))
-        self._way, self._chosen = Lowering.parse(way), chosen
+        self._how, self._chosen = Lowering.parse(how), chosen
         self.asked: list[tuple[Sequence[Problem], Tuning]] = []
 
     def choose_lowerings(
@@ -92,7 +92,7 @@ class Choosing(XlaBackend):
         if self._chosen is not None:
             return self._chosen
         return LoweringChoice(
-            Lowerings(tuple((str(problem), self._way) for problem in problems)), (), 3
+            Lowerings(tuple((str(problem), self._how) for problem in problems)), (), 3
         )
 
 
@@ -103,11 +103,11 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Built, Reporter]:
 
 
 def lowered(recipe: Recipe, backend: Choosing, run_dir: Path | None) -> tuple[Built, str]:
-    """The step, and what the user was told of it."""
+    """The step, and the lines for the user."""
     dataset, built, _ = prepare(recipe)
-    told = Reporter(console=Console(file=io.StringIO()))
-    result = lower(recipe, dataset, built, backend, run_dir, told)
-    file: Any = told.console.file
+    reporter = Reporter(console=Console(file=io.StringIO()))
+    result = lower(recipe, dataset, built, backend, run_dir, reporter)
+    file: Any = reporter.console.file
     return result, file.getvalue()
 
 
@@ -158,7 +158,7 @@ def test_gradients_of_smaller_images_with_as_many_channels_are_listed(tiny: Comp
 
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 def test_max_pooling_is_listed_as_its_layout_has_it(layout: str, tiny: Compose) -> None:
-    """And convolutions in NHWC alone: with the batch last each is computed in one way."""
+    """And convolutions in NHWC alone: with the batch last each is computed by one lowering."""
     layers = (
         "[{name: conv, features: 4, kernel: 3},{name: max_pool, kernel: 2},"
         "flatten,{name: dense, features: '$classes'}]"
@@ -203,8 +203,8 @@ def test_a_network_without_convolutions_poses_products_alone(
     found = problems(recipe)
     assert all(text.startswith("dense ") for text in found)
     assert expected is None or found == [f"{text} float32" for text in expected]
-    _, told = lowered(recipe, Choosing(chosen=LoweringChoice()), tmp_path)
-    assert told == ""
+    _, lines = lowered(recipe, Choosing(chosen=LoweringChoice()), tmp_path)
+    assert lines == ""
     assert read_choice(tmp_path / "lowerings.json") == LoweringChoice()
 
 
@@ -212,12 +212,12 @@ def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
     tiny: Compose, tmp_path: Path
 ) -> None:
     backend = Choosing()
-    built, told = lowered(tiny(*NETWORK), backend, tmp_path)
+    built, lines = lowered(tiny(*NETWORK), backend, tmp_path)
     expected = {f"{text} float32": "patches/xla" for text in [*TRAINED, *EVALUATED]}
     kept = json.loads((tmp_path / "lowerings.json").read_text())
     assert kept == {"layout": "nhwc", "computations": expected}
-    assert {text: str(way) for text, way in chooser(built).chosen} == expected
-    assert told.startswith("lower      15 computations: 0 from the bank, 3 by rule")
+    assert {text: str(how) for text, how in chooser(built).chosen} == expected
+    assert lines.startswith("lower      15 computations: 0 from the bank, 3 by rule")
     assert [file.name for file in tmp_path.iterdir()] == ["lowerings.json"]
 
 
@@ -288,20 +288,20 @@ def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
     changes = [*NETWORK, STACK, f"cache.root={tmp_path}"]
     run_dirs = [tmp_path / name for name in ("ruled", "tuned", "banked")]
     modes = ("bank", "tune", "bank")
-    laid_out, tellings = [], []
+    laid_out, reports = [], []
     for run_dir, mode in zip(run_dirs, modes, strict=True):
         run_dir.mkdir()
         recipe = tiny(*changes, f"autotune={mode}")
-        built, told = lowered(recipe, Choosing(chosen=LoweringChoice()), run_dir)
+        built, lines = lowered(recipe, Choosing(chosen=LoweringChoice()), run_dir)
         assert isinstance(built.parts.network, Network)
         laid_out.append(built.parts.network.layout)
-        tellings.append(told.splitlines()[:1])
+        reports.append(lines.splitlines()[:1])
     assert laid_out == ["chwn", layout, layout]
     assert sorted(timed) == ["chwn", "nhwc"]
-    assert tellings[0] == ["lower      images as CHWN: vectors of samples, for few channels"]
+    assert reports[0] == ["lower      images as CHWN: vectors of samples, for few channels"]
     if layout == "chwn":
         line = "lower      images as CHWN: vectors of samples; gradients 3.00 -> 2.00 ms"
-        assert tellings[1] == tellings[2] == [line]
+        assert reports[1] == reports[2] == [line]
     (file,) = run_dirs[1].glob("tune_result*")
     (operator,) = json.loads(file.read_text())["operators"]
     assert (operator["layout"], operator["op"]) == (layout, ["network", "layout"])
@@ -329,14 +329,14 @@ def test_gradients_of_a_network_are_timed_and_it_has_a_name(layout: Layout, tiny
 
 
 def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) -> None:
-    """Whatever the bank says by now: other lowerings are other roundings."""
+    """Whatever the bank holds now: other lowerings are other roundings."""
     first, _ = lowered(tiny(*NETWORK), Choosing("patches/xla"), tmp_path)
     other = Choosing("convolution/xla")
-    again, told = lowered(tiny(*NETWORK), other, tmp_path)
+    again, lines = lowered(tiny(*NETWORK), other, tmp_path)
     ((_, tuning),) = other.asked
     assert tuning.kept == chooser(first)
     assert chooser(again) == chooser(first)
-    assert told == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
+    assert lines == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
 
 
 def test_without_a_run_directory_nothing_is_written(
@@ -354,21 +354,21 @@ def tuned() -> LoweringChoice:
     one, other = (
         ConvolutionProblem("forward", window, batch, 4, 4, "float32") for batch in (16, 20)
     )
-    way = Lowering("patches")
+    how = Lowering("patches")
     found = (
-        TuneResult(one, 3000.0, Timed(way, 1000.0), Timed(way, 1000.0), "bank_hit"),
-        TuneResult(other, 2000.0, Timed(way, 1500.0), Timed(way, 1500.0), "bank_append", (1500.0,)),
+        TuneResult(one, 3000.0, Timed(how, 1000.0), Timed(how, 1000.0), "bank_hit"),
+        TuneResult(other, 2000.0, Timed(how, 1500.0), Timed(how, 1500.0), "bank_append", (1500.0,)),
     )
-    return LoweringChoice(Lowerings(((str(one), way), (str(other), way))), found)
+    return LoweringChoice(Lowerings(((str(one), how), (str(other), how))), found)
 
 
 def test_what_was_tuned_leaves_its_result_in_the_run_directory(
     tiny: Compose, tmp_path: Path
 ) -> None:
-    _, told = lowered(tiny(*NETWORK), Choosing(chosen=tuned()), tmp_path)
+    _, lines = lowered(tiny(*NETWORK), Choosing(chosen=tuned()), tmp_path)
     (file,) = tmp_path.glob("tune_result_pid*.json")
     assert json.loads(file.read_text()) == json.loads(json.dumps(tuned().to_result()))
-    first, second = told.splitlines()
+    first, second = lines.splitlines()
     assert first == (
         "lower      2 computations: 1 from the bank, 1 tuned; 0 by oneDNN; 5.0 -> 2.5 ms"
     )
@@ -402,8 +402,8 @@ def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path)
 
 
 def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
-    ways = Lowerings((("b", Lowering("patches", "onednn", 8)), ("a", Lowering("default"))))
-    chosen = LoweringChoice(ways, layout="chwn")
+    lowerings = Lowerings((("b", Lowering("patches", "onednn", 8)), ("a", Lowering("default"))))
+    chosen = LoweringChoice(lowerings, layout="chwn")
     write_choice(tmp_path / "lowerings.json", chosen)
     assert read_choice(tmp_path / "lowerings.json") == chosen
 
@@ -437,7 +437,7 @@ def test_a_broken_choice_is_named_and_left_alone(
     assert backend.asked == []
 
 
-def test_a_run_that_only_builds_settles_nothing(tiny: Compose, tmp_path: Path) -> None:
+def test_a_run_that_only_builds_chooses_nothing(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*NETWORK, "stages=[data,build]"), tmp_path)
     assert not (tmp_path / "lowerings.json").exists()
     assert outcome.read_summary(tmp_path)["status"] == "done"

@@ -1,4 +1,4 @@
-"""Frozen weights, rates by pattern, averages and pieces of a batch in whole runs."""
+"""Frozen weights, rates by pattern, averages and microbatches in whole runs."""
 
 from __future__ import annotations
 

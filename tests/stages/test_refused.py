@@ -1,4 +1,4 @@
-"""What layers, parameters and types can't be is told when the network is built."""
+"""Impossible layers, parameters and types are refused when the network is built."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ REFUSED = {
         ["model.init={rules: [{pattern: head, init: zeros}]}"],
         "model lenet5: init.rules: pattern 'head' matches none of the 8 parameters",
     ),
-    "pieces of different sizes": (
+    "microbatches of different sizes": (
         ["train.accumulate_steps=3"],
         "train.accumulate_steps = 3: must divide train.batch_size = 16",
     ),
-    "two ways to type": (
+    "two settings of types": (
         ["train.precision=O2", "train.to_float=[{pattern: conv_0, dtype: float16}]"],
         "train.to_float: conflicts with train.precision = O2, which is O2 on cpu",
     ),

@@ -49,7 +49,7 @@ def test_hostile_files_are_named_in_one_line(content: bytes, told: str, file: Pa
 
 
 def test_no_more_is_read_than_a_sweep_writes(file: Path) -> None:
-    """A hole of 8 GiB: nothing near that is asked of memory."""
+    """A hole of 8 GiB: nothing near that is allocated."""
     with file.open("wb") as hole:
         hole.truncate(8 * 2**30)
     tracemalloc.start()

@@ -30,7 +30,7 @@ def finish(job: PlannedJob, status: str = "done") -> JobReturn:
     return JobReturn(status=JobStatus.COMPLETED)
 
 
-def test_jobs_are_started_until_all_are_settled(tmp_path: Path) -> None:
+def test_jobs_are_started_until_all_are_finished(tmp_path: Path) -> None:
     """The launcher loses what it has not done by its second job."""
     started: list[list[int]] = []
 
@@ -57,7 +57,7 @@ def test_a_launcher_that_settles_nothing_is_given_up(
 
 
 def test_a_failure_of_another_process_is_not_tried_again_here(tmp_path: Path) -> None:
-    """What had failed when the command began is, once."""
+    """A job that had failed before the command started is retried, once."""
     old, new = planned(tmp_path, 2)
     for job in (old, new):
         finish(job, "failed")
@@ -82,7 +82,7 @@ def hold(folder: Path, ready: multiprocessing.Event) -> None:  # type: ignore[va
 def test_the_job_of_a_killed_process_is_taken_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While it lives it is waited for; the kernel tells that it died."""
+    """While it lives it is waited for; the kernel's lock shows that it died."""
     (job,) = planned(tmp_path, 1)
     spawn = multiprocessing.get_context("spawn")
     ready = spawn.Event()

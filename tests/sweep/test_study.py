@@ -20,7 +20,7 @@ from pipeline.errors import RecipeError, RunError  # noqa: E402
 from pipeline.files.package_paths import CONF  # noqa: E402
 from pipeline.sweep.storage import FileLock, beating  # noqa: E402
 from pipeline.sweep.study import number_of_first_try, open_study, read_settings  # noqa: E402
-from pipeline.sweep.trials import Search, requeue_dead_trials  # noqa: E402
+from pipeline.sweep.trials import StudySearch, requeue_dead_trials  # noqa: E402
 from tests.conftest import STEPS, TINY  # noqa: E402
 
 Sweeper = dict[str, Any]
@@ -29,7 +29,7 @@ SPACE = {"lr": optuna.distributions.FloatDistribution(0.0, 1.0)}
 
 @pytest.fixture
 def sweeper() -> Sweeper:
-    """What `hydra/sweeper=optuna` means without further overrides."""
+    """The settings of `hydra/sweeper=optuna` without further overrides."""
     folder = CONF / "hydra" / "sweeper"
     tree = OmegaConf.to_container(OmegaConf.load(folder / "optuna.yaml"))
     assert isinstance(tree, dict)
@@ -110,7 +110,7 @@ def test_a_study_of_something_else_is_refused(
     assert "hydra.sweeper.metric = loss: the study is about accuracy" in capsys.readouterr().err
 
 
-def test_settings_that_are_wrong_are_all_told(sweeper: Sweeper, tmp_path: Path) -> None:
+def test_settings_that_are_wrong_are_all_reported(sweeper: Sweeper, tmp_path: Path) -> None:
     wrong = {"metric": "acuracy", "reports": "never", "n_trials": 0, "heartbeat_s": 0.5}
     with pytest.raises(RecipeError) as caught:
         read_settings({**sweeper, **wrong}, tmp_path)
@@ -232,7 +232,7 @@ def test_auto_goes_on_with_a_study_of_the_same_space_and_sampler(
     assert sorted(len(read_table(folder)) for folder in studies) == [1, 2]
 
 
-def test_a_wrong_choice_is_told_before_there_is_a_study(
+def test_a_wrong_choice_is_reported_before_there_is_a_study(
     search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert search(RATES, "model=lenet5,lenet6") == 2
@@ -266,11 +266,11 @@ def test_a_journal_that_is_none_is_named(
     assert told in str(caught.value)
 
 
-def test_a_trial_that_was_half_asked_for_is_not_lost(study: Any, tmp_path: Path) -> None:
+def test_a_trial_that_was_half_requested_is_not_lost(study: Any, tmp_path: Path) -> None:
     """Its process died before the first heart-beat, also when it was a retry."""
     study.ask()
     settings: Any = None
-    search = Search(study, study._storage, settings, SPACE, [], [], tmp_path)
+    search = StudySearch(study, study._storage, settings, SPACE, [], [], tmp_path)
     for _ in range(2):
         requeue_dead_trials(search)
         assert [trial.state.name for trial in study.trials][-2:] == ["FAIL", "WAITING"]

@@ -66,7 +66,7 @@ def test_own_names_need_no_rules() -> None:
             np.testing.assert_array_equal(matching.arrays[name], array)
 
 
-def test_kernels_are_turned_and_flattened_images_reordered() -> None:
+def test_kernels_are_transposed_and_flattened_images_reordered() -> None:
     theirs, network = lenet(), lenet_needs()
     matching = match_weights("f", theirs, network)
     assert matching.rules == "torch"
@@ -141,7 +141,7 @@ def test_residual_networks_are_known_by_their_blocks(framework: str) -> None:
     theirs = torch if framework == "torch" else in_mindspore(torch)
     matching = match_weights("f", theirs, resnet_needs())
     assert matching.rules == framework
-    assert set(statuses(matching)) <= {"matched", "left out"}
+    assert set(statuses(matching)) <= {"matched", "skipped"}
     assert len(matching.arrays) == len(resnet_needs().shapes)
     expected = {
         "params/stage3_block0/conv_1/kernel": torch["layer3.0.conv2.weight"].transpose(2, 3, 1, 0),
@@ -167,7 +167,7 @@ def test_squeeze_and_excitation_may_be_written_as_convolutions() -> None:
                 theirs[f"{at}.se.fc{index}.weight"] = rand(narrow, wide, 1, 1)
                 theirs[f"{at}.se.fc{index}.bias"] = rand(narrow)
     matching = match_weights("f", theirs, network)
-    assert set(statuses(matching)) == {"matched", "left out"}
+    assert set(statuses(matching)) == {"matched", "skipped"}
     np.testing.assert_array_equal(
         matching.arrays["params/stage2_block1/squeeze_excite/dense_1/kernel"],
         theirs["layer2.1.se.fc2.weight"][:, :, 0, 0].T,
@@ -199,7 +199,7 @@ def test_vgg_is_read_in_order(batch_norm: bool) -> None:
     network = needs("vgg16", convs=[1, 2], widths=[4, 6], hidden=5, batch_norm=batch_norm)
     theirs = vgg_names(batch_norm)
     matching = match_weights("f", theirs, network)
-    assert set(statuses(matching)) <= {"matched", "left out"}
+    assert set(statuses(matching)) <= {"matched", "skipped"}
     last = "features.7.weight" if batch_norm else "features.5.weight"
     kernel = matching.arrays["params/conv_2/kernel"]
     np.testing.assert_array_equal(kernel, theirs[last].transpose(2, 3, 1, 0))
@@ -240,7 +240,7 @@ def test_vgg_of_many_layers_is_read_in_order_from_safetensors(tmp_path: Path) ->
     theirs = vgg_names(batch_norm=True, counts=(4, 4), widths=(6, 6))
     assert "features.22.weight" in theirs
     matching = match_weights(*through_safetensors(theirs, tmp_path), network)
-    assert set(statuses(matching)) == {"matched", "left out"}
+    assert set(statuses(matching)) == {"matched", "skipped"}
     known = match_weights("w.pth", theirs, network)
     assert set(matching.arrays) == set(network.shapes)
     for name, array in known.arrays.items():
@@ -279,7 +279,7 @@ def test_a_format_that_keeps_the_order_needs_no_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_foreign_layer_shifts_none_behind_it(at: int) -> None:
+def test_a_foreign_layer_shifts_none_after_it(at: int) -> None:
     items = list(lenet().items())
     theirs = dict([*items[:at], ("foreign.weight", rand(7, 7, 3, 3)), *items[at:]])
     matching = match_weights("f", theirs, lenet_needs())
@@ -346,15 +346,15 @@ def test_transformers_have_their_packed_projection_spread(style: str) -> None:
         np.testing.assert_array_equal(matching.arrays[f"{attention}/{name}/kernel"], expected)
 
 
-def test_the_state_of_training_is_left_out() -> None:
+def test_the_state_of_training_is_skipped() -> None:
     theirs = in_mindspore(resnet_names(WIDTHS))
     theirs |= {"moments.conv1.weight": theirs["conv1.weight"], "learning_rate": rand(1)}
     found = statuses(match_weights("f", theirs, resnet_needs()))
-    assert found["left out"] == ["moments.conv1.weight", "learning_rate"]
-    assert set(found) == {"matched", "left out"}
+    assert found["skipped"] == ["moments.conv1.weight", "learning_rate"]
+    assert set(found) == {"matched", "skipped"}
 
 
-def test_what_does_not_match_is_told_in_a_table() -> None:
+def test_what_does_not_match_is_reported_in_a_table() -> None:
     theirs = lenet()
     del theirs["fc2.bias"]
     theirs["fc3.weight"] = rand(7, 84)
@@ -411,7 +411,7 @@ def test_rules_of_the_user_come_first_and_in_order() -> None:
     matching = match_weights("f", theirs, lenet_needs(), rules)
     assert statuses(matching) == {
         "matched": [name for name in theirs if name != "net/junk"],
-        "left out": ["net/junk"],
+        "skipped": ["net/junk"],
     }
 
 
@@ -429,7 +429,7 @@ def test_a_rule_that_matches_nothing_is_refused() -> None:
         match_weights("f", lenet(), lenet_needs(), [rename("fc1.*", "head"), rename("x", "y")])
 
 
-def test_two_entries_for_one_array_are_told() -> None:
+def test_two_entries_for_one_array_are_reported() -> None:
     theirs = {"w": rand(84, 10), "v": rand(84, 10)}
     rules = [rename("w", "dense_2/kernel"), rename("v", "dense_2/kernel")]
     rows = match_weights("f", theirs, lenet_needs(), rules, "none").rows
@@ -480,7 +480,7 @@ def test_vectors_of_segments_are_added_to_those_of_positions() -> None:
     np.testing.assert_array_equal(matching.arrays["params/embedding_0/table"], words)
 
 
-def test_tied_and_turned_weights_of_a_decoder() -> None:
+def test_tied_and_transposed_weights_of_a_decoder() -> None:
     theirs = text_names(bert=False)
     classes = ColumnSpec((4, 1, 1), "float32")
     network = arrays_of_model(conf_model("gpt2", **TEXT), 9, classes)

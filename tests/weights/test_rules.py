@@ -24,7 +24,7 @@ NETWORKS = [
 
 
 def network(model: str) -> NetworkArrays:
-    """What the golden list of a network's parameters says, and the statistics of its norms."""
+    """A network's golden list of parameters, with the statistics of its norms."""
     shapes: dict[str, tuple[int, ...]] = {}
     for line in (GOLDEN / f"parameters_{model}.txt").read_text().splitlines()[1:-1]:
         name, shape, _ = line.split()
@@ -37,10 +37,10 @@ def network(model: str) -> NetworkArrays:
 
 
 def targets(matching: Matching) -> dict[str, list[str]]:
-    """What each entry became."""
+    """The status of each entry."""
     found: dict[str, list[str]] = {}
     for row in matching.rows:
-        assert row.status in ("matched", "left out"), row
+        assert row.status in ("matched", "skipped"), row
         found.setdefault(row.source, []).append(row.target)
     return found
 
@@ -67,7 +67,7 @@ def test_a_rule_computes_and_marks() -> None:
         (r"types", "+table"),
         (r"gone", ""),
     )
-    assert place_by(rules, "out3", "dense") == Place("block2/dense_0", turned=True)
+    assert place_by(rules, "out3", "dense") == Place("block2/dense_0", transposed=True)
     assert place_by(rules, "out3", "") is None
     assert place_by(rules, "types", "") == Place("table", added=True)
     assert place_by(rules, "gone", "conv") == Place("")

@@ -22,7 +22,7 @@ from pipeline.backends.base import StepToPrice
 from pipeline.errors import RecipeError, RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.knowledge_bank import write_result
-from pipeline.sink.choice import Choice
+from pipeline.sink.choice import SinkChoice
 from pipeline.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class AscendEstimate:
 
     def __init__(self, proposal: StepToPrice, spec: Ascend) -> None:
         self._proposal, self._spec = proposal, spec
-        self.choice: Choice | None = None
+        self.choice: SinkChoice | None = None
         with _nothing_collected():
             self.report = self._priced()
             self.changes: tuple[Recommendation, ...] = advise(

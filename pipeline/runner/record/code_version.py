@@ -1,4 +1,4 @@
-"""Which code a process runs: the package's files, and its git state where it is a checkout."""
+"""Version of the code: a digest of the package's files, and the git state of a checkout."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ NOT_CODE = frozenset({"__pycache__", "conf", "recipes"})
 """Folders of the package that decide nothing once a recipe is composed."""
 GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
 GIT_S = 5.0
-"""How long git may take, on a file system that hangs."""
+"""Longest time for git, whose file system may hang."""
 CHANGES_KEPT = 50
 FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
-"""Of a line of `git status`, how many stand before the path."""
+"""Fields before the path in a line of `git status`, by the kind of line."""
 
 
 def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
-    """SHA-256 over names and contents of the package's files, the same in a checkout and a wheel.
+    """Return a SHA-256 of the package's files, the same in a checkout and a wheel.
 
-    In a checkout `git` has the commit, whether anything differs from it, and which files do; it is
-    absent elsewhere.
+    In a checkout `git` has the commit, whether files differ from it, and which; elsewhere the key
+    is absent.
     """
     digest = hashlib.sha256()
     for folder, inner, files in os.walk(package):
@@ -43,16 +43,16 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
 
 
 def _read_git_state(root: Path) -> dict[str, Any] | None:
-    # Not asked of git, which would find the checkout of a user who has the package inside of it.
+    # Git itself would also find the checkout of a user who has the package inside of it.
     if not (root / ".git").exists():
         return None
     try:
-        said = subprocess.run(
+        status = subprocess.run(
             GIT, cwd=root, capture_output=True, text=True, timeout=GIT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         return {"commit": None, "why": str(error).splitlines()[0]}
-    lines = said.stdout.splitlines()
+    lines = status.stdout.splitlines()
     commit = next(line.split()[-1] for line in lines if line.startswith("# branch.oid "))
     changed = [
         line.split(" ", FIELDS[line[0]])[-1].partition("\t")[0]

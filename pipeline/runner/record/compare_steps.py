@@ -1,4 +1,4 @@
-"""Two runs step by step: from where on their numbers differ, and by how much."""
+"""Comparison of two runs step by step: where their numbers first differ, and by how much."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from pipeline.runner.record.log_lines import NUMBERS, LogLine, read_lines
 
 NEAR = 1000
-"""Up to so many float32 apart, it is told how many: rounding may have made the difference."""
+"""Values at most this many float32 apart are shown with the count: it may be rounding."""
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A number of a step that two runs do not have in common; None where it was not finite."""
+    """A number of a step that differs between two runs; None where it was not finite."""
 
     step: int
     name: str
@@ -26,41 +26,41 @@ class Discrepancy:
 
     @property
     def distance(self) -> float:
-        """How far the values are apart; infinitely, where one was not finite."""
+        """Absolute difference of the values; infinite where one was not finite."""
         if self.one is None or self.other is None:
             return math.inf
         return abs(self.other - self.one)
 
     def __str__(self) -> str:
-        said = f"step {self.step:,}: {self.name} {_shown(self.one)} and {_shown(self.other)}"
+        text = f"step {self.step:,}: {self.name} {_shown(self.one)} and {_shown(self.other)}"
         if self.one is None or self.other is None:
-            return said
+            return text
         places = abs(_place(self.other) - _place(self.one))
         near = f" ({places:,} in the last place of float32)" if places <= NEAR else ""
-        return f"{said}, {self.distance:.2g} apart{near}"
+        return f"{text}, {self.distance:.2g} apart{near}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of two logs of steps."""
+    """Result of comparing two logs of steps."""
 
     steps: int
-    """How many both have."""
+    """Steps that both logs have."""
     differing: int
-    """How many of them are not the same, bit for bit."""
+    """Of these, the steps that are not equal bit for bit."""
     first: Discrepancy | None
     first_loss: Discrepancy | None
     largest_loss: Discrepancy | None
     only_one: int
     only_other: int
-    """Steps that one of them lacks."""
+    """Steps that only one of the logs has."""
 
 
 def compare_steps(one: Path, other: Path) -> Comparison:
     """Compare two metrics.jsonl. Numbers in there read back as the float32 that was computed.
 
-    Where a sink begins and ends is no difference. Raises DataError for a log that can't be read, or
-    a line that is no step.
+    The bounds of sinks are not compared. Raises DataError for a log that can't be read, or a line
+    that is no step.
     """
     steps = differing = only_one = only_other = 0
     first = first_loss = largest = None
@@ -68,10 +68,10 @@ def compare_steps(one: Path, other: Path) -> Comparison:
         if mine is None or yours is None:
             only_one, only_other = only_one + (yours is None), only_other + (mine is None)
             continue
-        found = [] if mine.text == yours.text else _discrepancies(mine, yours)
-        steps, differing = steps + 1, differing + bool(found)
-        first = first or next(iter(found), None)
-        loss = next((entry for entry in found if entry.name == "loss"), None)
+        numbers = [] if mine.text == yours.text else _discrepancies(mine, yours)
+        steps, differing = steps + 1, differing + bool(numbers)
+        first = first or next(iter(numbers), None)
+        loss = next((entry for entry in numbers if entry.name == "loss"), None)
         first_loss = first_loss or loss
         if loss and (largest is None or loss.distance > largest.distance):
             largest = loss
@@ -79,7 +79,7 @@ def compare_steps(one: Path, other: Path) -> Comparison:
 
 
 def _pairs(one: Path, other: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
-    """The lines of the same step; one alone where the other log has no such step."""
+    """Yield the lines of each step; None where a log has no such step."""
     left, right = read_lines(one), read_lines(other)
     mine, yours = next(left, None), next(right, None)
     while mine is not None or yours is not None:
@@ -90,7 +90,7 @@ def _pairs(one: Path, other: Path) -> Iterator[tuple[LogLine | None, LogLine | N
 
 
 def _order(mine: LogLine | None, yours: LogLine | None) -> int:
-    """-1 where `mine` is of an earlier step than `yours`, 1 where of a later one, else 0."""
+    """Return -1 where `mine` is of an earlier step than `yours`, 1 of a later one, else 0."""
     if mine is None or yours is None:
         return 1 if mine is None else -1
     if mine.text == yours.text:
@@ -112,6 +112,6 @@ def _shown(value: float | None) -> str:
 
 
 def _place(value: float) -> int:
-    """The number of a float32 when all are counted in ascending order, from zero."""
+    """Return the position of a float32 among all in ascending order, counted from zero."""
     bits = int(np.float32(value).view(np.int32))
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)

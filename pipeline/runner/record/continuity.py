@@ -1,7 +1,7 @@
-"""Whether a resumed run goes on with what it began with: its data, versions and code.
+"""Continuity of a resumed run: whether its data, versions and code are the same as before.
 
-Held against the newest process in provenance.json that has kept the section in question. The file
-may come from a stranger: whatever stands in there is compared and shown, nothing more.
+Compared with the newest process in provenance.json that has kept the section in question. The file
+may come from a stranger: its content is only compared and shown.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pipeline.files.error_text import show, shown
 from pipeline.runner.record.provenance import PROVENANCE, Provenance, read_provenance
 
 DIGEST = 12
-"""So many digits of a checksum are shown."""
-MOST_NAMED, MOST_COLUMNS = 4, 8
-"""So many versions, and so many columns, are named in one message."""
+"""Digits of a checksum that are shown."""
+MAX_VERSIONS, MAX_COLUMNS = 4, 8
+"""Most versions, and most columns, that one message names."""
 ALLOW = "train.resume_changed=allow"
 _ABSENT = object()
 
@@ -27,18 +27,18 @@ Warn = Callable[[str], None]
 def require_same_origin(
     run_dir: Path, now: Provenance, on_changed: Literal["refuse", "allow"], warn: Warn
 ) -> None:
-    """Hold a process that goes on with a run against those that worked on it before.
+    """Compare a process that resumes a run with those that worked on it before.
 
-    What can't be compared, and other versions and code, are warned of; so are other data where
-    they are allowed. Raises DataError where they are not.
+    Warns of other versions and code, and where nothing can be compared. Other data are warned of
+    where they are allowed; else DataError is raised.
     """
     before = _read_or_warn(run_dir, warn)
     if changed := changed_data(before, now):
-        told = f"{run_dir}: the data are not those that the run was trained on so far"
+        problem = f"{run_dir}: the data are not those that the run was trained on so far"
         if on_changed == "refuse":
             advice = f"Bring them back, or go on with these: {ALLOW}"
-            raise DataError("\n  ".join([f"{told}:", *changed]) + f"\n{advice}")
-        warn(f"{told}, and {ALLOW}: {'; '.join(changed)}")
+            raise DataError("\n  ".join([f"{problem}:", *changed]) + f"\n{advice}")
+        warn(f"{problem}, and {ALLOW}: {'; '.join(changed)}")
     if software := changed_software(before, now):
         warn(f"{run_dir}: goes on with other software, and may round otherwise: {software}")
 
@@ -56,7 +56,7 @@ def _read_or_warn(run_dir: Path, warn: Warn) -> Sequence[Mapping[str, Any]]:
 
 
 def changed_data(before: Sequence[Mapping[str, Any]], now: Provenance) -> list[str]:
-    """A line for each column of each split that is not what the run was given so far."""
+    """Return a line for each column of each split that differs from the run's data so far."""
     kept = _newest(before, "data")
     if kept is None:
         return []
@@ -65,21 +65,21 @@ def changed_data(before: Sequence[Mapping[str, Any]], now: Provenance) -> list[s
         for split, column, old, new in _columns(kept, now.data)
         if not _is_same_data(old, new)
     ]
-    more = len(lines) - MOST_COLUMNS
-    return [*lines[:MOST_COLUMNS], f"{more:,} more"] if more > 0 else lines
+    more = len(lines) - MAX_COLUMNS
+    return [*lines[:MAX_COLUMNS], f"{more:,} more"] if more > 0 else lines
 
 
 def changed_software(before: Sequence[Mapping[str, Any]], now: Provenance) -> str | None:
-    """What of versions and code is not as it was, in words; None where nothing is."""
+    """Describe versions and code that differ; None where none does."""
     parts = [*_changed_versions(before, now), *_changed_code(before, now)]
     if not parts:
         return None
-    rest = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
-    return ", ".join(parts[-MOST_NAMED:]) + rest
+    rest = f" and {len(parts) - MAX_VERSIONS} more" if len(parts) > MAX_VERSIONS else ""
+    return ", ".join(parts[-MAX_VERSIONS:]) + rest
 
 
 def _newest(before: Sequence[Mapping[str, Any]], section: str) -> Mapping[str, Any] | None:
-    """A section of the newest process that has it."""
+    """Return a section of the newest process that has it."""
     kept = (process.get(section) for process in reversed(before))
     return next((entry for entry in kept if isinstance(entry, Mapping) and entry), None)
 
@@ -87,7 +87,7 @@ def _newest(before: Sequence[Mapping[str, Any]], section: str) -> Mapping[str, A
 def _columns(
     kept: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """Split, column, what was kept of it and what is."""
+    """Yield split, column, the fingerprint that was kept and that of now."""
     for split in dict.fromkeys((*kept, *now)):
         old, new = kept.get(split, {}), now.get(split, {})
         if not isinstance(old, Mapping):
@@ -100,7 +100,7 @@ def _columns(
 def _is_same_data(old: Any, new: Any) -> bool:
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return False
-    # Where other samples were hashed, shape and type are all that both say.
+    # Where other samples were hashed, only shape and type can be compared.
     names = ("shape", "dtype", *(["sha256"] if old.get("of") == new.get("of") else []))
     return all(_comparable(old.get(name)) == _comparable(new.get(name)) for name in names)
 
@@ -110,7 +110,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _of_data(entry: Any) -> str:
-    """A fingerprint in words."""
+    """Describe a fingerprint in words."""
     if entry is _ABSENT:
         return "not there"
     match entry:

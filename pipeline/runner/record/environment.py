@@ -1,4 +1,4 @@
-"""What this process brings to a run: its machine, its settings, the data that it has read."""
+"""Environment of this process: its machine, its settings, the data that it has read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pipeline.runner.record.fingerprint import fingerprint
 from pipeline.runner.record.provenance import Provenance
 
 SETTINGS = ("XLA_", "JAX_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "CUDA_VISIBLE", "NVIDIA_TF32")
-"""How the variables of the environment begin that can change numbers or threads."""
+"""Prefixes of environment variables that can change numbers or threads."""
 
 
 def describe_process(
     seed: int, versions: Mapping[str, str], device: jax.Device, splits: Mapping[str, Split]
 ) -> Provenance:
-    """This process, as it stands. Raises DataError where a sample can't be read."""
+    """Describe this process. Raises DataError where a sample can't be read."""
     return Provenance(
         begun=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=shlex.join(sys.orig_argv),
@@ -38,14 +38,14 @@ def describe_process(
         machine=describe_machine(device),
         settings=describe_settings(),
         data={
-            name: {column: asdict(found) for column, found in fingerprint(split).items()}
+            name: {column: asdict(entry) for column, entry in fingerprint(split).items()}
             for name, split in splits.items()
         },
     )
 
 
 def describe_machine(device: jax.Device) -> dict[str, Any]:
-    """The processor, what this process may use of it, and the device that computes."""
+    """Describe the processor, the cores and memory of this process, and the device."""
     return {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()}",
@@ -68,7 +68,7 @@ def _read_processor() -> str:
 
 
 def _read_libc() -> str:
-    """Of which exponentials and logarithms may come; asking `platform` would take 20 ms."""
+    """Return the libc version, which may compute exponentials; `platform` would take 20 ms."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except ValueError:
@@ -76,5 +76,5 @@ def _read_libc() -> str:
 
 
 def describe_settings() -> dict[str, str]:
-    """The variables of the environment that can change numbers or threads."""
+    """Return the environment variables that can change numbers or threads."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SETTINGS)}

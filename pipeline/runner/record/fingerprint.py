@@ -1,4 +1,4 @@
-"""Fingerprints of data: what says whether two runs were given the same samples."""
+"""Fingerprints of data, which show whether two runs had the same samples."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from pipeline.data.columns import Column, Split
 from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
 
 SAMPLED = 32
-"""So many samples of a column are read that is not in memory: decoding all would take minutes."""
+"""Samples that are hashed of a column not in memory: decoding all would take minutes."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
     """The shape and type of a column, and the SHA-256 of its values, C order, little-endian.
 
-    Of values of several sizes these come first, and padding is left out.
+    Where samples have several sizes, the sizes are hashed first, and no padding is.
     """
 
     shape: tuple[int, ...]
     dtype: str
     sha256: str
     of: str
-    """Which values: all of them, or samples that lie evenly spread."""
+    """Which values were hashed: all, or evenly spread samples."""
 
 
 def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
-    """The fingerprint of every column.
+    """Return the fingerprint of every column.
 
-    A column in memory is hashed as a whole, some 1 ms a megabyte at most, padded ones before they
-    are padded; of any other, its shape and `SAMPLED` samples. Raises DataError where one of these
-    can't be read.
+    A column in memory is hashed as a whole, about 1 ms a megabyte, and without padding. Of any
+    other column `SAMPLED` samples are hashed. Raises DataError where one can't be read.
     """
     return {name: _of_column(column) for name, column in split.columns.items()}
 
@@ -49,7 +48,7 @@ def _of_column(column: Column) -> Fingerprint:
 
 
 def _arrays_of(column: Column) -> tuple[np.ndarray, ...] | None:
-    """What holds a column in memory, sizes first where they differ; None: it is read on demand."""
+    """Return the arrays of a column in memory, sizes first; None where it is read on demand."""
     match column:
         case np.ndarray():
             return (column,)

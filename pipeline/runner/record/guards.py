@@ -1,4 +1,4 @@
-"""How a run ends: its summary is written, and what the system refuses is told in one line."""
+"""Guards around a run: errors of the system become one line, and its summary is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.runner.record.summary import Summary
 
 @contextmanager
 def os_errors_to_run_errors(run_dir: Path) -> Iterator[None]:
-    """Around a run: what the system refuses, as a full disk does, is told by its path."""
+    """Turn an OSError, such as a full disk, into a RunError that names the path."""
     try:
         yield
     except OSError as error:
@@ -27,7 +27,7 @@ def os_errors_to_run_errors(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def oom_to_run_error() -> Iterator[None]:
-    """Around a run: sizes that this machine has no memory for are told in one line."""
+    """Turn an out-of-memory error of the host or the device into a RunError of one line."""
     try:
         yield
     except MemoryError as error:
@@ -40,13 +40,13 @@ def oom_to_run_error() -> Iterator[None]:
 
 @contextmanager
 def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
-    """The summary of a run, written whatever happens to it, short of being killed.
+    """Yield the summary of a run and write it at the end, unless the process is killed.
 
-    That of the run that is resumed goes first: should this one be killed, it is not done.
+    That of a run that is resumed is removed first, so that a killed process leaves none.
     """
     (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     try:
         yield summary
     except BaseException as error:
@@ -55,7 +55,7 @@ def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
         summary.exit_status = exit_status_of(error)
         raise
     finally:
-        summary.time["total_s"] = time.perf_counter() - begun
+        summary.time["total_s"] = time.perf_counter() - started_at
         # Where a run has failed and its summary can't be written, the first failure says more.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
             summary.write(run_dir)
@@ -63,7 +63,7 @@ def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
 
 @contextmanager
 def stop_on_signal(summary: Summary) -> Iterator[None]:
-    """Around the stages: a signal that interrupts them ends the run as stopped."""
+    """End the run as stopped where a signal interrupts its stages."""
     try:
         yield
     except Interrupted as signal:
@@ -73,7 +73,7 @@ def stop_on_signal(summary: Summary) -> Iterator[None]:
 
 @contextmanager
 def timed(summary: Summary, name: str) -> Iterator[None]:
-    """Around a stage: its seconds are kept in the summary."""
-    begun = time.perf_counter()
+    """Keep the seconds of a stage in the summary, under `name`."""
+    started_at = time.perf_counter()
     yield
-    summary.time[name] = time.perf_counter() - begun
+    summary.time[name] = time.perf_counter() - started_at

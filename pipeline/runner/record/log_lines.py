@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl and evals.jsonl, as they are read back, whoever wrote them."""
+"""Reader of the lines of metrics.jsonl and evals.jsonl, which may come from a stranger."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipeline.errors import DataError
 
 METRICS, EVALS = "metrics.jsonl", "evals.jsonl"
 NUMBERS = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
-"""What a step leaves behind, besides where it stands."""
+"""Keys of a step's numbers in metrics.jsonl."""
 
 LONGEST_BYTES = 16 << 20
-"""A line of an evaluation tells of every class; a longer one is no line of a log."""
+"""Longest line of a log: an evaluation has numbers for every class."""
 TAIL_BYTES = 4096
-"""The last line of metrics.jsonl is shorter than that."""
+"""Bytes that hold the last line of metrics.jsonl."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
 
@@ -33,29 +33,30 @@ class LogLine:
 
     text: bytes
     where: str
-    """Which one it is, for the user."""
+    """Name of the line, for the user."""
     step: int
     fields: Mapping[str, Any]
 
     def numbers(self) -> dict[str, float | None]:
-        """The `NUMBERS` of a step, each a float32; None for one that was not finite.
+        """Return the `NUMBERS` of a step, each a float32; None for one that was not finite.
 
-        Raises DataError where they are no numbers.
+        Raises DataError where one is no number.
         """
-        found = {name: self.fields.get(name) for name in NUMBERS}
-        if found["skipped"] is None:
-            found["skipped"] = False
-        if not all(map(_is_number, found.values())):
+        numbers = {name: self.fields.get(name) for name in NUMBERS}
+        if numbers["skipped"] is None:
+            numbers["skipped"] = False
+        if not all(map(_is_number, numbers.values())):
             raise _no_step(self.where)
-        return {name: None if value is None else float(value) for name, value in found.items()}
+        return {name: None if value is None else float(value) for name, value in numbers.items()}
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a number is in the range of float32; NaN is in none, and null stands for it."""
+    """Whether a value is null or a number in the range of float32; NaN is not."""
     return value is None or (isinstance(value, int | float) and abs(value) <= MAX_NUMBER)
 
 
 def parse_line(text: bytes, where: str) -> LogLine:
+    """Parse a line; `where` names it for the user. Raises DataError for a line of no log."""
     try:
         fields = json.loads(text.decode("utf-8-sig"))
         step = fields["step"]
@@ -71,7 +72,7 @@ def _no_step(where: str) -> DataError:
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """The lines of a log up to one without an end, which a run that was killed may have left.
+    """Yield the lines of a log; a last one without newline, left by a killed run, is dropped.
 
     Raises DataError where there is no file, or none that can be read, and for a line of no log.
     """
@@ -84,7 +85,7 @@ def read_lines(log: Path) -> Iterator[LogLine]:
 
 
 def last_step(log: Path) -> int | None:
-    """The step of the last whole line of metrics.jsonl; None where there is no line or no file.
+    """Return the step of the last whole line of metrics.jsonl; None without a line or file.
 
     Raises DataError where it can't be read, or that line is of no log.
     """

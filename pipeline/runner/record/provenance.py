@@ -1,7 +1,7 @@
-"""provenance.json: what a run was made from and by, besides its recipe.
+"""provenance.json: the origin of a run besides its recipe.
 
-Of every process that worked on the run, a resumed one adding its own: the command, the code, the
-versions, the machine, the settings that libraries take from the environment, and the data.
+For every process that worked on the run: the command, the code, the versions, the machine, the
+settings that libraries read from the environment, and the data. A resumed run adds a process.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ PROVENANCE = "provenance.json"
 
 @dataclass(frozen=True)
 class Provenance:
-    """What one process brought to a run."""
+    """Origin of the part of a run that one process did."""
 
     begun: str
-    """When, with the offset of its time zone."""
+    """When the process began, ISO 8601 with the offset of its time zone."""
     command: str
     folder: str
-    """Where the command was given: relative paths of the recipe start there."""
+    """Working directory: relative paths of the recipe start there."""
     seed: int
-    """The only one: every random draw is a function of it, and of where the draw is made."""
+    """The only seed: every random draw is a function of it and of the draw's position."""
     code: Mapping[str, Any]
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
     settings: Mapping[str, str]
-    """Of the environment."""
+    """Environment variables."""
     data: Mapping[str, Any]
     """Fingerprints of columns by split."""
 
 
 def add_provenance(run_dir: Path, process: Provenance) -> None:
-    """Put a process behind those that worked on the run before."""
+    """Append a process to those that worked on the run before."""
     try:
         before = read_provenance(run_dir)
     except DataError:
-        # What came before is lost; that is no reason not to go on with the run.
+        # The earlier entries are lost; that is no reason to refuse the run.
         before = []
     processes = [*before, asdict(process)]
     write_whole(run_dir / PROVENANCE, json_text({"processes": processes}, indent=2) + "\n")
 
 
 def read_provenance(run_dir: Path) -> Sequence[Mapping[str, Any]]:
-    """The processes that worked on a run, the first one first; none where nothing was kept.
+    """Read the processes that worked on a run, oldest first; none where nothing was kept.
 
     Raises DataError for a file that is damaged.
     """

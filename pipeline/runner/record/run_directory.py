@@ -1,9 +1,9 @@
-"""Run directories: made so that no two runs share one, found again to resume.
+"""Run directories: created so that no two runs share one, and found to resume.
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
-A bad step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ once
-it is resumed. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's
+A bad step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after
+a resume. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's
 result.
 """
 
@@ -31,13 +31,13 @@ from pipeline.files.tree_diff import differences
 OUTPUTS = Path("outputs")
 RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
 LOWERINGS = "lowerings.json"
-"""How the convolutions of the run are computed."""
+"""The lowerings of the run's layers."""
 AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
-"""What was found in a bad step that has ended the run, and what computes it again."""
+"""The findings about a bad step that ended the run, and the files that repeat it."""
 EARLIER_AUTOPSY = "earlier_autopsy"
-"""Both, of the newest life that was ended so and taken up since."""
+"""Both, of the last bad step that ended the run before it was resumed."""
 OVERRIDES, CLAIM = "overrides.yaml", ".claim"
-"""What sets a job of a sweep apart, and what whoever is at it locks."""
+"""The overrides of a job of a sweep, and the file that a process at it locks."""
 
 APPENDED = (LOG, "metrics.jsonl", "evals.jsonl")
 """Files that are changed in place."""
@@ -46,11 +46,11 @@ REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, OVERRIDES)
 PRICES = ("price.json", "trace.json", "timeline.html")
 FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY)
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS)
-"""What is there of a run that has not begun: a sweep's notes, and the lowerings to compute with."""
+"""Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
-"""How what was half written is called, before it ends in `.part`."""
+"""Prefixes of half-written files, whose names end in `.part`."""
 OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
-"""What Hydra writes of a run before it begins, in a folder that `hydra.output_subdir` names."""
+"""Files that Hydra writes before a run begins, in the folder `hydra.output_subdir`."""
 SHOWN_ENTRIES = 3
 
 LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
@@ -74,17 +74,17 @@ FREE_TO_CHANGE = (
     ("monitor",),
     ("cache",),
 )
-"""What a resumed run may have other than the run it continues: nothing that decides its losses,
-but its length (the learning-rate schedule stretches with it), and that only when it is named."""
+"""Keys that a resumed run may change: nothing that decides its losses but its length, with which
+the learning-rate schedule stretches, and that only where the run is named."""
 
 
 def decides(where: Sequence[int | str]) -> bool:
-    """Whether a key decides the numbers of a run, its length left aside."""
+    """Whether a key decides the numbers of a run; its length does not count."""
     return not any(tuple(where[: len(prefix)]) == prefix for prefix in FREE_TO_CHANGE)
 
 
 def create(name: str, outputs: Path = OUTPUTS) -> Path:
-    """A new directory for a run of the named recipe. Raises RunError where none can be made."""
+    """Create a new directory for a run of the named recipe. Raises RunError where it can't."""
     day, clock = time.strftime("%Y-%m-%d"), time.strftime("%H-%M-%S")
     return make_unique(outputs / day / f"{clock}_{name}")
 
@@ -125,7 +125,7 @@ def make(run_dir: Path) -> Path:
 def require_unused(run_dir: Path) -> None:
     """Raise RunError where a directory holds a run, DataError where it holds anything else.
 
-    What prepares a run may be there, and what one has left that was killed before it began.
+    Files that prepare a run may be there, and those of a run that was killed before it began.
     """
     if (run_dir / RECIPE).exists():
         raise RunError(
@@ -156,14 +156,14 @@ def _prepares_a_run(path: Path) -> bool:
 def require_own(run_dir: Path) -> None:
     """Raise DataError where an entry that a run writes or deletes is a link or no regular file.
 
-    The directory may be somebody else's. What else lies in it is never touched.
+    The directory may be somebody else's. Other entries are never touched.
     """
     require_real(run_dir, (*APPENDED, *REPLACED, *PRICES, LOCK, CLAIM), APPENDED)
     require_real_trees(run_dir, FOLDERS)
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
-    """Keep the resolved recipe beside what it made."""
+    """Write the resolved recipe into its run directory."""
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
     write_whole(run_dir / RECIPE, text)
 
@@ -172,8 +172,8 @@ def write_recipe(run_dir: Path, recipe: Recipe) -> None:
 def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
     """Keep every other process out of a run directory, as far as its file system has locks.
 
-    Raises RunError where one is in there, or, for a `new` run, has been, and DataError where what
-    lies there would have files elsewhere written.
+    Raises RunError where another process has it, or, for a `new` run, where a run is in it, and
+    DataError where a link in it would redirect writes elsewhere.
     """
     require_real(run_dir, (LOCK,), ())
     with owned_folder(run_dir) as lock:
@@ -188,7 +188,7 @@ def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
 
 
 def _is_free(run_dir: Path) -> bool:
-    """Is nobody at this run? Where there are no locks, only of one that has ended that is known."""
+    """Whether no process is at this run; without locks this is only known of one that ended."""
     try:
         with owned_folder(run_dir) as lock:
             if lock is None:
@@ -199,7 +199,7 @@ def _is_free(run_dir: Path) -> bool:
 
 
 def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
-    """The run directory that `train.resume` means; None when `auto` finds no unfinished run.
+    """Return the run directory of `train.resume`; None where `auto` finds no unfinished run.
 
     Raises RecipeError when the named directory is no run, or one of a recipe that would have
     had other losses.
@@ -218,7 +218,7 @@ def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
 
 
 def written_at_ns(file: Path) -> int:
-    """When a file was written; long ago, where it was removed meanwhile."""
+    """Return when a file was written, in ns; 0 where it was removed meanwhile."""
     try:
         return file.stat().st_mtime_ns
     except OSError:
@@ -226,9 +226,9 @@ def written_at_ns(file: Path) -> int:
 
 
 def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
-    """Is this a run of the same recipe and length that isn't done, and that nobody is at?
+    """Whether this is a run of the same recipe and length, not done, with no process at it.
 
-    One whose recipe can't be read is none.
+    False for one whose recipe can't be read.
     """
     try:
         same = not changed_keys(recipe, run_dir)
@@ -238,7 +238,7 @@ def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
 
 
 def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
-    """A line for each key that a run directory's recipe has otherwise, its length included.
+    """Return a line for each key that differs in a run directory's recipe, length included.
 
     Raises RecipeError where there is no recipe to be read.
     """
@@ -247,7 +247,7 @@ def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
 
 
 def run_of(folder: Path) -> Path | None:
-    """The directory of the run that a path is, or lies in as its checkpoints or one of them."""
+    """Return the run directory of a path: itself, or the one whose checkpoints it is or is in."""
     for candidate in (folder, folder.parent, folder.parent.parent):
         if (candidate / RECIPE).is_file():
             return candidate
@@ -255,9 +255,9 @@ def run_of(folder: Path) -> Path | None:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """The status in a run's summary; None for a run that was killed before it wrote one.
+    """Read the status in a run's summary; None for a run that was killed before it wrote one.
 
-    A summary that can't be read is as good as none.
+    None too where the summary can't be read.
     """
     try:
         status = read_json(run_dir / SUMMARY)["status"]
@@ -275,7 +275,7 @@ def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:
 
 
 def read_kept_recipe(run_dir: Path) -> Mapping[str, Any]:
-    """What a run was made of, with the defaults of keys that there are only since then.
+    """Read the recipe of a run, with defaults for keys that are newer than the run.
 
     Raises DataError where it can't be read.
     """
@@ -292,10 +292,10 @@ def read_kept_recipe(run_dir: Path) -> Mapping[str, Any]:
 def _differences(
     recipe: Recipe, before: Mapping[str, Any], free: Sequence[tuple[str, ...]]
 ) -> Iterator[str]:
-    """The keys that are not as they were, but for those that are free to change."""
-    for found in differences(recipe.model_dump(mode="json"), before):
-        if not any(found.where[: len(prefix)] == prefix for prefix in free):
+    """Yield a line for each key that differs, but for those that are free to change."""
+    for difference in differences(recipe.model_dump(mode="json"), before):
+        if not any(difference.where[: len(prefix)] == prefix for prefix in free):
             yield (
-                f"{found.key} = {show(found.one)}: was {show(found.other)} in the run to resume; "
-                "keep it, or start a new run with checkpoint.restore"
+                f"{difference.key} = {show(difference.one)}: was {show(difference.other)} in the "
+                "run to resume; keep it, or start a new run with checkpoint.restore"
             )

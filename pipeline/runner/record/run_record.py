@@ -1,4 +1,4 @@
-"""What the directory of a run tells of it, and where two runs differ in that."""
+"""Record of a run, read from its directory, and the differences of two records."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_kept_reci
 
 ENVIRONMENT = ("versions", "machine", "settings")
 SPEEDS = ("step_ms", "images_per_s", "train_s", "first_step_s")
-"""What is compared of a summary's times."""
+"""Times of a summary that are compared."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as it was kept; `recipe` with the defaults of keys that there are only since then."""
+    """A run as it was kept; `recipe` has defaults for keys that are newer than the run."""
 
     run_dir: Path
     recipe: Mapping[str, Any]
     summary: Mapping[str, Any]
     """Empty for a run that was killed."""
     processes: Sequence[Mapping[str, Any]]
-    """Those that worked on it; none for a run from before this was kept."""
+    """The processes that worked on it; none for a run of an old version."""
 
     @property
     def status(self) -> str:
@@ -36,14 +36,14 @@ class RunRecord:
 
     @property
     def made_by(self) -> Mapping[str, Any]:
-        """The process that began the run; of one that was resumed, others have followed."""
+        """The process that began the run; those that resumed it are later in `processes`."""
         return self.processes[0] if self.processes else {}
 
 
 def read_record(folder: Path) -> RunRecord:
-    """A run directory, its checkpoints folder or one checkpoint in there.
+    """Read the record of a run directory, its checkpoints folder or one checkpoint in there.
 
-    Raises DataError where it is none, or what it holds can't be read.
+    Raises DataError where it is none of these, or can't be read.
     """
     run_dir = run_of(folder)
     if run_dir is None:
@@ -66,16 +66,16 @@ def _read_summary(run_dir: Path) -> Mapping[str, Any]:
 
 
 def compare_origins(one: RunRecord, other: RunRecord) -> dict[str, list[Difference] | None]:
-    """Where recipe, data, code and environment of two runs differ; None where one has not kept it.
+    """Compare recipe, data, code and environment; None for a section that a run has not kept.
 
-    By what the process that began each run has kept.
+    By the provenance of the process that began each run.
     """
-    found: dict[str, list[Difference] | None] = {"config": differences(one.recipe, other.recipe)}
+    sections: dict[str, list[Difference] | None] = {"config": differences(one.recipe, other.recipe)}
     first, second = _origin(one), _origin(other)
     for section in ("data", "code", "environment"):
         known = bool(one.processes and other.processes)
-        found[section] = differences(first[section], second[section]) if known else None
-    return found
+        sections[section] = differences(first[section], second[section]) if known else None
+    return sections
 
 
 def _origin(record: RunRecord) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _with_one_list_of_changes(code: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def compare_outcomes(one: RunRecord, other: RunRecord) -> list[Difference]:
-    """Where what became of two runs differs: status, lengths, metrics, speeds."""
+    """Compare the outcomes of two runs: status, lengths, metrics, speeds."""
     return differences(_outcome(one), _outcome(other))
 
 
@@ -112,6 +112,6 @@ def _outcome(record: RunRecord) -> dict[str, Any]:
 
 
 def _single_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is told of each class; of precision, recall and F1 the macro average."""
+    """Return metrics without those of each class; of precision, recall and F1 the macro average."""
     macros = {k: v.get("macro") if isinstance(v, Mapping) else v for k, v in metrics.items()}
     return {name: value for name, value in macros.items() if not isinstance(value, list)}

@@ -1,4 +1,4 @@
-"""summary.json: what became of a run, for other programs to read."""
+"""summary.json: the outcome of a run, for other programs to read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Status = Literal["done", "pruned", "stopped", "failed"]
 
 @dataclass
 class Summary:
-    """The fields of summary.json; filled in as the stages go by.
+    """The fields of summary.json, which each stage fills in.
 
-    `steps`, `passes` and `sinks` count what was trained in all, resumed parts included. Times are
-    of this process alone. `modelled` is empty on devices that are not emulated.
+    `steps`, `passes` and `sinks` count all training, also before a resume. Times are of this
+    process alone. `modelled` is empty on devices that are not emulated.
     """
 
     recipe: str
@@ -42,15 +42,15 @@ class Summary:
     parameters: int | None = None
     loss_scale: dict[str, float] = field(default_factory=dict)
     bad_steps: dict[str, Any] = field(default_factory=dict)
-    """The policy `on_nan`, how many steps have no update for it, and the rollbacks among them."""
+    """The policy `on_nan`, the number of steps without an update by it, and the rollbacks."""
     metrics: dict[str, Any] = field(default_factory=dict)
     time: dict[str, float | None] = field(default_factory=dict)
     modelled: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     resumed_from: dict[str, Any] | None = None
     logs: dict[str, Any] = field(default_factory=dict)
-    """Of each log that was found not to be as it was written: `missing` ranges of steps (the first
-    few), how many `missing_lines`, whether the others are `verified`, and what was `restored`."""
+    """For each log that was not as it was written: `missing` ranges of steps (the first few), the
+    number of `missing_lines`, whether the others are `verified`, and the `restored` ranges."""
 
     def write(self, run_dir: Path) -> None:
         """Replace the file as a whole, so that a reader never sees half of it."""
@@ -64,24 +64,24 @@ START_UP = {
     "compile": "compile_s",
     "first dispatch": "first_dispatch_s",
 }
-"""The parts of the time to the first step that are timed, by their keys in `Summary.time`."""
+"""Names of the timed parts of start-up, with their keys in `Summary.time`."""
 
 
 def start_up(time: Mapping[str, float | None]) -> str:
-    """How long it took until the first step was done, and what took it, for the user."""
+    """Return the time to the first step and its parts, in words for the user."""
     first_step_s = time["first_step_s"] or 0.0
     parts = {name: time.get(key) or 0.0 for name, key in START_UP.items()}
     parts["other"] = first_step_s - sum(parts.values())
-    told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
-    return f"first step after {first_step_s:.2f} s: {told}"
+    text = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
+    return f"first step after {first_step_s:.2f} s: {text}"
 
 
 DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "scipy")
-"""Packages that compute or read something of a run, besides those that a backend names."""
+"""Packages that can change a run's numbers, besides those of the backend."""
 
 
 def versions(backend: Mapping[str, str]) -> dict[str, str]:
-    """What may change a run's numbers besides its recipe; other packages' parts are of these."""
+    """Return versions that may change a run's numbers; also of packages that add parts."""
     ours = {name: _version(name) for name in DECISIVE}
     others = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
     parts = {dist.name: dist.version for dist in others if dist is not None}

@@ -1,9 +1,9 @@
-"""Folder of a run's checkpoints: what in it is one, by the same rule for all who read and write.
+"""Folder of a run's checkpoints: one rule for readers and writers says which entries are one.
 
 A checkpoint is a folder named by its step, in decimal digits without leading zeros, that holds a
-manifest or, of versions that wrote none, arrays. Whether it is sound, the manifest shows. Any other
-entry of such a name is a stranger, in the way of what a run may save. What is not complete yet, or
-is being removed, has the ending of a draft.
+manifest or, of versions that wrote none, arrays. The manifest shows whether it is sound. Any other
+entry of such a name is a stranger, which blocks a name that a run may need. An entry that is not
+complete yet, or is being removed, has the suffix of a draft.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 FOLDER = "checkpoints"
 STATE, HOST, RECIPE, METRICS = "state", "host", "recipe", "metrics"
-"""Folders that a checkpoint is made of; the last where the best is kept."""
+"""Folders of a checkpoint; the last one only where the best is kept."""
 JSON = "metadata"
 """File in `HOST` and `RECIPE`."""
 MANIFEST = "manifest.json"
 DRAFT = ".orbax-checkpoint-tmp"
-"""Ending of a checkpoint that is not complete: orbax's, which older versions have left too."""
+"""Suffix of a checkpoint that is not complete: orbax's, which older versions have left too."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
 
 
@@ -40,7 +40,7 @@ def saved_steps(root: Path) -> list[int]:
 
 
 def strangers(root: Path) -> list[Path]:
-    """Return what is named as a checkpoint and is none: a file, a link, somebody's folder."""
+    """Return entries named as a checkpoint that are none: a file, a link, somebody's folder."""
     return sorted(path for _, path in _numbered(root) if not _is_checkpoint(path))
 
 
@@ -51,19 +51,19 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint, which is one or is none at any moment. Raises OSError."""
+    """Remove a checkpoint atomically: it is renamed to a draft first. Raises OSError."""
     remove_draft(path.rename(path.with_name(f"{path.name}{DRAFT}")))
 
 
 def remove_drafts(root: Path) -> None:
-    """Remove what was left incomplete."""
+    """Remove the drafts that a killed process has left."""
     for path in _entries(root):
         if path.name.endswith(DRAFT) and STEP.fullmatch(path.name.removesuffix(DRAFT)):
             remove_draft(path)
 
 
 def remove_draft(path: Path) -> None:
-    """Remove a draft as far as the system lets it go: the rest takes room and is read by nobody."""
+    """Remove a draft as far as the system permits: the rest takes room, but is never read."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     else:
@@ -78,7 +78,7 @@ def _numbered(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _entries(root: Path) -> list[Path]:
-    """Whatever a folder holds; nothing where there is none. Raises OSError where it is closed."""
+    """List a folder; empty where there is none. Raises OSError where it can't be listed."""
     try:
         return list(root.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -86,7 +86,7 @@ def _entries(root: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    # Of `os.path`, which takes what may not be looked at for missing.
+    # By `os.path`, which treats an entry without permission as missing.
     return not os.path.islink(path) and (
         os.path.isfile(path / MANIFEST) or os.path.isdir(path / STATE)
     )

@@ -2,10 +2,10 @@
 
 A checkpoint is written in the background under the name of a draft, sealed with a manifest and
 renamed when it is complete, so a run that is killed while saving keeps the one before. It holds
-every array of `TrainState` under its path, written by orbax, and, as JSON, the recipe and what the
-host knows: the state of the monitors that decide something. The data position, the schedule and the
-random generator are functions of the step. The metrics alone may come later, where the evaluation
-of the step was given up and the resumed run has done it.
+every array of `TrainState` under its path, written by orbax, and, as JSON, the recipe and the state
+of the host. The data position, the schedule and the random generator are functions of the step. The
+metrics alone may be added later, where the evaluation of the step was interrupted and the resumed
+run has repeated it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from pipeline.training.state import TrainState
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep`, and the best when the recipe says by what.
+    """The checkpoints of one run: the newest `keep`, and the best by the recipe's metric.
 
-    `recipe` is the run's, as JSON. Of the steps that are multiples of those `held`, the newest
-    `keep` are kept whatever else is saved between them. Raises RunError where the folder can't be
-    made.
+    `recipe` is the run's, as JSON. Of the checkpoints at multiples of the periods `held`, the
+    newest `keep` are kept, whatever else is saved between them. Raises RunError where the folder
+    can't be made.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Checkpoints:
         self._root = (run_dir / FOLDER).absolute()
         self._recipe = dict(recipe or {})
         self._retention = Retention(spec.keep, spec.best, held)
-        self._asked: int | None = None
+        self._requested: int | None = None
         self._written: Future[None] | None = None
         with self._writing("make it"):
             self._root.mkdir(parents=True, exist_ok=True)
@@ -72,31 +72,34 @@ class Checkpoints:
         self,
         step: int,
         state: TrainState,
-        host: Mapping[str, Any],
+        host_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None,
     ) -> None:
-        """Save once per step; written in the background. Raises RunError when the disk refuses.
+        """Save once per step, in the background. Raises RunError when the disk refuses.
 
-        A step that is saved already, its evaluation having been given up, is given its metrics.
+        `host_state` is JSON. Where the step is saved already, only the metrics are added.
         """
         with self._writing(f"save step {step}"):
-            known = step == self._asked or step in saved_steps(self._root)
+            known = step == self._requested or step in saved_steps(self._root)
         kept_metrics = metrics if self._retention.best is not None else None
         self.finish()
-        self._asked = step
+        self._requested = step
         if known:
             if kept_metrics:
                 self._add_metrics(step, kept_metrics)
             return
-        # Copied: the device is given these buffers again while they are still being written.
+        # Copied: the device reuses these buffers while they are still being written.
         arrays = {path: np.array(leaf) for path, leaf in by_path(state).items()}
-        texts = {f"{HOST}/{JSON}": json.dumps(host), f"{RECIPE}/{JSON}": json.dumps(self._recipe)}
+        texts = {
+            f"{HOST}/{JSON}": json.dumps(host_state),
+            f"{RECIPE}/{JSON}": json.dumps(self._recipe),
+        }
         if kept_metrics:
             texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
         self._written = self._writer.submit(self._write, step, arrays, texts)
 
     def _write(self, step: int, arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
-        """Write a checkpoint, then let go of those that need not be kept any more."""
+        """Write a checkpoint, then remove those that are no longer kept."""
         draft = self._root / f"{step}{DRAFT}"
         try:
             draft.mkdir(parents=True)
@@ -111,15 +114,15 @@ class Checkpoints:
             # Where the disk is full, the summary needs the room.
             remove_draft(draft)
             raise
-        self._let_go()
+        self._remove_old()
 
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Complete a checkpoint, and let go of those that would have gone when it was saved."""
+        """Add metrics to a checkpoint, then remove those that are no longer kept."""
         with self._writing(f"save the metrics of step {step}"):
             add_metrics(self._root / str(step), metrics)
-            self._let_go()
+            self._remove_old()
 
-    def _let_go(self) -> None:
+    def _remove_old(self) -> None:
         for step in self._retention.removable(self._root, saved_steps(self._root)):
             with self._writing(f"remove step {step}"):
                 remove_checkpoint(self._root / str(step))
@@ -127,33 +130,34 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""
         if self._written is not None:
-            with self._writing(f"save step {self._asked}"):
+            with self._writing(f"save step {self._requested}"):
                 self._written.result()
 
     def steps(self) -> Sequence[int]:
-        """The steps of those that can be gone back to, ascending."""
+        """Return the steps of the complete checkpoints, ascending."""
         self.finish()
         return saved_steps(self._root)
 
     def read(self, step: int, like: TrainState) -> TrainState:
-        """The state of one of `steps`. Raises DataError when it is not what was saved."""
+        """Read the state of one of `steps`. Raises DataError when it is not what was saved."""
         saved = read_checkpoint(self._root / str(step))
         return fill(saved.where, saved.arrays, like)
 
     def _require_saved(self) -> None:
-        """Raise RunError where what was saved last is not there as it was written."""
-        if self._asked is not None:
+        """Raise RunError where the newest checkpoint is not there as it was written."""
+        if self._requested is not None:
             try:
-                require_complete(self._root / str(self._asked))
+                require_complete(self._root / str(self._requested))
             except DamagedError as error:
-                raise RunError(f"{error}; step {self._asked} was saved and is not there") from error
+                step = self._requested
+                raise RunError(f"{error}; step {step} was saved and is not there") from error
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError, DamagedError) as error:
-            # tensorstore makes a ValueError of a full disk.
+            # tensorstore raises ValueError for a full disk.
             raise RunError(f"{self._root}: can't {what}: {_reason(error)}") from error
 
     def __enter__(self) -> Self:
@@ -162,7 +166,7 @@ class Checkpoints:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait until all is on disk, whatever ends the run. Raises RunError when it can't be.
 
-        A run that says it is done has what it should have saved.
+        A run that reports success has saved what it should have.
         """
         try:
             self.finish()
@@ -173,6 +177,6 @@ class Checkpoints:
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, without the specification that tensorstore adds in some 1,500 letters."""
+    """Return an error's text without the specification of 1,500 letters that tensorstore adds."""
     first = str(error).partition("\n")[0]
     return re.split(r" \[(?:tensorstore_spec|os_error_code)=", first)[0]

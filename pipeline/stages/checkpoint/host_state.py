@@ -1,7 +1,7 @@
 """State of the host: what a checkpoint keeps besides arrays, checked by type when it is read.
 
-A checkpoint may be a stranger's, with a manifest to match: what is not as this program writes it
-gets no further than here.
+A checkpoint may come from a stranger, with a manifest to match: what this program would not write
+is refused here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = Annotated[float, Field(strict=True)]
 
 
 class Kept(BaseModel):
-    """Part of what is kept. Keys of other versions are passed over."""
+    """Base of what is kept. Keys of other versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -35,36 +35,36 @@ class KeptEarlyStop(Kept):
     waited: Count = 0
 
 
-class GivenUp(Kept):
-    """Evaluation that was given up, and what was known at its boundary."""
+class PendingBoundary(Kept):
+    """A boundary whose evaluation was interrupted, and what was known there."""
 
     loss: Value | None
     verdict: Line | None
-    """What the end of the sink there has decided."""
+    """Why the pruner ends the run there, as the end of the sink has decided; None: it goes on."""
 
 
 class KeptSink(Kept):
-    """Sinks that were chosen."""
+    """The sinks that were chosen."""
 
     size: Annotated[int, Field(strict=True, ge=1, le=MOST)] | None
     mechanism: Mechanism
 
 
 class HostState(Kept):
-    """What a resumed run goes on with, besides the arrays."""
+    """Everything that a resumed run continues with, besides the arrays."""
 
     early_stop: KeptEarlyStop = KeptEarlyStop()
-    unfinished_boundary: GivenUp | None = None
-    """Where the evaluation of the step was given up."""
+    unfinished_boundary: PendingBoundary | None = None
+    """Set where the evaluation of the step was interrupted."""
     rollbacks: tuple[tuple[Count, Count], ...] = ()
-    """Bad steps, and where the run has gone back to at each."""
+    """Pairs of a bad step and the boundary that the run has gone back to."""
     sink: KeptSink | None = None
     logs: Mapping[str, Any] = {}
-    """Marks of metrics.jsonl and evals.jsonl; whoever reads the logs checks them."""
+    """Marks of metrics.jsonl and evals.jsonl; checked where the logs are opened."""
 
 
 def parse_host_state(data: Any) -> HostState:
-    """Return what the JSON of a checkpoint says of the host. Raises ValueError naming a key."""
+    """Parse the JSON that a checkpoint keeps of the host. Raises ValueError naming a key."""
     try:
         return HostState.model_validate(data)
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its files with their sizes and SHA-256, and the recipe's digest.
 
-It is written when all files are there and before the folder gets its name, so that a checkpoint
-without one is none; but for those of versions that wrote none, which have no recipe in them either.
+It is written when all files are there and before the folder gets its name, so a folder without one
+is no checkpoint. Only those of old versions have none; they hold no recipe either.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ from pipeline.stages.checkpoint.checkpoint_folder import (
 )
 
 DESCRIPTION = "_METADATA"
-"""File of `STATE` in which orbax says which arrays there are."""
+"""File of `STATE` in which orbax lists the arrays."""
 MADE_OF = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
-"""What every manifest lists."""
+"""Files that every manifest lists."""
 LATE_METRICS = f"{METRICS}/{METRICS}"
-"""What a checkpoint may be given later: numbers by which the best is chosen, and no more."""
+"""File that may be added to a sealed checkpoint: the metrics by which the best is chosen."""
 UNLISTED = frozenset({MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"})
-"""What no manifest lists, at the top: itself, and what older versions had orbax write last."""
+"""Files at the top that no manifest lists: itself, and those that orbax once wrote last."""
 MOST_JSON_BYTES = 64 << 20
 
 
 class DamagedError(DataError):
-    """A checkpoint that is not as it was written; names the file and what is wrong with it."""
+    """A checkpoint that is not as it was written; the text names the file and the fault."""
 
 
 def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
-    """Seal a checkpoint whose files are all there; `recipe` is the one that is trained."""
+    """Seal a checkpoint whose files are all there; `recipe` is that of its run."""
     files = {name: _entry(file) for name, file in _files(folder).items()}
     manifest = {"recipe": recipe_digest(recipe), "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def verify(folder: Path) -> None:
-    """Read every file and hold it against the manifest.
+    """Read every file and compare it with the manifest.
 
     Raises DamagedError for the first file that is missing, not listed, or not as it was written.
     """
     for file, entry in _listed(folder):
         try:
-            found = _entry(file)
+            entry_now = _entry(file)
         except OSError as error:
             raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
-        _compare_sizes(file, found["bytes"], entry)
-        if found != entry:
+        _compare_sizes(file, entry_now["bytes"], entry)
+        if entry_now != entry:
             raise DamagedError(f"{file}: is not what was written, by its SHA-256")
 
 
 def require_complete(folder: Path) -> None:
-    """Look whether every file of a sealed checkpoint is there with its size; none is read.
+    """Check that every file of a sealed checkpoint is there with its size; none is read.
 
     Raises DamagedError.
     """
@@ -77,7 +77,7 @@ def require_complete(folder: Path) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """A JSON file of a checkpoint. Raises DamagedError where it is none."""
+    """Read a JSON file of a checkpoint. Raises DamagedError where it can't be read."""
     try:
         return bounded_read.read_json(file, MOST_JSON_BYTES)
     except OSError as error:
@@ -93,7 +93,7 @@ def recipe_digest(recipe: Mapping[str, Any]) -> str:
 
 
 def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """The files of a checkpoint with their entries, where there are those of the manifest alone."""
+    """Return the files of a checkpoint with their entries; there must be no others."""
     entries = _read_entries(folder / MANIFEST)
     try:
         files = _files(folder)
@@ -135,10 +135,10 @@ def _is_entry(entry: Any) -> bool:
 def _files(folder: Path) -> dict[str, Path]:
     """Return the files of a checkpoint by path.
 
-    Raises DamagedError for a link, which means another file, and for what is no regular file;
-    OSError where a folder can't be listed, which `Path.rglob` would take for an empty one.
+    Raises DamagedError for a link and for anything that is no regular file; OSError where a folder
+    can't be listed, which `Path.rglob` would treat as empty.
     """
-    found = {}
+    files = {}
     for path in sorted(_walk(folder)):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
@@ -147,8 +147,8 @@ def _files(folder: Path) -> dict[str, Path]:
             continue
         if not path.is_file():
             raise DamagedError(f"{path}: is no regular file")
-        found[name] = path
-    return found
+        files[name] = path
+    return files
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Arrays on disk: written by orbax, read back from files that may have been made to do harm."""
+"""Arrays on disk: written by orbax, read back from files that may be hostile."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pipeline.stages.checkpoint.manifest import DESCRIPTION, DamagedError, read_
 
 
 def silence_orbax() -> None:
-    """Else it logs what it raises as well, with tracebacks, and warns of files it does not need.
+    """Silence the logs of orbax: it logs the errors that it raises, and files it does not need.
 
-    Where a write fails, Python would warn of what it leaves undone, and tensorstore print of every
-    array that can't be written after the first that nobody waits for it any more.
+    Where a write fails, Python would also warn of coroutines that were never awaited, and
+    tensorstore print a message for every further array that can't be written.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     undone = r"coroutine '\S+' was never awaited"
@@ -35,22 +35,23 @@ def silence_orbax() -> None:
 def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays into a new folder, whole or not at all. Raises OSError or ValueError.
 
-    orbax's asynchronous writers, CheckpointManager's among them, make folders in a thread and have
-    others wait for it. Where that fails nobody notifies those, and a process can't end before them.
+    Synchronous on purpose: orbax's asynchronous writers, CheckpointManager's among them, make
+    folders in one thread and let others wait for it. Where that one fails the others wait for ever,
+    and the process can't end.
     """
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         writer.save(folder.absolute(), args=ocp.args.StandardSave(dict(arrays)))
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
-    """Arrays by path, no more of them than memory holds. Raises DamagedError."""
+    """Read arrays by path. Raises DamagedError, also where they exceed the memory."""
     silence_orbax()
     try:
         _check_places(folder)
         with ocp.StandardCheckpointer() as reader:
             _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
             arrays = reader.restore(folder.absolute())
-    except Exception as error:  # orbax raises whatever bytes that are none of its make happen
+    except Exception as error:  # for foreign bytes orbax raises errors of any type
         raise DamagedError(
             f"{folder}: can't be read: {str(error).partition(chr(10))[0]}"
         ) from error
@@ -66,7 +67,7 @@ def _show(shown: Callable[[Any], object], unraisable: Any) -> None:
 
 
 def _check_places(folder: Path) -> None:
-    """Outside of its database orbax makes paths of names, of which one may lead anywhere."""
+    """Raise ValueError for names of arrays that orbax would turn into paths elsewhere."""
     described = read_json(folder / DESCRIPTION)
     entries = described["tree_metadata"].values()
     names = [key["key"] for entry in entries for key in entry["key_metadata"]]
@@ -78,7 +79,7 @@ def _check_places(folder: Path) -> None:
 
 
 def _check_size(shapes: Mapping[str, Any]) -> None:
-    """A few bytes can claim to be an array of any size."""
+    """Raise ValueError for arrays larger than memory: a few bytes can claim any size."""
     claimed = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in shapes.values())
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if claimed > there:

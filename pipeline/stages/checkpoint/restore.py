@@ -1,7 +1,7 @@
-"""Checkpoints that were saved: found, verified, read back and put in their place.
+"""Restore: find, verify and read the checkpoints of a run.
 
 Each is verified file by file before anything in it is parsed. Where the newest of a run is damaged,
-it is named and the one before is taken.
+the user is warned and the one before is read.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from pipeline.stages.checkpoint.orbax_arrays import read_arrays
 from pipeline.training.state import TrainState
 
 WEIGHTS = ("params", "batch_stats")
-MOST_TOLD = 5
+MAX_LISTED = 5
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
 
 def tell_user(text: str) -> None:
-    """Warn on stderr, where there is no run whose log would say it."""
+    """Warn on stderr, for commands without a run log."""
     print(printable_lines(f"warning: {text}"), file=sys.stderr)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as it was read; `recipe` is None where one was not kept yet."""
+    """A checkpoint as it was read; `recipe` is None for versions that kept none."""
 
     where: Path
     arrays: Mapping[str, np.ndarray]
@@ -59,12 +59,12 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """The step at which it was made."""
+        """The number of steps done when it was saved."""
         return int(self.arrays["step"])
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Parameters and batch statistics by path; of parameters that were averaged the average,
-        which evaluations looked at."""
+        """Return parameters and batch statistics by path; the average of parameters where there is
+        one, as evaluations use it."""
         averages = {
             path.replace("average", "params", 1): path
             for path in self.arrays
@@ -77,7 +77,7 @@ class Checkpoint:
         }
 
     def changes(self, recipe: Mapping[str, Any]) -> list[str]:
-        """The keys that decide a run's numbers and are not in `recipe` as they were here."""
+        """Return the keys that decide a run's numbers and differ in `recipe`, a line for each."""
         if self.recipe is None or recipe_digest(self.recipe) == recipe_digest(recipe):
             return []
         return [
@@ -90,24 +90,24 @@ class Checkpoint:
 def restore_state(
     run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
 ) -> tuple[TrainState, HostState] | None:
-    """Everything a run had saved last, state and host data; None when it had saved nothing.
+    """Read the newest checkpoint of a run, state and host state; None when there is none.
 
-    What is damaged, or named as a checkpoint and none, is named to `warn` and set aside, so that
-    the run can save these steps. Raises DataError when nothing can be read or is of another
-    network, RecipeError when it is of a recipe that would have had other losses.
+    Entries that are damaged, or named as a checkpoint and none, are set aside with a warning, so
+    that the run can save these steps. Raises DataError when no checkpoint can be read or it is of
+    another network, RecipeError when it is of a recipe that would have had other losses.
     """
-    root, found, damaged = run_dir / FOLDER, None, []
+    root, restored, damaged = run_dir / FOLDER, None, []
     if steps := saved_steps(root):
         saved = _read_to_resume(root, warn)
         if changes := saved.changes(recipe):
             raise RecipeError([f"{change} in {saved.where}" for change in changes])
-        found = fill(saved.where, saved.arrays, like), saved.host
+        restored = fill(saved.where, saved.arrays, like), saved.host
         damaged = [root / str(step) for step in steps if step > saved.step]
     for path in damaged:
         warn(f"{path}: set aside as {set_aside(path, 'damaged').name}")
     for path in strangers(root):
         warn(f"{path}: is no checkpoint; set aside as {set_aside(path, 'foreign').name}")
-    return found
+    return restored
 
 
 def _read_to_resume(root: Path, warn: Warn) -> Checkpoint:
@@ -120,7 +120,7 @@ def _read_to_resume(root: Path, warn: Warn) -> Checkpoint:
 def restore_weights(
     folder: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
 ) -> tuple[TrainState, Checkpoint]:
-    """`like` with parameters and batch statistics of a checkpoint, and that checkpoint.
+    """Return `like` with the weights and batch statistics of a checkpoint, and the checkpoint.
 
     `folder` is as in `read_saved`. Raises DataError when there is none, or of another network; the
     keys of `recipe` that differ are in its message.
@@ -135,9 +135,9 @@ def restore_weights(
 
 
 def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
-    """A checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
+    """Read a checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
 
-    Of several the newest that can be read is taken, the others are named to `warn`. Raises
+    Of several the newest that can be read is used, with a warning for each damaged one. Raises
     DataError when there is none.
     """
     try:
@@ -155,7 +155,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Checkpoint:
-    """One checkpoint, every byte of which is as it was written. Raises DamagedError."""
+    """Verify and read one checkpoint. Raises DamagedError where a byte is not as written."""
     if (folder / MANIFEST).exists() or (folder / RECIPE).exists():
         verify(folder)
         recipe = read_json(folder / RECIPE / JSON)
@@ -186,13 +186,13 @@ def _require_step(saved: Checkpoint) -> None:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by path, such as "params/conv_0/kernel"."""
+    """Return the leaves of a tree by path, such as "params/conv_0/kernel"."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
-    """The arrays in the structure of `like`; every name, shape and dtype must agree.
+    """Arrange arrays in the structure of `like`; every name, shape and dtype must agree.
 
     Raises DataError.
     """
@@ -214,9 +214,9 @@ def _form(array: Any) -> str:
 
 
 def listed(problems: Sequence[str]) -> str:
-    """The first few on one line, and how many more there are."""
-    more = f" and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
-    return f"{'; '.join(problems[:MOST_TOLD])}{more}"
+    """Join the first few problems on one line, with the number of the others."""
+    more = f" and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
+    return f"{'; '.join(problems[:MAX_LISTED])}{more}"
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
@@ -227,8 +227,8 @@ def _read_newest(root: Path, warn: Warn) -> Checkpoint:
         except DamagedError as error:
             damaged.append(error)
             continue
-        for found in damaged:
-            warn(f"{found}; taking the checkpoint of step {saved.step}")
+        for fault in damaged:
+            warn(f"{fault}; taking the checkpoint of step {saved.step}")
         return saved
     raise DamagedError(
         f"{root}: none of its checkpoints can be read: {listed(list(map(str, damaged)))}"

@@ -18,7 +18,7 @@ from pipeline.training.part_specs import METRICS as ORDERS
 class Retention:
     """Keep the newest `keep`, of those at multiples of `held` as well, and the best by a metric.
 
-    Those of `held` are what a run can go back to, however often a signal or a clock has it save.
+    A rollback goes back to those of `held`, however often a signal or a clock makes the run save.
     """
 
     keep: int
@@ -26,7 +26,7 @@ class Retention:
     held: Sequence[int] = ()
 
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
-        """Return those of the checkpoints of these steps, ascending, that need not be kept."""
+        """Return the steps, of these ascending ones, whose checkpoints need not be kept."""
         due = [step for step in steps if is_due(step, self.held)]
         kept: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
         if self.best is not None:
@@ -35,10 +35,10 @@ class Retention:
 
 
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
-    """Give a complete checkpoint the metrics that it was saved without. Raises OSError."""
+    """Add metrics to a complete checkpoint that was saved without. Raises OSError."""
     draft = folder.with_name(f"{folder.name}{DRAFT}")
     draft.write_text(metrics_text(metrics), encoding="utf-8")
-    # Empty where the process is killed now, which harms nothing: files alone are listed.
+    # Empty where the process is killed now, which is harmless: only files are listed.
     (folder / METRICS).mkdir(exist_ok=True)
     draft.replace(folder / METRICS / METRICS)
 
@@ -49,7 +49,7 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
-    """The checkpoint with the best value, of equal ones the newest; None where none has a value."""
+    """Return the step with the best value, of equal ones the newest; None without any value."""
     sign = 1 if ORDERS[metric] == "max" else -1
     known = {step: _read_value(root / str(step), metric) for step in steps}
     values = {step: sign * value for step, value in known.items() if value is not None}
@@ -57,7 +57,7 @@ def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
 
 
 def _read_value(folder: Path, metric: str) -> float | None:
-    """The metric of a checkpoint; None where it has none that can be read and compared."""
+    """Read the metric of a checkpoint; None where there is none, or it is no number."""
     try:
         value = float(read_json(folder / METRICS / METRICS)[metric])
     except (DamagedError, LookupError, TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Early stop: has a metric stopped getting better?"""
+"""Early stop: end training when a metric no longer improves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipeline.training.part_specs import METRICS
 
 @dataclass
 class EarlyStop:
-    """Has a metric stopped getting better? The only monitor that decides something."""
+    """Patience with a metric. The only monitor that decides something."""
 
     spec: EarlyStopSpec
     best: float | None = None
     waited: int = 0
 
     def take_note(self, evaluation: Evaluation) -> None:
-        """An evaluation was done; `is_over` tells whether patience has run out with it."""
+        """Record an evaluation; `is_over` says whether patience has run out with it."""
         if self.spec.metric is None:
             return
         value = evaluation.scalars()[self.spec.metric]
@@ -31,9 +31,9 @@ class EarlyStop:
 
     @property
     def is_over(self) -> bool:
-        """Has patience run out, in this process or before a checkpoint was saved?"""
+        """Whether patience has run out, in this process or before a checkpoint was saved."""
         return self.spec.metric is not None and self.waited >= self.spec.patience
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
+        """Return what a checkpoint keeps, as JSON."""
         return {"best": self.best, "waited": self.waited}

@@ -1,4 +1,4 @@
-"""Periods: at the multiples of how many steps evaluations and checkpoints are due."""
+"""Event periods: after how many steps evaluations and checkpoints are due."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pipeline.sink.schedule import Event
 
 
 def event_periods(recipe: Recipe, per_pass: int) -> dict[Event, tuple[int, ...]]:
-    """How often, in steps, evaluations and checkpoints are due."""
+    """Return the periods, in steps, of evaluations and checkpoints; `per_pass` steps a pass."""
     evals = _in_steps(recipe.eval.every_steps, recipe.eval.every_passes, per_pass)
     saves = _in_steps(recipe.checkpoint.every_steps, recipe.checkpoint.every_passes, per_pass)
     if recipe.checkpoint.best is not None:

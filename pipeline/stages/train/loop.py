@@ -1,9 +1,9 @@
-"""Train: run the course segment by segment, and let things happen at exactly their steps.
+"""Train: run the schedule segment by segment, with each event at exactly its step.
 
 The order at a boundary is fixed: telemetry to the monitors, then evaluation, then the checkpoint
 (which holds what the evaluation decided), then stopping. A signal to stop is answered between
-dispatches, those of an evaluation too: what was left of its boundary is then kept with the state,
-and a resumed run begins there.
+dispatches, those of an evaluation too: the rest of its boundary is then saved with the state, and
+a resumed run begins there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.observe.monitors import Evaluation, Monitor, Pruner
 from pipeline.sink.schedule import Event, RunSchedule, Segment
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
-from pipeline.stages.checkpoint.host_state import GivenUp, HostState
+from pipeline.stages.checkpoint.host_state import HostState, PendingBoundary
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.stages.train.early_stop import EarlyStop
 from pipeline.stages.train.event_periods import event_periods
@@ -32,12 +32,12 @@ from pipeline.training.state import TrainState
 from pipeline.training.update import num_skipped
 
 UNFINISHED = "unfinished_boundary"
-"""Where a checkpoint keeps that the evaluation of its step was given up."""
+"""Key under which a checkpoint keeps that the evaluation of its step was interrupted."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What training is done with; `checkpoints` is None without the checkpoint stage."""
+    """Everything that training needs; `checkpoints` is None without the checkpoint stage."""
 
     recipe: Recipe
     run_schedule: RunSchedule
@@ -45,34 +45,34 @@ class Training:
     mechanism: Mechanism
     monitors: Sequence[Monitor]
     evaluate: Callable[[TrainState], Evaluation | None]
-    """Evaluate; None where a signal to stop has had it given up."""
+    """Evaluate a state; returns None where a signal to stop has interrupted it."""
     checkpoints: Checkpoints | None
     host: Mapping[str, Any] = field(default_factory=dict)
-    """What every checkpoint keeps for a resumed run, besides the state of the monitors."""
+    """JSON that every checkpoint keeps for a resumed run, besides the state of the monitors."""
     signals: Signals = field(default_factory=Signals)
-    """What was asked for from outside; training looks behind every dispatch."""
+    """Requests from outside the process; training looks at them after every dispatch."""
     rollbacks: Rollbacks | None = None
-    """What can be gone back to, where bad steps are to be answered so."""
+    """The rollbacks, where the recipe answers bad steps by them."""
     examine: Callable[[TrainState, int], None] | None = None
-    """Look into a step that ended the run, from the state before it."""
+    """Examine a step that ended the run, from the state before it."""
     pruner: Pruner | None = None
-    """The one of the monitors that may end the run at a boundary, as not worth going on."""
+    """The monitor that may end the run at a boundary, as not worth continuing."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
-    """What a checkpoint of a step keeps of the logs, so that a resumed run knows them again."""
+    """Marks of the logs for the checkpoint of a step; a resumed run checks the logs by them."""
 
 
 def train(training: Training, state: TrainState, host: HostState, history: History) -> TrainState:
     """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
 
-    The state that is returned has been saved, and `history` tells how it came about. Raises
-    RunError naming the step when a loss or gradient is not finite and the recipe does not say to go
-    on; the state before that step has been saved then, and `history` ends there.
+    The state that is returned has been saved; `history` is updated. Raises RunError naming the
+    step when a loss or gradient is not finite and the recipe does not say to go on; the state
+    before that step has been saved then, and `history` ends there.
     """
     return _Loop(training, state, host, history).run()
 
 
 class _Loop:
-    """Training under way."""
+    """Mutable state of one call of `train`."""
 
     def __init__(
         self, training: Training, state: TrainState, host: HostState, history: History
@@ -81,30 +81,30 @@ class _Loop:
         self._signals = training.signals
         kept = host.early_stop
         self._early = EarlyStop(training.recipe.monitor.early_stop, kept.best, kept.waited)
-        self._given_up = host.unfinished_boundary
-        self._kept_verdict = self._given_up.verdict if self._given_up else None
-        if self._given_up is not None:
-            history.loss = self._given_up.loss
+        self._pending = host.unfinished_boundary
+        self._kept_prune_reason = self._pending.verdict if self._pending else None
+        if self._pending is not None:
+            history.loss = self._pending.loss
         self._dispatch_size = DispatchSize(
             training.recipe.train.dispatch_seconds, history.newest_step_s
         )
         self._sink = SinkClock()
-        self._begun = self._saved_at = time.monotonic()
+        self._started_at = self._saved_at = time.monotonic()
         self._answered_saves = 0
         if training.rollbacks is not None:
             training.rollbacks.remember(host.rollbacks)
 
     def run(self) -> TrainState:
-        """Go through what is left of the course; the state that is returned has been saved."""
+        """Run the rest of the schedule; the state that is returned has been saved."""
         if self._training.rollbacks is not None and self._history.step == 0:
-            # The first that can be gone back to.
+            # The first state that a rollback can go back to.
             self._save()
-        if self._given_up is not None:
+        if self._pending is not None:
             self._evaluate_and_save(self._history.step, {Event.EVALUATE, Event.CHECKPOINT})
         for segment in self._segments():
             if self._is_over():
                 break
-            self._go_to(segment)
+            self._run_segment(segment)
         self._conclude()
         return self._state
 
@@ -115,54 +115,54 @@ class _Loop:
         return self._training.run_schedule.segments(self._history.step, every)
 
     def _is_over(self) -> bool:
-        return bool(self._signals.stop or self._early.is_over or self._verdict())
+        return bool(self._signals.stop or self._early.is_over or self._prune_reason())
 
-    def _verdict(self) -> str | None:
-        """Why the run should end here; one that has ended is never pruned."""
+    def _prune_reason(self) -> str | None:
+        """Why the run should be pruned here; one at its end never is."""
         pruner, at_end = (
             self._training.pruner,
             self._history.step == self._training.run_schedule.total,
         )
-        if pruner is None or at_end or self._given_up is not None:
+        if pruner is None or at_end or self._pending is not None:
             return None
-        return pruner.prune_reason or self._kept_verdict
+        return pruner.prune_reason or self._kept_prune_reason
 
     def _conclude(self) -> None:
-        """Tell how training has ended, and save where."""
+        """Record how training has ended, and save the last state."""
         history, early = self._history, self._early
         if early.is_over:
             history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
-        elif verdict := self._verdict():
-            history.status, history.reason = "pruned", verdict
-        elif self._given_up is not None or history.step < self._training.run_schedule.total:
+        elif reason := self._prune_reason():
+            history.status, history.reason = "pruned", reason
+        elif self._pending is not None or history.step < self._training.run_schedule.total:
             history.status, history.reason = "stopped", self._signals.stop
         self._save()
         history.left_out = num_skipped(self._state)
-        history.train_s = time.monotonic() - self._begun
+        history.train_s = time.monotonic() - self._started_at
 
-    def _go_to(self, segment: Segment) -> None:
-        """Train up to a boundary and through what happens there, as long as no signal says stop."""
+    def _run_segment(self, segment: Segment) -> None:
+        """Train up to a boundary and handle its events, as long as no signal says stop."""
         while self._history.step < segment.stop and not self._signals.stop:
             self._answer_bad_step(self._dispatch(segment.stop))
             if self._history.step == segment.stop:
-                # Before any other save: a resumed run starts behind what happens here.
+                # Before any other save: a resumed run starts after the events of this boundary.
                 self._at_boundary(segment)
             if self._is_save_due():
                 self._save()
                 self._saved_at, self._answered_saves = time.monotonic(), self._signals.saves
 
     def _dispatch(self, until: int) -> Telemetry:
-        """Run towards boundary `until`, so far that a signal is still answered in time."""
+        """Run one dispatch towards `until`, short enough to answer a signal in time."""
         training, start = self._training, self._history.step
         stop = min(until, start + self._dispatch_size.max_steps)
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         self._state, telemetry = training.executable.run(
             self._state, start, stop, training.mechanism
         )
-        ended = time.perf_counter()
-        seconds = ended - begun
+        ended_at = time.perf_counter()
+        seconds = ended_at - started_at
         self._dispatch_size.take_note(len(telemetry), seconds)
-        self._history.add_dispatch(len(telemetry), seconds, ended)
+        self._history.add_dispatch(len(telemetry), seconds, ended_at)
         self._history.step, self._history.loss = stop, float(telemetry.loss[-1])
         for monitor in training.monitors:
             monitor.on_steps(telemetry, seconds)
@@ -178,14 +178,14 @@ class _Loop:
         self._evaluate_and_save(segment.stop, segment.events)
 
     def _evaluate_and_save(self, step: int, events: Collection[Event]) -> None:
-        """What is left of a boundary behind the end of a sink; where it is given up, so noted."""
+        """Handle the events of a boundary after the end of a sink; keep an interrupted one."""
         metrics = None
         if Event.EVALUATE in events:
             evaluation = self._training.evaluate(self._state)
             if evaluation is None:
-                self._give_up_boundary()
+                self._keep_boundary()
                 return
-            self._given_up, metrics = None, evaluation.scalars()
+            self._pending, metrics = None, evaluation.scalars()
             self._history.evaluated = {step: evaluation}
             self._early.take_note(evaluation)
             for monitor in self._training.monitors:
@@ -193,11 +193,13 @@ class _Loop:
         if Event.CHECKPOINT in events:
             self._save(metrics)
 
-    def _give_up_boundary(self) -> None:
-        """Keep for a resumed run that it begins here, and what the end of the sink has decided."""
+    def _keep_boundary(self) -> None:
+        """Keep this boundary for a resumed run, with what the end of the sink has decided."""
         pruner = self._training.pruner
-        verdict = pruner.prune_reason if pruner is not None else None
-        self._given_up = GivenUp(loss=self._history.loss, verdict=verdict or self._kept_verdict)
+        reason = pruner.prune_reason if pruner is not None else None
+        self._pending = PendingBoundary(
+            loss=self._history.loss, verdict=reason or self._kept_prune_reason
+        )
 
     def _is_save_due(self) -> bool:
         period_s = self._training.recipe.checkpoint.every_seconds
@@ -208,20 +210,20 @@ class _Loop:
         training = self._training
         if training.checkpoints is None:
             return
-        # First the log: a resumed run goes on behind the checkpoint.
+        # First the log: a resumed run appends to it from the checkpoint's step on.
         for monitor in training.monitors:
             monitor.flush()
-        host = {**training.host, "early_stop": self._early.state()}
+        host_state = {**training.host, "early_stop": self._early.state()}
         if training.log_marks is not None:
-            host |= training.log_marks(self._history.step)
+            host_state |= training.log_marks(self._history.step)
         if training.rollbacks is not None:
-            host |= training.rollbacks.kept()
-        if self._given_up is not None:
-            host[UNFINISHED] = self._given_up.model_dump()
-        training.checkpoints.save(self._history.step, self._state, host, metrics)
+            host_state |= training.rollbacks.kept()
+        if self._pending is not None:
+            host_state[UNFINISHED] = self._pending.model_dump()
+        training.checkpoints.save(self._history.step, self._state, host_state, metrics)
 
     def _answer_bad_step(self, telemetry: Telemetry) -> None:
-        """Go back, where the last step was bad. Raises RunError where it ends the run."""
+        """Roll back where the last step was bad. Raises RunError where it ends the run."""
         bad = telemetry.bad_step
         if bad is None:
             return
@@ -229,7 +231,7 @@ class _Loop:
         why_not = ""
         if self._training.rollbacks is not None:
             try:
-                self._go_back(self._training.rollbacks, bad)
+                self._roll_back(self._training.rollbacks, bad)
                 return
             except RunError as error:
                 why_not = f"; {error}"
@@ -237,18 +239,18 @@ class _Loop:
         self._save()
         if self._training.examine is not None:
             self._training.examine(self._state, bad)
-        raise RunError(self._told_of(telemetry, bad, why_not))
+        raise RunError(self._bad_step_text(telemetry, bad, why_not))
 
-    def _go_back(self, rollbacks: Rollbacks, bad: int) -> None:
-        """Go on with the state behind a bad step, on the device, and tell everyone."""
-        found = rollbacks.go_back(bad, self._state)
-        gone = rollbacks.done[-1]
+    def _roll_back(self, rollbacks: Rollbacks, bad: int) -> None:
+        """Replace the state by that of a rollback, on the device, and notify the monitors."""
+        restored = rollbacks.go_back(bad, self._state)
+        rollback = rollbacks.done[-1]
         for monitor in self._training.monitors:
-            monitor.on_rollback(gone.step, gone.to)
-        self._state = self._training.executable.put(found)
+            monitor.on_rollback(rollback.step, rollback.to)
+        self._state = self._training.executable.put(restored)
 
-    def _told_of(self, telemetry: Telemetry, bad: int, why_not: str) -> str:
-        """What is said of a bad step that ends a run, the document's words first (C-02)."""
+    def _bad_step_text(self, telemetry: Telemetry, bad: int, why_not: str) -> str:
+        """The error text of a bad step that ends a run, the document's words first (C-02)."""
         run_schedule = self._training.run_schedule
         place = run_schedule.place(bad)
         kept = f"; the state of step {bad - 1} is saved" if self._training.checkpoints else ""

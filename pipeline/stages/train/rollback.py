@@ -1,11 +1,11 @@
 """Rollback: at a bad step the state goes back to a checkpoint, and the data do not.
 
-Training goes on with the batch behind the bad one, from weights that have seen neither it nor the
-batches since the checkpoint; steps keep their numbers, and the schedule goes by updates that count.
-Only checkpoints at steps that the recipe names are gone back to (`checkpoint.every_steps`,
-`every_passes`, and the start): where a signal or a clock has saved one too changes nothing, so that
-a resumed run goes back where an unbroken one does. None is gone back to twice: weights from which
-training has diverged once more are left for older ones.
+Training continues with the batch after the bad one, from weights that have seen neither it nor the
+batches since the checkpoint. Steps keep their numbers, and the learning rate follows the number of
+updates that were kept. Only checkpoints at steps that the recipe names are used
+(`checkpoint.every_steps`, `every_passes`, and the start). One that a signal or a clock has saved is
+not, so that a resumed run goes back to the same step as an unbroken one. None is used twice: where
+training diverges again from the same weights, an older checkpoint is taken.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
 
 KEPT = "rollbacks"
-"""Where a checkpoint keeps those that were made before it."""
+"""Key under which a checkpoint keeps the rollbacks before it."""
 
 
 @dataclass(frozen=True)
-class GoneBack:
-    """The updates of the steps behind boundary `to` up to the bad step `step` were undone."""
+class RollbackRecord:
+    """A rollback: the updates after boundary `to` up to the bad step `step` were undone."""
 
     step: int
     to: int
@@ -37,10 +37,10 @@ class GoneBack:
 
 @dataclass
 class Rollbacks:
-    """Where a run can go back to, and how often it has.
+    """The rollbacks of a run, and the checkpoints that it can go back to.
 
-    `steps` gives those of the complete checkpoints there are, `read` the state of one of them in
-    the structure of the state it is given.
+    `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
+    the structure of the state that it is given.
     """
 
     policy: Rollback
@@ -48,20 +48,21 @@ class Rollbacks:
     """A checkpoint is due at the multiples of each."""
     steps: Callable[[], Sequence[int]]
     read: Callable[[int, TrainState], TrainState]
-    done: list[GoneBack] = field(default_factory=list)
+    done: list[RollbackRecord] = field(default_factory=list)
 
     def remember(self, kept: Iterable[tuple[int, int]]) -> None:
-        """Go on with the rollbacks that a checkpoint kept."""
-        self.done = [GoneBack(step, to) for step, to in kept]
+        """Restore the rollbacks that a checkpoint kept, as pairs (bad step, boundary)."""
+        self.done = [RollbackRecord(step, to) for step, to in kept]
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
-        return {KEPT: [[gone.step, gone.to] for gone in self.done]}
+        """Return what a checkpoint keeps, as JSON."""
+        return {KEPT: [[past.step, past.to] for past in self.done]}
 
     def go_back(self, bad: int, state: TrainState) -> TrainState:
-        """The state behind step `bad`, on the host; `state` is the one before it.
+        """Return the state to continue with after step `bad`, on the host.
 
-        Raises RunError that says why there is nothing to go back to.
+        `state` is the one before that step; it gives the structure. Raises RunError that says why
+        there is nothing to go back to.
         """
         if len(self.done) == self.policy.most:
             raise RunError(
@@ -69,16 +70,16 @@ class Rollbacks:
             )
         for step in sorted(self._candidates(bad), reverse=True):
             try:
-                found = self.read(step, state)
+                restored = self.read(step, state)
             except DataError:
                 continue  # damaged: there may be an older one
-            if _is_finite(found):
-                self.done.append(GoneBack(bad, step))
-                return _without(found, bad)
+            if _is_finite(restored):
+                self.done.append(RollbackRecord(bad, step))
+                return _as_of(restored, bad)
         raise RunError("train.on_nan: there is no checkpoint left to go back to")
 
     def _candidates(self, bad: int) -> list[int]:
-        used = {gone.to for gone in self.done}
+        used = {past.to for past in self.done}
         return [
             step
             for step in self.steps()
@@ -87,7 +88,7 @@ class Rollbacks:
 
 
 def _is_finite(state: TrainState) -> bool:
-    """Weights that an update has spoilt may have been saved before a step could tell."""
+    """Whether weights are finite: an update may have spoilt them before a loss showed it."""
     kept = state.params, state.batch_stats, state.opt_state
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
     return all(
@@ -95,9 +96,9 @@ def _is_finite(state: TrainState) -> bool:
     )
 
 
-def _without(state: TrainState, bad: int) -> TrainState:
-    """The state as that behind step `bad`, the updates since it was saved left out."""
+def _as_of(state: TrainState, bad: int) -> TrainState:
+    """Return the state as of step `bad`; the steps since it was saved count as skipped."""
     counts = state.bad_steps
     assert counts is not None, "counted under this policy"
-    left_out = jnp.int32(counts.left_out + bad - state.step)
-    return replace(state, step=jnp.int32(bad), bad_steps=BadStepCounts(jnp.int32(0), left_out))
+    skipped = jnp.int32(counts.left_out + bad - state.step)
+    return replace(state, step=jnp.int32(bad), bad_steps=BadStepCounts(jnp.int32(0), skipped))

@@ -7,7 +7,11 @@ The format is a protocol buffer message, here by field number as its installed p
     TensorProto  1: repeated dims (int64)   2: tensor_type (text)   3: tensor_content (bytes)
 
 An array above 512 MiB is spread over several values of one tag. A file may end in `crc_num` and
-ten bytes, the CRC-32 of all before. Only these few fields are read and written, by hand.
+ten bytes, the CRC-32 of all bytes before it.
+
+Only these few fields are parsed, without the protobuf package: it builds the entire message before
+any bound can be checked (28 bytes of memory per byte of a file of empty values) and copies every
+array, where the fields here are checked one by one and arrays are views of the file's content.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ _TYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _TEXT = "str"
-"""What epoch counters and the like may be written as; no array, so they are passed over."""
+"""Type of entries such as epoch counters; no arrays, so they are skipped."""
 
 _CRC = b"crc_num"
 _CRC_BYTES = 10
@@ -50,7 +54,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _PART_BYTES = 512 * 2**20
 MAX_FIELDS = 64
-"""Of a value, or of the array in it, whose dimensions may be a field each."""
+"""Fields of a value, or of the array in it, which may have a field per dimension."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class _Value:
 
 
 def read_mindspore(data: bytes) -> Arrays:
-    """The arrays of a `.ckpt`. Raises ValueError that says what is wrong with it."""
+    """The arrays of a `.ckpt`. Raises ValueError that says what is wrong with the file."""
     parts: dict[str, list[_Value]] = {}
     for number, field in _fields(memoryview(_without_crc(data)), MAX_ENTRIES):
         if number != _VALUE or isinstance(field, int):
@@ -79,7 +83,7 @@ def read_mindspore(data: bytes) -> Arrays:
 
 
 def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as MindSpore does. Raises ValueError for a dtype that it has no name for."""
+    """Write arrays as MindSpore does. Raises ValueError for a dtype that MindSpore lacks."""
     for name, array in arrays.items():
         dtype = array.dtype.newbyteorder("<") if array.dtype != BFLOAT16 else BFLOAT16
         if dtype not in _NAMES:
@@ -94,7 +98,7 @@ def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _without_crc(data: bytes) -> bytes:
-    """The message alone. Raises ValueError where it is not what was written."""
+    """The message without its checksum. Raises ValueError where the checksum does not match."""
     end = len(data) - len(_CRC) - _CRC_BYTES
     if end < 0 or data[end:-_CRC_BYTES] != _CRC:
         return data
@@ -127,7 +131,7 @@ def _read_value(message: memoryview) -> _Value:
 
 
 def _join(values: list[_Value]) -> np.ndarray:
-    """The array that the parts of one tag make."""
+    """The array made of all parts of one tag."""
     first = values[0]
     if any((value.dims, value.type) != (first.dims, first.type) for value in values):
         raise ValueError(f"the parts of {shown(first.tag)} differ in shape or type")
@@ -141,7 +145,7 @@ def _join(values: list[_Value]) -> np.ndarray:
 
 
 def _fields(message: memoryview, at_most: int) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message by number: a whole number, or the bytes of what has a length."""
+    """The fields of a message: number, and an integer or the bytes of a field with a length."""
     at = count = 0
     while at < len(message):
         count += 1
@@ -166,7 +170,7 @@ def _fields(message: memoryview, at_most: int) -> Iterator[tuple[int, int | memo
 
 
 def _read_number(message: memoryview, at: int) -> tuple[int, int]:
-    """A signed 64-bit whole number in 7 bits a byte, the lowest first, and where it ends."""
+    """Decode a varint: a signed 64-bit integer, 7 bits per byte, lowest first; and its end."""
     result = 0
     for count, byte in enumerate(message[at : at + 10]):
         result |= (byte & 0x7F) << (7 * count)

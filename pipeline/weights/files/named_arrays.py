@@ -1,4 +1,4 @@
-"""Named arrays as a weight file holds them, and the bounds that every reader keeps to."""
+"""Named arrays of a weight file, and the bounds that every reader observes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.files.error_text import shown
 from pipeline.files.npy import MAX_ENTRIES, array_bytes
 
 Arrays = dict[str, np.ndarray]
-"""Name -> array, in the order of the file."""
+"""Arrays by name, in the order of the file."""
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -22,9 +22,9 @@ MAX_NAME_LENGTH = 1024
 def decode(
     name: str, dtype: np.dtype, shape: Sequence[int], data: bytes | memoryview
 ) -> np.ndarray:
-    """The array that `data` holds, row by row.
+    """The array in `data`, in C order.
 
-    Raises ValueError where the shape is none, or needs more or fewer bytes than there are.
+    Raises ValueError where the shape is invalid, or needs more or fewer bytes than given.
     """
     needed = array_bytes(name, dtype, shape)
     if len(data) != needed:
@@ -36,7 +36,7 @@ def decode(
 
 
 def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
-    """Add an entry. Raises ValueError where the name is none, there already, or one too many."""
+    """Add an entry. Raises ValueError for an invalid or duplicate name, or too many entries."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise ValueError(f"an entry has no name of 1 to {MAX_NAME_LENGTH} characters")
     if name in arrays:
@@ -47,14 +47,14 @@ def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
 
 
 def natural_key(name: str) -> list[str | int]:
-    """What sorts names with the numbers in them as numbers: texts and numbers by turns.
+    """Sort key that compares numbers in names as numbers: a list of alternating texts and numbers.
 
-    `features.10` comes behind `features.2`.
+    `features.10` comes after `features.2`.
     """
     parts = re.split(r"([0-9]+)", name)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def total_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    """What all arrays take together."""
+    """The size of all arrays together, in bytes."""
     return sum(array.nbytes for array in arrays.values())

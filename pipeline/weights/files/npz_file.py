@@ -1,4 +1,4 @@
-"""Weights in numpy's files, `.npz`: any name will do."""
+"""Weights in numpy's files, `.npz`, with arbitrary names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_npz(path: Path) -> Arrays:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays, uncompressed, as numpy.savez does; any name will do."""
+    """Write arrays, uncompressed, as numpy.savez does; names are arbitrary."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}{_SUFFIX}", "w", force_zip64=True) as file:

@@ -22,7 +22,7 @@ from pipeline.weights.files.torch_pickle import (
 )
 
 MAX_SHARING = 16
-"""How many times over tensors may lie in the storages of a file, as tied weights do."""
+"""Limit of the tensors' total size as a multiple of the file's: tied weights share storages."""
 
 _PICKLE = "data.pkl"
 _OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -42,9 +42,9 @@ _DTYPES = {
 
 
 def read_torch(path: Path) -> Arrays:
-    """The tensors of a state dict, or of the one that a dictionary holds as `state_dict` or such.
+    """The tensors of a state dict, or of one in a dictionary under a key such as `state_dict`.
 
-    No code of the file is run. Raises ValueError that says what is wrong with it, and
+    No code of the file is run. Raises ValueError that says what is wrong with the file, and
     zipfile.BadZipFile.
     """
     if not zipfile.is_zipfile(path):
@@ -67,7 +67,7 @@ def read_torch(path: Path) -> Arrays:
 
 
 class _Storages:
-    """The entries of an archive of so many bytes, checked as they are read."""
+    """The entries of an archive of `size` bytes, checked as they are read."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive = archive
@@ -99,7 +99,7 @@ class _Storages:
         return self._read[name]
 
     def values(self, storage: Any) -> np.ndarray:
-        """The values of a storage, (n,). Raises ValueError where it is not what it should be."""
+        """The values of a storage, (n,). Raises ValueError for an invalid description of one."""
         match storage:
             case Persistent(("storage", Name(kind), str(key), str(_), int(count))) if (
                 kind in _DTYPES and key.isalnum()
@@ -137,7 +137,7 @@ def _is_state_dict(content: Any) -> bool:
 
 
 def _tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
-    """A tensor, in rows. Raises ValueError where it reaches beyond its storage."""
+    """A tensor in C order. Raises ValueError where it reaches beyond its storage."""
     if value.function == REBUILD_PARAMETER and value.arguments:
         value = value.arguments[0]
     match value:

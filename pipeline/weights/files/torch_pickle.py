@@ -1,8 +1,8 @@
 """The pickle inside a PyTorch file, read as data: nothing is imported, called or built.
 
 A pickle is a program for a stack machine. Here every opcode that torch writes for a dictionary of
-tensors is carried out on plain values; a name of a class or function stays a name, a call of one
-of the few that torch needs stays a record of the call, and everything else is refused.
+tensors is executed on plain values. The name of a class or function stays a name, a call of one of
+the few that torch needs becomes a record of the call, and everything else is refused.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ STORAGES = tuple(
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000
-"""A tensor takes some forty."""
+"""A tensor takes about forty."""
 _DAMAGED = "its table of contents is damaged"
 _REFUSED = "it holds more than a dictionary of tensors; save model.state_dict() alone"
 
 
 @dataclass(frozen=True)
 class Name:
-    """A class or function that the file names: `torch.FloatStorage`."""
+    """The name of a class or function in the file: `torch.FloatStorage`."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that the file asks for, and that nobody makes."""
+    """A record of a call in the file, which is never made."""
 
     function: str
     arguments: tuple[Any, ...]
@@ -50,13 +50,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Persistent:
-    """Something that lies outside of the pickle: a storage, as torch describes it."""
+    """A reference to an object outside of the pickle: a storage, as torch describes it."""
 
     fields: Any
 
 
 class _Mark:
-    """Where on the stack the items of a collection begin."""
+    """Marks the start of a collection's items on the stack."""
 
 
 _LITERALS = {
@@ -67,13 +67,13 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _PUTS = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GETS = {"BINGET", "LONG_BINGET", "GET"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_PASSED_OVER = {"PROTO", "FRAME", "STOP"}
+_SKIPPED = {"PROTO", "FRAME", "STOP"}
 
 
 def read_pickle(data: bytes) -> Any:
-    """What a pickle holds, as dicts, lists, tuples, plain values and the types above.
+    """The content of a pickle, as dicts, lists, tuples, plain values and the types above.
 
-    Raises ValueError that names what is refused, or says that the pickle is damaged.
+    Raises ValueError that names the refused content, or says that the pickle is damaged.
     """
     if len(data) > MAX_PICKLE_BYTES:
         raise ValueError(f"its table of contents takes {len(data):,} bytes; that is too many")
@@ -89,7 +89,7 @@ def read_pickle(data: bytes) -> Any:
 
 
 def _opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Each opcode with what it is given, up to the one that ends a pickle."""
+    """Each opcode with its argument, up to the end of the pickle."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
             yield opcode.name, argument
@@ -105,7 +105,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def do(self, name: str, argument: Any) -> None:
-        """Carry out one opcode. Raises ValueError for one that torch has no use for."""
+        """Execute one opcode. Raises ValueError for one that torch does not write."""
         stack = self.stack
         if name in _LITERALS:
             stack.append(argument)
@@ -121,22 +121,22 @@ class _Machine:
             stack[len(stack) - count :] = [items]
         elif name in _ACTIONS:
             _ACTIONS[name](self, argument)
-        elif name not in _PASSED_OVER:
+        elif name not in _SKIPPED:
             raise ValueError(f"{_REFUSED}: it holds the opcode {name}")
 
     def memoize(self, argument: Any) -> None:
-        """Keep the top under the next number."""
+        """Store the top of the stack in the memo, under the next number."""
         self._memo[len(self._memo)] = self.stack[-1]
 
     def since_mark(self) -> list[Any]:
-        """Take everything above the last mark, and the mark."""
+        """Pop everything above the last mark, and the mark."""
         items: list[Any] = []
         while not isinstance(item := self.stack.pop(), _Mark):
             items.append(item)
         return items[::-1]
 
     def set_items(self, pairs: list[Any]) -> None:
-        """Put keys and values that take turns into the dict on top."""
+        """Add alternating keys and values to the dict on top of the stack."""
         target = self.stack[-1]
         if not isinstance(target, dict):
             raise TypeError
@@ -146,20 +146,20 @@ class _Machine:
             target[key] = value
 
     def append(self, items: list[Any]) -> None:
-        """Put items at the end of the list on top."""
+        """Append items to the list on top of the stack."""
         if not isinstance(self.stack[-1], list):
             raise TypeError
         self.stack[-1].extend(items)
 
     def name_from_stack(self, argument: Any) -> None:
-        """A module and a name on the stack are a class or function."""
+        """Replace a module and a name on the stack by a `Name`."""
         name, module = self.stack.pop(), self.stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise TypeError
         self.stack.append(_allowed(f"{module}.{name}"))
 
     def call(self, argument: Any) -> None:
-        """An empty dict for OrderedDict(); any other call is only recorded."""
+        """Push an empty dict for OrderedDict(), and a record for any other call."""
         arguments = self.stack.pop()
         function = self.stack[-1]
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
@@ -173,8 +173,8 @@ class _Machine:
         else:
             self.stack[-1] = {}
 
-    def pass_over_attributes(self, argument: Any) -> None:
-        """Attributes of a dict, such as the versions of its modules, say nothing of the weights."""
+    def skip_attributes(self, argument: Any) -> None:
+        """Drop the attributes of a dict, such as versions of modules: they hold no weights."""
         self.stack.pop()
         if not isinstance(self.stack[-1], dict):
             raise ValueError(f"{_REFUSED}: it sets attributes of an object")
@@ -201,7 +201,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "GLOBAL": lambda machine, text: machine.stack.append(_allowed(text.replace(" ", "."))),
     "STACK_GLOBAL": _Machine.name_from_stack,
     "REDUCE": _Machine.call,
-    "BUILD": _Machine.pass_over_attributes,
+    "BUILD": _Machine.skip_attributes,
     "BINPERSID": lambda machine, _: machine.stack.append(Persistent(machine.stack.pop())),
     "SETITEM": lambda machine, _: machine.set_items(_pop(machine, 2)),
     "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),

@@ -1,4 +1,4 @@
-"""Weight files by suffix: what reads and what writes each, with one message for all that is bad."""
+"""Weight files by suffix: a reader and a writer for each, with one form of error message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNREADABLE = (
     *(OSError, ValueError, EOFError, MemoryError, OverflowError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error, SafetensorError, RuntimeError),
 )
-"""What the readers and the libraries below them raise on files that are not what they should be."""
+"""Errors that the readers and their libraries raise for damaged files."""
 
 _SAFETENSORS_DTYPES = {
     "F64": np.dtype(np.float64),
@@ -46,11 +46,10 @@ _SAFETENSORS_DTYPES = {
 
 
 def read_weights(path: Path) -> Arrays:
-    """The arrays of a weight file, in its order; names in a .safetensors come sorted, numbers in
-    them as numbers.
+    """The arrays of a weight file, in its order; those of a .safetensors in natural order of names.
 
-    Nothing in a file is ever run. Raises DataError for a file that is missing, of another kind,
-    damaged or too large.
+    Nothing in a file is ever executed. Raises DataError for a file that is missing, of another
+    kind, damaged or too large.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -70,7 +69,7 @@ def read_weights(path: Path) -> Arrays:
 
 
 def require_written(path: Path) -> None:
-    """Raise DataError unless files of this suffix are written."""
+    """Raise DataError unless files with this suffix can be written."""
     if path.suffix.lower() in _WRITERS:
         return
     kinds = ", ".join(_WRITERS)
@@ -79,9 +78,9 @@ def require_written(path: Path) -> None:
 
 
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays under their names, replacing the file as a whole.
+    """Write arrays under their names, replacing the file atomically.
 
-    Raises DataError for a suffix that is not written, RunError where the disk refuses.
+    Raises DataError for a suffix that can't be written, RunError where the disk refuses.
     """
     require_written(path)
     writer = _WRITERS[path.suffix.lower()]
@@ -97,14 +96,14 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def is_weight_file(path: Path) -> bool:
-    """Does the name say that this is a weight file, not the directory of a run?"""
+    """Return whether the name is that of a weight file, not of a run directory."""
     return path.suffix.lower() in _READERS and not path.is_dir()
 
 
 def keeps_order(file: str) -> bool:
-    """Does a file of that name have its entries as they were written?
+    """Return whether a file of that name keeps its entries in the order of writing.
 
-    A .safetensors has them by dtype and name, whatever wrote it.
+    A .safetensors always sorts them by dtype and name.
     """
     return Path(file).suffix.lower() != ".safetensors"
 
@@ -122,7 +121,7 @@ def _read_safetensors(path: Path) -> Arrays:
 
 
 def _read_ckpt(path: Path) -> Arrays:
-    """MindSpore's, unless it is a zip: PyTorch Lightning calls its files .ckpt too."""
+    """Read MindSpore's .ckpt, or PyTorch's if it is a zip: Lightning uses that suffix too."""
     with path.open("rb") as file:
         if file.read(len(_ZIP)) == _ZIP:
             return read_torch(path)
@@ -130,7 +129,7 @@ def _read_ckpt(path: Path) -> Arrays:
 
 
 def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    # Not by the package's save_file, which keeps the file from all but its owner.
+    # Not by the package's save_file, which makes the file readable by its owner only.
     path.write_bytes(safetensors.numpy.save(dict(arrays)))
 
 

@@ -1,7 +1,7 @@
-"""What PyTorch, MindSpore and their model collections call the arrays of networks that are here.
+"""Names of arrays in PyTorch, MindSpore and their model collections, for the networks here.
 
-Two tables make a name: how a framework calls the arrays of a layer (`frameworks`), and how the
-collections call the layers of a network (the modules beside it, in the language of `syntax`).
+Two tables make a name: a framework's names for the arrays of a layer (`frameworks`), and the
+collections' names for the layers of a network (the other modules, in the language of `syntax`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from pipeline.weights.rules.transformers import BERT, GPT, VIT
 from pipeline.weights.rules.unet import UNET
 
 IN_ORDER: LayerRules = ((r".+", "{kind}_#"),)
-"""For networks without blocks: the convolutions in order, the dense layers in order, and so on."""
+"""Rules for networks without blocks: layers are counted by kind, in order."""
 VGG: LayerRules = (
     (r"pre_logits\.fc(\d)", r"dense_<\1-1>"),
     (r"head\.fc", "dense_2"),
     *IN_ORDER,
 )
-"""timm has convolutions over whole images for the first dense layers."""
+"""timm has convolutions over entire images in place of the first dense layers."""
 
 
 def _both(rules: LayerRules) -> Mapping[Framework, LayerRules]:
@@ -79,7 +79,7 @@ BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
     "wide_deep": _both(IN_ORDER),
     "xception": {"torch": XCEPTION_TORCH, "mindspore": XCEPTION_MINDSPORE},
 }
-"""By the name of a model's part, and whose names they are."""
+"""Rules by the name of a model's part and by framework."""
 
 
 def layer_rules(model: str, framework: Framework, *, blocks: bool) -> LayerRules:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.weights.rules.syntax import LEFT_OUT, LayerRules
+from pipeline.weights.rules.syntax import SKIPPED, LayerRules
 
 GOOGLENET: LayerRules = (
-    (r"aux\d\..+", LEFT_OUT),
+    (r"aux\d\..+", SKIPPED),
     (r"conv(\d)\.(?:conv|bn)", "{kind}_#"),
     (r"inception(\d\w)\.branch(\d)\..+", r"inception\1/branch_<\2-1>/{kind}_#"),
     (r"fc", "dense_0"),
@@ -48,7 +48,7 @@ _BY_SCOPE = {
 
 
 def _inception_v3_of_torchvision() -> Iterator[tuple[str, str]]:
-    yield r"AuxLogits\..+", LEFT_OUT
+    yield r"AuxLogits\..+", SKIPPED
     yield r"Conv2d_\d\w_\dx\d\.(?:conv|bn)", "{kind}_#"
     for theirs, scope in _INCEPTION_V3_SCOPES.items():
         own = next(rules for name, rules in _BY_SCOPE.items() if scope.startswith(name))
@@ -62,7 +62,7 @@ INCEPTION_V3_TORCH: LayerRules = tuple(_inception_v3_of_torchvision())
 
 
 def _inception_v3_of_mindcv() -> Iterator[tuple[str, str]]:
-    yield r"aux\..+", LEFT_OUT
+    yield r"aux\..+", SKIPPED
     yield r"conv\d\w\.(?:conv|bn)", "{kind}_#"
     for theirs, scope in _INCEPTION_V3_SCOPES.items():
         module = rf"inception{theirs}\."

@@ -1,4 +1,4 @@
-"""How frameworks call the arrays of a layer, and what wrappers put before all names."""
+"""Names of a layer's arrays by framework, and prefixes that wrappers add to all names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Framework = Literal["torch", "mindspore"]
 
 @dataclass(frozen=True)
 class Convention:
-    """How a framework calls the arrays of a layer, by kind of layer, and what is no weight."""
+    """A framework's names for the arrays of a layer, and for entries that are no weights."""
 
     leaves: dict[str, str]
-    """Ours by theirs, for layers that are linear maps; norms call their factor `scale`, and
-    embeddings their rows `table`."""
+    """Our names by theirs, for linear layers; a norm's factor is `scale` here, and the rows of an
+    embedding are `table`."""
     not_weights: re.Pattern[str]
-    """Whole names of counters, rates and the state of optimizers, which are left out."""
+    """Full names of counters, rates and the state of optimizers, which are skipped."""
 
 
 TORCH = Convention(
@@ -42,4 +42,4 @@ MINDSPORE = Convention(
 CONVENTIONS: dict[Framework, Convention] = {"torch": TORCH, "mindspore": MINDSPORE}
 
 WRAPPERS = ("module.", "_orig_mod.", "network.", "_backbone.", "backbone.")
-"""What wrappers of a whole network put before every name."""
+"""Prefixes that wrappers of a network add to every name."""

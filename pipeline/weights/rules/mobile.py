@@ -9,7 +9,7 @@ from pipeline.weights.rules.syntax import LayerRules
 
 
 def _numbered(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
-    """Numbers of blocks that are counted through all stages, with stage and block here."""
+    """Numbers of blocks counted through all stages, each with its scope here."""
     for at, count in enumerate(blocks, start=stage):
         for block in range(count):
             yield first, f"stage{at}_block{block}"
@@ -17,7 +17,7 @@ def _numbered(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[i
 
 
 def _timm(block: str, scope: str) -> LayerRules:
-    """The convolutions of a block that widens, filters by depth and narrows."""
+    """Rules for an inverted residual block: pointwise, depthwise and pointwise convolution."""
     return (
         (rf"{block}conv_pw", f"{scope}/conv_0"),
         (rf"{block}conv_dw", f"{scope}/conv_1"),
@@ -30,7 +30,7 @@ def _timm(block: str, scope: str) -> LayerRules:
 
 
 def _timm_first(block: str, scope: str) -> LayerRules:
-    """Those of a block that does not widen."""
+    """Rules for a block without the first pointwise convolution."""
     return (
         (rf"{block}conv_dw", f"{scope}/conv_0"),
         (rf"{block}conv_pw", f"{scope}/conv_1"),
@@ -60,7 +60,7 @@ def _mobilenet_v1() -> Iterator[tuple[str, str]]:
 
 
 MOBILENET_V1_TORCH: LayerRules = tuple(_mobilenet_v1())
-"""timm, and others in their order."""
+"""timm, and others by the order of their layers."""
 
 _V2_STAGES = (1, 2, 3, 4, 3, 3, 1)
 

@@ -90,7 +90,7 @@ DPN_TORCH: LayerRules = (
 
 
 def _xception(block: str, first: int) -> LayerRules:
-    """Blocks numbered from `first` on: 3 on the way in, 8 in the middle, 1 on the way out."""
+    """Rules for blocks numbered from `first` on: 3 of the entry flow, 8 middle, 1 exit."""
     scopes = [f"entry{index}" for index in range(3)]
     scopes += [f"middle{index}" for index in range(8)]
     numbered = list(enumerate([*scopes, "exit"], start=first))

@@ -1,4 +1,4 @@
-"""Names of squeeze and excitation, which lies in the blocks of several networks."""
+"""Names of squeeze and excitation, which the blocks of several networks have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipeline.weights.rules.syntax import LayerRules
 
 
 def squeeze(before: str, scope: str) -> LayerRules:
-    """Its two linear maps behind `before`, for a block that is `scope` here."""
+    """Rules for its two dense layers, with the prefix `before`, in a block called `scope` here."""
     return (
         (rf"{before}(?:fc1|conv_reduce|fc\.0)", f"{scope}/squeeze_excite/dense_0"),
         (rf"{before}(?:fc2|conv_expand|fc\.2)", f"{scope}/squeeze_excite/dense_1"),

@@ -1,4 +1,4 @@
-"""What a rule for the name of a layer says, and what comes of one."""
+"""The language of rules for names of layers, and their application."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ import re
 from dataclasses import dataclass
 
 LayerRules = tuple[tuple[str, str], ...]
-"""A pattern for the whole name of a layer in a file, and its path here. The first that matches
-counts. In a path
+"""Patterns for the entire name of a layer in a file, each with its path here. The first match
+applies. In a path
 
-    \\1       is what the pattern's group matched, and <\\1-1> that number less 1,
-    {kind}   is conv, dense, batch_norm or layer_norm, told by the arrays that the layer has,
-    #        counts the layers that come to the same path otherwise, in the order of the file or,
-             where that keeps none, of the numbers in their names; what fits nowhere is passed over,
-    {a,b}    spreads an array over several, in equal parts of its first axis,
+    \\1       is the text of the pattern's group, and <\\1-1> that number minus 1,
+    {kind}   is conv, dense, batch_norm or layer_norm, known by the arrays of the layer,
+    #        counts the layers with otherwise equal paths, in the order of the file or, where it has
+             none, of the numbers in their names; layers that fit nowhere are skipped,
+    {a,b}    splits an array into several, in equal parts of its first axis,
     ^T       at the end says that the layer keeps its weight as (in, out),
     +        at the start says that its first row is added to every row of the array here.
 
-No path at all leaves the layer out.
+An empty path skips the layer.
 """
 
-LEFT_OUT = ""
+SKIPPED = ""
 
 _SUM = re.compile(r"<(\d+)([+-]\d+)>")
-_TURNED = "^T"
+_TRANSPOSED = "^T"
 _ADDED = "+"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rule puts a layer."""
+    """The place of a layer in the network, by a rule."""
 
     path: str
-    turned: bool = False
-    """Is its weight (in, out)?"""
+    transposed: bool = False
+    """Whether its weight is (in, out)."""
     added: bool = False
-    """Is its first row added to every row of another's?"""
+    """Whether its first row is added to every row of another array."""
 
 
 def place_by(rules: LayerRules, layer: str, kind: str) -> Place | None:
-    """Where the rules put a layer; None where none knows it. Without a kind, rules that need one
-    are passed over."""
+    """The place of a layer by the rules; None where none matches.
+
+    Without a kind, rules that need one are skipped.
+    """
     for pattern, path in rules:
         match = re.fullmatch(pattern, layer)
         if match is not None and (kind or "{kind}" not in path):
@@ -51,7 +53,7 @@ def place_by(rules: LayerRules, layer: str, kind: str) -> Place | None:
 def _place(text: str) -> Place:
     path = _SUM.sub(lambda terms: str(int(terms[1]) + int(terms[2])), text)
     return Place(
-        path.removeprefix(_ADDED).removesuffix(_TURNED),
-        turned=path.endswith(_TURNED),
+        path.removeprefix(_ADDED).removesuffix(_TRANSPOSED),
+        transposed=path.endswith(_TRANSPOSED),
         added=path.startswith(_ADDED),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.weights.rules.syntax import LEFT_OUT, LayerRules
+from pipeline.weights.rules.syntax import SKIPPED, LayerRules
 
 VIT: LayerRules = (
     (r"class_token|cls_token", "class_token_0/token"),
@@ -29,7 +29,7 @@ VIT: LayerRules = (
 
 _LAYER = r"(?:bert\.)?encoder\.layer\.(\d+)\."
 BERT: LayerRules = (
-    (r"(?:bert\.)?embeddings\.position_ids", LEFT_OUT),
+    (r"(?:bert\.)?embeddings\.position_ids", SKIPPED),
     (r"(?:bert\.)?embeddings\.word_embeddings", "embedding_0"),
     (r"(?:bert\.)?embeddings\.position_embeddings", "position_embedding_0"),
     (r"(?:bert\.)?embeddings\.token_type_embeddings", "+position_embedding_0"),
@@ -43,7 +43,7 @@ BERT: LayerRules = (
     (r"(?:bert\.)?pooler\.dense", "pooler"),
     (r"classifier", "dense_0"),
 )
-"""transformers. All tokens are of the first segment here, whose vector so is one with those of the
+"""transformers. All tokens belong to the first segment here, so its vector is added to those of the
 positions."""
 
 _BLOCK = r"(?:transformer\.)?h\.(\d+)\."
@@ -51,7 +51,7 @@ _ATTENTION = r"tokens/block\1/residual_0/self_attention_0"
 GPT: LayerRules = (
     (r"(?:transformer\.)?wte|lm_head", "tokens"),
     (r"(?:transformer\.)?wpe", "tokens/position_embedding_0"),
-    (rf"{_BLOCK}attn(?:\.masked_bias)?", LEFT_OUT),
+    (rf"{_BLOCK}attn(?:\.masked_bias)?", SKIPPED),
     (rf"{_BLOCK}attn\.c_attn", rf"{_ATTENTION}/{{query,key,value}}^T"),
     (rf"{_BLOCK}attn\.c_proj", rf"{_ATTENTION}/out^T"),
     (rf"{_BLOCK}mlp\.c_fc", r"tokens/block\1/residual_1/dense_0^T"),
@@ -59,4 +59,4 @@ GPT: LayerRules = (
     (rf"{_BLOCK}ln_([12])", r"tokens/block\1/residual_<\2-1>/layer_norm_0"),
     (r"(?:transformer\.)?ln_f", "tokens/layer_norm_0"),
 )
-"""transformers, whose linear maps keep their weights as (in, out) here alone."""
+"""transformers, whose linear layers have weights (in, out) in this model only."""

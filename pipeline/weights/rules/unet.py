@@ -10,12 +10,12 @@ _DEPTHS = 5
 
 
 def _scope(depth: int) -> str:
-    """Of the layers at a depth; each depth lies inside the one above."""
+    """The scope of the layers at a depth; each depth is nested in the one above."""
     return "".join(f"below{above}/branch_1/" for above in range(depth))
 
 
 def _unet() -> Iterator[tuple[str, str]]:
-    """The first two convolutions of a depth are on the way down, the others on the way up."""
+    """Rules: the first two convolutions of a depth are the encoder's, the others the decoder's."""
     yield r"conv_0\.conv_(\d)\..+", r"{kind}_\1"
     yield r"inc\.double_conv\.[01]", "{kind}_0"
     yield r"inc\.double_conv\.[34]", "{kind}_1"

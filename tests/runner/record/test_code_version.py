@@ -34,10 +34,10 @@ def checkout(package: Path) -> Path:
 
 def test_the_digest_is_of_names_and_contents(package: Path) -> None:
     before = describe_code(package)["sha256"]
-    moved = shutil.copytree(package, package.parent / "elsewhere")
-    assert describe_code(moved)["sha256"] == before
-    (moved / "inner" / "code.py").rename(moved / "inner" / "other.py")
-    assert describe_code(moved)["sha256"] != before
+    copied = shutil.copytree(package, package.parent / "elsewhere")
+    assert describe_code(copied)["sha256"] == before
+    (copied / "inner" / "code.py").rename(copied / "inner" / "other.py")
+    assert describe_code(copied)["sha256"] != before
     (package / "inner" / "code.py").write_text("one = 2\n")
     assert describe_code(package)["sha256"] != before
 
@@ -54,12 +54,12 @@ def test_without_a_checkout_there_is_no_git_state(package: Path) -> None:
     assert set(describe_code(package)) == {"sha256"}
 
 
-def test_a_checkout_tells_its_commit(checkout: Path) -> None:
+def test_a_checkout_has_its_commit(checkout: Path) -> None:
     commit = git(checkout.parent, "rev-parse", "HEAD").strip()
     assert describe_code(checkout)["git"] == {"commit": commit, "dirty": False, "changed": []}
 
 
-def test_a_checkout_tells_what_was_changed_since(checkout: Path) -> None:
+def test_a_checkout_has_what_was_changed_since(checkout: Path) -> None:
     (checkout / "inner" / "code.py").write_text("one = 2\n")
     (checkout / "new.py").write_text("")
     state = describe_code(checkout)["git"]

@@ -44,7 +44,7 @@ def test_sinks_of_another_length_are_no_difference(pair: Any) -> None:
     assert pair(STEPS, [line(step, sink=step) for step in range(1, 6)]).differing == 0
 
 
-def test_the_first_and_the_largest_difference_are_told(pair: Any) -> None:
+def test_the_first_and_the_largest_difference_are_shown(pair: Any) -> None:
     loss = np.nextafter(np.float32(1.5), np.float32(2))
     other = [*STEPS[:2], line(3, loss=float(str(loss))), line(4, loss=1.25), STEPS[4]]
     found = pair(STEPS, other)
@@ -70,7 +70,7 @@ def test_what_is_not_finite_equals_itself_alone(pair: Any) -> None:
     assert str(found) == "step 5: loss 1.5 and not finite"
 
 
-def test_numbers_of_both_signs_are_so_many_places_apart(pair: Any) -> None:
+def test_numbers_of_both_signs_are_some_places_apart(pair: Any) -> None:
     """There are two zeros between the smallest numbers of either sign."""
     tiny = float(np.finfo(np.float32).smallest_subnormal)
     found = pair([line(1, loss=-tiny)], [line(1, loss=tiny)])

@@ -37,8 +37,8 @@ def test_the_order_of_samples_and_of_bytes_in_memory() -> None:
     swapped = IMAGES.astype(">f4")
     ones = [fingerprint(Split({"image": images}))["image"] for images in (IMAGES, strided, swapped)]
     assert len({found.sha256 for found in ones}) == 1
-    turned = fingerprint(Split({"image": IMAGES[::-1]}))["image"]
-    assert turned.sha256 != ones[0].sha256
+    reordered = fingerprint(Split({"image": IMAGES[::-1]}))["image"]
+    assert reordered.sha256 != ones[0].sha256
 
 
 def test_of_what_is_read_on_demand_evenly_spread_samples_are_read() -> None:
@@ -67,12 +67,12 @@ def _padded(images: Column) -> Column:
     return pad_split(Split({"image": images, "label": labels}), [(8, 8)]).columns["image"]
 
 
-def _ragged(changed: int | None = None, *, turned: bool = False) -> Column:
+def _ragged(changed: int | None = None, *, reordered: bool = False) -> Column:
     """100 images of 2 x 3, or of 3 x 2, which have the same values in the same order."""
     flat = np.arange(600, dtype=np.uint16)
     if changed is not None:
         flat[changed] += 1
-    sizes = np.full((100, 2), (3, 2) if turned else (2, 3), np.int32)
+    sizes = np.full((100, 2), (3, 2) if reordered else (2, 3), np.int32)
     return ragged_array(flat, sizes, (1,))
 
 
@@ -86,7 +86,7 @@ def test_values_of_several_sizes_in_memory_are_hashed_as_a_whole(
     expected = hashlib.sha256(sizes.tobytes() + np.arange(600, dtype=np.uint16).tobytes())
     assert found.sha256 == expected.hexdigest()
     others = [_fingerprint_of(pad(_ragged(place))).sha256 for place in (0, 7, 300, 599)]
-    others.append(_fingerprint_of(pad(_ragged(turned=True))).sha256)
+    others.append(_fingerprint_of(pad(_ragged(reordered=True))).sha256)
     assert found.sha256 not in others
 
 

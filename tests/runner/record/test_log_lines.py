@@ -1,4 +1,4 @@
-"""What anyone may have written into a log, read back line by line."""
+"""Logs that anyone may have written, read back line by line."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_what_no_float32_can_be_is_no_number_of_a_step(number: str, tmp_path: Pa
         line.numbers()
 
 
-def test_the_numbers_of_a_step_are_those_that_it_tells_of(tmp_path: Path) -> None:
-    """Older logs tell of fewer, and only a step that was skipped says so."""
+def test_the_numbers_of_a_step_are_those_that_it_has(tmp_path: Path) -> None:
+    """Older logs have fewer, and only a step that was skipped says so."""
     log = tmp_path / "log"
     log.write_text('{"step": 0, "loss": 2}\n{"step": 7, "grad_norm": null, "skipped": true}\n')
     first, second = read_lines(log)
@@ -89,7 +89,7 @@ def test_the_last_step_of_a_log_is_that_of_its_last_whole_line(tmp_path: Path) -
     assert last_step(log) == 1999
 
 
-def test_a_last_line_that_is_no_step_is_told(tmp_path: Path) -> None:
+def test_a_last_line_that_is_no_step_is_reported(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1}\nnothing\n')
     with pytest.raises(DataError, match="last line: is not a step of a run"):

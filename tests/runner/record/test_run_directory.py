@@ -39,7 +39,7 @@ from tests.conftest import ROOT
 Compose = Callable[..., Recipe]
 
 
-def test_the_name_tells_day_time_and_recipe(tmp_path: Path) -> None:
+def test_the_name_has_day_time_and_recipe(tmp_path: Path) -> None:
     made = create("lenet5_mnist", tmp_path)
     assert made.is_dir()
     day, clock = made.relative_to(tmp_path).parts
@@ -129,7 +129,7 @@ def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
 
 
 def leave(run_dir: Path, recipe: Recipe, status: str | None = None, age_s: int = 0) -> Path:
-    """What a run leaves that matters to one that resumes it."""
+    """Write the files of a run that matter to one that resumes it."""
     run_dir.mkdir(parents=True)
     write_recipe(run_dir, recipe)
     if status is not None:
@@ -344,7 +344,7 @@ def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "text"),
     [
         (["notes.txt"], "no run, and is not empty: notes.txt"),
         (["a", "b", "c", "d", "e"], "no run, and is not empty: a, b, c and 2 more"),
@@ -357,7 +357,7 @@ def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
     ],
 )
 def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
-    names: list[str], told: str, tmp_path: Path
+    names: list[str], text: str, tmp_path: Path
 ) -> None:
     for name in names:
         path = tmp_path / name
@@ -366,7 +366,7 @@ def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
     with pytest.raises(DataError) as caught:
         make(tmp_path)
     advice = "name a directory that is empty or not there yet"
-    assert str(caught.value) == f"{tmp_path}: holds {told}; {advice}".replace(r"\\n", r"\n")
+    assert str(caught.value) == f"{tmp_path}: holds {text}; {advice}".replace(r"\\n", r"\n")
     assert caught.value.exit_status == 2
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -402,8 +402,8 @@ def test_a_link_where_a_run_writes_is_refused_before_anything_is_written(
     path.unlink(missing_ok=True)
     path.symlink_to(elsewhere)
     before = sorted(run_dir.rglob("*"))
-    told = re.escape(f"{path}: is a link to {elsewhere}; ")
-    with pytest.raises(DataError, match=told), owned(run_dir):
+    text = re.escape(f"{path}: is a link to {elsewhere}; ")
+    with pytest.raises(DataError, match=text), owned(run_dir):
         pass
     assert {path.name for path in {*run_dir.rglob("*")} - set(before)} <= {".lock"}
     assert elsewhere.is_dir() or elsewhere.read_text() == "mine"

@@ -61,14 +61,14 @@ def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     ],
     ids=["ignored", "off", "soft"],
 )
-def test_the_mechanism_of_a_sink_is_told_with_its_reason(
+def test_the_mechanism_of_a_sink_is_shown_with_its_reason(
     overrides: list[str], sink: dict[str, object], tiny: Compose, tmp_path: Path
 ) -> None:
-    """S-07: a size that is ignored is told, unless it is the one that says nothing."""
+    """S-07: an ignored size is reported, unless it is the default."""
     run(tiny(*overrides), tmp_path)
-    told = outcome.read_summary(tmp_path)["sink"]
-    assert told.pop("why")
-    assert told == sink
+    section = outcome.read_summary(tmp_path)["sink"]
+    assert section.pop("why")
+    assert section == sink
     warned = "warning    train.sink_size = 7: ignored" in (tmp_path / "run.log").read_text()
     assert warned is ("train.sink_size=7" in overrides)
 
@@ -85,8 +85,8 @@ def test_the_time_to_the_first_step_is_counted_from_where_the_command_began(
     assert line.partition(" time       ")[2] == start_up(times)
 
 
-def test_the_user_is_told_what_the_start_took() -> None:
-    """What is not timed apart is named too: the parts add up."""
+def test_the_user_is_shown_what_the_start_took() -> None:
+    """Time that has no part of its own is named too: the parts add up."""
     times = {"start_s": 1.5, "data_s": 0.25, "compile_s": 0.75, "first_dispatch_s": 0.125}
     assert start_up({**times, "first_step_s": 3.0}) == (
         "first step after 3.00 s: imports and recipe 1.50, data 0.25, build 0.00, compile 0.75, "
@@ -117,8 +117,8 @@ def test_the_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_versions_are_those_that_may_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = versions({"device": "cpu:0", "jax": "9"})
-    assert told.keys() == {
+    section = versions({"device": "cpu:0", "jax": "9"})
+    assert section.keys() == {
         "python",
         "recipe-pipeline",
         "flax",
@@ -130,7 +130,7 @@ def test_versions_are_those_that_may_change_the_numbers(monkeypatch: pytest.Monk
         "device",
         "jax",
     }
-    assert told["jax"] == "9"
+    assert section["jax"] == "9"
 
 
 def test_what_runs_without_being_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

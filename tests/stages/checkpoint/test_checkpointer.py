@@ -43,7 +43,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 
 
 def broken(unbroken: Path, run_dir: Path, saved: int) -> Path:
-    """The run as if killed some steps behind the checkpoint of step `saved`, while writing."""
+    """The run as if killed some steps after the checkpoint of step `saved`, while writing."""
     shutil.copytree(unbroken, run_dir)
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
@@ -101,7 +101,7 @@ def test_a_run_that_is_done_may_go_on(unbroken: Path, tiny: Compose, tmp_path: P
 
 
 def test_the_evaluation_at_the_end_is_logged_once(tiny: Compose, tmp_path: Path) -> None:
-    """A run that was killed behind it makes it again."""
+    """A run that was killed after it makes it again."""
     every = "eval.every_steps=15"
     run(tiny(every), tmp_path)
     before = (tmp_path / "evals.jsonl").read_bytes()
@@ -235,7 +235,7 @@ def run_log(run_dir: Path) -> list[str]:
 
 
 def test_restored_weights_start_a_new_run(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
-    """K-05, transfer: weights only; the steps, the momentum and the data start anew."""
+    """K-05, transfer: weights only; the steps, the momentum and the data start again."""
     stages = "stages=[data,build,compile,train,checkpoint]"
     restore = f"checkpoint.restore={unbroken}"
     run(tiny(stages, restore, "train.optimizer.lr=1e-30"), tmp_path)
@@ -257,7 +257,7 @@ def test_restore_takes_parameters_and_statistics_only(tmp_path: Path) -> None:
     assert (restored.params["dense"]["kernel"] == 4).all()
 
 
-def test_a_checkpoint_of_another_network_is_told_apart(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(4, state_of(4), {}, None)
     other = state_of(0, kernel=np.zeros((2, 4), np.float16), bias=np.zeros(4))
@@ -441,7 +441,7 @@ def test_a_folder_that_can_t_be_made_ends_the_save_and_all_its_threads(
 def test_a_run_that_lost_the_arrays_of_its_checkpoints_is_not_done_over(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
-    """What is there is what orbax would have taken for saved."""
+    """The folder looks to orbax as if it were saved."""
     run_dir = broken(unbroken, tmp_path / "run", 40)
     for step in outcome.checkpoints(run_dir):
         shutil.rmtree(run_dir / "checkpoints" / str(step) / "state")

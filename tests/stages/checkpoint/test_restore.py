@@ -50,12 +50,12 @@ def files_of(folder: Path) -> list[str]:
 
 
 def damages(content: bytes) -> Iterator[bytes | None]:
-    """Missing, empty, cut short, longer, and one bit turned in several places."""
+    """Missing, empty, cut short, longer, and one bit flipped in several places."""
     yield from (None, b"", content[: len(content) // 2], content + b"\0")
     for place in {0, len(content) // 3, len(content) // 2, len(content) - 1}:
-        turned = bytearray(content)
-        turned[place] ^= 1 << (place % 8)
-        yield bytes(turned)
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << (place % 8)
+        yield bytes(flipped)
 
 
 def write(file: Path, content: bytes | None) -> None:
@@ -225,7 +225,7 @@ def test_a_name_in_other_digits_is_no_step(copy: Path) -> None:
         read_saved(copy / "checkpoints" / "²")
 
 
-def test_a_run_resumes_from_the_one_before_and_saves_the_step_anew(copy: Path) -> None:
+def test_a_run_resumes_from_the_one_before_and_saves_the_step_again(copy: Path) -> None:
     write(copy / "checkpoints" / "3" / "host" / "metadata", b"{}")
     warned: list[str] = []
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))

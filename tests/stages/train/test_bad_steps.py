@@ -102,25 +102,25 @@ def test_skip_leaves_the_update_out_and_goes_on(skipping: Path) -> None:
 
 
 def test_skip_has_the_schedule_count_updates(skipping: Path) -> None:
-    """As an overflow does (P-01 (7)): the step behind a bad one has the rate of that one."""
+    """As an overflow does (P-01 (7)): the step after a bad one has the rate of that one."""
     lines = outcome.metrics(skipping)
-    left_out = np.cumsum([0, *(line["loss"] is None for line in lines)])[:-1]
+    skipped = np.cumsum([0, *(line["loss"] is None for line in lines)])[:-1]
     rates = {
-        line["step"] - n: line["learning_rate"] for line, n in zip(lines, left_out, strict=True)
+        line["step"] - n: line["learning_rate"] for line, n in zip(lines, skipped, strict=True)
     }
     assert [line["learning_rate"] for line in lines] == [
-        rates[line["step"] - n] for line, n in zip(lines, left_out, strict=True)
+        rates[line["step"] - n] for line, n in zip(lines, skipped, strict=True)
     ]
     assert len(set(rates.values())) == 25
 
 
 def gone_back(run_dir: Path) -> list[tuple[int, int]]:
     rollbacks = outcome.read_summary(run_dir)["bad_steps"]["rollbacks"]
-    return [(gone["step"], gone["to"]) for gone in rollbacks]
+    return [(rollback["step"], rollback["to"]) for rollback in rollbacks]
 
 
 def test_rollback_goes_back_to_the_checkpoint_before(rolling: Path) -> None:
-    """The newest of those at every fifth step that was not gone back to yet."""
+    """The newest of those at every fifth step that no rollback has used yet."""
     expected: list[tuple[int, int]] = []
     for step in bad_steps(rolling):
         used = {to for _, to in expected}
@@ -142,8 +142,8 @@ def test_rollback_goes_back_to_the_checkpoint_before(rolling: Path) -> None:
 
 
 def test_rollback_goes_on_from_the_weights_of_the_checkpoint(rolling: Path, skipping: Path) -> None:
-    """The step behind the bad one has the loss of the checkpoint's weights on that batch, and the
-    rate of the update behind the checkpoint."""
+    """The step after the bad one has the loss of the checkpoint's weights on that batch, and the
+    rate of the update after the checkpoint."""
     (bad, to), *_ = gone_back(rolling)
     rolled, skipped = outcome.metrics(rolling), outcome.metrics(skipping)
     assert rolled[: bad - 1] == skipped[: bad - 1]
@@ -187,20 +187,20 @@ def ended(recipe: Recipe, run_dir: Path) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_so_many_bad_steps_in_a_row_end_a_run(tiny: Compose, tmp_path: Path) -> None:
-    message, told = ended(tiny(*SKIP, DIVERGES), tmp_path)
+def test_too_many_bad_steps_in_a_row_end_a_run(tiny: Compose, tmp_path: Path) -> None:
+    message, summary = ended(tiny(*SKIP, DIVERGES), tmp_path)
     last = len(outcome.metrics(tmp_path))
     assert bad_steps(tmp_path) == list(range(last - 10, last + 1))
     assert f"Step {last} of 30: loss is" in message
-    assert told["left_out"] == 10
+    assert summary["left_out"] == 10
     assert outcome.checkpoints(tmp_path)[-1] == last - 1
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_a_run_that_can_not_go_back_any_more_ends(tiny: Compose, tmp_path: Path) -> None:
-    message, told = ended(tiny(*ROLLBACK, DIVERGES), tmp_path)
+    message, summary = ended(tiny(*ROLLBACK, DIVERGES), tmp_path)
     assert "; train.on_nan: there is no checkpoint left to go back to; the state" in message
-    assert [gone["to"] for gone in told["rollbacks"]] == [0]
+    assert [rollback["to"] for rollback in summary["rollbacks"]] == [0]
 
 
 REFUSED = {

@@ -87,11 +87,11 @@ def test_a_slow_file_makes_a_warning_and_a_figure_and_no_crash(
     assert feed["starved"]
     assert feed["slowest_sample"]["sample"] == 5
     lines = [line for line in capsys.readouterr().out.splitlines() if "waits for data" in line]
-    told = (tmp_path / "slow" / "run.log").read_text()
+    log = (tmp_path / "slow" / "run.log").read_text()
     assert 1 <= len(lines) <= STEPS // WINDOW
     assert lines[0].startswith("warning    training waits for data from step ")
     assert "ant/05.png" in lines[0]
-    assert told.count("waits for data") == len(lines)
+    assert log.count("waits for data") == len(lines)
 
 
 def test_a_file_that_cannot_be_read_ends_a_run_with_its_name(

@@ -1,4 +1,4 @@
-"""Labels that are left out, of tokens and of pixels, from the recipe to the summary."""
+"""Masked labels, of tokens and of pixels, from the recipe to the summary."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ UNET = [
 
 @pytest.fixture
 def unet(cache: Path, tmp_path: Path) -> Compose:
-    """A recipe that tells the bright pixels of an image; those of its left third have no label."""
+    """A recipe that classifies the bright pixels of an image; its left third has no labels."""
     images = np.random.default_rng(0).random((60, 8, 12, 1), np.float32)
     labels = (images[..., 0] > 0.5).astype(np.int64)
     labels[:, :, :4] = 255
@@ -193,7 +193,7 @@ def test_pixels_without_a_label_count_nowhere(unet: Compose, tmp_path: Path) -> 
     assert summary.metrics["accuracy"] > 0.9
 
 
-def test_a_label_that_is_no_class_is_refused_unless_it_is_left_out(unet: Compose) -> None:
+def test_a_label_that_is_no_class_is_refused_unless_it_is_masked(unet: Compose) -> None:
     with pytest.raises(RecipeError, match=r"ops\.0 \(pad\): makes pixels that have no label"):
         built(unet("dataset.classes=256", "dataset.train.ops=[{name: pad, padding: [0,0,1,1]}]"))
     hot = "[{name: one_hot, classes: 2}]"
@@ -235,13 +235,13 @@ def test_what_does_not_go_together_is_refused(
     assert problem in caught.value.problems
 
 
-def test_a_loss_that_takes_no_mask_is_refused_with_labels_left_out(tiny: Compose) -> None:
+def test_a_loss_that_takes_no_mask_is_refused_with_masked_labels(tiny: Compose) -> None:
     loss = SampledMse()
     recipe = tiny("dataset.ignore_index=3")
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"loss": loss})})
     assert conflicts(recipe, length_replaced=False) == [
         "dataset.ignore_index = 3: must be null with train.loss.name = sampled_mse, which takes no "
-        "mask of the labels that count"
+        "mask of valid labels"
     ]
 
 

@@ -41,8 +41,8 @@ class Script:
         self.signal, self.signal_at = signal.SIGTERM, 0
         self.bad: int | None = None
         self.signal_in_evaluation: signal.Signals | None = None
-        self.verdicts: dict[int, str] = {}
-        self.verdict: str | None = None
+        self.prune_reasons: dict[int, str] = {}
+        self.prune_reason: str | None = None
         self.flushed = 0
         self._step_s, self._accuracies = step_s, list(accuracies)
 
@@ -70,10 +70,10 @@ class Script:
     def on_sink(self, report: SinkReport) -> None:
         self.reports.append(report)
         self.events.append(f"sink {report.step}")
-        self.verdict = self.verdicts.get(report.step)
+        self.prune_reason = self.prune_reasons.get(report.step)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        self.events.append(f"told {step}")
+        self.events.append(f"notified {step}")
 
     def flush(self) -> None:
         self.flushed = len(self.events)
@@ -113,7 +113,7 @@ def state_at(step: int) -> TrainState:
 
 @pytest.fixture
 def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., History]:
-    """Train along a script: 6 steps a pass, sinks of 8, 20 steps unless told otherwise."""
+    """Train along a script: 6 steps a pass, sinks of 8, 20 steps by default."""
 
     def go(
         script: Script,
@@ -135,7 +135,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
             script.evaluate,
             script if saves else None,  # type: ignore[arg-type]
             signals=script.signals,
-            pruner=script if script.verdicts else None,  # type: ignore[arg-type]
+            pruner=script if script.prune_reasons else None,  # type: ignore[arg-type]
         )
         history = History(first)
         with heard(script.signals), script.signals.held():
@@ -158,12 +158,12 @@ def test_a_sink_is_cut_where_something_happens_and_in_a_fixed_order(play: Play) 
         "steps 2-8",
         "sink 8",
         "eval 8",
-        "told 8",
+        "notified 8",
         "save 8",
         "steps 9-16",
         "sink 16",
         "eval 16",
-        "told 16",
+        "notified 16",
         "save 16",
         "steps 17-20",
         "sink 20",
@@ -208,7 +208,7 @@ def test_a_resumed_run_goes_on_inside_a_sink(play: Play) -> None:
     assert [event for event in script.events if not event.startswith("steps")] == [
         "sink 16",
         "eval 16",
-        "told 16",
+        "notified 16",
         "sink 20",
         "save 20",
     ]
@@ -354,7 +354,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_a_signal_stops_behind_the_dispatch_it_came_in(number: signal.Signals, play: Play) -> None:
+def test_a_signal_stops_after_the_dispatch_it_came_in(number: signal.Signals, play: Play) -> None:
     script = Script()
     script.signal, script.signal_at = number, 4
     history = play(script)
@@ -363,7 +363,7 @@ def test_a_signal_stops_behind_the_dispatch_it_came_in(number: signal.Signals, p
     assert history.reason == f"{number.name} received"
 
 
-def test_a_signal_to_save_is_answered_behind_the_dispatch_it_came_in(play: Play) -> None:
+def test_a_signal_to_save_is_answered_after_the_dispatch_it_came_in(play: Play) -> None:
     script = Script()
     script.signal, script.signal_at = signal.SIGUSR1, 4
     history = play(script)
@@ -388,7 +388,7 @@ def test_a_signal_that_came_before_training_is_answered_before_the_first_step(pl
 
 
 def test_an_evaluation_that_is_given_up_is_the_first_thing_a_resumed_run_does(play: Play) -> None:
-    """Nobody is told of it before, and no checkpoint with metrics is saved."""
+    """No monitor is notified of it before, and no checkpoint with metrics is saved."""
     events = "eval.every_steps=8", "checkpoint.every_steps=4"
     script = Script()
     script.signal_in_evaluation = signal.SIGTERM
@@ -400,7 +400,7 @@ def test_an_evaluation_that_is_given_up_is_the_first_thing_a_resumed_run_does(pl
 
     script = Script(accuracies=(0.75,))
     history = play(script, *events, first=8, host=host)
-    assert script.events[:5] == ["eval 8", "told 8", "save 8", "steps 9-9", "steps 10-12"]
+    assert script.events[:5] == ["eval 8", "notified 8", "save 8", "steps 9-9", "steps 10-12"]
     host, metrics = script.saved[8]
     assert "unfinished_boundary" not in host
     assert metrics is not None
@@ -427,23 +427,23 @@ def test_one_that_is_given_up_at_the_end_stops_the_run(play: Play) -> None:
     assert play(Script(), first=20, host=script.saved[20][0]).evaluated.keys() == {20}
 
 
-def test_a_verdict_waits_for_an_evaluation_that_is_given_up(play: Play) -> None:
-    """The sink ended before, and its monitors are not told of it again."""
+def test_a_prune_reason_waits_for_an_evaluation_that_is_given_up(play: Play) -> None:
+    """The sink ended before, and its monitors are not notified of it again."""
     script = Script()
-    script.verdicts = {8: "poor"}
+    script.prune_reasons = {8: "poor"}
     script.signal_in_evaluation = signal.SIGTERM
     history = play(script, "eval.every_steps=8")
     assert (history.status, history.reason) == ("stopped", "SIGTERM received")
     resumed = Script()
-    resumed.verdicts = {16: "unasked"}
+    resumed.prune_reasons = {16: "unasked"}
     history = play(resumed, "eval.every_steps=8", first=8, host=script.saved[8][0])
-    assert resumed.events == ["eval 8", "told 8", "save 8"]
+    assert resumed.events == ["eval 8", "notified 8", "save 8"]
     assert (history.step, history.status, history.reason) == (8, "pruned", "poor")
 
 
-def test_a_signal_to_save_in_an_evaluation_is_answered_behind_it(play: Play) -> None:
+def test_a_signal_to_save_in_an_evaluation_is_answered_after_it(play: Play) -> None:
     script = Script()
     script.signal_in_evaluation = signal.SIGUSR1
     play(script, "eval.every_steps=8")
-    assert script.events[2:6] == ["sink 8", "eval 8", "told 8", "save 8"]
+    assert script.events[2:6] == ["sink 8", "eval 8", "notified 8", "save 8"]
     assert list(script.saved) == [8, 16, 20]

@@ -20,8 +20,8 @@ from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
 
 
-def state_at(step: int, left_out: int = 0, weight: float = 1.0) -> TrainState:
-    counts = BadStepCounts(jnp.int32(0), jnp.int32(left_out))
+def state_at(step: int, skipped: int = 0, weight: float = 1.0) -> TrainState:
+    counts = BadStepCounts(jnp.int32(0), jnp.int32(skipped))
     params = {"w": jnp.float32(weight)}
     return TrainState(jnp.int32(step), params, {}, (), jnp.float32(1), bad_steps=counts)
 
@@ -32,8 +32,8 @@ def rollbacks(saved: dict[int, TrainState], most: int = 9, periods: Any = (5,)) 
     )
 
 
-def test_the_state_behind_the_bad_step_has_the_weights_of_the_checkpoint() -> None:
-    found = rollbacks({5: state_at(5, left_out=2, weight=3.0)}).go_back(8, state_at(7))
+def test_the_state_after_the_bad_step_has_the_weights_of_the_checkpoint() -> None:
+    found = rollbacks({5: state_at(5, skipped=2, weight=3.0)}).go_back(8, state_at(7))
     assert (int(found.step), float(found.params["w"])) == (8, 3.0)
     assert found.bad_steps is not None
     assert int(found.bad_steps.left_out) == 2 + 3

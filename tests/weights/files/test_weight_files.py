@@ -29,7 +29,7 @@ def as_numbers(array: np.ndarray) -> np.ndarray:
 
 
 def complaint(path: Path) -> str | None:
-    """What reading a file is refused with; None where it is read."""
+    """The message with which a file is refused; None where it is read."""
     try:
         read_weights(path)
     except DataError as error:
@@ -254,7 +254,7 @@ HUGE = b"(I1000000\nI1000000\nt"
         (b"\x80\x02(lI1\nb.", "it sets attributes of an object"),
     ],
 )
-def test_a_bad_torch_file_is_told_apart(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_bad_torch_file_is_distinguished(content: bytes, message: str, tmp_path: Path) -> None:
     path = as_torch(tmp_path / "w.pt", content, **{"data/0": FOUR})
     assert message in rejected(path)
 
@@ -351,7 +351,9 @@ FLOAT = b"\x08\x01\x12\x07Float32\x1a\x04\0\0\0\0"
         (b"\x0b", "it is not a MindSpore checkpoint"),
     ],
 )
-def test_a_bad_mindspore_file_is_told_apart(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_bad_mindspore_file_is_distinguished(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "w.ckpt").write_bytes(content)
     assert message in rejected(tmp_path / "w.ckpt")
 
