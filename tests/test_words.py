@@ -23,7 +23,8 @@ PRIVATE = re.compile(
 def docstrings(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and text of every docstring, those below assignments among them."""
     for node in ast.walk(ast.parse(file.read_text())):
-        for child in getattr(node, "body", None) or ():
+        body = getattr(node, "body", None)
+        for child in body if isinstance(body, list) else ():
             value = child.value if isinstance(child, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 yield child.lineno, value.value

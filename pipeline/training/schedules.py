@@ -69,7 +69,7 @@ class WarmupDecay(ScheduleSpec):
 
 
 @part("schedule")
-class Constant(WarmupDecay):
+class ConstantSchedule(WarmupDecay):
     """The same learning rate throughout."""
 
     name: Literal["constant"] = "constant"

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from pipeline.training.schedules import (
-    Constant,
+    ConstantSchedule,
     Cosine,
     Exponential,
     LinearCosine,
@@ -22,7 +22,7 @@ from pipeline.training.schedules import (
 )
 
 CONF = Path(__file__).parents[2] / "conf" / "schedule"
-SPECS = (Constant, Piecewise, Exponential, Polynomial, Cosine, LinearCosine)
+SPECS = (ConstantSchedule, Piecewise, Exponential, Polynomial, Cosine, LinearCosine)
 NO_WARMUP = {"warmup_steps": 0, "warmup_passes": 0.0}
 LR, SPAN, PER_PASS = 0.1, 2000, 40
 FLOAT32 = 3e-7
@@ -31,7 +31,7 @@ PIECEWISE = {"milestones": (100, 1500), "factors": (0.3, 0.01)}
 EXPONENTIAL = {"decay_rate": 0.94, "decay_steps": 150, "decay_passes": 0.0, "staircase": False}
 
 DECAYS = {
-    "constant": (Constant, {}, lambda _: 1.0),
+    "constant": (ConstantSchedule, {}, lambda _: 1.0),
     "piecewise": (
         Piecewise,
         PIECEWISE,
@@ -161,8 +161,8 @@ def test_decay_starts_afresh_after_warmup(name, warmup, span, lr):
 
 @pytest.mark.parametrize(("passes", "steps"), [(2.0, 20), (0.29, 3), (0.04, 0)])
 def test_warmup_in_passes_is_rounded_to_steps(passes, steps):
-    in_passes = Constant(warmup_steps=0, warmup_passes=passes).table(LR, 50, 10)
-    in_steps = Constant(warmup_steps=steps, warmup_passes=0.0).table(LR, 50, 10)
+    in_passes = ConstantSchedule(warmup_steps=0, warmup_passes=passes).table(LR, 50, 10)
+    in_steps = ConstantSchedule(warmup_steps=steps, warmup_passes=0.0).table(LR, 50, 10)
     np.testing.assert_array_equal(in_passes, in_steps)
 
 
@@ -182,7 +182,7 @@ def test_training_that_ends_within_warmup_has_the_first_part_of_the_ramp(name, s
 
 
 def test_warmup_in_both_units_is_refused():
-    schedule = Constant(warmup_steps=5, warmup_passes=1.0)
+    schedule = ConstantSchedule(warmup_steps=5, warmup_passes=1.0)
     with pytest.raises(ValueError, match=r"warmup_steps = 5 and warmup_passes = 1\.0"):
         schedule.table(LR, 50, 10)
 

@@ -71,7 +71,7 @@ cores, which the one of 2023 doesn't."""
 
 
 @dataclass(frozen=True, slots=True)
-class Residual:
+class KernelResidual:
     """One kernel against the model; `ratio` is measured / modelled."""
 
     trace: str
@@ -101,7 +101,7 @@ class ClassFit:
 
 def measure_residuals(
     traces: Sequence[Trace], hw: Hardware, efficiency: Efficiency
-) -> list[Residual]:
+) -> list[KernelResidual]:
     """Return the traces' kernels against the model; float32 products are separate."""
     compared = []
     for trace in traces:
@@ -110,7 +110,7 @@ def measure_residuals(
             if task.cost_class == "conv" and 0 < kernel.cores < OTHER_SCHEDULE_CORES:
                 continue
             name = "matmul (float32)" if runs_on_vector(task) else task.cost_class
-            compared.append(Residual(trace.name, kernel.name, name, kernel.us, time.us))
+            compared.append(KernelResidual(trace.name, kernel.name, name, kernel.us, time.us))
     return compared
 
 
@@ -143,7 +143,7 @@ def _descend(point: dict[str, float], step: float, loss: Any) -> dict[str, float
     return point
 
 
-def _fitted_classes(residuals: Sequence[Residual]) -> dict[str, int]:
+def _fitted_classes(residuals: Sequence[KernelResidual]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for residual in residuals:
         counts[residual.cost_class] = counts.get(residual.cost_class, 0) + 1
@@ -176,7 +176,7 @@ def _efficiency_at(at: Mapping[str, float], start: Efficiency) -> Efficiency:
     return Efficiency(constants, MappingProxyType(classes))
 
 
-def _misfit(residuals: Sequence[Residual]) -> float:
+def _misfit(residuals: Sequence[KernelResidual]) -> float:
     return sum(
         _huber(residual.log_ratio) * residual.measured_us / (residual.measured_us + SHORT_US)
         for residual in residuals
@@ -211,13 +211,13 @@ def _with_spread(
     return Efficiency(Constants(**constants), MappingProxyType(classes))
 
 
-def summarise(residuals: Sequence[Residual], efficiency: Efficiency) -> list[ClassFit]:
+def summarise(residuals: Sequence[KernelResidual], efficiency: Efficiency) -> list[ClassFit]:
     """Return one row for each class of the traces."""
     names = sorted({residual.cost_class for residual in residuals})
     return [_summary(name, residuals, efficiency) for name in names]
 
 
-def _summary(name: str, residuals: Sequence[Residual], efficiency: Efficiency) -> ClassFit:
+def _summary(name: str, residuals: Sequence[KernelResidual], efficiency: Efficiency) -> ClassFit:
     chosen = [residual for residual in residuals if residual.cost_class == name]
     logs = [residual.log_ratio for residual in chosen]
     middle = median(logs)

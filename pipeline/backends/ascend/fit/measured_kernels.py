@@ -30,7 +30,7 @@ KERNELS_FILE = Path(__file__).parent / "data" / "kernels.csv"
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class MeasuredKernel:
     """One kernel of a trace; `cores` is 0 where the trace doesn't say."""
 
     name: str
@@ -43,7 +43,7 @@ class Trace:
     """The kernels of one traced step, and the same as tasks in their order."""
 
     name: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[MeasuredKernel, ...]
     graph: TaskGraph
 
 
@@ -67,7 +67,7 @@ def _trace(name: str, rows: list[dict[str, str]]) -> Trace:
             for key in ("reads", "writes")
         )
         tasks.append(_task(row, reads, writes))
-        kernels.append(Kernel(row["kernel"], float(row["us"]), int(row["cores"] or 0)))
+        kernels.append(MeasuredKernel(row["kernel"], float(row["us"]), int(row["cores"] or 0)))
     return Trace(name, tuple(kernels), TaskGraph(tuple(buffers.values()), tuple(tasks)))
 
 

@@ -12,7 +12,7 @@ REFERENCE_PIXELS = 224 * 224
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class DeviceFeed:
     """Times of one batch before it is on the device; the stages run in parallel."""
 
     host_us: float
@@ -42,7 +42,7 @@ def device_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -
     return share * REFERENCE_PIXELS / pixels
 
 
-def feed_of(options: StepOptions, hw: Hardware) -> Feed:
+def feed_of(options: StepOptions, hw: Hardware) -> DeviceFeed:
     """Return the stages that feed one device.
 
     Raises:
@@ -52,7 +52,7 @@ def feed_of(options: StepOptions, hw: Hardware) -> Feed:
         queue_batches(options, hw)
     rate = options.host_images_per_s
     host_us = 0.0 if rate is None else options.batch_size / rate * 1e6
-    return Feed(host_us, options.batch_bytes / (hw.pcie_gb_per_s * 1e3))
+    return DeviceFeed(host_us, options.batch_bytes / (hw.pcie_gb_per_s * 1e3))
 
 
 def queue_batches(options: StepOptions, hw: Hardware) -> int:

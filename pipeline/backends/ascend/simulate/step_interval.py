@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.simulate.breakdown import TimeSlice
-from pipeline.backends.ascend.simulate.feeding import Feed
+from pipeline.backends.ascend.simulate.feeding import DeviceFeed
 from pipeline.backends.ascend.simulate.timeline import Bound, Span
 
 
@@ -25,7 +25,7 @@ class Boundary:
     wait_us: float
     copy_us: float
     interval_us: float
-    feed: Feed
+    feed: DeviceFeed
 
     @property
     def end_us(self) -> float:
@@ -60,7 +60,7 @@ class Boundary:
         yield Span("Step interval", "get_next", begin_us, self.interval_us, "data")
 
 
-def boundary_of(feed: Feed, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
+def boundary_of(feed: DeviceFeed, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
     """Return the boundary before a step that then runs for `run_us`.
 
     A queue fills while the device computes and while the host runs callbacks, so data is waited for

@@ -11,7 +11,7 @@ from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.cost.efficiency import load_efficiency
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.fit.fit_kernels import PRIORS, fit, measure_residuals, summarise
-from pipeline.backends.ascend.fit.measured_kernels import Kernel, Trace, read_traces
+from pipeline.backends.ascend.fit.measured_kernels import MeasuredKernel, Trace, read_traces
 from pipeline.errors import RunError
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import buffer, stream
@@ -32,7 +32,7 @@ def _casts(slowdown: float, outlier: float = 1.0) -> Trace:
     graph = TaskGraph(tuple(buffers), tuple(tasks))
     for at, time in enumerate(price_tasks(graph, HW, start)):
         us = time.us * slowdown * (outlier if at == 3 else 1.0)
-        kernels.append(Kernel(f"Cast-op{at}", us, 32))
+        kernels.append(MeasuredKernel(f"Cast-op{at}", us, 32))
     return Trace("made up", tuple(kernels), graph)
 
 
