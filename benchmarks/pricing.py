@@ -13,10 +13,12 @@ from collections.abc import Callable
 from statistics import median
 
 COLD = """
-from pipeline.backends.ascend.price.pricing import Pricing, Question, chipset
+from pipeline.backends.ascend.chip.options import ExecutionConfig
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.fit.workloads import image_step
-report = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910")).report(Question())
-print(f"{report.step_ms:.2f} {report.interval_ms[0]:.2f} {report.memory.verdict}")
+pricing = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910"))
+step, memory = pricing.step(ExecutionConfig()), pricing.memory(ExecutionConfig())
+print(f"{step.step_ms:.2f} {step.interval_ms[0]:.2f} {memory.verdict}")
 """
 
 
@@ -37,23 +39,24 @@ def cold() -> None:
 
 def main() -> None:
     """Print a line for each way."""
+    from pipeline.backends.ascend.chip.options import ExecutionConfig
     from pipeline.backends.ascend.fit.workloads import image_step
-    from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
+    from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 
     chip = chipset("ascend910")
     traced = image_step("resnet50", 32, 224, 1000)
     pricing = Pricing(traced, chip)
-    pricing.report(ExecutionConfig())
+    pricing.step(ExecutionConfig())
 
     def what_ifs() -> None:
         for percent in range(100):
-            pricing.on(hbm_sustained_gb_per_s=800.0 + 4 * percent).report(ExecutionConfig())
+            pricing.on(hbm_sustained_gb_per_s=800.0 + 4 * percent).step(ExecutionConfig())
 
     ways: dict[str, Callable[[], object]] = {
         "cold process": cold,
-        "warm": lambda: Pricing(traced, chip).report(ExecutionConfig()).interval_ms,
+        "warm": lambda: Pricing(traced, chip).step(ExecutionConfig()).interval_ms,
         "100 what-ifs": what_ifs,
-        "1024 devices": lambda: pricing.report(ExecutionConfig(devices=1024)),
+        "1024 devices": lambda: pricing.step(ExecutionConfig(devices=1024)),
     }
     for name, work in ways.items():
         taken = seconds(work)

@@ -35,11 +35,10 @@ from pipeline.data.transform import apply_ops
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepConfig
+from pipeline.training.state import StepConfig, TrainState
 from tests.conftest import compose_tiny
 
-walking = importlib.import_module("pipeline.models.modules.apply_layers")
+apply_module = importlib.import_module("pipeline.models.modules.apply_layers")
 
 ROW = 3
 """The place in the batch of the sample that is spoilt."""
@@ -118,18 +117,18 @@ def subject(network: str, folder: Path, *overrides: str) -> Subject:
 @contextmanager
 def around_layers(change: Callable[[str, Any], Any]) -> Iterator[None]:
     """Have what every layer gives changed, in the layer's scope, by its path."""
-    forward = walking.forward
+    apply_layer = apply_module.apply_layer
 
-    def changed(layer: Any, x: Any, site: Any) -> Any:
-        y = forward(layer, x, site)
-        with jax.named_scope(site.name):
-            return change("/".join(site.path), y)
+    def changed(layer: Any, x: Any, context: Any) -> Any:
+        y = apply_layer(layer, x, context)
+        with jax.named_scope(context.name):
+            return change("/".join(context.path), y)
 
-    walking.forward = changed
+    apply_module.apply_layer = changed
     try:
         yield
     finally:
-        walking.forward = forward
+        apply_module.apply_layer = apply_layer
 
 
 def layers_of(found: Subject) -> list[str]:

@@ -24,8 +24,7 @@ from pipeline.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scop
 from pipeline.autopsy.values import ReplayValue
 from pipeline.data.batch import Batch
 from pipeline.files.compile_cache import no_compile_cache
-from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepConfig
+from pipeline.training.state import StepConfig, TrainState
 
 _INPUTS = {
     "columns": COLUMN,

@@ -29,7 +29,7 @@ from pipeline.autopsy.values import (
     operands_of,
     stack_iterations,
 )
-from pipeline.backends.ascend.report.time_by_layer import layer_of
+from pipeline.models.modules.name_stack import layer_of
 
 CALLS: Mapping[str, str] = MappingProxyType(
     {

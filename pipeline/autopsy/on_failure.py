@@ -20,8 +20,7 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_directory import AUTOPSY
-from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepConfig
+from pipeline.training.state import StepConfig, TrainState
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ from pipeline.runner.record.run_directory import RECIPE, REPRODUCER
 from pipeline.stages.build import parts_of
 from pipeline.stages.lower import LOWERINGS, read_choice
 from pipeline.stages.lowering_problems import list_problems
-from pipeline.training.state import TrainState
-from pipeline.training.step_parts import StepConfig
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.weights.files.weight_files import read_weights, write_weights
 from pipeline.weights.trained_run import read_run_recipe
 
@@ -182,5 +181,5 @@ def _lowered(
         choose_lowerings(problems, device, kept, lambda _: nullcontext())
     except RunError:
         return parts
-    lowered = network.clone(chooser=chosen.lowerings, layout=chosen.layout)
+    lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
     return replace(parts, network=lowered)

@@ -17,9 +17,8 @@ from pipeline.autopsy.origins import COLUMN
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import MapOp
 from pipeline.training.bucketing import in_its_bucket
-from pipeline.training.state import TrainState
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import gradients_of, norm_of
-from pipeline.training.step_parts import StepConfig
 
 DATA = "dataset.train.ops"
 LOSS = "loss"

@@ -1,4 +1,4 @@
-"""The seam between a training run and the device it runs on: one file per backend."""
+"""The interface between a training run and its device: one file per backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Mechanism = Literal["loop", "soft", "none"]
 
 @dataclass(frozen=True)
 class Program:
-    """One compiled program and what compiling it took."""
+    """One compiled program: seconds it took to compile, and its size."""
 
     name: str
     compile_s: float
@@ -36,7 +36,7 @@ class Program:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What the compile stage made."""
+    """Report of the compile stage: its programs, none in eager mode."""
 
     programs: tuple[Program, ...]
 
@@ -48,7 +48,7 @@ class CompileReport:
 
 @dataclass(frozen=True)
 class CompileInputs:
-    """What a backend is given: the pure functions, where batches come from, and the constants."""
+    """Inputs of a backend: the step's pure functions, the feeds of batches, and the constants."""
 
     step: TrainStep
     train: Feed
@@ -56,30 +56,32 @@ class CompileInputs:
     learning_rates: np.ndarray
     seed: np.ndarray
     eager: bool = False
-    """Run every operation by itself instead of compiled programs."""
+    """Run every operation on its own instead of compiled programs."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
-"""Called with what is being compiled, around compiling it: the clock that the user sees."""
+"""Context manager around one compilation, given its name: the clock that the user sees."""
 
 
 class Executable(Protocol):
-    """A run, compiled."""
+    """A compiled run."""
 
     report: CompileReport
-    feed: Feed
-    """Where the batches that are trained on come from."""
+
+    @property
+    def feed(self) -> Feed:
+        """The source of the batches that are trained on."""
 
     def init(self) -> TrainState:
         """The state at step 0."""
 
     def put(self, state: TrainState) -> TrainState:
-        """A state read from a checkpoint, moved to the device."""
+        """Copy a state that was read from a checkpoint to the device."""
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        """Run steps `start + 1 .. stop` and bring back every record; the given state is consumed.
+        """Run steps `start + 1 .. stop` and return every record. The given state is consumed.
 
         Ends early at the first step that is not finite, with the state of the step before.
         """
@@ -89,23 +91,23 @@ class Executable(Protocol):
     ) -> EvalSums:
         """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
 
-        They are complete when it returns, and on the device: those before are consumed.
+        They are complete, and on the device, when it returns. `before` is consumed.
         """
 
 
 SinkPrice = Callable[[int | None], float]
-"""Milliseconds a step in sinks of so many steps, or (None) without sinks."""
+"""(sink length, None: without sinks) -> milliseconds per step."""
 
 
 @dataclass(frozen=True)
 class StepToPrice:
-    """A run as an emulated device is asked about it: shapes alone, no data and no weights.
+    """A run for an emulated device to price: shapes alone, no data and no weights.
 
     `step(state, batch) -> (state, loss)` is one update on a batch as the map ops leave it,
-    `batch(size)` the shapes of one of any size. `sink_steps` is the length of a sink, also where
-    `sink` is off. Where the recipe leaves it open, `choose_sink` chooses by the price of each.
-    `total_steps(devices)` is the length of the run where each device has its share of the data;
-    None where a share does not fill a batch.
+    `batch(size)` the shapes of a batch of any size. `sink_steps` is the length of a sink, also
+    where `sink` is off. Where the recipe leaves it open, `choose_sink` chooses by the price of each
+    length. `total_steps(devices)` is the length of the run where each device has its share of the
+    data; None where a share does not fill a batch.
     """
 
     name: str
@@ -121,36 +123,36 @@ class StepToPrice:
 
 
 class Estimate(Protocol):
-    """What the model of a device says of a step. No figure in it is measured.
+    """Modelled time of a step on an emulated device. No figure in it is measured.
 
-    As text it is what the user reads.
+    `str(estimate)` is the text that the user reads.
     """
 
     @property
     def device(self) -> str:
-        """The device that is modelled, and how many of it."""
+        """The modelled device, and the number of devices."""
 
     @property
     def step_ms(self) -> float:
-        """One steady step."""
+        """Milliseconds of one step in the steady state."""
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """Between these the true time of a step lies in 80 % of all cases."""
+        """Bounds of `step_ms`: the true time lies between them in 80 % of all cases."""
 
     @property
     def samples_per_s(self) -> float:
-        """Of all devices together."""
+        """Samples per second of all devices together."""
 
     @property
     def choice(self) -> SinkChoice | None:
-        """The sink that was chosen, where the proposal left it open."""
+        """The sink that was chosen, where `StepToPrice` left it open."""
 
     def summary(self) -> Mapping[str, Any]:
-        """What summary.json holds under `modelled`."""
+        """The object `modelled` of summary.json."""
 
     def save(self, folder: Path) -> tuple[str, ...]:
-        """Write what there is to look at into a run directory; the names of the files."""
+        """Write reports into a run directory, and return the names of the files."""
 
 
 class Backend(Protocol):
@@ -159,23 +161,24 @@ class Backend(Protocol):
     device: jax.Device
 
     def describe(self) -> Mapping[str, str]:
-        """The device and the versions that decide its numbers, for the summary."""
+        """The device and the versions that its numbers depend on, for the summary."""
 
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """How the layers of a network are computed here. Raises RunError for a bad bank."""
+        """Choose how the layers of a network are computed. Raises RunError for a bad bank."""
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile a run. Raises RunError when the device can't take it."""
 
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
-        """What a run would cost, on a device that is emulated; None on one that is there.
+        """Model the time of a run on an emulated device; None on a device that is there.
 
-        Raises RunError when the device can't take it, RecipeError when it can't be asked to.
+        Raises RunError when the device can't take the run, RecipeError when the recipe asks for
+        what the model doesn't have.
         """
 
     def mechanism(
         self, asked: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """How steps will run on this device, and why."""
+        """The mechanism by which steps will run on this device, and why."""

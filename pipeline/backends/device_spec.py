@@ -1,4 +1,4 @@
-"""What a recipe says of a device."""
+"""The part of a recipe that names a device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class DeviceSpec(Spec):
     """Base of every device: the part of kind "device" that a recipe names."""
 
     auto_precision: ClassVar[Level] = "O0"
-    """What `train.precision: auto` stands for here."""
+    """The level that `train.precision: auto` stands for on this device."""
     name: str
 
     def refuses(self, dtype: str) -> str | None:
-        """Why activations can't be of a type on this device, and what can be; None: they can."""
+        """Why the device can't compute in a type, and what to use instead; None where it can."""
         return None
 
     @abstractmethod
     def open(self) -> Backend:
-        """The backend that compiles for this device. Raises RunError where there is none."""
+        """Open the backend that compiles for this device. Raises RunError where there is none."""

@@ -1,8 +1,8 @@
-"""CPU and GPU through XLA.
+"""The XLA backend: CPU and GPU.
 
 One program trains: a loop over the batches of a window with a *dynamic* trip count. Sinks of any
-length, chunks of sinks and single steps are the same machine code, which is what makes losses
-equal bit for bit whatever the sink size, and costs one compilation.
+length, chunks of sinks and single steps run the same machine code. So losses are equal bit for bit
+whatever the sink size, and one compilation is enough.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,16 +44,17 @@ from pipeline.training.step import TrainStep
 RATES_BLOCK = 1 << 14
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
-"""(condition, body, start) -> what is left when the condition no longer holds."""
+"""(condition, body, start) -> the carried value at which the condition no longer holds."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class LoopCarry:
-    """What the training loop carries: the state, a row per step, and whether no step ended it."""
+    """Values that the training loop carries: the state, one row of telemetry per step, and whether
+    no step has ended the loop."""
 
     state: TrainState
-    rows: Array
+    telemetry_buffer: Array
     should_continue: Array
 
 
@@ -96,15 +97,28 @@ class XlaBackend:
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """From the banks, the tuner or a rule on the CPU; elsewhere XLA's own are the best."""
+        """On the CPU from the banks, the tuner or a rule; elsewhere XLA's own are the fastest."""
         return choose_lowerings(problems, self.device, tuning, watch)
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile initialisation, the training loop and the evaluation loop."""
-        return XlaExecutable(work, self.device, watch)
+        """Compile initialisation, the training loop and the evaluation loop.
+
+        In eager mode nothing is compiled: the three are the Python functions themselves. Raises
+        RunError where XLA refuses a program.
+        """
+        rates = jax.device_put(_in_blocks(work.learning_rates), self.device)
+        specs = _program_specs(work, rates, self.device)
+        if work.eager:
+            programs, report = [spec.function for spec in specs], CompileReport(())
+        else:
+            compiled = [_compile(spec, watch) for spec in specs]
+            programs = [program for program, _ in compiled]
+            report = CompileReport(tuple(facts for _, facts in compiled))
+        buffers = jax.device_put(_empty_buffers(work.train.window(0).inputs), self.device)
+        return XlaExecutable(work, self.device, report, Programs(*programs), rates, buffers)
 
     def estimate(self, proposal: StepToPrice) -> None:
-        """Nothing: what a step costs here is measured."""
+        """Return None: the cost of a step is measured here."""
 
 
 @dataclass(frozen=True)
@@ -118,110 +132,126 @@ class _ProgramSpec:
     compiler_options: dict[str, str | bool] | None = None
 
 
-class XlaExecutable:
-    """A run compiled for one device."""
+class Programs(NamedTuple):
+    """The three programs of a run, compiled, or as Python functions in eager mode."""
 
-    def __init__(self, work: CompileInputs, device: jax.Device, watch: ProgressClock) -> None:
-        self._work, self._device = work, device
-        self.feed = work.train
-        self._rates = self._on_device(_in_blocks(work.learning_rates))
-        sources = self._sources()
-        if work.eager:
-            self._init, self._train, self._evaluate = (source.function for source in sources)
-            self.report = CompileReport(())
-        else:
-            made = [_compile(source, watch) for source in sources]
-            self._init, self._train, self._evaluate = (program for program, _ in made)
-            self.report = CompileReport(tuple(facts for _, facts in made))
-        self._buffers = self._on_device(_empty_buffers(work.train.window(0).inputs))
+    init: Callable[..., TrainState]
+    train: Callable[..., LoopCarry]
+    evaluate: Callable[..., EvalSums]
+
+
+@dataclass(eq=False)
+class XlaExecutable:
+    """A run compiled for one device. `XlaBackend.compile` builds it."""
+
+    work: CompileInputs
+    device: jax.Device
+    report: CompileReport
+    programs: Programs
+    rates: Array
+    """Learning rates on the device, one for each step, in blocks of `RATES_BLOCK`."""
+    buffers: tuple[Array, Array]
+    """Telemetry buffer and `should_continue` for the next call of `programs.train`, which consumes
+    them: every call leaves new ones here."""
+
+    @property
+    def feed(self) -> Feed:
+        """The source of the batches that are trained on."""
+        return self.work.train
 
     @property
     def program_text(self) -> str:
-        """The training loop as XLA compiled it; empty where operations run by themselves."""
-        train: Any = self._train
-        return "" if self._work.eager else train.as_text()
-
-    def _sources(self) -> tuple[_ProgramSpec, _ProgramSpec, _ProgramSpec]:
-        step, seed = self._work.step, self._on_device(self._work.seed)
-        train, evaluated = self._work.train.window(0).inputs, self._work.eval.window(0).inputs
-        state = self._shapes(jax.eval_shape(step.init, seed))
-        progress = LoopCarry(state, *self._shapes(jax.eval_shape(_empty_buffers, train)))
-        sums = self._shapes(jax.eval_shape(step.zero_sums))
-        bound = self._shapes(np.int32(0))
-        train_args = (progress, train, self._rates, bound, bound)
-        eval_args = (state, sums, evaluated, bound, bound)
-        repeat = _python_loop if self._work.eager else jax.lax.while_loop
-        # Runs once: on the CPU, optimising it takes several times as long as it saves.
-        quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-        options = quick if self._device.platform == "cpu" else None
-        return (
-            _ProgramSpec("initialisation", step.init, (seed,), compiler_options=options),
-            _ProgramSpec("training step", _train_loop(step, repeat), train_args, donated=0),
-            _ProgramSpec("evaluation", _eval_loop(step, repeat), eval_args, donated=1),
-        )
-
-    def _on_device(self, tree: Any) -> Any:
-        return jax.device_put(tree, self._device)
-
-    def _shapes(self, tree: Any) -> Any:
-        place = SingleDeviceSharding(self._device)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+        """The training loop as XLA compiled it; empty in eager mode."""
+        train: Any = self.programs.train
+        return "" if self.work.eager else train.as_text()
 
     def init(self) -> TrainState:
         """The state at step 0, drawn from the seed."""
-        return self._init(self._on_device(self._work.seed))
+        return self.programs.init(jax.device_put(self.work.seed, self.device))
 
     def put(self, state: TrainState) -> TrainState:
         """A copy of a state on the device."""
-        return jax.tree.map(lambda x: jax.device_put(np.array(x), self._device), state)
+        return jax.tree.map(lambda x: jax.device_put(np.array(x), self.device), state)
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop`, window by window; `soft` dispatches them one by one."""
-        progress = LoopCarry(state, *self._buffers)
+        carry = LoopCarry(state, *self.buffers)
         rows = []
-        for inputs, first, count in _split_at_windows(self._work.train, start, stop):
+        for inputs, first, count in _split_at_windows(self.work.train, start, stop):
             stride = count if mechanism == "loop" else 1
             for position in range(first, first + count, stride):
                 span = np.int32(position), np.int32(position + stride)
-                progress = self._train(progress, inputs, self._rates, *span)
-            # Copied at once: on the CPU this is a view of a buffer that the next call is given.
-            rows.append(np.asarray(progress.rows)[first : first + count].copy())
-        self._buffers = progress.rows, progress.should_continue
+                carry = self.programs.train(carry, inputs, self.rates, *span)
+            # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
+            rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
+        self.buffers = carry.telemetry_buffer, carry.should_continue
         telemetry = _until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
         if telemetry.bad_step is not None:
-            # Else no later call would run a step: steps that were only timed may diverge.
-            self._buffers = self._on_device(_empty_buffers(self._work.train.window(start).inputs))
-        return progress.state, telemetry
+            # Reset, or no later call would run a step: steps that were only timed may diverge.
+            empty = _empty_buffers(self.work.train.window(start).inputs)
+            self.buffers = jax.device_put(empty, self.device)
+        return carry.state, telemetry
 
     def evaluate(
         self, state: TrainState, start: int, stop: int, before: EvalSums | None = None
     ) -> EvalSums:
         """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
 
-        However the batches are cut, they are added in their order by the same program.
+        The same program adds the batches in their order, however windows split them.
         """
-        sums = self._on_device(self._work.step.zero_sums()) if before is None else before
-        for inputs, first, count in _split_at_windows(self._work.eval, start, stop):
+        if before is None:
+            before = jax.device_put(self.work.step.zero_sums(), self.device)
+        sums = before
+        for inputs, first, count in _split_at_windows(self.work.eval, start, stop):
             span = np.int32(first), np.int32(first + count)
-            sums = self._evaluate(state, sums, inputs, *span)
+            sums = self.programs.evaluate(state, sums, inputs, *span)
         return jax.block_until_ready(sums)
 
 
+def _program_specs(
+    work: CompileInputs, rates: Array, device: jax.Device
+) -> tuple[_ProgramSpec, _ProgramSpec, _ProgramSpec]:
+    """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
+    step, seed = work.step, jax.device_put(work.seed, device)
+    train, evaluated = work.train.window(0).inputs, work.eval.window(0).inputs
+    state = _shapes(jax.eval_shape(step.init, seed), device)
+    carry = LoopCarry(state, *_shapes(jax.eval_shape(_empty_buffers, train), device))
+    sums = _shapes(jax.eval_shape(step.zero_sums), device)
+    bound = _shapes(np.int32(0), device)
+    train_args = (carry, train, rates, bound, bound)
+    eval_args = (state, sums, evaluated, bound, bound)
+    repeat = _python_loop if work.eager else jax.lax.while_loop
+    # Runs once: on the CPU, optimising it takes several times as long as it saves.
+    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+    options = quick if device.platform == "cpu" else None
+    return (
+        _ProgramSpec("initialisation", step.init, (seed,), compiler_options=options),
+        _ProgramSpec("training step", _train_loop(step, repeat), train_args, donated=0),
+        _ProgramSpec("evaluation", _eval_loop(step, repeat), eval_args, donated=1),
+    )
+
+
+def _shapes(tree: Any, device: jax.Device) -> Any:
+    """Shapes and dtypes of a tree, on the device."""
+    place = SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+
 def _in_blocks(rates: np.ndarray) -> np.ndarray:
-    """The table, its end repeated up to a full block: runs of most lengths share a program."""
+    """The table, with its last rate repeated to a full block: most lengths share a program."""
     return np.pad(rates, (0, -len(rates) % RATES_BLOCK), mode="edge")
 
 
 def _empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
-    """A row of telemetry for every step of a window, and "nothing has ended it so far"."""
+    """A telemetry row for every step of a window, and `should_continue`, True."""
     rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
     return rows, jnp.asarray(True)
 
 
 def _until_bad(telemetry: Telemetry) -> Telemetry:
-    """Without the rows after the step that ended the loop: they did not run."""
+    """Telemetry without the rows after the step that ended the loop: those steps did not run."""
     if telemetry.bad_step is None:
         return telemetry
     ran = telemetry.bad_step - telemetry.start
@@ -230,7 +260,7 @@ def _until_bad(telemetry: Telemetry) -> Telemetry:
 
 
 def _split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
-    """Cut steps `start + 1 .. stop` at the ends of windows: inputs, first position, count."""
+    """Split steps `start + 1 .. stop` at the ends of windows: inputs, first position, count."""
     while start < stop:
         window = feed.window(start)
         end = min(stop, window.stop)
@@ -239,17 +269,17 @@ def _split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Input
 
 
 def _python_loop(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
-    """What `jax.lax.while_loop` does, not compiled."""
+    """Do as `jax.lax.while_loop` does, not compiled."""
     while unfinished(carry):
         carry = body(carry)
     return carry
 
 
 def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
-    """Steps at positions first .. last - 1 of a window; stops behind one that ends the run."""
+    """Steps at positions first .. last - 1 of a window; stops after one that ends the run."""
 
     def loop(
-        progress: LoopCarry, inputs: Inputs, learning_rates: Array, first: Array, last: Array
+        carried: LoopCarry, inputs: Inputs, learning_rates: Array, first: Array, last: Array
     ) -> LoopCarry:
         def unfinished(carry: tuple[Array, LoopCarry]) -> Array:
             return (carry[0] < last) & carry[1].should_continue
@@ -257,10 +287,10 @@ def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
         def body(carry: tuple[Array, LoopCarry]) -> tuple[Array, LoopCarry]:
             position, before = carry
             state, record = step.step(before.state, batch_at(inputs, position), learning_rates)
-            rows = before.rows.at[position].set(jnp.stack(record))
+            rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
             return position + 1, LoopCarry(state, rows, record.should_continue)
 
-        return repeat(unfinished, body, (first, progress))[1]
+        return repeat(unfinished, body, (first, carried))[1]
 
     return loop
 
@@ -281,22 +311,22 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
     return loop
 
 
-def _compile(source: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
+def _compile(spec: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
     """Compile ahead of time. Raises RunError with XLA's first line where it refuses."""
-    begun = time.perf_counter()
-    with watch(source.name), _cache_events() as events:
+    started_at = time.perf_counter()
+    with watch(spec.name), _cache_events() as events:
         try:
-            lowered = jax.jit(source.function, donate_argnums=source.donated).lower(*source.args)
+            lowered = jax.jit(spec.function, donate_argnums=spec.donated).lower(*spec.args)
             keep = CALLS not in lowered.as_text()
             with nullcontext() if keep else no_compile_cache():
-                compiled = lowered.compile(compiler_options=source.compiler_options)
+                compiled = lowered.compile(compiler_options=spec.compiler_options)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise RunError(f"compiling {source.name}: {reason}") from error
-    seconds = time.perf_counter() - begun
+            raise RunError(f"compiling {spec.name}: {reason}") from error
+    seconds = time.perf_counter() - started_at
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     return compiled, Program(
-        name=source.name,
+        name=spec.name,
         compile_s=seconds,
         cache=_cache_outcome(events) if keep else "off",
         temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,

@@ -63,7 +63,7 @@ def main(args: Sequence[str]) -> int:
     def tell(column: str, written: int, samples: int) -> None:
         reporter.stage("convert", f"{column}: {written:,} of {samples:,} samples")
 
-    spec = write_records(out, dataset.name, data, overwrite=given.overwrite, tell=tell)
+    spec = write_records(out, dataset.name, data, overwrite=given.overwrite, notify=tell)
     reporter.stage("done", _line(out, spec))
     return 0
 

@@ -1,4 +1,4 @@
-"""A batch as a training step reads it."""
+"""A batch, the input of a training step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Batch:
     """One batch as it was read, before map ops.
 
     `columns` hold arrays (batch, ...). `seed` is uint32 (2,), `pass_` an int32 scalar and `sample`
-    int32 (batch,): what augmentation is keyed by. The first `count` samples are real, the others
-    pad a short last batch.
+    int32 (batch,): the key of augmentation. The first `count` samples are valid, the
+    others pad a short last batch.
     """
 
     columns: Mapping[str, Array]

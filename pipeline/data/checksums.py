@@ -1,8 +1,7 @@
-"""Checksums of data files, computed once a process for a file that stays as it is.
+"""Checksums of data files, computed once per process for an unchanged file.
 
-Nothing of them is kept from one run to the next but what was written when data were unpacked: 0.3 s
-for CIFAR is little beside reading it, and to take a file's size and time for its content would let
-what was changed in place pass.
+They are not kept from one run to the next, but for those written when data were unpacked: 0.3 s for
+CIFAR is little beside reading it, and a check of size and time alone would miss a change in place.
 """
 
 from __future__ import annotations
@@ -15,20 +14,23 @@ from pathlib import Path
 from pipeline.files.bounded_read import read_text
 
 SUMS = "SHA256SUMS"
-"""The file of a folder that lists what was written there, for `sha256sum -c` too."""
+"""The file that lists the checksums of a folder, readable by `sha256sum -c`."""
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
     """The checksum of a file in hexadecimal. Raises OSError where it can't be read."""
-    found = path.stat()
+    status = path.stat()
     # The time of a change of state can't be set, unlike that of a change of content.
-    as_it_is = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    return _checksum(path.absolute(), algorithm, as_it_is)
+    identity = (
+        *(status.st_dev, status.st_ino, status.st_size),
+        *(status.st_mtime_ns, status.st_ctime_ns),
+    )
+    return _checksum(path.absolute(), algorithm, identity)
 
 
 @lru_cache(maxsize=256)
-def _checksum(path: Path, algorithm: str, as_it_is: tuple[int, ...]) -> str:
-    # No checksum of these is for keeping secrets; some systems refuse MD5 for that.
+def _checksum(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
+    # Not used for security; some systems refuse MD5 otherwise.
     start = partial(hashlib.new, algorithm, usedforsecurity=False)
     with path.open("rb") as content:
         return hashlib.file_digest(content, start).hexdigest()
@@ -40,7 +42,7 @@ def list_sums(folder: Path, names: Iterable[str]) -> str:
 
 
 def is_as_written(folder: Path, names: Collection[str]) -> bool:
-    """Whether files of a folder are those that its list has, byte for byte."""
+    """Whether files of a folder match its list of checksums."""
     if not all((folder / name).is_file() for name in names):
         return False
     try:

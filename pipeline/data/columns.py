@@ -1,4 +1,4 @@
-"""What data is before it is fed: named columns of equal length, in two splits."""
+"""Raw data: named columns of equal length, in two splits."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class LazyColumn(Column, Protocol):
         """One value. Raises DataError where it can't be read."""
 
     def sample_name(self, index: int) -> str:
-        """What the user knows the sample by, such as its file."""
+        """Name of the sample for the user, such as its file."""
 
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Shape and dtype of one value of a column; images are HWC until `hwc2chw` moves the axes."""
+    """Shape and dtype of one value of a column; images are HWC until `hwc2chw` permutes axes."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -76,7 +76,7 @@ class Split:
 
 @dataclass(frozen=True)
 class RawData:
-    """What a source reads: both splits and the names of the classes, in label order."""
+    """Data of a source: both splits and the names of the classes, in label order."""
 
     train: Split
     eval: Split
@@ -85,7 +85,7 @@ class RawData:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a dataset before reading it; `image` is its (height, width, channels)."""
+    """Sizes of a dataset that are known before reading it; `image` is (height, width, channels)."""
 
     image: tuple[int, int, int]
     classes: int

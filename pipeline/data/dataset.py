@@ -1,4 +1,4 @@
-"""A dataset as the stages after reading see it: both splits, and the order of their samples."""
+"""A dataset after reading: both splits, and the order of their samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.data.order import SampleOrder
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits as read, what image and label are after map ops, and the order of samples."""
+    """Both splits as read, image and label specs after map ops, and the order of samples."""
 
     train: Split
     eval: Split
@@ -24,15 +24,15 @@ class Dataset:
     train_order: SampleOrder
     eval_order: SampleOrder
     train_ops: tuple[MapOp, ...]
-    """The map ops of the training split; those that move pixels move the labels of these too."""
+    """The map ops of the training split; geometric ones also transform labels of pixels."""
     eval_ops: tuple[MapOp, ...]
     raw_image: ColumnSpec
-    """What an image is before its map ops, padded to what holds all buckets."""
+    """Spec of an image before its map ops, padded to a size that holds all buckets."""
     whole_eval: Split
     """The evaluation split as read, of which `eval` may be a part."""
 
     @property
     def label_positions(self) -> tuple[int, ...]:
-        """At which positions of a sample a label stands: () where it has one label."""
+        """Shape of the positions of a sample that have a label: () where it has one label."""
         shape = self.eval_label.shape
         return shape if np.issubdtype(self.eval_label.dtype, np.integer) else shape[:-1]

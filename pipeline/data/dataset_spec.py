@@ -1,4 +1,4 @@
-"""The recipe's `dataset:` section: where data comes from and what is mapped over it."""
+"""The recipe's `dataset:` section: the source of data and the map ops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MapOp(Spec):
 
     @property
     def draws(self) -> int:
-        """How many random numbers one sample takes."""
+        """The number of random numbers per sample."""
         return 0
 
     @property
@@ -41,7 +41,7 @@ class MapOp(Spec):
 
     @abstractmethod
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-        """What a value of each column becomes. Raises ValueError where the op can't be applied."""
+        """Specs of the mapped columns. Raises ValueError where the op can't be applied."""
 
     @abstractmethod
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
@@ -49,10 +49,10 @@ class MapOp(Spec):
 
 
 class Op(MapOp):
-    """A map op on one column, which maps each sample without a look at the others."""
+    """A map op on one column, which maps each sample independently."""
 
     moves_pixels: ClassVar[bool] = False
-    """Whether pixels get to other places, so that labels of pixels would have to follow."""
+    """Whether pixels change position, so that labels of pixels have to follow."""
     column: str = "image"
 
     @property
@@ -66,7 +66,7 @@ class Op(MapOp):
         return (self(xp, values[0], uniforms),)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        """What one value becomes. Raises ValueError where the op can't be applied to it."""
+        """Spec of a mapped value. Raises ValueError where the op can't be applied to it."""
         return value
 
     @abstractmethod
@@ -75,19 +75,19 @@ class Op(MapOp):
 
 
 class GeometricOp(Op):
-    """An op on images that moves pixels in a way that labels of pixels can follow."""
+    """An op on images that moves pixels and can apply the same to labels of pixels."""
 
     moves_pixels: ClassVar[bool] = True
 
     @property
     def creates_border(self) -> bool:
-        """Whether it makes pixels that come from nowhere and so have no label."""
+        """Whether it makes pixels from outside of the image, which have no label."""
         return False
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        """Labels (batch, height, width, 1) moved as the pixels are, each copied from one place.
+        """Move labels (batch, height, width, 1) as the pixels, each copied from one place.
 
-        What comes from nowhere gets `fill`. An op that copies pixels moves labels in the same way.
+        Pixels from outside get `fill`. The default suits an op that copies pixels.
         """
         return self(xp, labels, uniforms)
 
@@ -110,7 +110,7 @@ Ops = Seq[Annotated[MapOp, PartOf("op")]]
 
 
 class TrainSplitSpec(Spec):
-    """How the training split is mapped, shuffled, batched and repeated (D-04, D-08..D-10)."""
+    """Map ops, shuffle, batches and repetition of the training split (D-04, D-08..D-10)."""
 
     ops: Ops
     shuffle: bool
@@ -139,14 +139,14 @@ class TrainSplitSpec(Spec):
 
 
 class EvalSplitSpec(Spec):
-    """How the evaluation split is mapped; it is read in order and batched without loss."""
+    """Map ops and batches of the evaluation split, which is read in order and in full."""
 
     ops: Ops
     batch_size: PositiveInt | None
     """null takes the training batch size."""
 
     @model_validator(mode="after")
-    def _leaves_samples_apart(self) -> Self:
+    def _keeps_samples_apart(self) -> Self:
         for position, op in enumerate(self.ops):
             if isinstance(op, BatchOp):
                 raise ValueError(
@@ -172,16 +172,16 @@ class DatasetSpec(Spec):
     """Base addresses to try in order when something must be downloaded."""
     buckets: Seq[Seq[PositiveInt]] | None
     """Pad each image to the smallest of these that covers it, (height, width) or (tokens,), and
-    batch images of one bucket alone (D-18); one bucket is a fixed maximum, null pads nothing."""
+    batch only images of one bucket (D-18); one bucket is a fixed maximum, null pads nothing."""
     padding_mask: bool
-    """Give the network one channel more: 1 where the image is, 0 where it is padded. A network of
-    tokens does not read it as one: its attention leaves out what is padded."""
+    """Give the network one more channel: 1 inside of the image, 0 on padding. A network of tokens
+    uses it as a mask instead: its attention ignores padding."""
     oversized: Literal["refuse", "crop"]
-    """What becomes of samples that are larger than every bucket. crop: in training a part of them
-    is used, drawn anew for each sample and pass, in evaluation the middle (D-18)."""
+    """Handling of samples that are larger than every bucket. crop: in training a part of them is
+    used, drawn again for each sample and pass, in evaluation the middle (D-18)."""
     ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
-    """The label of what has none, as 255 in masks or -100 in texts: neither losses nor metrics
-    count it, and padded positions get it; null: every label is a class."""
+    """The label of entries without a class, as 255 in masks or -100 in texts: neither losses nor
+    metrics count it, and padded positions get it; null: every label is a class."""
     train: TrainSplitSpec
     eval: EvalSplitSpec
 
@@ -206,14 +206,14 @@ class DatasetSpec(Spec):
         return self
 
     def facts(self) -> Facts | None:
-        """Sizes known without reading; None where only the files tell."""
+        """Sizes known without reading; None where only the files have them."""
         return None
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:
         """Read both splits, downloading into `cache` where needed.
 
-        Raises DataError that names the file and what would be right.
+        Raises DataError that names the file and what is expected.
         """
 
 
@@ -221,7 +221,7 @@ class LocalDatasetSpec(DatasetSpec):
     """Base of the sources whose files only the user has."""
 
     root_must_be: ClassVar[str]
-    """What the user is to name."""
+    """Description of the root for the user."""
     root: GivenRoot
 
     @field_validator("root", mode="before")

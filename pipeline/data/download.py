@@ -33,13 +33,13 @@ from pipeline.errors import DataError
 from pipeline.files.folder_lock import locked
 
 STALL_S = 30.0
-"""How long a mirror may send nothing, while connecting or in between, before the next is tried."""
+"""Seconds that a mirror may send nothing, while connecting or later, before the next is tried."""
 MIN_BYTES_PER_STALL = 16 * 2**10
-"""What a mirror must send in that time, so that one which drips is left as well."""
+"""The fewest bytes in that time, so that a very slow mirror is given up too."""
 MAX_BYTES = 2 * 2**30
-"""Of a file whose size was not published."""
+"""The largest file whose size was not published."""
 ROUNDS = 5
-"""How often all mirrors are gone through, as long as each round brings the file further."""
+"""The most rounds through all mirrors, as long as each round downloads more of the file."""
 _CHUNK_BYTES = 1 << 20
 _RANGE_NOT_SATISFIABLE = 416
 
@@ -68,7 +68,7 @@ def fetch_all(
 ) -> None:
     """Bring all `files` of `dataset` into `directory`.
 
-    Raises DownloadError, which also says how to go on without the download.
+    Raises DownloadError, which also says how to continue without the download.
     """
     try:
         for file in files:
@@ -88,8 +88,8 @@ def fetch(
 ) -> Path:
     """The path of `file` in `directory`, downloaded from the first mirror that delivers it.
 
-    `mirrors` are base addresses, http or https. What a cut download left is continued, by the next
-    mirror or the next call. Of several processes one downloads and the others wait for it.
+    `mirrors` are base addresses, http or https. An interrupted download is continued, by the
+    next mirror or the next call. Of several processes one downloads and the others wait for it.
 
     Raises DataError with each mirror's reason when none of them delivers.
     """
@@ -104,9 +104,9 @@ def fetch(
 
 
 def require_published(path: Path, file: RemoteFile) -> None:
-    """Hold a file that lies in the cache against what was published.
+    """Compare a file in the cache with its published checksum.
 
-    Raises DataError where it is another: it was damaged, or exchanged, since it was downloaded.
+    Raises DataError where they differ: the file was damaged or replaced since its download.
     """
     try:
         md5 = checksum(path, "md5")
@@ -121,9 +121,9 @@ def require_published(path: Path, file: RemoteFile) -> None:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Hold `directory`, made where missing, against all other holders; waits for its turn.
+    """Lock `directory`, which is created where missing; waits until it is free.
 
-    Raises DataError when it can't be made or written.
+    Raises DataError when it can't be created or written.
     """
     with ExitStack() as held:
         try:
@@ -160,7 +160,7 @@ def _download(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: flo
 
 
 def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
-    """Make `part` the whole file from one mirror, or raise what is wrong with that mirror."""
+    """Complete `part` from one mirror. Raises the error of that mirror."""
     resumed = part.exists()
     _append(part, file, url, stall_s)
     md5 = checksum(part, "md5")
@@ -169,12 +169,12 @@ def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     part.unlink()
     if not resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
-    # The wrong bytes may be those that were there before.
+    # The wrong bytes may be those from before.
     _complete(part, file, url, stall_s)
 
 
 def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
-    """Download what follows the bytes that `part` has, or all where the server can't do that."""
+    """Download the bytes after those of `part`, or all where the server can't do that."""
     have = _size(part)
     headers = {"User-Agent": "recipe-pipeline"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -196,8 +196,8 @@ def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
 
 def _start(response: HTTPResponse) -> int:
     """The offset in the file of the body's first byte."""
-    given = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return int(given[1]) if given else 0
+    content_range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return int(content_range[1]) if content_range else 0
 
 
 def _total(response: HTTPResponse, start: int, published: int | None) -> int | None:

@@ -12,12 +12,12 @@ from PIL import Image
 MAX_PIXELS = 2**26
 """A few kilobytes of PNG can stand for any number of them."""
 MAX_SCANS = 200
-"""A progressive JPEG is decoded anew for each of its scans; encoders write some ten."""
+"""A progressive JPEG is decoded again for each of its scans; encoders write about ten."""
 UNREADABLE_IMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError),
     *(OverflowError, Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
-"""What Pillow raises for files that are not what they should be."""
+"""Errors that Pillow raises for damaged or malicious files."""
 
 _SCAN = b"\xff\xda"
 
@@ -27,7 +27,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 @contextmanager
 def open_image(path: Path, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """An image, not yet decoded. Raises one of `UNREADABLE_IMAGE` for what is not to be decoded."""
+    """Open an image without decoding it. Raises one of `UNREADABLE_IMAGE` where it is refused."""
     with Image.open(path, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(

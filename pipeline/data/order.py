@@ -1,8 +1,8 @@
-"""Which sample stands where: shuffling, sharding, batching and repeating, as pure functions.
+"""The order of samples: shuffling, sharding, batching and repeating, as pure functions.
 
 A pass is the whole dataset (or this run's shard of it), repeated `repeat` times; each repetition is
-shuffled afresh and is what randomness is keyed by (D-08..D-11). Any step is reached without walking
-there, so a resumed run reads on exactly where it stopped.
+shuffled again and keys the randomness (D-08..D-11). Any step is reached without the steps before
+it, so a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
 def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
     """The positions of a pass that fall to a shard: shard_id, shard_id + num_shards, ... (D-01).
 
-    As MindSpore deals them (its DistributedSampler): where the shards can't be equal, they are made
-    so by going on from the start of the pass, so that up to num_shards - 1 samples are dealt twice
-    and none is left out. int64 (ceil(samples / num_shards),).
+    As in MindSpore's DistributedSampler: where the shards can't be equal, samples from the start of
+    the pass fill them up, so that up to num_shards - 1 samples occur twice and none is missing.
+    Returns int64 (ceil(samples / num_shards),).
     """
     positions = np.arange(shard_samples(samples, num_shards)) * num_shards + shard_id
     return positions % max(samples, 1)
 
 
 def shard_samples(samples: int, num_shards: int) -> int:
-    """How many samples every shard has."""
+    """The number of samples of each shard."""
     return -(-samples // num_shards)
 
 
 @dataclass(frozen=True)
 class Batching:
-    """How many batches a pass has. Raises ValueError where it would have none (S-15)."""
+    """Numbers of batches of a pass. Raises ValueError where it would have none (S-15)."""
 
     samples: int
     batch_size: int
@@ -87,18 +87,18 @@ class Batching:
 
     @property
     def shard_samples(self) -> int:
-        """How many samples a reading has: those of one shard."""
+        """The number of samples of one repetition: those of one shard."""
         return shard_samples(self.samples, self.num_shards)
 
     @property
     def batches_per_repetition(self) -> int:
-        """Batches in one reading of the dataset, or of a shard of it (D-09)."""
+        """Batches in one repetition of the dataset, or of a shard of it (D-09)."""
         full, rest = divmod(self.shard_samples, self.batch_size)
         return full + (rest > 0 and not self.drop_remainder)
 
     @property
     def short_batch(self) -> int:
-        """How many samples the shortest batch has, where one is not full; else 0."""
+        """The size of the shortest batch, where one is not full; else 0."""
         return 0 if self.drop_remainder else self.shard_samples % self.batch_size
 
     @property
@@ -109,19 +109,19 @@ class Batching:
 
 @dataclass(frozen=True)
 class Batches:
-    """Which samples make up consecutive batches."""
+    """Sample indices of consecutive batches."""
 
     indices: np.ndarray
     """int32 (count, batch); a short batch is filled up with its first sample."""
     passes: np.ndarray
-    """int32 (count,): pass * repeat + repetition, the `pass_` that random draws are keyed by."""
+    """int32 (count,): pass * repeat + repetition, the `pass_` that keys random draws."""
     counts: np.ndarray
-    """int32 (count,): how many samples of each batch are real."""
+    """int32 (count,): the number of valid samples of each batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOrder(Batching):
-    """The endless order of a split: which samples each step is made of."""
+    """The endless order of a split: the samples of each step."""
 
     seed: int
     shuffle: bool
@@ -133,20 +133,20 @@ class SampleOrder(Batching):
         steps = np.arange(first_step, first_step + count)
         passes, batch = np.divmod(steps, self.batches_per_repetition)
         positions = batch[:, None] * self.batch_size + np.arange(self.batch_size)
-        real = positions < self.shard_samples
-        positions = np.where(real, positions, positions[:, :1])
+        mask = positions < self.shard_samples
+        positions = np.where(mask, positions, positions[:, :1])
         indices = np.empty(positions.shape, np.int32)
         for pass_ in np.unique(passes):
             rows = passes == pass_
             indices[rows] = self._pass_order(int(pass_))[positions[rows]]
-        return Batches(indices, passes.astype(np.int32), real.sum(axis=1, dtype=np.int32))
+        return Batches(indices, passes.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
     def _pass_order(self, pass_: int) -> np.ndarray:
         """The samples of a pass, in order.
 
-        A whole shuffle comes before dealing, so that a shard has other samples in every pass: it is
-        the reader's (`shuffle=True`). One within a window comes after, as MindSpore's `shuffle(n)`
-        follows the reader: what a shard has is the same in every pass.
+        A whole shuffle comes before sharding, so that a shard has other samples in every pass: it
+        is the reader's (`shuffle=True`). One within a window comes after, as MindSpore's
+        `shuffle(n)` follows the reader: a shard has the same samples in every pass.
         """
         own = shard_indices(self.samples, self.num_shards, self.shard_id)
         if self.shuffle and self.buffer_size is not None:

@@ -1,4 +1,4 @@
-"""Labels of pixels, or of tokens, go where map ops move what they are of (D-05)."""
+"""Geometric map ops applied to labels of pixels, or of tokens, as to the images (D-05)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class JointGeometricOp(MapOp):
 
     op: GeometricOp
     fill: int
-    """The label of pixels that come from nowhere."""
+    """The label of pixels from outside of the image."""
 
     @property
     def draws(self) -> int:
@@ -30,26 +30,26 @@ class JointGeometricOp(MapOp):
 
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, labels = values
-        moved = self.op.output(image)
+        mapped = self.op.output(image)
         positions = len(labels.shape)
-        if positions == 1 and moved.shape[1] != 1:
+        if positions == 1 and mapped.shape[1] != 1:
             raise ValueError(
-                f"makes {moved.shape} of images of shape {image.shape}, and labels {labels.shape} "
+                f"makes {mapped.shape} of images of shape {image.shape}, and labels {labels.shape} "
                 "are one for each row; it must leave the width 1"
             )
-        return moved, replace(labels, shape=moved.shape[:positions])
+        return mapped, replace(labels, shape=mapped.shape[:positions])
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         images, labels = values
         as_images = labels.reshape(*images.shape[:3], 1)
-        moved = self.op.move_labels(xp, as_images, uniforms, self.fill)
-        return self.op(xp, images, uniforms), moved.reshape(moved.shape[: labels.ndim])
+        shifted = self.op.move_labels(xp, as_images, uniforms, self.fill)
+        return self.op(xp, images, uniforms), shifted.reshape(shifted.shape[: labels.ndim])
 
 
 def moving_labels(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
-    """The ops, those that move pixels moving the labels of these too, where there are such.
+    """Make the ops that move pixels move their labels too, where pixels have labels.
 
     Raises ValueError that opens with the op's position and name where labels can't follow it.
     """
@@ -78,20 +78,20 @@ def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
 
 
 def _of_places(labels: ColumnSpec, image: ColumnSpec) -> bool:
-    """Whether labels are of the places of an image, one each.
+    """Whether an image has one label for each pixel or token.
 
-    Raises ValueError for labels of other places, and for such that are no numbers of classes.
+    Raises ValueError for labels of other positions, and for labels that are not integers.
     """
     if image.layout != "hwc" or len(image.shape) != 3:
         return False  # no op moves such pixels, and it says so itself
     integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
     if len(labels.shape) < 2:
-        # The few labels of a sample, or its one-hot label, are of no place; those of tokens are.
+        # A few labels of a sample, or its one-hot label, have no position; those of tokens have.
         return integer and (*labels.shape, 1) == image.shape[:2]
     if not integer:
         raise ValueError(
-            f"moves pixels, and their labels are {labels.dtype} of shape {labels.shape}; list what "
-            "makes them so, such as one_hot, behind it"
+            f"moves pixels, and their labels are {labels.dtype} of shape {labels.shape}; list the "
+            "op that makes them so, such as one_hot, after it"
         )
     if labels.shape != image.shape[:2]:
         raise ValueError(

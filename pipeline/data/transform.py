@@ -1,4 +1,4 @@
-"""Running a list of map ops: each op's output is the input of the next on its columns (D-04)."""
+"""Run a list of map ops: each op's output is the input of the next on its columns (D-04)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pipeline.data.random import uniforms
 
 
 def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
-    """What the columns are after all ops.
+    """Specs of the columns after all ops.
 
     Raises ValueError that opens with the op's position and name, such as `ops.2 (normalize): `.
     """
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
-            given = tuple(_column(result, name) for name in op.columns)
-            result.update(zip(op.columns, op.outputs(given), strict=True))
+            values = tuple(_column(result, name) for name in op.columns)
+            result.update(zip(op.columns, op.outputs(values), strict=True))
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
@@ -37,11 +37,11 @@ def apply_ops(
     """Map columns of shape (batch, *shape) through ops that `column_specs` has accepted.
 
     `xp` is numpy or jax.numpy. `seed` are the words of `seed_words`, `sample` the sample indices
-    (batch,) and `pass_` their pass, (batch,) or a scalar: all that the random ops draw from.
+    (batch,) and `pass_` their pass, (batch,) or a scalar: the key of the random ops.
     """
     result = dict(columns)
     for position, op in enumerate(ops):
         drawn = uniforms(xp, seed, pass_, sample, position, op.draws)
-        given = tuple(result[name] for name in op.columns)
-        result.update(zip(op.columns, op.map(xp, given, drawn), strict=True))
+        values = tuple(result[name] for name in op.columns)
+        result.update(zip(op.columns, op.map(xp, values, drawn), strict=True))
     return result

@@ -1,1 +1,1 @@
-"""Several exact ways to compute a convolution and its gradients, and which of them to take."""
+"""Convolutions, dense products and max pooling by several exact formulas, and the choice of one."""

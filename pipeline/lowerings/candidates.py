@@ -1,4 +1,4 @@
-"""Which lowerings there are for a problem, and how each is carried out."""
+"""The lowerings of a problem, and the computation of each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pipeline.lowerings.problem.lowering import WIDENED, Engine, Lowering, Probl
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
-"""Images at a time, where a family can take them so."""
+"""Images at a time, for formulas that work on chunks."""
 
 CHUNK_BYTES = range(128 << 10, 16 << 20)
-"""What the images of a chunk may take: less is all calls, more leaves every cache."""
+"""Sizes of a chunk: below, calls take most of the time; above, it fits into no cache."""
 
-FAMILIES: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
+FORMULAS: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
     "conv2d": CONVOLUTIONS,
     "dense": PRODUCTS,
     "max_pool": POOLINGS,
@@ -28,50 +28,53 @@ FAMILIES: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
 
 
 def candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
-    """All lowerings of a problem that the engines at hand can carry out, the plain one first."""
-    ways = (
+    """All lowerings of a problem that these engines can compute, the plain one first."""
+    lowerings = (
         Lowering(name, engine, images)
-        for name, family in FAMILIES[problem.kind][problem.role].items()
-        for engine in family.engines
+        for name, formula in FORMULAS[problem.kind][problem.role].items()
+        for engine in formula.engines
         for images in (None, *CHUNKS)
     )
     return tuple(
-        way for way in ways if can_compute(problem, way, engines) and _is_worth_trying(problem, way)
+        lowering
+        for lowering in lowerings
+        if can_compute(problem, lowering, engines) and _is_worth_trying(problem, lowering)
     )
 
 
-def _is_worth_trying(problem: Problem, way: Lowering) -> bool:
-    """Whether its chunks, where it takes some, are less than all and of a good size."""
-    if way.images is None or (way.images == 1 < problem.batch and _is_depthwise(problem)):
+def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
+    """Whether the chunks, if there are any, are smaller than the batch and of a good size."""
+    images = lowering.images
+    if images is None or (images == 1 < problem.batch and _is_depthwise(problem)):
         return True
-    return way.images < problem.batch and way.images * problem.sample_bytes in CHUNK_BYTES
+    return images < problem.batch and images * problem.sample_bytes in CHUNK_BYTES
 
 
 def _is_depthwise(problem: Problem) -> bool:
     return isinstance(problem, ConvolutionProblem) and problem.is_depthwise
 
 
-def can_compute(problem: Problem, how: Lowering, engines: frozenset[Engine]) -> bool:
-    """Whether a lowering is one for a problem, with the engines at hand."""
-    family = FAMILIES[problem.kind][problem.role].get(how.family)
-    if family is None or not family.fits(problem) or how.engine not in family.engines:
+def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]) -> bool:
+    """Whether a lowering can compute a problem with these engines."""
+    formula = FORMULAS[problem.kind][problem.role].get(lowering.family)
+    if formula is None or not formula.fits(problem) or lowering.engine not in formula.engines:
         return False
-    if how.engine not in engines:
+    if lowering.engine not in engines:
         return False
-    if how.images is None:
+    if lowering.images is None:
         return True
-    divides = how.images <= problem.batch and problem.batch % how.images == 0
-    return family.chunked and divides
+    divides = lowering.images <= problem.batch and problem.batch % lowering.images == 0
+    return formula.chunked and divides
 
 
-def compute(problem: Problem, how: Lowering, *operands: Array) -> Array:
-    """Carry a lowering out on the operands of its role.
+def compute(problem: Problem, lowering: Lowering, *operands: Array) -> Array:
+    """Compute a problem by a lowering, on the operands of its role.
 
-    Raises ValueError where the problem is not one that the lowering is for.
+    The result has the operands' dtype. Raises ValueError where the lowering can't compute it.
     """
-    if not can_compute(problem, how, frozenset((how.engine,))):
-        raise ValueError(f"{how} can't compute {problem}")
-    family = FAMILIES[problem.kind][problem.role][how.family]
+    if not can_compute(problem, lowering, frozenset((lowering.engine,))):
+        raise ValueError(f"{lowering} can't compute {problem}")
+    formula = FORMULAS[problem.kind][problem.role][lowering.family]
     dtype = WIDENED.get(problem.dtype, problem.dtype)
-    result = family.compute(problem, how, *(operand.astype(dtype) for operand in operands))
+    result = formula.compute(problem, lowering, *(operand.astype(dtype) for operand in operands))
     return result.astype(problem.dtype)

@@ -1,13 +1,13 @@
 """Convolution of images whose batch is the innermost axis, as a few products of matrices.
 
 With few channels, the channels make poor vectors and the batch makes good ones. In the layout CHWN
-every row of an image is one contiguous piece of all samples, so that the patches of the images
-(im2col) are copies of long pieces, and the three computations of a convolution are one product of
+every row of an image is one contiguous block of all samples, so that the patches of the images
+(im2col) are copies of long blocks, and the three computations of a convolution are one product of
 matrices each:
 
     forward           kernel (features, window) x patches (window, positions)
-    kernel gradient   patches (window, positions) x cotangent (positions, features)
-    images gradient   kernel (rows * channels, columns * features) x shifted cotangents, whose rows
+    weight gradient   patches (window, positions) x cotangent (positions, features)
+    input gradient    kernel (rows * channels, columns * features) x shifted cotangents, whose rows
                       are then added up where they overlap
 
 where a window holds kernel rows, kernel columns and channels, and positions hold the height and the
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from pipeline.lowerings.problem.conv_window import Axis, Pair, Window, make_window
+from pipeline.lowerings.problem.conv_window import Axis, ConvWindow, Pair, make_window
 
 
 def conv2d_chwn(
@@ -47,49 +47,49 @@ def conv2d_chwn(
 
 
 Residuals = tuple[Array, Array, Array | None]
-"""The images, the kernel, and the patches where they were made."""
+"""The images, the kernel, and the patches or None."""
 
 
-def _forward(window: Window, images: Array, kernel: Array) -> tuple[Array, Residuals]:
-    # With one channel a product has too little to sum over; adding shifted images up takes a third.
+def _forward(window: ConvWindow, images: Array, kernel: Array) -> tuple[Array, Residuals]:
+    # With one channel a product has too little to sum over: a sum of shifted images takes a third.
     if kernel.shape[2] == 1:
-        return _as_call(_multiply_adds, window, images, kernel), (images, kernel, None)
+        return _uninlined(_shifted_sum, window, images, kernel), (images, kernel, None)
     patches = _patches(window, images)
-    return _as_call(_slide, window, patches, kernel), (images, kernel, patches)
+    return _uninlined(_slide, window, patches, kernel), (images, kernel, patches)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conv2d(window: Window, images: Array, kernel: Array) -> Array:
+def _conv2d(window: ConvWindow, images: Array, kernel: Array) -> Array:
     return _forward(window, images, kernel)[0]
 
 
-def _backward(window: Window, residuals: Residuals, cotangent: Array) -> tuple[Array, Array]:
+def _backward(window: ConvWindow, residuals: Residuals, cotangent: Array) -> tuple[Array, Array]:
     images, kernel, patches = residuals
     if patches is None:
         patches = _patches(window, images)
-    by_kernel = _as_call(_kernel_gradient, window, patches, cotangent)
-    return _images_gradient(window, kernel, cotangent), by_kernel.reshape(kernel.shape)
+    by_kernel = _uninlined(_weight_grad, window, patches, cotangent)
+    return _input_grad(window, kernel, cotangent), by_kernel.reshape(kernel.shape)
 
 
 _conv2d.defvjp(_forward, _backward)
 
 
-def _as_call(function: Callable[..., Array], window: Window, *operands: Array) -> Array:
-    """What the function gives, in a call that nothing is fused into or out of.
+def _uninlined(function: Callable[..., Array], window: ConvWindow, *operands: Array) -> Array:
+    """Call the function as a program of its own, which nothing is fused into or out of.
 
-    XLA:CPU would otherwise compute what is cheap once for every reader, and what ends in a reshape
-    one element at a time, since it can't see rows in it any more.
+    XLA:CPU would otherwise compute cheap values again for every reader, and a result that ends in
+    a reshape one element at a time, since it can't see rows in it any more.
     """
     with set_xla_metadata(inlineable="false"):
         return jax.jit(function, static_argnums=0)(window, *operands)
 
 
-def _multiply_adds(window: Window, images: Array, kernel: Array) -> Array:
+def _shifted_sum(window: ConvWindow, images: Array, kernel: Array) -> Array:
     """The sum of shifted images, each times a weight per feature."""
     padded = _padded(window, images.astype(jnp.float32))
     weights = kernel.astype(jnp.float32)
     terms = (
-        weights[i, j, channel][:, None, None, None] * _taken(padded, window, i, j)[channel]
+        weights[i, j, channel][:, None, None, None] * _pixels_under(padded, window, i, j)[channel]
         for i in range(window.rows.kernel)
         for j in range(window.columns.kernel)
         for channel in range(kernel.shape[2])
@@ -97,46 +97,46 @@ def _multiply_adds(window: Window, images: Array, kernel: Array) -> Array:
     return functools.reduce(jnp.add, terms).astype(images.dtype)
 
 
-def _padded(window: Window, images: Array) -> Array:
+def _padded(window: ConvWindow, images: Array) -> Array:
     config = ((0, 0, 0), (*window.rows.pads, 0), (*window.columns.pads, 0), (0, 0, 0))
     return lax.pad(images, jnp.zeros((), images.dtype), config)
 
 
-def _taken(padded: Array, window: Window, row: int, column: int) -> Array:
-    """What lies under one position of the kernel: (channels, height, width, batch)."""
+def _pixels_under(padded: Array, window: ConvWindow, row: int, column: int) -> Array:
+    """The pixels under one kernel position: (channels, height, width, batch)."""
     return padded[:, _under(window.rows, row), _under(window.columns, column)]
 
 
 def _under(axis: Axis, position: int) -> slice:
-    """Where a position of the kernel comes to lie along the padded axis."""
+    """The slice of the padded axis that a kernel position meets."""
     first = position * axis.dilation
     return slice(first, first + axis.last_offset + 1, axis.stride)
 
 
-def _patches(window: Window, images: Array) -> Array:
+def _patches(window: ConvWindow, images: Array) -> Array:
     """The patches as a matrix (kernel rows * kernel columns * channels, height * width * batch).
 
-    Shifted along the width first and along the height then, where whole rows move: half the time
-    of shifting once for every position of the kernel.
+    Shifted along the width first, then whole rows along the height: this takes half the time of
+    one shift for every kernel position.
     """
-    shifted = _as_call(_shifted_columns, window, images)
-    return _as_call(_shifted_rows, window, shifted)
+    shifted = _uninlined(_shifted_columns, window, images)
+    return _uninlined(_shifted_rows, window, shifted)
 
 
-def _shifted_columns(window: Window, images: Array) -> Array:
+def _shifted_columns(window: ConvWindow, images: Array) -> Array:
     """(kernel columns * channels, padded height, width * batch)."""
     padded, columns = _padded(window, images), range(window.columns.kernel)
     shifted = jnp.concatenate([padded[:, :, _under(window.columns, j)] for j in columns])
     return shifted.reshape(*shifted.shape[:2], -1)
 
 
-def _shifted_rows(window: Window, shifted: Array) -> Array:
+def _shifted_rows(window: ConvWindow, shifted: Array) -> Array:
     rows = [shifted[:, _under(window.rows, i)] for i in range(window.rows.kernel)]
     flat = [row.reshape(row.shape[0], -1) for row in rows]
     return jnp.concatenate(flat)
 
 
-def _slide(window: Window, patches: Array, kernel: Array) -> Array:
+def _slide(window: ConvWindow, patches: Array, kernel: Array) -> Array:
     features = kernel.shape[-1]
     product = _multiply(kernel.reshape(-1, features).T, patches)
     return product.reshape(features, *window.output_size, -1)
@@ -146,41 +146,41 @@ def _multiply(left: Array, right: Array) -> Array:
     return jnp.matmul(left, right, preferred_element_type=jnp.float32).astype(left.dtype)
 
 
-def _kernel_gradient(window: Window, patches: Array, cotangent: Array) -> Array:
+def _weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
     """(kernel rows * kernel columns * channels, features)."""
     return _multiply(patches, cotangent.reshape(cotangent.shape[0], -1).T)
 
 
-def _images_gradient(window: Window, kernel: Array, cotangent: Array) -> Array:
-    spread = _as_call(_spread_columns, window, cotangent)
-    products = _as_call(_row_products, window, kernel, spread)
-    return _as_call(_overlapped, window, products).reshape(
+def _input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
+    spread = _uninlined(_spread_columns, window, cotangent)
+    products = _uninlined(_row_products, window, kernel, spread)
+    return _uninlined(_overlapped, window, products).reshape(
         kernel.shape[2], *window.sizes, cotangent.shape[-1]
     )
 
 
-def _spread_columns(window: Window, cotangent: Array) -> Array:
-    """The cotangent as every column of the flipped kernel sees it.
+def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
+    """The pixels of the cotangent under every column of the flipped kernel.
 
     A matrix (kernel columns * features, height of the cotangent * width of the images * batch).
     """
     axis = window.columns
-    config = ((0, 0, 0), (0, 0, 0), (*axis.images_gradient_pads(), axis.stride - 1), (0, 0, 0))
+    config = ((0, 0, 0), (0, 0, 0), (*axis.input_grad_pads(), axis.stride - 1), (0, 0, 0))
     padded = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), config)
     firsts = [j * axis.dilation for j in range(axis.kernel)]
     spread = jnp.concatenate([padded[:, :, first : first + axis.size] for first in firsts])
     return spread.reshape(spread.shape[0], -1)
 
 
-def _row_products(window: Window, kernel: Array, spread: Array) -> Array:
-    """What each kernel row adds: (kernel rows, channels, cotangent height, width * batch)."""
+def _row_products(window: ConvWindow, kernel: Array, spread: Array) -> Array:
+    """The product of each kernel row: (kernel rows, channels, cotangent height, width * batch)."""
     rows, columns, channels, features = kernel.shape
     matrix = kernel[:, ::-1].transpose(0, 2, 1, 3).reshape(rows * channels, columns * features)
     return _multiply(matrix, spread).reshape(rows, channels, window.output_size[0], -1)
 
 
-def _overlapped(window: Window, products: Array) -> Array:
-    """The rows added up where they lie: (channels, height, width * batch)."""
+def _overlapped(window: ConvWindow, products: Array) -> Array:
+    """The sum of the products, each shifted to its rows: (channels, height, width * batch)."""
     axis, zero = window.rows, jnp.zeros((), products.dtype)
 
     def placed(row: int) -> Array:

@@ -1,4 +1,4 @@
-"""The lowerings of convolutions, by role and name."""
+"""The formulas of convolutions, by role and name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pipeline.lowerings.formulas import (
     conv2d_weight_grad,
     winograd,
 )
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.lowerings.problem.formula import Formula, always
 from pipeline.lowerings.problem.lowering import WIDENED, Engine, Lowering, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 
-PATCHED_CHANNELS = 32
-FEW_CHANNELS, MOST_TERMS = 4, 150
-"""Up to these, a convolution is tried as a sum of shifted images: more terms compile for long."""
+MAX_PATCH_CHANNELS = 32
+MAX_SUM_CHANNELS, MAX_SUM_TERMS = 4, 150
+"""Limits up to which a sum of shifted images is tried; more terms take long to compile."""
 
-Slide = Callable[[Window, Lowering, Array, Array], Array]
+Slide = Callable[[ConvWindow, Lowering, Array, Array], Array]
 
 
 def _ungrouped(problem: ConvolutionProblem) -> bool:
@@ -29,9 +29,9 @@ def _ungrouped(problem: ConvolutionProblem) -> bool:
 
 
 def _narrow(problem: ConvolutionProblem) -> bool:
-    """Patches of many channels are too much to write and read again."""
+    """Whether patches are worth writing: those of many channels are too large."""
     wider_than_a_pixel = problem.window.kernel != (1, 1)
-    return _ungrouped(problem) and wider_than_a_pixel and problem.channels <= PATCHED_CHANNELS
+    return _ungrouped(problem) and wider_than_a_pixel and problem.channels <= MAX_PATCH_CHANNELS
 
 
 def _pointwise(problem: ConvolutionProblem) -> bool:
@@ -39,10 +39,10 @@ def _pointwise(problem: ConvolutionProblem) -> bool:
 
 
 def _few_terms(problem: ConvolutionProblem) -> bool:
-    """Of each sum over positions in the kernel and channels, of a group if there are groups."""
+    """Whether each sum over kernel positions and channels (of a group) is short."""
     summed = problem.features if problem.role == "images_gradient" else problem.channels
     channels, (height, width) = summed // problem.window.groups, problem.window.kernel
-    return channels <= FEW_CHANNELS and height * width * channels <= MOST_TERMS
+    return channels <= MAX_SUM_CHANNELS and height * width * channels <= MAX_SUM_TERMS
 
 
 def _grouped(problem: ConvolutionProblem) -> bool:
@@ -65,54 +65,56 @@ def _three_by_three(problem: ConvolutionProblem) -> bool:
 
 
 def _in_float32(problem: ConvolutionProblem) -> bool:
-    """The sums before the products would lose digits of bfloat16."""
+    """Whether the sums before the products are exact enough: bfloat16 would lose digits."""
     return _three_by_three(problem) and problem.dtype in ("float32", *WIDENED)
 
 
-def _family(
+def _formula(
     slide: Slide,
     fits: Callable[[ConvolutionProblem], bool] = always,
     engines: tuple[Engine, ...] = ("xla", "onednn"),
     chunked: bool = False,
 ) -> Formula:
-    def compute(problem: ConvolutionProblem, how: Lowering, first: Array, second: Array) -> Array:
-        return slide(problem.window, how, first, second)
+    def compute(
+        problem: ConvolutionProblem, lowering: Lowering, first: Array, second: Array
+    ) -> Array:
+        return slide(problem.window, lowering, first, second)
 
     return Formula(compute, fits, engines, chunked)
 
 
 def _tiled(slide: Slide) -> Formula:
-    return _family(slide, _in_float32, chunked=True)
+    return _formula(slide, _in_float32, chunked=True)
 
 
 def _tiled_sum(slide: Slide) -> Formula:
-    return _family(slide, _three_by_three, chunked=True)
+    return _formula(slide, _three_by_three, chunked=True)
 
 
 CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
-        "convolution": _family(conv2d_forward.by_convolution),
-        "patches": _family(conv2d_forward.im2col, _narrow, chunked=True),
-        "pixels": _family(conv2d_forward.pointwise, _pointwise),
-        "multiply_adds": _family(conv2d_forward.shifted_sum, _few_terms, engines=("xla",)),
+        "convolution": _formula(conv2d_forward.by_convolution),
+        "patches": _formula(conv2d_forward.im2col, _narrow, chunked=True),
+        "pixels": _formula(conv2d_forward.pointwise, _pointwise),
+        "multiply_adds": _formula(conv2d_forward.shifted_sum, _few_terms, engines=("xla",)),
         "winograd2": _tiled(winograd.forward_by_tiles(2)),
         "winograd4": _tiled(winograd.forward_by_tiles(4)),
     },
     "images_gradient": {
-        "convolution": _family(conv2d_input_grad.by_convolution),
-        "phases": _family(conv2d_input_grad.by_phases, _strided),
-        "pixels": _family(conv2d_input_grad.pointwise, _pointwise),
-        "multiply_adds": _family(conv2d_input_grad.shifted_sum, _few_terms, engines=("xla",)),
-        "winograd2": _tiled(winograd.images_gradient_by_tiles(2)),
-        "winograd4": _tiled(winograd.images_gradient_by_tiles(4)),
+        "convolution": _formula(conv2d_input_grad.by_convolution),
+        "phases": _formula(conv2d_input_grad.by_phases, _strided),
+        "pixels": _formula(conv2d_input_grad.pointwise, _pointwise),
+        "multiply_adds": _formula(conv2d_input_grad.shifted_sum, _few_terms, engines=("xla",)),
+        "winograd2": _tiled(winograd.input_grad_by_tiles(2)),
+        "winograd4": _tiled(winograd.input_grad_by_tiles(4)),
     },
     "kernel_gradient": {
-        "convolution": _family(conv2d_weight_grad.by_convolution, chunked=True),
-        "positions": _family(conv2d_weight_grad.per_tap_matmul, _ungrouped, chunked=True),
-        "patches": _family(conv2d_weight_grad.im2col, _narrow, chunked=True),
-        "blocks": _family(conv2d_weight_grad.grouped_as_dense, _grouped, chunked=True),
-        "winograd2": _tiled_sum(winograd.kernel_gradient_by_tiles(2)),
-        "winograd4": _tiled_sum(winograd.kernel_gradient_by_tiles(4)),
+        "convolution": _formula(conv2d_weight_grad.by_convolution, chunked=True),
+        "positions": _formula(conv2d_weight_grad.per_tap_matmul, _ungrouped, chunked=True),
+        "patches": _formula(conv2d_weight_grad.im2col, _narrow, chunked=True),
+        "blocks": _formula(conv2d_weight_grad.grouped_as_dense, _grouped, chunked=True),
+        "winograd2": _tiled_sum(winograd.weight_grad_by_tiles(2)),
+        "winograd4": _tiled_sum(winograd.weight_grad_by_tiles(4)),
     },
 }
 """The first of each role, by XLA and all images at once, always works."""

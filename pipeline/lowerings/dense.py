@@ -1,4 +1,4 @@
-"""The product of a dense layer, each of its three computations lowered as it is fastest."""
+"""The product of a dense layer: the fastest lowering for each of its three computations."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ import jax
 from jax import Array, lax
 
 from pipeline.lowerings.candidates import compute
-from pipeline.lowerings.plan import Choice, Plan
+from pipeline.lowerings.plan import ChosenLowering, LayerPlan
 from pipeline.lowerings.problem.lowering import DEFAULTS, ROLES, Lowering, LoweringPolicy, Role
 from pipeline.lowerings.problem.problems import DenseProblem
 
 FEW_FEATURES = 100
-"""Up to so many the default gradient of the kernel is turned about, which XLA:CPU's library wants
-many columns of. Measured in a loop on 2 cores, float32, microseconds (batch, inputs, features): 64,
-512, 10: 96 -> 10; 128, 512, 32: 113 -> 51; 128, 512, 100: 321 -> 149; 32, 400, 120: 40 -> 44; 64,
-784, 512: 272 -> 310."""
+"""Up to this number of features the default gradient of the kernel is computed transposed, since
+XLA:CPU's library is slow on products with few columns. Measured in a loop on 2 cores, float32,
+microseconds (batch, inputs, features): 64, 512, 10: 96 -> 10; 128, 512, 32: 113 -> 51; 128, 512,
+100: 321 -> 149; 32, 400, 120: 40 -> 44; 64, 784, 512: 272 -> 310."""
 
 
-def dense_product(chooser: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
+def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
     """`lax.dot_general` of inputs (..., channels) and a kernel (channels, features), as flax's
-    layers call it.
+    layers call it. `policy` chooses how it and its gradients are computed.
 
-    Where something was chosen, or the inputs are a matrix and the features few, the product is
+    Where it chooses a lowering, or the inputs are a matrix and the features few, the product is
     differentiable in reverse mode only.
     """
 
-    def product(inputs: Array, kernel: Array, *how: Any, **precision: Any) -> Array:
-        plan = _planned(chooser, inputs, kernel)
-        if inputs.dtype != kernel.dtype or (plan.is_default and not _is_turned(inputs, kernel)):
-            return lax.dot_general(inputs, kernel, *how, **precision)
+    def product(inputs: Array, kernel: Array, *arguments: Any, **precision: Any) -> Array:
+        plan = _planned(policy, inputs, kernel)
+        if inputs.dtype != kernel.dtype or (plan.is_default and not _is_transposed(inputs, kernel)):
+            return lax.dot_general(inputs, kernel, *arguments, **precision)
         rows = inputs.reshape(-1, inputs.shape[-1])
         return _product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
 
     return product
 
 
-def _is_turned(inputs: Array, kernel: Array) -> bool:
+def _is_transposed(inputs: Array, kernel: Array) -> bool:
     return inputs.ndim == 2 and kernel.shape[1] <= FEW_FEATURES
 
 
-_Plan = Plan[DenseProblem]
+_Plan = LayerPlan[DenseProblem]
 
 
-def _planned(chooser: LoweringPolicy, inputs: Array, kernel: Array) -> _Plan:
+def _planned(policy: LoweringPolicy, inputs: Array, kernel: Array) -> _Plan:
     rows, (channels, features) = prod(inputs.shape[:-1]), kernel.shape
 
-    def chosen(role: Role) -> Choice[DenseProblem]:
+    def chosen(role: Role) -> ChosenLowering[DenseProblem]:
         problem = DenseProblem(role, rows, channels, features, str(inputs.dtype))
-        return Choice(problem, chooser.choose(problem))
+        return ChosenLowering(problem, policy.choose(problem))
 
-    return Plan(*map(chosen, ROLES))
+    return LayerPlan(*map(chosen, ROLES))
 
 
 def _multiply(plan: _Plan, inputs: Array, kernel: Array) -> Array:
@@ -76,17 +76,17 @@ def _forward(plan: _Plan, inputs: Array, kernel: Array) -> tuple[Array, tuple[Ar
 
 def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     inputs, kernel = operands
-    if plan.images_gradient.is_default:
+    if plan.input_grad.is_default:
         (by_inputs,) = jax.linear_transpose(lambda x: _dot(x, kernel), inputs)(cotangent)
     else:
-        by_inputs = plan.images_gradient(kernel, cotangent)
-    if not plan.kernel_gradient.is_default:
-        return by_inputs, plan.kernel_gradient(inputs, cotangent)
+        by_inputs = plan.input_grad(kernel, cotangent)
+    if not plan.weight_grad.is_default:
+        return by_inputs, plan.weight_grad(inputs, cotangent)
     derived = functools.partial(_derived_gradient, kernel.shape)
     if kernel.shape[1] > FEW_FEATURES:
         return by_inputs, derived(inputs, cotangent)
-    turned = functools.partial(compute, plan.kernel_gradient.problem, Lowering("turned"))
-    by_kernel: Array = lax.platform_dependent(inputs, cotangent, cpu=turned, default=derived)
+    transposed = functools.partial(compute, plan.weight_grad.problem, Lowering("turned"))
+    by_kernel: Array = lax.platform_dependent(inputs, cotangent, cpu=transposed, default=derived)
     return by_inputs, by_kernel
 
 

@@ -8,7 +8,7 @@ import jax
 from jax import Array
 
 from pipeline.lowerings.formulas import max_pools
-from pipeline.lowerings.plan import Choice
+from pipeline.lowerings.plan import ChosenLowering
 from pipeline.lowerings.problem.conv_window import Pair
 from pipeline.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Role
 from pipeline.lowerings.problem.problems import PoolingProblem
@@ -19,18 +19,18 @@ def pool_max(
     window: Pair,
     strides: Pair,
     pads: tuple[Pair, Pair],
-    chooser: LoweringPolicy = DEFAULTS,
+    policy: LoweringPolicy = DEFAULTS,
 ) -> Array:
     """Largest value of every window of images (batch, height, width, channels).
 
     `pads` go (before, after) height and width, and never win. Tied values share the gradient, so
-    that its sum is preserved. `chooser` says how it and its gradient are computed; what was chosen
-    is differentiable in reverse mode only.
+    that its sum is preserved. `policy` chooses how it and its gradient are computed. A lowering
+    that it chooses is differentiable in reverse mode only.
     """
 
-    def chosen(role: Role) -> Choice[PoolingProblem]:
+    def chosen(role: Role) -> ChosenLowering[PoolingProblem]:
         problem = PoolingProblem(role, images.shape, window, strides, pads, str(images.dtype))
-        return Choice(problem, chooser.choose(problem))
+        return ChosenLowering(problem, policy.choose(problem))
 
     forward, gradient = chosen("forward"), chosen("images_gradient")
     if forward.is_default and gradient.is_default:
@@ -38,14 +38,14 @@ def pool_max(
     return _pool((_or_axes(forward), _or_axes(gradient)), images)
 
 
-def _or_axes(choice: Choice[PoolingProblem]) -> Choice[PoolingProblem]:
-    """The default's formula where only the other of the two was chosen."""
-    return Choice(choice.problem, Lowering("axes")) if choice.is_default else choice
+def _or_axes(choice: ChosenLowering[PoolingProblem]) -> ChosenLowering[PoolingProblem]:
+    """The choice; the formula of the default where only the other of the two was chosen."""
+    return ChosenLowering(choice.problem, Lowering("axes")) if choice.is_default else choice
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
-    """The default: one axis after the other, and what jax derives of that.
+    """The default: one axis after the other, with the gradient that jax derives.
 
     With its gradient this takes 3 ms for 2x2/2 of 64x32x32x64 and 16 ms for 3x3/2 of 8x112x112x64,
     where the gradient of `lax.reduce_window` takes 25 and 66 ms on two cores.
@@ -55,8 +55,8 @@ def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]
     return max_pools.by_axes(images, window, strides, pads)
 
 
-_Plan = tuple[Choice[PoolingProblem], Choice[PoolingProblem]]
-"""Of the maxima and of their gradient."""
+_Plan = tuple[ChosenLowering[PoolingProblem], ChosenLowering[PoolingProblem]]
+"""Choices for the maxima and for their gradient."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

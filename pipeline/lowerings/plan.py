@@ -1,4 +1,4 @@
-"""What a layer was given for each of its computations."""
+"""The lowerings that were chosen for a layer's computations."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True)
-class Choice(Generic[P]):
-    """A problem and the lowering that was chosen for it; called with the operands, the result."""
+class ChosenLowering(Generic[P]):
+    """A problem and its lowering. Call it with the operands for the result."""
 
     problem: P
-    how: Lowering
+    lowering: Lowering
 
     def __call__(self, *operands: Array) -> Array:
-        return compute(self.problem, self.how, *operands)
+        return compute(self.problem, self.lowering, *operands)
 
     @property
     def is_default(self) -> bool:
         """Whether nothing was chosen."""
-        return self.how == DEFAULT
+        return self.lowering == DEFAULT
 
 
 @dataclass(frozen=True)
-class Plan(Generic[P]):
-    """How a layer with weights and its gradients are computed."""
+class LayerPlan(Generic[P]):
+    """Lowerings of a layer with weights: of its result and of its two gradients."""
 
-    forward: Choice[P]
-    images_gradient: Choice[P]
-    kernel_gradient: Choice[P]
+    forward: ChosenLowering[P]
+    input_grad: ChosenLowering[P]
+    weight_grad: ChosenLowering[P]
 
     @property
     def is_default(self) -> bool:
         """Whether nothing was chosen for any of the three."""
-        choices = (self.forward, self.images_gradient, self.kernel_gradient)
+        choices = (self.forward, self.input_grad, self.weight_grad)
         return all(choice.is_default for choice in choices)

@@ -24,9 +24,7 @@ class BadStepMonitor(MonitorBase):
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Collect the steps that were skipped."""
-        skipped = telemetry.skipped > 0
-        if self._skips_overflow:
-            skipped &= ~np.isfinite(telemetry.loss)
+        skipped = telemetry.outcome(skips_overflow=self._skips_overflow).skipped_bad
         self._skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
 
     def on_sink(self, report: SinkReport) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pipeline.training.state import StepOutcome
 
 COLUMNS = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
 
@@ -36,16 +40,26 @@ class Telemetry:
         """Bytes of all columns."""
         return sum(getattr(self, name).nbytes for name in COLUMNS)
 
+    def outcome(self, *, skips_overflow: bool = True) -> StepOutcome:
+        """The outcome of each step, masks (steps,); whether the loss scale skips overflows tells
+        the two kinds of skipped steps apart."""
+        # Here, so that what only names this type starts without jax.
+        from pipeline.training.state import StepOutcome
+
+        return StepOutcome.from_columns(
+            np, self.loss, self.grad_norm, self.skipped, skips_overflow=skips_overflow
+        )
+
     @property
     def finite(self) -> np.ndarray:
         """Whether loss and gradient norm are finite, bool (steps,)."""
-        return np.isfinite(self.loss) & np.isfinite(self.grad_norm)
+        return self.outcome().applied
 
     @cached_property
     def bad_step(self) -> int | None:
         """The first step, counted from 1, that was neither finite nor skipped; training stopped
         there. None without one."""
-        good = self.finite | (self.skipped > 0)
+        good = self.outcome().should_continue
         first = int(good.argmin())
         return None if good[first] else self.start + first + 1
 

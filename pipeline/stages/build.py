@@ -29,11 +29,10 @@ from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
-from pipeline.training.loss_reduction import sample_losses
-from pipeline.training.parameters import paths_of, require_trainable, split
-from pipeline.training.state import TrainState
+from pipeline.training.losses import sample_losses
+from pipeline.training.parameters import paths_of, require_trainable
+from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
-from pipeline.training.step_parts import StepConfig
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
 """Errors that jax and flax raise, besides ValueError, for sizes that no array can have."""

@@ -62,7 +62,7 @@ def _feeds(
     kind, device = recipe.train.feed, backend.device
     stop, eval_stop = built.run_schedule.total, dataset.eval_order.steps_per_pass
     return (
-        make_feed(dataset.train, dataset.train_order, device, kind, stop=stop, tell=report),
+        make_feed(dataset.train, dataset.train_order, device, kind, stop=stop, notify=report),
         make_feed(dataset.eval, dataset.eval_order, device, kind, stop=eval_stop),
     )
 

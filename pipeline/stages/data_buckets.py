@@ -24,9 +24,8 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.errors import RecipeError
 from pipeline.host.memory import require_room
-from pipeline.training.state import TrainState
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import make_train_step
-from pipeline.training.step_parts import StepConfig
 
 
 def pad_images(

@@ -59,7 +59,7 @@ def lower(
         reporter.stage("lower", f"as before: {file}")
     elif file is not None:
         write_choice(file, chosen)
-    lowered = network.clone(chooser=chosen.lowerings, layout=chosen.layout)
+    lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
     return replace(built, parts=replace(built.parts, network=lowered))
 
 
@@ -126,7 +126,7 @@ class _LoweringRequest:
 
     def time_us(self, layout: Layout) -> float:
         """Time the gradients with the best lowerings in a layout, in microseconds."""
-        network = self.network.clone(chooser=self.chosen_in(layout).lowerings, layout=layout)
+        network = self.network.clone(policy=self.chosen_in(layout).lowerings, layout=layout)
         with self.watch(f"the whole network in {layout.upper()}"):
             parts, state = self.built.parts, self.built.state
             return time_gradients_us(network, parts, state, self.batch, self.backend.device)

@@ -17,9 +17,8 @@ from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.lowerings.tune.machine import describe_device
 from pipeline.lowerings.tune.timing import Timer, random_operands
 from pipeline.models.modules.standard import Network
-from pipeline.training.state import TrainState
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
-from pipeline.training.step_parts import StepConfig
 
 
 def list_problems(
@@ -40,7 +39,7 @@ def list_problems(
 def _traced(parts: StepConfig, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:
     listing = RecordingPolicy()
     images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
-    network: nn.Module = parts.network.clone(chooser=listing)
+    network: nn.Module = parts.network.clone(policy=listing)
     jax.eval_shape(_forward(network, train), images, state.params, state.batch_stats)
     return tuple(listing.problems)
 

@@ -17,9 +17,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.backends.ascend.report.amortization import write_amortisation
 from pipeline.errors import RunError, printable
 from pipeline.files.atomic_write import write_whole
+from pipeline.sweep.amortization import write_amortisation
 from pipeline.sweep.directory import find_jobs, read_overrides, read_state
 from pipeline.sweep.job_summary import JobSummary, read_summary
 

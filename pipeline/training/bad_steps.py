@@ -1,5 +1,5 @@
-"""What becomes of a bad step: one whose loss or gradient is not finite, and no overflow that the
-loss scale skips."""
+"""Policies for bad steps: steps whose loss or gradient is not finite, and no overflow that the loss
+scale skips."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pipeline.registry import PartOf, Spec, part
 
 
 class BadStepPolicy(Spec):
-    """What training does at a bad step: the part of kind "on_nan"."""
+    """The policy for bad steps: the part of kind "on_nan"."""
 
     name: str
 
     @property
     def skips_in_a_row(self) -> int:
-        """How many bad steps one after the other the device leaves out before the loop ends."""
+        """The number of consecutive bad steps that the device skips before the loop ends."""
         return 0
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether a run may have steps without an update, so that these are to be counted."""
+    def counts_steps(self) -> bool:
+        """Whether a run may have steps without an update, which must be counted."""
         return False
 
 
@@ -35,9 +35,9 @@ class Stop(BadStepPolicy):
 
 @part("on_nan")
 class Skip(BadStepPolicy):
-    """The update is left out, on the device, and training goes on with the next batch.
+    """The update is skipped, on the device, and training continues with the next batch.
 
-    So many bad steps one after the other are left out; the next one ends the run.
+    At most `most_in_a_row` consecutive bad steps are skipped; the next one ends the run.
     """
 
     name: Literal["skip"] = "skip"
@@ -48,15 +48,15 @@ class Skip(BadStepPolicy):
         return self.most_in_a_row
 
     @property
-    def leaves_out(self) -> bool:
+    def counts_steps(self) -> bool:
         return True
 
 
 @part("on_nan")
 class Rollback(BadStepPolicy):
-    """The state goes back to a checkpoint, the data do not: training goes on behind the bad batch.
+    """The state goes back to a checkpoint, the data do not: training continues after the bad batch.
 
-    What was learned of the batches between is left out, as in Chowdhery et al. (2022), sec. 5.1.
+    The updates of the batches between are dropped, as in Chowdhery et al. (2022), sec. 5.1.
     `most` times a run; the next bad step ends it.
     """
 
@@ -64,7 +64,7 @@ class Rollback(BadStepPolicy):
     most: PositiveInt = 3
 
     @property
-    def leaves_out(self) -> bool:
+    def counts_steps(self) -> bool:
         return True
 
 

@@ -1,4 +1,4 @@
-"""One compiled branch for each bucket that the images of a batch may be padded to (D-18)."""
+"""One compiled branch for each bucket that images are padded to (D-18)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ T = TypeVar("T")
 def in_its_bucket(
     buckets: Sequence[Bucket], batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
 ) -> T:
-    """What `compute` makes of a batch whose images are cut to the smallest bucket that holds them.
+    """Apply `compute` to a batch whose images are cut to the smallest bucket that holds them.
 
-    Images come padded to what holds all buckets, and are cut to the first bucket that covers every
-    image of the batch. Where an image was larger, the place of the cut is drawn, or the middle.
+    Images come padded to a size that holds all buckets, and are cut to the first bucket that covers
+    every image of the batch. Where an image was larger, the crop is at a random place, or central.
     `compute` is traced once for each bucket, and a program has a branch for each: a sink runs over
     batches of any bucket without asking the host.
     """
@@ -43,7 +43,7 @@ def _compute_in(bucket: Bucket, compute: Callable[[Batch], T], drawn: bool, batc
 
 
 def with_padding_mask(images: Array, sizes: Array) -> Array:
-    """Images (B, H, W, C) with one channel more: 1 inside of sizes (B, 1 or 2), 0 where padded."""
+    """Add a channel to images (B, H, W, C): 1 inside of sizes (B, 1 or 2), 0 where padded."""
     inside = jnp.ones((*images.shape[:3], 1), images.dtype)
     for axis in range(sizes.shape[1]):
         positions = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1 + axis)

@@ -1,7 +1,7 @@
-"""Loss scales: what the loss is multiplied by, so that small gradients survive float16 (P-02).
+"""Loss scales: factors on the loss, so that small gradients survive float16 (P-02).
 
-An *overflow* is a step whose loss is finite and whose gradients are not; they are told by the norm
-of all scaled gradients, float32, which is not finite either where it is above 1.8e19.
+An *overflow* is a step whose loss is finite and whose gradients are not; the criterion is the
+norm of all scaled gradients, float32, which is not finite either where it is above 1.8e19.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LossScaleSpec(Spec):
-    """How the loss is scaled: the part of kind "loss_scale"."""
+    """A scale of the loss: the part of kind "loss_scale"."""
 
     name: str
 
@@ -44,7 +44,7 @@ class LossScaling(LossScaleSpec):
 
     @property
     def skips_overflow(self) -> bool:
-        """Whether training goes on behind an overflow, its update skipped."""
+        """Whether training continues after an overflow, its update skipped."""
         return True
 
     def next(self, scale: Array, good_steps: Array, overflow: Array) -> tuple[Array, Array]:
@@ -57,7 +57,7 @@ class LossScaling(LossScaleSpec):
 
 @part("loss_scale")
 class Auto(LossScaleSpec):
-    """What MindSpore's level brings with it (`_config_level`): dynamic in O2, else none."""
+    """The loss scale of MindSpore's level (`_config_level`): dynamic in O2, else none."""
 
     name: Literal["auto"] = "auto"
 
@@ -69,9 +69,9 @@ class Auto(LossScaleSpec):
 class Fixed(LossScaling):
     """MindSpore's FixedLossScaleManager, with its defaults; a number alone drops no overflow.
 
-    With `drop_overflow_update` an overflow skips the update and training goes on. Without, an
-    overflow is not looked for there: it is written into the weights, and the next loss is no
-    number. Here the run ends at once instead, with the state before that step saved.
+    With `drop_overflow_update` an overflow skips the update and training continues. Without,
+    MindSpore does not look for one: it is written into the weights, and the next loss is NaN. Here
+    the run ends at once instead, with the state before that step saved.
     """
 
     name: Literal["fixed"] = "fixed"

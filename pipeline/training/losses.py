@@ -1,8 +1,8 @@
-"""Losses: what is minimised, one number per sample (L-01, L-02).
+"""Losses: one number per sample (L-01, L-02), and their reduction to that of a batch.
 
-A network may tell C classes apart at every position of a sample, of tokens or of pixels. Its logits
-are (B, ..., C) then and its labels (B, ...) int or (B, ..., C) float; the loss of a sample is the
-mean over its positions, or over those that count.
+A network may predict one of C classes at every position of a sample, of tokens or of pixels. Its
+logits are (B, ..., C) then and its labels (B, ...) int or (B, ..., C) float; the loss of a sample
+is the mean over its positions, or over the valid ones.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from pipeline.training.part_specs import LossSpec
 if TYPE_CHECKING:
     import jax
 
+    from pipeline.training.state import StepConfig
+
 
 class LabelLoss(LossSpec):
-    """Base of the losses to which every label of a sample adds on its own."""
+    """Base of the losses that are a mean over the labels of a sample."""
 
     masks_labels: ClassVar[bool] = True
 
@@ -30,11 +32,11 @@ class LabelLoss(LossSpec):
         """A function (logits, targets), both (B, ..., C) float32 -> loss of each label (B, ...)."""
 
     def build(self) -> Callable[..., jax.Array]:
-        """The loss function (logits, labels, where=None) -> (B,).
+        """The loss function (logits, labels, where=None) -> (B,) float32.
 
-        `where` is bool (B, ...) like integer labels: those that count. A sample of which none does
-        has loss 0, and logits where none counts get no gradient, whatever they are. The function
-        raises ValueError on labels whose shape does not fit the logits.
+        `where` is bool (B, ...) like integer labels and marks the valid ones. A sample without a
+        valid label has loss 0, and logits of labels that are not valid get no gradient, whatever
+        they are. The function raises ValueError on labels whose shape does not fit the logits.
         """
         import jax.numpy as jnp
 
@@ -128,3 +130,74 @@ def _as_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Ar
             f"{logits.shape}; give integers of shape {(*positions,)} or floats of {logits.shape}"
         )
     return logits.astype(jnp.float32), targets
+
+
+def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
+    """Mask of the valid labels, bool like the labels (B, ...); None where all are."""
+    import jax.numpy as jnp
+
+    if config.ignore_index is None:
+        return None
+    return labels.astype(jnp.int32) != config.ignore_index
+
+
+def sample_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The loss of every sample, float32 (B,): the mean over its valid labels."""
+    where = label_mask(config, labels)
+    return config.loss(logits, labels) if where is None else config.loss(logits, labels, where)
+
+
+def normalizer(
+    config: StepConfig, labels: jax.Array, mask: jax.Array, count: jax.Array | int
+) -> jax.Array | int:
+    """The divisor of the mean over a batch: its `count` valid samples, or their valid labels.
+
+    With an `ignore_index` every valid label weighs the same, as in PyTorch's `cross_entropy`,
+    whatever their number in a sample. Where none is valid it is 1, which makes the loss 0;
+    PyTorch's is NaN then.
+    """
+    import jax.numpy as jnp
+
+    weights = _weights(config, labels)
+    if weights is None:
+        return count
+    return jnp.maximum(jnp.sum(jnp.where(mask, weights, 0.0)), 1.0)
+
+
+def reduce_losses(
+    config: StepConfig,
+    losses: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    normalizer: jax.Array | int,
+) -> jax.Array:
+    """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid: float32 ().
+
+    The losses of padding, and of samples without a valid label, may be anything. Gradients are
+    another matter: a value that is not finite in the network's pass over a sample reaches the
+    weights also times 0, so padding repeats a valid sample.
+    """
+    import jax.numpy as jnp
+
+    weights = _weights(config, labels)
+    valid = mask if weights is None else mask & (weights > 0)
+    if config.hardest_share < 1:
+        from pipeline.training.masks import top_share_mask
+
+        valid = top_share_mask(losses, config.hardest_share, valid)
+        weighed = valid if weights is None else jnp.where(valid, weights, 0.0)
+        normalizer = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
+    if weights is not None and config.reduction == "mean":
+        losses = losses * weights
+    losses = jnp.where(valid, losses, 0.0)
+    return losses.sum() / normalizer if config.reduction == "mean" else losses.sum()
+
+
+def _weights(config: StepConfig, labels: jax.Array) -> jax.Array | None:
+    """The number of valid labels of each sample, float32 (B,); None where all are valid."""
+    import jax.numpy as jnp
+
+    where = label_mask(config, labels)
+    if where is None:
+        return None
+    return jnp.sum(where, axis=tuple(range(1, where.ndim)), dtype=jnp.float32)

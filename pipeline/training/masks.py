@@ -1,10 +1,10 @@
-"""Arrays of which some entries count: shapes that depend on values, under jit (M-13).
+"""Masked arrays, in place of shapes that depend on values, under jit (M-13).
 
 Positives alone, the tokens of a text, the hardest 70 % of a batch: how many there are is known only
 when the step runs, and a compiled program has one shape for each array. So the array stays whole
-and a mask says which entries are meant. What is derived from it carries the mask on.
+and a mask says which entries are valid. Arrays derived from it keep the mask.
 
-A mask chooses (`jnp.where`); a product with it would keep what is no number: 0 * inf is NaN.
+A mask chooses (`jnp.where`); a product with it would keep what is not finite: 0 * inf is NaN.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Axis = int | tuple[int, ...] | None
 
 
 def within(lengths: Array, size: int) -> Array:
-    """Which of `size` positions lie within each length, int (...): bool (..., size)."""
+    """Mask of the positions within each length, int (...): bool (..., size)."""
     return jnp.arange(size) < jnp.asarray(lengths)[..., None]
 
 
 def masked_sum(values: Array, where: Array, axis: Axis = None) -> Array:
-    """The sum of the entries that count. No gradient reaches the others."""
+    """The sum of the valid entries. No gradient reaches the others."""
     return jnp.sum(jnp.where(where, values, jnp.zeros((), values.dtype)), axis=axis)
 
 
 def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
-    """The mean of the entries that count; 0 where none does. No gradient reaches the others.
+    """The mean of the valid entries; 0 where none is. No gradient reaches the others.
 
     `where` is bool, of the shape of the values or one that broadcasts to it.
     """
@@ -42,31 +42,31 @@ def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
 
 
 def top_share_mask(losses: Array, share: float, where: Array | None = None) -> Array:
-    """Which losses are the largest `share` of those that count, bool like the losses.
+    """Mask of the largest `share` of the valid losses, bool like the losses.
 
     Of n losses these are floor(share * n), but one at least. Of equal losses the first come first,
-    and one that is no number is as large as an infinite one. `where` may broadcast. `share` is
-    taken as the decimal that it is written as: 0.29 of 100 are 29. Raises ValueError for a share
+    and NaN is as large as infinity. `where` may broadcast. `share` is
+    read as the decimal that it is written as: 0.29 of 100 are 29. Raises ValueError for a share
     outside of (0, 1].
     """
-    counts = jnp.broadcast_to(True if where is None else where, losses.shape)
+    valid = jnp.broadcast_to(True if where is None else where, losses.shape)
     losses = jax.lax.stop_gradient(losses)
     key = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     key = key.ravel()
-    wanted = jnp.asarray(_shares_of(share, key.size))[jnp.sum(counts, dtype=jnp.int32)]
-    # What does not count comes last, also behind a loss of minus infinity.
-    order = jnp.lexsort((-key, ~counts.ravel()))
+    wanted = jnp.asarray(_shares_of(share, key.size))[jnp.sum(valid, dtype=jnp.int32)]
+    # Entries that are not valid come last, also after a loss of minus infinity.
+    order = jnp.lexsort((-key, ~valid.ravel()))
     first = jnp.arange(key.size) < wanted
-    return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & counts
+    return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & valid
 
 
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
-    """The mean of the largest `share` of the losses that count (Fan et al., 2017); 0 of none."""
+    """The mean of the largest `share` of the valid losses (Fan et al., 2017); 0 of none."""
     return masked_mean(losses, top_share_mask(losses, share, where))
 
 
 def _shares_of(share: float, most: int) -> np.ndarray:
-    """How many a share of 0 to `most` losses is, int32 (most + 1,)."""
+    """The number of losses that a share of 0 to `most` losses is, int32 (most + 1,)."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share}: must be above 0 and not above 1")
     top, bottom = Fraction(repr(float(share))).as_integer_ratio()
@@ -76,7 +76,7 @@ def _shares_of(share: float, most: int) -> np.ndarray:
 @register_dataclass
 @dataclass(frozen=True)
 class Masked:
-    """An array and which of its entries count, through everything that is made of it.
+    """An array and the mask of its valid entries, kept through all operations on it.
 
     `values[values > 0]`, whose length no compiled program knows, is `masked.select(values > 0)`.
     """
@@ -87,33 +87,34 @@ class Masked:
 
     @property
     def count(self) -> Array:
-        """How many entries count, int32 ()."""
+        """The number of valid entries, int32 ()."""
         return jnp.sum(self.where, dtype=jnp.int32)
 
     def select(self, condition: Array) -> Masked:
-        """Of the entries that count, those for which a condition of their shape holds."""
+        """Keep the valid entries for which a condition of their shape holds."""
         return Masked(self.values, self.where & condition)
 
     def map(self, function: Callable[[Array], Array]) -> Masked:
-        """A function of each entry. It is given 0 for what does not count, and no gradient."""
-        given = jnp.where(self.where, self.values, jnp.zeros((), self.values.dtype))
-        return Masked(function(given), self.where)
+        """Apply a function to each entry. Entries that are not valid are 0 in it and get no
+        gradient."""
+        entries = jnp.where(self.where, self.values, jnp.zeros((), self.values.dtype))
+        return Masked(function(entries), self.where)
 
     def sum(self) -> Array:
-        """The sum of what counts, ()."""
+        """The sum of the valid entries, ()."""
         return masked_sum(self.values, self.where)
 
     def mean(self) -> Array:
-        """The mean of what counts, (); 0 where nothing does."""
+        """The mean of the valid entries, (); 0 where none is."""
         return masked_mean(self.values, self.where)
 
     def top_share_mask(self, share: float) -> Masked:
-        """Of the entries that count, the largest share; see the function of that name."""
+        """Keep the largest share of the valid entries; see the function of that name."""
         return Masked(self.values, top_share_mask(self.values, share, self.where))
 
 
 def choose(condition: Array, first: Masked, second: Masked) -> Masked:
-    """The first where a condition, bool (), holds, else the second: branches of one shape."""
+    """Select the first where a condition, bool (), holds, else the second, of one shape."""
     return Masked(
         jnp.where(condition, first.values, second.values),
         jnp.where(condition, first.where, second.where),

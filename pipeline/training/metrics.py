@@ -1,4 +1,4 @@
-"""Evaluation metrics: sums kept on the device, figures worked out of them on the host (E-01)."""
+"""Evaluation metrics: sums kept on the device, figures computed from them on the host (E-01)."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
 
-MOST_CONFUSED = 10_000
-"""So many classes at most have a matrix of classes by classes, of 400 MB then."""
+MAX_CONFUSION_CLASSES = 10_000
+"""The most classes with a confusion matrix, which then has 400 MB."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class EvalSums:
-    """What evaluation adds up, batch after batch, over C classes.
+    """Sums that evaluation adds up over batches, for C classes.
 
-    A sample has one label, or one at each of its positions, and every label counts that is not left
-    out. Up to MOST_CONFUSED classes have `confusion`, more have `by_class`; the other is None.
+    A sample has one label, or one at each of its positions, and sums are over the valid labels. Up
+    to MAX_CONFUSION_CLASSES classes have `confusion`, more have `by_class`; the other is None.
     """
 
     loss_sum: jax.Array
     """float32 ()."""
     loss_carry: jax.Array
-    """float32 (): what rounding has kept out of `loss_sum` so far."""
+    """float32 (): the rounding error of `loss_sum` so far."""
     samples: jax.Array
     """int32 ()."""
     count: jax.Array
-    """int32 (): labels that count."""
+    """int32 (): valid labels."""
     top5: jax.Array
     """int32 (): labels whose class is among the min(5, C) highest logits."""
     confusion: jax.Array | None
     """int32 (C, C): labels by true class (row) and predicted class (column)."""
     by_class: jax.Array | None
-    """int32 (3, C): by class the labels that were predicted right, those there are, and those that
-    were predicted to be of it."""
+    """int32 (3, C): by class the labels that were predicted right, those there are, and those
+    predicted as it."""
 
 
 def zero_sums(classes: int) -> EvalSums:
     """The sums of no samples."""
-    confused = classes <= MOST_CONFUSED
+    confused = classes <= MAX_CONFUSION_CLASSES
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),
@@ -64,12 +64,12 @@ def add_batch(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Add the samples that `mask` (B,) bool marks as real; the others pad the batch.
+    """Add the samples that `mask` (B,) bool marks as valid; the others pad the batch.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, which count as the class of
-    their maximum, and losses (B,), each the mean over the labels of its sample that count. Of
-    integer labels those alone count that `where`, bool (B, ...), marks. Among equal logits the
-    lower class ranks first.
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, read as the class of
+    their maximum, and losses (B,), each the mean over the valid labels of its sample. Of integer
+    labels only those that `where`, bool (B, ...), marks are valid. Among equal logits the lower
+    class ranks first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
@@ -134,9 +134,9 @@ def _compensated_add(
     total: jax.Array, carry: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Kahan's sum: plain float32 drifts by 1e-5 over the 1875 batches of 60,000 samples."""
-    wanted = value + carry
-    new_total = total + wanted
-    return new_total, wanted - (new_total - total)
+    exact = value + carry
+    new_total = total + exact
+    return new_total, exact - (new_total - total)
 
 
 def _in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
@@ -144,8 +144,8 @@ def _in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
     classes = jnp.arange(logits.shape[-1])
     own = jnp.take_along_axis(logits, true[:, None], axis=-1)
     # Counted from below, where NaN never is: a network that diverged gets no hits.
-    behind = (logits < own) | ((logits == own) & (classes > true[:, None]))
-    return logits.shape[-1] - 1 - jnp.sum(behind, axis=-1) < k
+    lower = (logits < own) | ((logits == own) & (classes > true[:, None]))
+    return logits.shape[-1] - 1 - jnp.sum(lower, axis=-1) < k
 
 
 def summarize(sums: EvalSums, class_names: Sequence[str]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def summarize(sums: EvalSums, class_names: Sequence[str]) -> dict[str, Any]:
     The last three are {"macro", "micro", "per_class": {name: value}}. A ratio whose denominator
     is 0, such as the precision of a class never predicted, is 0, and the macro mean is over all
     classes. With one label per sample each micro mean equals the accuracy.
-    More than MOST_CONFUSED classes have no "per_class".
+    More than MAX_CONFUSION_CLASSES classes have no "per_class".
     Raises ValueError when there are no samples or the names do not fit the classes.
     """
     hits, actual, predicted = _by_class(sums)
@@ -189,6 +189,6 @@ def _averages(parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str])
     """Ratios part / whole, 0 where the whole is 0: per class, their mean, and of the totals."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
-    if len(ratios) > MOST_CONFUSED:
+    if len(ratios) > MAX_CONFUSION_CLASSES:
         return averages
     return {**averages, "per_class": dict(zip(class_names, ratios.tolist(), strict=True))}

@@ -1,4 +1,4 @@
-"""What a recipe says of a training step: loss, optimizer, learning-rate schedule."""
+"""Recipe parts of a training step: loss, optimizer, learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
         "f1": "max",
     }
 )
-"""Evaluation metrics that a recipe can name, and which way is better; the last three are macro
+"""Evaluation metrics that a recipe can name, and the better direction; the last three are macro
 averages."""
 
 
 class LossSpec(Spec):
-    """What is minimised: the part of kind "loss"."""
+    """The loss, which training minimises: the part of kind "loss"."""
 
     masks_labels: ClassVar[bool] = False
-    """Whether the function takes `where` too, bool (B, ...), the labels that count."""
+    """Whether the function takes `where` too, bool (B, ...), which marks the valid labels."""
     name: str
     reduction: Literal["mean", "sum"]
-    """How the losses of a batch become one: their mean or their sum."""
+    """Reduction of the losses of a batch: their mean or their sum."""
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Reduce this share of each batch alone, the samples of the largest losses (M-13)."""
+    """Reduce only this share of each batch, the samples with the largest losses (M-13)."""
 
     @abstractmethod
     def build(self) -> Callable[..., Any]:
@@ -62,20 +62,20 @@ class RateRule(Spec):
 
 
 class AverageSpec(Spec):
-    """An exponential moving average of the weights, which is what evaluations look at."""
+    """An exponential moving average of the weights, which evaluations use."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] | None
-    """What the average keeps at each update; null: there is none."""
+    """Share of the average that each update keeps; null: there is no average."""
     warmup: bool
     """After n updates keep no more than (1 + n) / (10 + n), as TensorFlow's
     ExponentialMovingAverage does with `num_updates`."""
 
 
 class OptimizerSpec(Spec):
-    """How gradients become updates: the part of kind "optimizer"."""
+    """An optimizer, from gradients to updates: the part of kind "optimizer"."""
 
     observes_layers: ClassVar[bool] = False
-    """Whether `update` takes `observed`, what layers saw besides the gradients."""
+    """Whether `update` takes `observed`, the inputs and output gradients of layers."""
     name: str
     lr: PositiveFloat
     weight_decay: NonNegativeFloat

@@ -38,7 +38,7 @@ class DecaySpan:
 
     @property
     def elapsed(self) -> np.ndarray:
-        """How many updates of the span came before each of them: 0, 1, 2, ..."""
+        """The number of updates of the span before each of them: 0, 1, 2, ..."""
         return np.arange(self.stop - self.start)
 
     @property
@@ -57,8 +57,8 @@ class WarmupDecay(ScheduleSpec):
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
         """The learning rate of each of `steps` updates, float32.
 
-        A training that ends within the warmup, as one cut short for a trial does, has the first
-        part of the ramp. Raises ValueError when the warmup is given in two units.
+        A training that ends within the warmup, such as a short trial, has the first part of the
+        ramp. Raises ValueError when the warmup is given in two units.
         """
         warmup = self.warmup(steps_per_pass)
         ramp = np.arange(1, warmup + 1) / max(warmup, 1)

@@ -1,26 +1,77 @@
-"""What a training step reads and writes: the state, and the record of one step."""
+"""The types of a training step: its configuration, the state that it changes, its gradients, its
+outcome and its record."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import register_dataclass
 
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import Ops
+from pipeline.data.padding.buckets import Bucket
+from pipeline.models.layers.model_spec import InitRule
+from pipeline.models.layers.path_patterns import covers
+from pipeline.models.modules.layer_capture import Observations
+from pipeline.training.bad_steps import STOP, BadStepPolicy
+from pipeline.training.loss_scales import LossScaling
+from pipeline.training.part_specs import AverageSpec, RateRule
+
 Array = jax.Array
+SampleLoss = Callable[..., Array]
+"""(logits, labels, where) -> loss per sample; `where` is given only with an `ignore_index`."""
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """Configuration of a step's functions; `image` describes one image after the map ops."""
+
+    network: nn.Module
+    image: ColumnSpec
+    classes: int
+    train_ops: Ops
+    eval_ops: Ops
+    loss: SampleLoss
+    reduction: Literal["mean", "sum"]
+    optimizer: optax.GradientTransformation
+    loss_scale: LossScaling
+    ignore_index: int | None = None
+    """The label of entries without a class, which neither losses nor metrics count; the loss takes
+    `where` then."""
+    hardest_share: float = 1.0
+    """Share of the samples of a batch that is reduced, those with the largest losses (M-13)."""
+    observe_layers: bool = False
+    """Whether the optimizer needs the layers' inputs: its `update` then takes `observed`."""
+    buckets: tuple[Bucket, ...] = ()
+    """Sizes that images are padded to (D-18), the smallest first; empty where all have one size."""
+    padding_mask: bool = False
+    """Whether images get one more channel, 1 inside of the image and 0 on padding."""
+    init_rules: tuple[InitRule, ...] = ()
+    frozen: tuple[str, ...] = ()
+    """Patterns over parameters that are not trained."""
+    rate_rules: tuple[RateRule, ...] = ()
+    accumulate: int = 1
+    """Number of microbatches, one after the other, whose gradients are summed."""
+    average: AverageSpec | None = None
+    on_nan: BadStepPolicy = STOP
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class OverflowCounts:
-    """What a loss scale that skips overflows counts, int32 scalars."""
+    """Counts of a loss scale that skips overflows, int32 scalars."""
 
     good_steps: Array
     """Steps since the last overflow, or since the scale was last changed."""
     bad_steps: Array
-    """Overflows one after the other, up to now."""
+    """Consecutive overflows up to now."""
     skipped_steps: Array
     """Overflows since the run began."""
 
@@ -28,22 +79,25 @@ class OverflowCounts:
 @register_dataclass
 @dataclass(frozen=True)
 class BadStepCounts:
-    """What a policy that goes on behind bad steps counts, int32 scalars."""
+    """Counts of a policy that continues after bad steps, int32 scalars.
+
+    Checkpoints hold them by these names.
+    """
 
     in_a_row: Array
-    """Bad steps one after the other, up to now."""
+    """Consecutive bad steps up to now."""
     left_out: Array
-    """Steps since the run began whose updates were left out, or undone by going back."""
+    """Steps since the run began whose updates were skipped, or undone by a rollback."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that training changes; what a checkpoint holds.
+    """All that training changes; the content of a checkpoint.
 
-    `step` (int32 scalar) counts steps, those without an update among them. Random draws are keyed
+    `step` (int32 scalar) counts steps, including those without an update. Random draws are keyed
     by (seed, step), so the state of the random generator is the seed and this counter. `loss_scale`
-    is a float32 scalar. What a recipe does not ask for is None.
+    is a float32 scalar. Fields of features that a recipe does not use are None.
     """
 
     step: Array
@@ -53,14 +107,63 @@ class TrainState:
     loss_scale: Array
     overflows: OverflowCounts | None = None
     average: Any = None
-    """The moving average of the parameters that are trained."""
+    """The moving average of the trained parameters."""
     bad_steps: BadStepCounts | None = None
 
 
-class Record(NamedTuple):
-    """What is kept of every step, float32 scalars; the columns of the telemetry buffer.
+class Gradients(NamedTuple):
+    """Results of the backward pass over a batch."""
 
-    `skipped` is 1 where the update was left out, for an overflow or by `on_nan: skip`, else 0.
+    values: Any
+    """By trained parameter, float32: of the loss times its scale, until that is divided out."""
+    loss: Array
+    """float32 ()."""
+    batch_stats: Any
+    layers: Observations
+    """Inputs of layers, where the optimizer needs them, else empty."""
+
+
+class StepOutcome(NamedTuple):
+    """Outcome of steps as bool masks, () or (steps,), of numpy or jax.
+
+    At most one holds for a step; where none does, the step is bad and ends the run.
+    """
+
+    applied: Any
+    """Loss and gradient are finite, so the update was applied."""
+    overflow: Any
+    """The update was skipped by the loss scale: the loss is finite, the gradient is not."""
+    skipped_bad: Any
+    """The step is bad, no overflow, and its update was skipped by `on_nan: skip`."""
+
+    @property
+    def skipped(self) -> Any:
+        """Whether there was no update, and training continues."""
+        return self.overflow | self.skipped_bad
+
+    @property
+    def should_continue(self) -> Any:
+        """Whether training continues after the step."""
+        return self.applied | self.skipped
+
+    @staticmethod
+    def from_columns(
+        xp: Any, loss: Any, grad_norm: Any, skipped: Any, *, skips_overflow: bool = True
+    ) -> StepOutcome:
+        """Read the outcome back from columns of `Record`; `xp` is numpy or jax.numpy.
+
+        `skips_overflow` says whether the loss scale skips overflows.
+        """
+        applied = xp.isfinite(loss) & xp.isfinite(grad_norm)
+        was_skipped = xp.asarray(skipped) > 0
+        overflow = was_skipped & (xp.isfinite(loss) if skips_overflow else False)
+        return StepOutcome(applied, overflow, was_skipped & ~overflow)
+
+
+class Record(NamedTuple):
+    """Record of one step, float32 scalars; the columns of the telemetry buffer.
+
+    `skipped` is 1 where the update was skipped, for an overflow or by `on_nan: skip`, else 0.
     """
 
     loss: Array
@@ -71,6 +174,29 @@ class Record(NamedTuple):
 
     @property
     def should_continue(self) -> Array:
-        """Whether training goes on behind this step, bool (): it was finite, or skipped."""
-        finite = jnp.isfinite(self.loss) & jnp.isfinite(self.grad_norm)
-        return finite | (jnp.asarray(self.skipped) > 0)
+        """Whether training continues after this step, bool ()."""
+        outcome = StepOutcome.from_columns(jnp, self.loss, self.grad_norm, self.skipped)
+        return outcome.should_continue
+
+
+def split(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
+    """Split parameters into the trained ones and those that a pattern freezes (M-06).
+
+    A gradient by the trained ones has no backward pass below the first of them, where
+    `stop_gradient` would cut it; it still passes through a frozen layer above a trained one.
+    """
+    if not frozen:
+        return params, {}
+    flat = flatten_dict(dict(params))
+    stays = {path for path in flat if any(covers(pattern, path) for pattern in frozen)}
+    return (
+        unflatten_dict({path: leaf for path, leaf in flat.items() if path not in stays}),
+        unflatten_dict({path: flat[path] for path in stays}),
+    )
+
+
+def merge(trained: Any, frozen: Any) -> Any:
+    """Join the two results of `split`."""
+    if not frozen:
+        return trained
+    return unflatten_dict({**flatten_dict(dict(trained)), **flatten_dict(dict(frozen))})

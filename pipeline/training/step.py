@@ -1,14 +1,15 @@
 """One training step, its initial state and its evaluation, as pure functions.
 
-Nothing here knows how often, where or in what order the functions are called: that is the sink's
-and the backend's business.
+A step reads top to bottom: `_step` maps the batch, computes gradients (here), the loss (losses.py)
+and its outcome, and updates the state (update.py); the types are in state.py. Nothing here knows
+how often, where or in what order the functions are called: sink and backend decide that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,23 +21,24 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.transform import apply_ops
+from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
-from pipeline.training.gradients import Gradients, compute_gradients
-from pipeline.training.loss_reduction import label_mask, sample_losses
+from pipeline.training.losses import label_mask, normalizer, reduce_losses, sample_losses
 from pipeline.training.metrics import EvalSums, add_batch, zero_sums
-from pipeline.training.parameters import merge, reinitialize, split
-from pipeline.training.state import Record, TrainState
-from pipeline.training.step_parts import StepConfig as StepConfig
+from pipeline.training.parameters import reinitialize
+from pipeline.training.state import Gradients, Record, StepConfig, TrainState, merge, split
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
+    count_bad_step,
     count_overflow,
+    decide_outcome,
     init_bad_step_counts,
-    is_skipped,
-    no_overflows,
-    skip_bad_step,
+    init_overflow_counts,
     updates_so_far,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class TrainStep:
 
     `init(seed)` makes the state at step 0 from uint32 (2,). `step(state, batch, learning_rates)`
     does one update; the table is float32 (total steps,), a row for each update. A step whose loss
-    or gradient is not finite leaves the state as it was, but for what counts such steps.
+    or gradient is not finite leaves the state as it was, but for the counts of such steps.
     `evaluate(state, batch, sums)` adds a batch to the sums.
     """
 
@@ -55,50 +57,221 @@ class TrainStep:
     zero_sums: Callable[[], EvalSums]
 
 
-def make_train_step(parts: StepConfig) -> TrainStep:
-    """Put the parts of a step together."""
+class MappedBatch(NamedTuple):
+    """A batch, or a microbatch of it, after its map ops."""
+
+    images: Array
+    """(B, H, W, C) float32."""
+    labels: Array
+    """(B, ...) int or (B, ..., C) float."""
+    mask: Array
+    """bool (B,): the valid samples; the others are padding."""
+    dropout: Array
+    """A key."""
+
+
+def make_train_step(config: StepConfig) -> TrainStep:
+    """Make the functions of a step from its configuration."""
 
     def init(seed: Array) -> TrainState:
-        return initial_state(parts, initial_variables(parts, seed)[1])
+        return initial_state(config, initial_variables(config, seed)[1])
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
-        return in_its_bucket(
-            parts.buckets, batch, lambda cut: _update(parts, state, cut, learning_rates)
-        )
+        return _in_bucket(config, batch, lambda cut: _step(config, state, cut, learning_rates))
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-        return in_its_bucket(
-            parts.buckets, batch, lambda cut: _evaluate(parts, state, cut, sums), drawn=False
+        return _in_bucket(
+            config, batch, lambda cut: _evaluate(config, state, cut, sums), drawn=False
         )
 
-    return TrainStep(init, step, evaluate, lambda: zero_sums(parts.classes))
+    return TrainStep(init, step, evaluate, lambda: zero_sums(config.classes))
 
 
-def initial_variables(parts: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
+def _in_bucket(
+    config: StepConfig, batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
+) -> T:
+    """Apply `compute` to a batch, cut to its bucket where images are padded to several sizes."""
+    if not config.buckets:
+        return compute(batch)
+    return in_its_bucket(config.buckets, batch, compute, drawn=drawn)
+
+
+def _step(
+    config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
+) -> tuple[TrainState, Record]:
+    gradients = gradients_of(config, state, batch)
+    # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
+    # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
+    unscale = 1 / state.loss_scale
+    rate = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
+    loss, norm = gradients.loss, norm_of(gradients.values, unscale)
+    outcome = decide_outcome(config.on_nan, state, loss, norm)
+    record = Record(loss, rate, norm, state.loss_scale, outcome.skipped.astype(jnp.float32))
+
+    def updated(state: TrainState) -> TrainState:
+        values = jax.tree.map(lambda g: g * unscale, gradients.values)
+        unscaled = gradients._replace(values=values)
+        return apply_update(config, state, unscaled, batch.count, unscale, rate)
+
+    after = apply_if_finite(outcome.applied, updated, state)
+    after = count_overflow(config.loss_scale, after, outcome)
+    return count_bad_step(config.on_nan, after, outcome), record
+
+
+def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
+    """Gradients of the loss times its scale, of a batch that is cut to its bucket."""
+    images, labels = _mapped(config, config.train_ops, batch)
+    dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
+    return compute_gradients(config, state, images, labels, batch.count, dropout, state.loss_scale)
+
+
+def _mapped(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
+    """Images NHWC float32 and labels of a batch after its map ops."""
+    columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.pass_, batch.sample)
+    sizes = batch.columns[SIZE] if config.padding_mask else None
+    return network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
+
+
+def network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
+    """Convert images as the map ops return them to a network's input, NHWC float32.
+
+    With their true sizes (B, 1 or 2) it has one more channel, which marks padding.
+    """
+    images = images.astype(jnp.float32)
+    images = images if layout == "hwc" else images.transpose(0, 2, 3, 1)
+    return images if sizes is None else with_padding_mask(images, sizes)
+
+
+def compute_gradients(
+    config: StepConfig,
+    state: TrainState,
+    images: Array,
+    labels: Array,
+    count: Array | int,
+    dropout: Array,
+    scale: Array | float,
+) -> Gradients:
+    """Gradients of `scale` times the loss of the first `count` samples of a mapped batch.
+
+    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a key for
+    dropout. With `accumulate` microbatches their gradients are summed one after the other, which
+    is the same sum but for batch norm, which sees one microbatch at a time, and dropout's draws.
+    """
+    mask = jnp.arange(images.shape[0]) < count
+    batch = MappedBatch(images, labels, mask, dropout)
+    divisor = normalizer(config, labels, mask, count)
+    if config.accumulate == 1:
+        return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
+    keys = jax.vmap(lambda i: jax.random.fold_in(dropout, i))(jnp.arange(config.accumulate))
+    microbatches = jax.tree.map(
+        lambda x: x.reshape(config.accumulate, -1, *x.shape[1:]), (images, labels, mask)
+    )
+
+    def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
+        (images, labels, mask), key = microbatch
+        mapped = MappedBatch(images, labels, mask, key)
+        own = _microbatch_gradients(config, state, total.batch_stats, mapped, divisor, scale)
+        values = jax.tree.map(jnp.add, total.values, own.values)
+        return Gradients(values, total.loss + own.loss, own.batch_stats, {}), None
+
+    trained, _ = split(state.params, config.frozen)
+    zero = Gradients(
+        jax.tree.map(jnp.zeros_like, trained), jnp.zeros((), jnp.float32), state.batch_stats, {}
+    )
+    return jax.lax.scan(add, zero, (microbatches, keys))[0]
+
+
+def _microbatch_gradients(
+    config: StepConfig,
+    state: TrainState,
+    batch_stats: Any,
+    batch: MappedBatch,
+    divisor: Array | int,
+    scale: Array | float,
+) -> Gradients:
+    """The share of a microbatch in the loss of its batch, and the gradients of that share; a mean
+    divides by `divisor`, the number of samples or labels of the whole batch."""
+    trained, frozen = split(state.params, config.frozen)
+
+    def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
+        logits, changed = config.network.apply(
+            {"params": merge(trained, frozen), "batch_stats": batch_stats},
+            batch.images,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": batch.dropout},
+        )
+        losses = sample_losses(config, logits, batch.labels)
+        loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
+        return loss * scale, (loss, changed.get("batch_stats", {}))
+
+    if config.observe_layers:
+        values, (loss, batch_stats), layers = grad_observing_layers(scaled_loss)(trained)
+        return Gradients(values, loss, batch_stats, layers)
+    values, (loss, batch_stats) = jax.grad(scaled_loss, has_aux=True)(trained)
+    return Gradients(values, loss, batch_stats, {})
+
+
+def norm_of(gradients: Any, unscale: Array) -> Array:
+    """The norm of the gradients of the loss itself, float32 (), from those of the scaled loss."""
+    return optax.tree.norm(gradients) * unscale
+
+
+def make_update_only_step(
+    config: StepConfig, learning_rate: float
+) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
+    """Make the update alone, on mapped images (B, H, W, C) float32 and labels, to be priced.
+
+    It has neither the map ops, which run on the host there, nor the loss scale, nor the gradient's
+    norm and the guard against values that are not finite, which are this pipeline's telemetry.
+    """
+
+    def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
+        images, labels = batch
+        count, dropout = images.shape[0], jax.random.fold_in(jax.random.key(0), state.step)
+        gradients = compute_gradients(config, state, images, labels, count, dropout, 1.0)
+        return apply_update(config, state, gradients, count, 1.0, learning_rate), gradients.loss
+
+    return step
+
+
+def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
+    images, labels = _mapped(config, config.eval_ops, batch)
+    params = state.params
+    if config.average is not None:
+        params = merge(state.average, split(params, config.frozen)[1])
+    weights = {"params": params, "batch_stats": state.batch_stats}
+    logits: Any = config.network.apply(weights, images, train=False)
+    mask = jnp.arange(images.shape[0]) < batch.count
+    losses = sample_losses(config, logits, labels)
+    return add_batch(sums, logits, labels, losses, mask, label_mask(config, labels))
+
+
+def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
     """Logits of one blank image, and fresh parameters and batch statistics.
 
     Raises ValueError where layers don't fit, or a rule for initialisation does not.
     """
-    height, width, channels = image_shape(parts.image)
+    height, width, channels = image_shape(config.image)
     image = jnp.zeros((1, height, width, channels), jnp.float32)
-    logits, variables = parts.network.init_with_output(_key(seed, 0), image, train=False)
-    params = reinitialize(variables["params"], parts.init_rules, _key(seed, 2))
+    logits, variables = config.network.init_with_output(_key(seed, 0), image, train=False)
+    params = reinitialize(variables["params"], config.init_rules, _key(seed, 2))
     return logits, {**variables, "params": params}
 
 
-def initial_state(parts: StepConfig, variables: Mapping[str, Any]) -> TrainState:
+def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
     """The state at step 0 of fresh parameters and batch statistics."""
     params = variables["params"]
-    trained, _ = split(params, parts.frozen)
+    trained, _ = split(params, config.frozen)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         batch_stats=variables.get("batch_stats", {}),
-        opt_state=parts.optimizer.init(trained),
-        loss_scale=jnp.asarray(parts.loss_scale.initial, jnp.float32),
-        overflows=no_overflows(parts.loss_scale),
-        average=None if parts.average is None else jax.tree.map(jnp.copy, trained),
-        bad_steps=init_bad_step_counts(parts.on_nan),
+        opt_state=config.optimizer.init(trained),
+        loss_scale=jnp.asarray(config.loss_scale.initial, jnp.float32),
+        overflows=init_overflow_counts(config.loss_scale),
+        average=None if config.average is None else jax.tree.map(jnp.copy, trained),
+        bad_steps=init_bad_step_counts(config.on_nan),
     )
 
 
@@ -110,91 +283,5 @@ def _key(seed: Array, stream: int) -> Array:
 
 
 def image_shape(image: ColumnSpec) -> tuple[int, ...]:
-    """Height, width and channels of an image, however the map ops leave it."""
+    """Height, width and channels of an image, in either layout of the map ops."""
     return image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
-
-
-def _mapped(parts: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
-    """Images NHWC float32 and labels of a batch after its map ops."""
-    columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.pass_, batch.sample)
-    sizes = batch.columns[SIZE] if parts.padding_mask else None
-    return network_inputs(columns["image"], parts.image.layout, sizes), columns["label"]
-
-
-def network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
-    """What a network reads of images as the map ops leave them: NHWC float32.
-
-    Where their true sizes (B, 1 or 2) are given, it has a channel more that tells padding.
-    """
-    images = images.astype(jnp.float32)
-    images = images if layout == "hwc" else images.transpose(0, 2, 3, 1)
-    return images if sizes is None else with_padding_mask(images, sizes)
-
-
-def gradients_of(parts: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """What a step computes of a batch, which is in its bucket, before it updates anything.
-
-    The gradients are those of the loss times its scale.
-    """
-    images, labels = _mapped(parts, parts.train_ops, batch)
-    dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
-    return compute_gradients(parts, state, images, labels, batch.count, dropout, state.loss_scale)
-
-
-def norm_of(gradients: Any, unscale: Array) -> Array:
-    """The norm of the gradients of the loss itself, float32 (), from those of the scaled loss."""
-    return optax.tree.norm(gradients) * unscale
-
-
-def _update(
-    parts: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
-) -> tuple[TrainState, Record]:
-    gradients = gradients_of(parts, state, batch)
-    # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
-    # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
-    unscale = 1 / state.loss_scale
-    rate = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
-    loss, norm = gradients.loss, norm_of(gradients.values, unscale)
-    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    skipped = is_skipped(state.overflows, loss, norm)
-    record = Record(loss, rate, norm, state.loss_scale, skipped.astype(jnp.float32))
-
-    def advanced(state: TrainState) -> TrainState:
-        values = jax.tree.map(lambda g: g * unscale, gradients.values)
-        unscaled = gradients._replace(values=values)
-        return apply_update(parts, state, unscaled, batch.count, unscale, rate)
-
-    after = apply_if_finite(finite, advanced, state)
-    after = count_overflow(parts.loss_scale, after, finite, skipped)
-    return skip_bad_step(parts.on_nan, after, record)
-
-
-def make_update_only_step(
-    parts: StepConfig, learning_rate: float
-) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
-    """The update alone, on mapped images (B, H, W, C) float32 and labels: what a device is
-    priced for.
-
-    It has neither the map ops, which are the host's there, nor the loss scale, nor the gradient's
-    norm and the guard against what is not finite, which are this pipeline's telemetry.
-    """
-
-    def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
-        images, labels = batch
-        count, dropout = images.shape[0], jax.random.fold_in(jax.random.key(0), state.step)
-        gradients = compute_gradients(parts, state, images, labels, count, dropout, 1.0)
-        return apply_update(parts, state, gradients, count, 1.0, learning_rate), gradients.loss
-
-    return step
-
-
-def _evaluate(parts: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-    images, labels = _mapped(parts, parts.eval_ops, batch)
-    params = state.params
-    if parts.average is not None:
-        params = merge(state.average, split(params, parts.frozen)[1])
-    weights = {"params": params, "batch_stats": state.batch_stats}
-    logits: Any = parts.network.apply(weights, images, train=False)
-    mask = jnp.arange(images.shape[0]) < batch.count
-    losses = sample_losses(parts, logits, labels)
-    return add_batch(sums, logits, labels, losses, mask, label_mask(parts, labels))

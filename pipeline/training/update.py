@@ -1,53 +1,100 @@
-"""How a step changes the state: the update, an overflow that skips it, or a bad step that is left
-out."""
+"""The change of the state by a step: its outcome, the update, and the counts of skipped steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
+from pipeline.models.layers.path_patterns import Path, covers
 from pipeline.models.modules.layer_capture import Captured
 from pipeline.training.bad_steps import BadStepPolicy
-from pipeline.training.gradients import Gradients
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.parameters import apply_directions, merge, split, update_ema
-from pipeline.training.state import BadStepCounts, OverflowCounts, Record, TrainState
-from pipeline.training.step_parts import StepConfig
+from pipeline.training.part_specs import AverageSpec, RateRule
+from pipeline.training.state import (
+    BadStepCounts,
+    Gradients,
+    OverflowCounts,
+    StepConfig,
+    StepOutcome,
+    TrainState,
+    merge,
+    split,
+)
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000
-"""So many overflows in a row end a run: DynamicLossScaleManager's `bad_step_max`."""
+"""An overflow after this number of consecutive ones ends a run: DynamicLossScaleManager's
+`bad_step_max`."""
+
+
+def decide_outcome(
+    policy: BadStepPolicy, state: TrainState, loss: Array, grad_norm: Array
+) -> StepOutcome:
+    """Decide whether a step is applied, skipped or ends the run; masks are bool ().
+
+    A loss that is not finite is no overflow: no scale would have changed it.
+    """
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    overflow = skipped_bad = jnp.zeros((), bool)
+    if state.overflows is not None:
+        overflow = jnp.isfinite(loss) & ~jnp.isfinite(grad_norm)
+        overflow &= state.overflows.bad_steps < MAX_CONSECUTIVE_OVERFLOWS
+    if state.bad_steps is not None and policy.skips_in_a_row:
+        skipped_bad = ~(finite | overflow) & (state.bad_steps.in_a_row < policy.skips_in_a_row)
+    return StepOutcome(finite, overflow, skipped_bad)
+
+
+def apply_if_finite(
+    finite: Array, updated: Callable[[TrainState], TrainState], state: TrainState
+) -> TrainState:
+    """Return the updated state where `finite`, bool (), holds, else the state as it was.
+
+    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere
+    a branch would wait for the host to read the condition.
+    """
+
+    def branch(finite: Array, state: TrainState) -> TrainState:
+        return jax.lax.cond(finite, updated, lambda state: state, state)
+
+    def choose(finite: Array, state: TrainState) -> TrainState:
+        return jax.tree.map(
+            lambda now, before: jnp.where(finite, now, before), updated(state), state
+        )
+
+    return jax.lax.platform_dependent(finite, state, cpu=branch, default=choose)
 
 
 def apply_update(
-    parts: StepConfig,
+    config: StepConfig,
     state: TrainState,
     gradients: Gradients,
     count: Array | int,
     unscale: Array | float,
     rate: Array | float,
 ) -> TrainState:
-    """The state after an update: p <- p - rate * direction, for what is trained.
+    """The state after an update: p <- p - rate * direction, for trained parameters p.
 
-    The gradients are those of the loss itself, over the first `count` samples; what layers saw of
-    it is still to be multiplied by `unscale`, the inverse of the loss scale.
+    The gradients are those of the loss itself, over the first `count` samples; the layers' inputs
+    and gradients in it are still to be multiplied by `unscale`, the inverse of the loss scale.
     """
-    observed = _observed(parts, gradients, count, unscale)
-    trained, frozen = split(state.params, parts.frozen)
-    directions, opt_state = parts.optimizer.update(
+    observed = _observed(config, gradients, count, unscale)
+    trained, frozen = split(state.params, config.frozen)
+    directions, opt_state = config.optimizer.update(
         gradients.values, state.opt_state, trained, **observed
     )
-    moved = apply_directions(trained, directions, rate, parts.rate_rules)
+    updated = apply_directions(trained, directions, rate, config.rate_rules)
     average = state.average
-    if parts.average is not None:
-        average = update_ema(average, moved, parts.average, updates_so_far(state))
+    if config.average is not None:
+        average = update_ema(average, updated, config.average, updates_so_far(state))
     return replace(
         state,
         step=state.step + 1,
-        params=merge(moved, frozen),
+        params=merge(updated, frozen),
         batch_stats=gradients.batch_stats,
         opt_state=opt_state,
         average=average,
@@ -55,36 +102,42 @@ def apply_update(
 
 
 def _observed(
-    parts: StepConfig, gradients: Gradients, count: Array | int, unscale: Array | float
+    config: StepConfig, gradients: Gradients, count: Array | int, unscale: Array | float
 ) -> dict[str, Captured]:
-    """What the optimizer is told besides the gradients, by the name of the argument."""
-    if not parts.observe_layers:
+    """Keyword arguments of the optimizer besides the gradients."""
+    if not config.observe_layers:
         return {}
-    scale = unscale * count if parts.reduction == "mean" else unscale
+    scale = unscale * count if config.reduction == "mean" else unscale
     return {"observed": Captured(gradients.layers, count, scale)}
 
 
-def apply_if_finite(
-    finite: Array, advanced: Callable[[TrainState], TrainState], state: TrainState
-) -> TrainState:
-    """The state advanced, or as it was.
-
-    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere
-    a branch would wait for the host to read the condition.
-    """
-
-    def branch(finite: Array, state: TrainState) -> TrainState:
-        return jax.lax.cond(finite, advanced, lambda state: state, state)
-
-    def choose(finite: Array, state: TrainState) -> TrainState:
-        return jax.tree.map(
-            lambda now, before: jnp.where(finite, now, before), advanced(state), state
-        )
-
-    return jax.lax.platform_dependent(finite, state, cpu=branch, default=choose)
+def apply_directions(
+    params: Any, directions: Any, rate: Array | float, rules: Sequence[RateRule]
+) -> Any:
+    """p - rate * direction; where a rule covers a parameter, `factor` times that rate."""
+    if not rules:
+        return jax.tree.map(lambda p, d: p - rate * d, params, directions)
+    flat, down = flatten_dict(dict(params)), flatten_dict(dict(directions))
+    return unflatten_dict(
+        {path: p - rate * _factor(rules, path) * down[path] for path, p in flat.items()}
+    )
 
 
-def no_overflows(loss_scale: LossScaling) -> OverflowCounts | None:
+def _factor(rules: Sequence[RateRule], path: Path) -> float:
+    factors = [rule.factor for rule in rules if covers(rule.pattern, path)]
+    return factors[-1] if factors else 1.0
+
+
+def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
+    """The moving average after update number `updates` (int32 (), counted from 0)."""
+    assert spec.decay is not None, "there is an average where there is a decay"
+    count = updates.astype(jnp.float32)
+    ramp = (1 + count) / (10 + count)
+    decay = jnp.minimum(spec.decay, ramp) if spec.warmup else jnp.float32(spec.decay)
+    return jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), average, params)
+
+
+def init_overflow_counts(loss_scale: LossScaling) -> OverflowCounts | None:
     """The counts at step 0; None where an overflow ends the run."""
     zero = jnp.zeros((), jnp.int32)
     return OverflowCounts(zero, zero, zero) if loss_scale.skips_overflow else None
@@ -93,11 +146,11 @@ def no_overflows(loss_scale: LossScaling) -> OverflowCounts | None:
 def init_bad_step_counts(policy: BadStepPolicy) -> BadStepCounts | None:
     """The counts at step 0; None where the first bad step ends the run."""
     zero = jnp.zeros((), jnp.int32)
-    return BadStepCounts(zero, zero) if policy.leaves_out else None
+    return BadStepCounts(zero, zero) if policy.counts_steps else None
 
 
 def updates_so_far(state: TrainState) -> Array:
-    """How many updates were made, int32 (): what the learning rate depends on."""
+    """The number of updates applied, int32 (), which selects the learning rate."""
     updates = state.step
     if state.overflows is not None:
         updates = updates - state.overflows.skipped_steps
@@ -107,56 +160,40 @@ def updates_so_far(state: TrainState) -> Array:
 
 
 def num_skipped(state: TrainState) -> int:
-    """How many steps have no update because of a bad step."""
+    """The number of steps without an update because of a bad step."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)
 
 
-def is_skipped(overflows: OverflowCounts | None, loss: Array, grad_norm: Array) -> Array:
-    """Whether a step is one that the loss scale skips, bool ().
+def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutcome) -> TrainState:
+    """Set the loss scale of the next step and count an overflow.
 
-    A loss that is no number is none: no scale would have changed it.
-    """
-    if overflows is None:
-        return jnp.zeros((), bool)
-    overflow = jnp.isfinite(loss) & ~jnp.isfinite(grad_norm)
-    return overflow & (overflows.bad_steps < MAX_CONSECUTIVE_OVERFLOWS)
-
-
-def count_overflow(
-    loss_scale: LossScaling, state: TrainState, finite: Array, skipped: Array
-) -> TrainState:
-    """The state behind a step: the scale of the next, and the counts.
-
-    A step that was neither finite nor skipped changes nothing.
+    A step that was neither applied nor an overflow changes nothing.
     """
     before = state.overflows
     if before is None:
         return state
-    scale, good_steps = loss_scale.next(state.loss_scale, before.good_steps, skipped)
+    overflow = outcome.overflow
+    scale, good_steps = loss_scale.next(state.loss_scale, before.good_steps, overflow)
     counts = OverflowCounts(
-        good_steps, jnp.where(skipped, before.bad_steps + 1, 0), before.skipped_steps + skipped
+        good_steps, jnp.where(overflow, before.bad_steps + 1, 0), before.skipped_steps + overflow
     )
-    after = (state.step + skipped, scale, counts)
+    after = (state.step + overflow, scale, counts)
     kept = (state.step, state.loss_scale, before)
     step, scale, counts = jax.tree.map(
-        lambda now, then: jnp.where(finite | skipped, now, then), after, kept
+        lambda now, then: jnp.where(outcome.applied | overflow, now, then), after, kept
     )
     return replace(state, step=step, loss_scale=scale, overflows=counts)
 
 
-def skip_bad_step(
-    policy: BadStepPolicy, state: TrainState, record: Record
-) -> tuple[TrainState, Record]:
-    """State and record behind a step that is left out where it is bad and the policy says so.
+def count_bad_step(policy: BadStepPolicy, state: TrainState, outcome: StepOutcome) -> TrainState:
+    """Count a bad step that the policy skips: the step and the counts alone change.
 
-    Nothing changes but the step and the counts; an overflow in between does not end a row.
+    An applied step ends a row of bad ones, an overflow does not.
     """
     before = state.bad_steps
     if before is None or not policy.skips_in_a_row:
-        return state, record
-    bad = ~record.should_continue
-    out = bad & (before.in_a_row < policy.skips_in_a_row)
-    keeps = bad | (jnp.asarray(record.skipped) > 0)
-    counts = BadStepCounts(jnp.where(keeps, before.in_a_row + out, 0), before.left_out + out)
-    after = replace(state, step=state.step + out, bad_steps=counts)
-    return after, record._replace(skipped=jnp.maximum(record.skipped, out.astype(jnp.float32)))
+        return state
+    skipped = outcome.skipped_bad
+    in_a_row = jnp.where(outcome.applied, 0, before.in_a_row + skipped)
+    counts = BadStepCounts(in_a_row, before.left_out + skipped)
+    return replace(state, step=state.step + skipped, bad_steps=counts)

@@ -91,7 +91,7 @@ def test_events_change_nothing_but_what_is_written(
 
 
 def test_another_seed_is_another_run(reference: Path, tiny: Compose, tmp_path: Path) -> None:
-    """What the tests above compare does depend on what goes in."""
+    """The results that the tests above compare do depend on the inputs."""
     run(tiny(*AUGMENTED, "train.sink_size=20", "seed=2"), tmp_path)
     first, other = outcome.metrics(reference), outcome.metrics(tmp_path)
     assert all(one["loss"] != two["loss"] for one, two in zip(first, other, strict=True))

@@ -191,7 +191,7 @@ def test_next_mirror_continues_what_was_cut(server: Server, tmp_path: Path) -> N
     assert server.seen == [("cut", None), ("good", f"bytes={CUT_BYTES}-")]
 
 
-def test_cut_mirror_is_asked_again_while_it_brings_more(server: Server, tmp_path: Path) -> None:
+def test_cut_mirror_is_tried_again_while_it_sends_more(server: Server, tmp_path: Path) -> None:
     assert fetch(FILE, [server.mirror("cut")], tmp_path).read_bytes() == CONTENT
     assert [range_ for _, range_ in server.seen] == [None, "bytes=4096-", "bytes=8192-"]
 

@@ -167,7 +167,7 @@ def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(order, data):
     expected = whole[first : first + count]
     assert batches.passes.tolist() == [number for number, _, _ in expected]
     assert batches.indices.tolist() == [indices for _, indices, _ in expected]
-    assert batches.counts.tolist() == [real for _, _, real in expected]
+    assert batches.counts.tolist() == [valid for _, _, valid in expected]
     assert batches.indices.shape == (count, order.batch_size)
     assert {batches.indices.dtype, batches.passes.dtype, batches.counts.dtype} == {
         np.dtype(np.int32)

@@ -32,12 +32,12 @@ def make_order(**changed: Any) -> SampleOrder:
 
 def shards_of(pass_: int = 0, **settings: Any) -> list[list[int]]:
     """The samples of one pass, shard by shard."""
-    found = []
+    result = []
     for shard in range(settings["num_shards"]):
         order = make_order(**settings, shard_id=shard)
         steps = order.steps_per_pass
-        found.append(order.batches(pass_ * steps, steps).indices.ravel().tolist())
-    return found
+        result.append(order.batches(pass_ * steps, steps).indices.ravel().tolist())
+    return result
 
 
 @pytest.mark.parametrize("case", GOLDEN["in_order"], ids=str)

@@ -67,20 +67,20 @@ def mapped(xp: Any, ops: tuple[MapOp, ...], given: dict[str, Any], pass_: int = 
 def test_every_label_goes_where_its_pixel_goes(op: MapOp) -> None:
     given = columns()
     ops = moving_labels((op,), SPECS, NONE)
-    found = mapped(np, ops, given)
+    result = mapped(np, ops, given)
     alone = mapped(np, (op,), {"image": given["image"]} | {"label": np.zeros(BATCH, np.int32)})
-    assert np.array_equal(found["image"], alone["image"])
-    where = np.argwhere(found["label"] != NONE)
+    assert np.array_equal(result["image"], alone["image"])
+    where = np.argwhere(result["label"] != NONE)
     assert len(where) > 0
     for sample, row, column in where:
-        number = found["label"][sample, row, column]
+        number = result["label"][sample, row, column]
         expected = [number % 101, number % 103, number % 107]
-        assert found["image"][sample, row, column].tolist() == expected
-    uncovered = found["image"][found["label"] == NONE]
+        assert result["image"][sample, row, column].tolist() == expected
+    uncovered = result["image"][result["label"] == NONE]
     assert (uncovered == (255 if op.name == "random_rotation" else 0)).all()
     specs = column_specs(ops, SPECS)
-    assert (BATCH, *specs["label"].shape) == found["label"].shape
-    assert found["label"].dtype == np.int32
+    assert (BATCH, *specs["label"].shape) == result["label"].shape
+    assert result["label"].dtype == np.int32
 
 
 def test_host_and_compiled_step_agree() -> None:
@@ -107,10 +107,10 @@ def test_labels_are_copied_where_pixels_are_mixed(name: str) -> None:
     given = columns()
     given["label"] = given["label"] % 2 * 7
     ops = moving_labels((Resize(size=(5, 7), interpolation=name),), SPECS, None)
-    found = mapped(np, ops, given)
-    assert set(np.unique(found["label"])) == {0, 7}
+    result = mapped(np, ops, given)
+    assert set(np.unique(result["label"])) == {0, 7}
     nearest = moving_labels((Resize(size=(5, 7), interpolation="nearest"),), SPECS, None)
-    assert np.array_equal(found["label"], mapped(np, nearest, given)["label"])
+    assert np.array_equal(result["label"], mapped(np, nearest, given)["label"])
 
 
 def test_labels_of_tokens_follow_too() -> None:
@@ -118,10 +118,10 @@ def test_labels_of_tokens_follow_too() -> None:
     ops = moving_labels((RandomCrop(size=(4, 1)),), specs, None)
     tokens = np.arange(BATCH * 10).reshape(BATCH, 10)
     given = {"image": tokens[..., None, None].astype(np.float32), "label": tokens.astype(np.int32)}
-    found = mapped(np, ops, given)
-    assert found["label"].shape == (BATCH, 4)
-    assert np.array_equal(found["image"][..., 0, 0], found["label"])
-    assert len({int(row[0]) % 10 for row in found["label"]}) > 1
+    result = mapped(np, ops, given)
+    assert result["label"].shape == (BATCH, 4)
+    assert np.array_equal(result["image"][..., 0, 0], result["label"])
+    assert len({int(row[0]) % 10 for row in result["label"]}) > 1
     with pytest.raises(ValueError, match=r"^ops\.0 \(pad\): makes \(10, 3, 1\) of .* the width 1"):
         column_specs(moving_labels((Pad(padding=(0, 0, 1, 1)),), specs, 0), specs)
 
@@ -168,7 +168,7 @@ def test_what_moves_nothing_leaves_labels_alone() -> None:
         (
             [OneHot(classes=4), RandomHorizontalFlip()],
             SPECS["label"],
-            r"^ops\.1 \(random_horizontal_flip\): .* float32 of shape \(9, 12, 4\); list what mak",
+            r"^ops\.1 \(random_horizontal_flip\): .* float32 of shape \(9, 12, 4\); list the ",
         ),
         (
             [RandomHorizontalFlip()],

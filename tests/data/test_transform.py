@@ -80,7 +80,7 @@ def test_a_sample_is_augmented_alike_in_any_batch():
     np.testing.assert_array_equal(result["image"], whole["image"][rows])
 
 
-def test_every_pass_augments_anew():
+def test_every_pass_augments_differently():
     passes = [apply_ops(np, TRAINING, COLUMNS, SEED, n, SAMPLE)["image"] for n in range(3)]
     assert len({images.tobytes() for images in passes}) == 3
 

@@ -255,7 +255,7 @@ def _record_files() -> Files:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "records"
         data = RawData(split(37), split(5), ("a", "b", "c", "d"))
-        write_records(folder, "mine", data, overwrite=False, tell=lambda *_: None)
+        write_records(folder, "mine", data, overwrite=False, notify=lambda *_: None)
         return _read_all(folder)
 
 

@@ -1,4 +1,4 @@
-"""What all tests of lowerings need."""
+"""Fixtures of all tests of lowerings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.lowerings.engines import keep_no_programs
 
 @pytest.fixture(autouse=True)
 def no_programs_kept() -> Iterator[None]:
-    """Whatever was run before in this process."""
+    """Keep no programs, so that no test depends on programs of an earlier one."""
     with keep_no_programs():
         yield

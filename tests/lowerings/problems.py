@@ -6,12 +6,12 @@ import re
 
 from hypothesis import strategies as st
 
-from pipeline.lowerings.problem.conv_window import Axis, Window
+from pipeline.lowerings.problem.conv_window import Axis, ConvWindow
 from pipeline.lowerings.problem.lowering import ROLES
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 
 NAMES = ("role", "dtype")
-"""What of a problem is not a number."""
+"""The part of a problem that is not a number."""
 
 _TEXT = re.compile(
     r"conv2d (?P<role>\w+) (?P<batch>\d+)x(?P<height>\d+)x(?P<width>\d+)x(?P<channels>\d+) "
@@ -30,7 +30,7 @@ def parse_problem(text: str) -> ConvolutionProblem:
     rows = Axis(n["height"], n["rows"], n["down"], n["low"], (n["top"], n["bottom"]))
     columns = Axis(n["width"], n["columns"], n["across"], n["wide"], (n["left"], n["right"]))
     role = ROLES[ROLES.index(match["role"])]
-    window = Window(rows, columns, n["groups"])
+    window = ConvWindow(rows, columns, n["groups"])
     return ConvolutionProblem(
         role, window, n["batch"], n["channels"], n["features"], match["dtype"]
     )
@@ -41,7 +41,7 @@ AXES = st.builds(Axis, SMALL, SMALL, SMALL, SMALL, st.tuples(*[st.integers(-3, 1
 PROBLEMS = st.builds(
     ConvolutionProblem,
     st.sampled_from(ROLES),
-    st.builds(Window, AXES, AXES, SMALL),
+    st.builds(ConvWindow, AXES, AXES, SMALL),
     SMALL,
     SMALL,
     SMALL,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pipeline.lowerings.candidates import FAMILIES, can_compute, candidates, compute
-from pipeline.lowerings.problem.conv_window import Window, make_window
+from pipeline.lowerings.candidates import FORMULAS, can_compute, candidates, compute
+from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.lowerings.problem.lowering import ROLES, Engine, Lowering, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 from tests.lowerings.engines import engines_here
@@ -53,7 +53,7 @@ def operands(dtype: str, groups: int, kernel: int) -> tuple[jax.Array, jax.Array
     return jnp.asarray(images, dtype), jnp.asarray(weights, dtype)
 
 
-def slide(window: Window, images: jax.Array, kernel: jax.Array) -> jax.Array:
+def slide(window: ConvWindow, images: jax.Array, kernel: jax.Array) -> jax.Array:
     """In float32 whatever the operands are."""
     return lax.conv_general_dilated(
         images.astype(jnp.float32),
@@ -67,21 +67,21 @@ def slide(window: Window, images: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def expected(
-    role: Role, window: Window, images: jax.Array, kernel: jax.Array, cotangent: jax.Array
+    role: Role, window: ConvWindow, images: jax.Array, kernel: jax.Array, cotangent: jax.Array
 ) -> jax.Array:
-    """What jax makes of it, outside any loop."""
+    """The result of jax, outside any loop."""
     if role == "forward":
         return slide(window, images, kernel)
     _, pull = jax.vjp(lambda x, k: slide(window, x, k), images, kernel)
     return pull(cotangent.astype(jnp.float32))[ROLES.index(role) - 1]
 
 
-def problem(role: Role, window: Window, dtype: str) -> ConvolutionProblem:
+def problem(role: Role, window: ConvWindow, dtype: str) -> ConvolutionProblem:
     return ConvolutionProblem(role, window, BATCH, CHANNELS, FEATURES, dtype)
 
 
 def assert_all_equal(
-    window: Window, dtype: str, engines: frozenset[Engine], roles: Sequence[Role] = ROLES
+    window: ConvWindow, dtype: str, engines: frozenset[Engine], roles: Sequence[Role] = ROLES
 ) -> None:
     images, kernel = operands(dtype, window.groups, window.rows.kernel)
     shape = (BATCH, *window.output_size, FEATURES)
@@ -93,18 +93,20 @@ def assert_all_equal(
     }
     for role in roles:
         asked = problem(role, window, dtype)
-        ways = candidates(asked, engines)
+        lowerings = candidates(asked, engines)
         # The formulas are what is tested; compiling them well would take most of the time.
         quickly = jax.jit(
-            lambda a, b, p=asked, ways=ways: [compute(p, w, a, b) for w in ways],
+            lambda a, b, p=asked, lowerings=lowerings: [compute(p, w, a, b) for w in lowerings],
             compiler_options={"xla_backend_optimization_level": "0"},
         )
         results = quickly(*reads[role])
         truth = np.asarray(expected(role, window, images, kernel, cotangent), np.float32)
-        for way, result in zip(ways, results, strict=True):
+        for lowering, result in zip(lowerings, results, strict=True):
             assert result.dtype == dtype
             error = np.abs(np.asarray(result, np.float32) - truth).max()
-            assert error <= TOLERANCE[dtype] * np.abs(truth).max(), f"{way} of {asked}: {error}"
+            assert error <= TOLERANCE[dtype] * np.abs(truth).max(), (
+                f"{lowering} of {asked}: {error}"
+            )
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups"), PLAIN)
@@ -167,14 +169,14 @@ def test_padding_may_be_wider_than_the_kernel(
     )
     for role in ROLES:
         asked, truth = problem(role, window, "float32"), truths[role]
-        for way in candidates(asked, engines_here("float32")):
-            error = jnp.abs(compute(asked, way, *reads[role]) - truth).max()
-            assert error <= TOLERANCE["float32"] * jnp.abs(truth).max(), f"{way} of {asked}"
+        for lowering in candidates(asked, engines_here("float32")):
+            error = jnp.abs(compute(asked, lowering, *reads[role]) - truth).max()
+            assert error <= TOLERANCE["float32"] * jnp.abs(truth).max(), f"{lowering} of {asked}"
 
 
 def _window(
     kernel: int, stride: int, padding: str | Sequence[tuple[int, int]], dilation: int, groups: int
-) -> Window:
+) -> ConvWindow:
     return make_window(
         (HEIGHT, WIDTH), (kernel,) * 2, (stride,) * 2, padding, (dilation,) * 2, groups
     )
@@ -191,11 +193,13 @@ def test_every_family_is_among_the_candidates_of_some_problem() -> None:
     ]
     for role in ROLES:
         seen = {
-            way.family
+            lowering.family
             for window in windows
-            for way in candidates(problem(role, window, "float32"), frozenset(("xla", "onednn")))
+            for lowering in candidates(
+                problem(role, window, "float32"), frozenset(("xla", "onednn"))
+            )
         }
-        assert seen == set(FAMILIES["conv2d"][role])
+        assert seen == set(FORMULAS["conv2d"][role])
 
 
 def test_the_plain_lowering_comes_first_and_needs_no_other_engine() -> None:
@@ -251,14 +255,14 @@ def test_the_candidates_of_some_problems(
         for engine in engines
         for images in (None, *chunks)
     )
-    assert all(can_compute(asked, way, BOTH) for way in candidates(asked, BOTH))
-    assert {way for way in candidates(asked, BOTH) if way.engine == "xla"} == set(
+    assert all(can_compute(asked, lowering, BOTH) for lowering in candidates(asked, BOTH))
+    assert {lowering for lowering in candidates(asked, BOTH) if lowering.engine == "xla"} == set(
         candidates(asked, frozenset(("xla",)))
     )
 
 
 @pytest.mark.parametrize(
-    ("way", "able"),
+    ("lowering", "able"),
     [
         ("patches/xla/64", True),  # all images at once, which is not tried beside None
         ("patches/xla/1", True),  # smaller than what is tried
@@ -269,10 +273,10 @@ def test_the_candidates_of_some_problems(
         ("dots/xla", False),
     ],
 )
-def test_what_can_be_computed_is_more_than_what_is_tried(way: str, able: bool) -> None:
+def test_what_can_be_computed_is_more_than_what_is_tried(lowering: str, able: bool) -> None:
     window = make_window((32, 32), (3, 3), (1, 1), "SAME", (1, 1), 1)
     asked = ConvolutionProblem("forward", window, 64, 16, 32, "float32")
-    assert can_compute(asked, Lowering.parse(way), BOTH) is able
+    assert can_compute(asked, Lowering.parse(lowering), BOTH) is able
     assert not can_compute(asked, Lowering("patches", "onednn"), frozenset(("xla",)))
 
 
@@ -283,9 +287,9 @@ def test_a_lowering_that_does_not_fit_is_refused() -> None:
         compute(asked, Lowering("pixels"), images, kernel)
 
 
-@pytest.mark.parametrize("way", [Lowering("dots", "onednn", 8), Lowering("patches")])
-def test_a_lowering_is_read_as_it_is_written(way: Lowering) -> None:
-    assert Lowering.parse(str(way)) == way
+@pytest.mark.parametrize("lowering", [Lowering("dots", "onednn", 8), Lowering("patches")])
+def test_a_lowering_is_read_as_it_is_written(lowering: Lowering) -> None:
+    assert Lowering.parse(str(lowering)) == lowering
 
 
 @pytest.mark.parametrize("text", ["", "dots", "dots/mkl", "dots/xla/8/9", "dots/xla/many"])

@@ -170,11 +170,11 @@ def test_gradients_in_a_loop_convolve_in_the_order_that_is_fast_on_cpu() -> None
 def test_gradient_of_a_kernel_is_a_call_into_which_nothing_is_fused() -> None:
     text = in_a_loop(conv2d).lower().compile().as_text()
     assert text is not None
-    assert len(re.findall(r" call\(.*_kernel_gradient", text)) == 1
+    assert len(re.findall(r" call\(.*_weight_grad", text)) == 1
 
 
 def test_lowered_for_a_gpu_the_gradients_are_left_to_its_compiler() -> None:
     traced = in_a_loop(conv2d)
-    assert "jit(_kernel_gradient)" in traced.lower().as_text(debug_info=True)
+    assert "jit(_weight_grad)" in traced.lower().as_text(debug_info=True)
     elsewhere = traced.lower(lowering_platforms=("cuda",)).as_text(debug_info=True)
-    assert "jit(_kernel_gradient)" not in elsewhere
+    assert "jit(_weight_grad)" not in elsewhere

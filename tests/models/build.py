@@ -53,7 +53,7 @@ def initialise(module: nn.Module, images: np.ndarray) -> Variables:
 
 
 def positions(module: nn.Module, image: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """What each module gives for one image, by path: its shape without the batch."""
+    """Shape of each module's output for one image, without the batch, by path."""
     _, seen = jax.eval_shape(
         lambda images: module.init_with_output(
             jax.random.key(0), images, train=False, capture_intermediates=True

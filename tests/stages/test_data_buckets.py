@@ -239,7 +239,7 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
         (
             ["train.batch_size=40"],
             "dataset.buckets: [8, 8] has 38 samples, which fill no batch of 40, and "
-            "drop_remainder drops what is not full: it would leave all of them out",
+            "drop_remainder drops what is not full: it would drop all of them",
         ),
         (
             ["dataset.buckets=[[40]]"],

@@ -26,7 +26,7 @@ from pipeline.lowerings.problem.conv_window import make_window
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import Lowering, Lowerings, Problem
 from pipeline.lowerings.problem.problems import ConvolutionProblem
-from pipeline.lowerings.tune.tuner import LoweringChoice, Timed, TuneResult, Tuning
+from pipeline.lowerings.tune.tuner import LoweringChoice, Timed, TunedProblem, Tuning
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
@@ -113,8 +113,8 @@ def lowered(recipe: Recipe, backend: Choosing, run_dir: Path | None) -> tuple[Bu
 
 def chooser(built: Built) -> Lowerings:
     assert isinstance(built.parts.network, Network)
-    assert isinstance(built.parts.network.chooser, Lowerings)
-    return built.parts.network.chooser
+    assert isinstance(built.parts.network.policy, Lowerings)
+    return built.parts.network.policy
 
 
 def problems(recipe: Recipe) -> list[str]:
@@ -356,8 +356,10 @@ def tuned() -> LoweringChoice:
     )
     how = Lowering("patches")
     found = (
-        TuneResult(one, 3000.0, Timed(how, 1000.0), Timed(how, 1000.0), "bank_hit"),
-        TuneResult(other, 2000.0, Timed(how, 1500.0), Timed(how, 1500.0), "bank_append", (1500.0,)),
+        TunedProblem(one, 3000.0, Timed(how, 1000.0), Timed(how, 1000.0), "bank_hit"),
+        TunedProblem(
+            other, 2000.0, Timed(how, 1500.0), Timed(how, 1500.0), "bank_append", (1500.0,)
+        ),
     )
     return LoweringChoice(Lowerings(((str(one), how), (str(other), how))), found)
 

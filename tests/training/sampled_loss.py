@@ -16,7 +16,7 @@ PLACES = np.array([[1, 3, 3], [1, 1, 4]])
 
 
 def draw(x: jax.Array) -> jax.Array:
-    """The values of x (rows, n) at PLACES, which are for rows by turns, on a trip through numpy."""
+    """The values of x (rows, n) at PLACES, which alternate between rows, computed through numpy."""
 
     def in_numpy(values: jax.Array) -> np.ndarray:
         return np.take_along_axis(np.asarray(values), places_of(len(values)), axis=1)
@@ -26,7 +26,7 @@ def draw(x: jax.Array) -> jax.Array:
 
 
 def places_of(rows: int) -> np.ndarray:
-    """Where each row is looked at, (rows, draws)."""
+    """The positions that are sampled in each row, (rows, draws)."""
     return PLACES[np.arange(rows) % len(PLACES)]
 
 

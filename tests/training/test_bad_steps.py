@@ -1,20 +1,30 @@
-"""The step that is left out, on the device."""
+"""Bad steps that are skipped on the device, and the outcome of a step."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.sink.telemetry import Telemetry
 from pipeline.training.bad_steps import STOP, BadStepPolicy, Rollback, Skip
 from pipeline.training.loss_scales import Dynamic
-from pipeline.training.state import BadStepCounts, Record, TrainState
-from pipeline.training.update import skip_bad_step, updates_so_far
+from pipeline.training.state import (
+    BadStepCounts,
+    OverflowCounts,
+    Record,
+    StepOutcome,
+    TrainState,
+)
+from pipeline.training.update import count_bad_step, decide_outcome, updates_so_far
 from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start
 
 GOOD = Record(*map(jnp.float32, (0.5, 0.1, 2.0, 1.0, 0.0)))
 BAD = GOOD._replace(loss=jnp.float32(np.nan))
 OVERFLOW = GOOD._replace(grad_norm=jnp.float32(np.inf), skipped=jnp.float32(1))
+NO_OVERFLOWS = OverflowCounts(jnp.int32(0), jnp.int32(0), jnp.int32(0))
 
 
 def state(in_a_row: int = 0, left_out: int = 0) -> TrainState:
@@ -23,18 +33,19 @@ def state(in_a_row: int = 0, left_out: int = 0) -> TrainState:
 
 
 def after(record: Record, before: TrainState, policy: BadStepPolicy) -> tuple[int, int, int, bool]:
-    """The step, both counts, and whether training goes on."""
-    found, told = skip_bad_step(policy, before, record)
-    assert found.bad_steps is not None
-    counts = int(found.bad_steps.in_a_row), int(found.bad_steps.left_out)
-    return int(found.step), *counts, bool(told.should_continue)
+    """The step, both counts, and whether training continues."""
+    outcome = decide_outcome(policy, before, record.loss, record.grad_norm)
+    counted = count_bad_step(policy, before, outcome)
+    assert counted.bad_steps is not None
+    counts = int(counted.bad_steps.in_a_row), int(counted.bad_steps.left_out)
+    return int(counted.step), *counts, bool(outcome.should_continue)
 
 
-def test_a_bad_step_counts_and_training_goes_on() -> None:
+def test_a_bad_step_counts_and_training_continues() -> None:
     assert after(BAD, state(1, 4), Skip(most_in_a_row=3)) == (8, 2, 5, True)
 
 
-def test_so_many_in_a_row_end_it() -> None:
+def test_a_number_of_bad_steps_in_a_row_ends_it() -> None:
     assert after(BAD, state(3, 4), Skip(most_in_a_row=3)) == (7, 3, 4, False)
 
 
@@ -43,31 +54,45 @@ def test_a_good_step_ends_a_row() -> None:
 
 
 def test_an_overflow_neither_counts_nor_ends_a_row() -> None:
-    assert after(OVERFLOW, state(2, 4), Skip()) == (7, 2, 4, True)
+    before = replace(state(2, 4), overflows=NO_OVERFLOWS)
+    assert after(OVERFLOW, before, Skip()) == (7, 2, 4, True)
 
 
 @pytest.mark.parametrize("policy", [STOP, Rollback()])
 def test_other_policies_end_the_loop(policy: BadStepPolicy) -> None:
-    found, told = skip_bad_step(policy, state(), BAD)
-    assert_same(found, state())
-    assert not bool(told.should_continue)
+    outcome = decide_outcome(policy, state(), BAD.loss, BAD.grad_norm)
+    assert_same(count_bad_step(policy, state(), outcome), state())
+    assert not bool(outcome.should_continue)
 
 
-def test_what_was_left_out_is_no_update() -> None:
+@pytest.mark.parametrize("skips_overflow", [False, True])
+def test_telemetry_reads_the_outcome_that_the_step_decided(skips_overflow: bool) -> None:
+    """Applied, overflow and bad, each with and without a loss scale that skips overflows."""
+    before = replace(state(), overflows=NO_OVERFLOWS if skips_overflow else None)
+    records = (GOOD, OVERFLOW, BAD)
+    decided = [decide_outcome(Skip(), before, r.loss, r.grad_norm) for r in records]
+    rows = [[*r[:4], outcome.skipped] for r, outcome in zip(records, decided, strict=True)]
+    read = Telemetry.from_rows(0, np.array(rows, np.float32)).outcome(skips_overflow=skips_overflow)
+    for name in StepOutcome._fields:
+        assert getattr(read, name).tolist() == [bool(getattr(one, name)) for one in decided]
+    assert sum(getattr(read, name).astype(int) for name in StepOutcome._fields).tolist() == [1] * 3
+
+
+def test_a_skipped_step_is_no_update() -> None:
     assert int(updates_so_far(state(left_out=3))) == 4
 
 
-def test_an_overflow_is_the_loss_scales_and_a_loss_that_is_no_number_the_policys() -> None:
+def test_an_overflow_goes_to_the_loss_scale_and_a_loss_that_is_nan_to_the_policy() -> None:
     step = make_step(loss_scale=Dynamic(init=1e36, factor=4.0), train_ops=LOUD, on_nan=Skip())
     before = start(step)
-    overflown, told = step.step(before, make_batch(), RATES)
-    assert (told.skipped, bool(told.should_continue)) == (1, True)
+    overflown, record = step.step(before, make_batch(), RATES)
+    assert (record.skipped, bool(record.should_continue)) == (1, True)
     assert overflown.overflows is not None
     assert overflown.bad_steps is not None
     assert (int(overflown.overflows.skipped_steps), int(overflown.bad_steps.left_out)) == (1, 0)
     broken = make_batch(columns={**make_batch().columns, "image": np.full((4, 2, 2, 1), np.nan)})
-    left, told = step.step(overflown, broken, RATES)
-    assert (told.skipped, bool(told.should_continue)) == (1, True)
+    left, record = step.step(overflown, broken, RATES)
+    assert (record.skipped, bool(record.should_continue)) == (1, True)
     assert left.bad_steps is not None
     assert (int(left.step), int(left.bad_steps.left_out)) == (2, 1)
     assert_same((left.loss_scale, left.overflows), (overflown.loss_scale, overflown.overflows))

@@ -41,7 +41,7 @@ def test_a_place_gets_as_many_gradients_as_it_was_drawn_times() -> None:
 
 
 def test_without_it_the_trip_through_numpy_has_no_gradient() -> None:
-    """MindSpore gives zeros there, and so does jax where it is told to; else it refuses."""
+    """MindSpore gives zeros there, and so does jax where it is configured to; else it refuses."""
     cut = jax.grad(lambda x: draw(jax.lax.stop_gradient(x)).sum())(X)
     assert not cut.any()
     with pytest.raises(ValueError, match="callbacks do not support JVP"):
@@ -54,24 +54,24 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     dout = generator.standard_normal((4, 3)).astype(np.float32)
     gradient = jax.vjp(sample, jnp.asarray(x))[1](jnp.asarray(dout))[0]
     for row, column in np.ndindex(x.shape):
-        moved = x.copy()
-        moved[row, column] += 1e-2
-        difference = (np.asarray(draw(moved)) - np.asarray(draw(x))) / np.float32(1e-2)
+        shifted = x.copy()
+        shifted[row, column] += 1e-2
+        difference = (np.asarray(draw(shifted)) - np.asarray(draw(x))) / np.float32(1e-2)
         assert float(gradient[row, column]) == pytest.approx((difference * dout).sum(), abs=1e-3)
 
 
 def test_training_through_it_is_training_through_the_gradient_of_jax() -> None:
-    """Ten steps of the real training step, compiled."""
+    """Ten steps of the actual training step, compiled."""
     losses = {}
     for name, take in (("custom", sample), ("jax", plainly)):
         loss = functools.partial(loss_of, take)
         loss = SampledMse().build() if take is sample else loss
         step = make_step(loss=loss, network=FiveOutputs(), classes=5)
-        state, found = start(step), []
+        state, result = start(step), []
         for _ in range(10):
             state, record = step.step(state, make_batch(), jnp.full(10, 0.05))
-            found.append(float(record.loss))
-        losses[name] = found
+            result.append(float(record.loss))
+        losses[name] = result
     np.testing.assert_allclose(losses["custom"], losses["jax"], rtol=1e-5)
     assert losses["custom"][-1] < losses["custom"][0] / 2
 

@@ -1,4 +1,4 @@
-"""What of a batch the loss of a step is made of: all of it, its hardest share, its known labels."""
+"""The samples and labels that the loss of a step is over: all, the hardest share, the valid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch
-from pipeline.training.loss_reduction import normalizer, reduce_losses
+from pipeline.training.losses import normalizer, reduce_losses
 from pipeline.training.metrics import summarize
 from tests.training.test_step import (
     CLASSES,
@@ -19,7 +19,7 @@ from tests.training.test_step import (
     by_hand,
     flat,
     make_batch,
-    make_parts,
+    make_config,
     make_step,
     start,
 )
@@ -67,12 +67,12 @@ def test_a_step_learns_from_the_hardest_share(reduction: str) -> None:
     times = 1 if reduction == "mean" else 5
     after, record = step.step(state, batch, RATES)
     assert float(record.loss) == pytest.approx(times * loss, rel=1e-5)
-    moved = (flat(state.params) - flat(after.params)) / RATES[0]
-    np.testing.assert_allclose(moved, times * flat(gradients), rtol=1e-4, atol=1e-6)
+    shifted = (flat(state.params) - flat(after.params)) / RATES[0]
+    np.testing.assert_allclose(shifted, times * flat(gradients), rtol=1e-4, atol=1e-6)
 
 
 def test_padding_is_none_of_the_hardest() -> None:
-    """6 real samples of 8: 4 = floor(0.7 * 6) of them."""
+    """6 valid samples of 8: 4 = floor(0.7 * 6) of them."""
     step = make_step(hardest_share=0.7)
     state, batch = start(step), make_batch(samples=SAMPLES, count=np.int32(6))
     losses = losses_by_hand(state.params, batch)[:6]
@@ -80,8 +80,8 @@ def test_padding_is_none_of_the_hardest() -> None:
     assert float(record.loss) == pytest.approx(np.sort(losses)[-4:].mean(), rel=1e-5)
 
 
-def test_labels_left_out_change_nothing_in_a_step() -> None:
-    """Class 1 is left out: loss, update and evaluation are those of the other samples alone."""
+def test_ignored_labels_change_nothing_in_a_step() -> None:
+    """Class 1 is ignored: loss, update and evaluation are those of the other samples alone."""
     batch = make_batch(samples=SAMPLES)
     kept = np.flatnonzero(batch.columns["label"] != 1).tolist()
     assert 0 < len(kept) < SAMPLES
@@ -92,33 +92,34 @@ def test_labels_left_out_change_nothing_in_a_step() -> None:
     alone, expected = step.step(state, without, RATES)
     np.testing.assert_allclose(record, expected, rtol=1e-5)
     np.testing.assert_allclose(flat(after.params), flat(alone.params), rtol=1e-5, atol=1e-7)
-    found, right = (
+    result, right = (
         summarize(step.evaluate(state, given, step.zero_sums()), "abc")
         for given in (batch, without)
     )
-    assert found.pop("loss") == pytest.approx(right.pop("loss"), rel=1e-6)
-    assert found == right
-    assert found["count"] == len(kept)
+    assert result.pop("loss") == pytest.approx(right.pop("loss"), rel=1e-6)
+    assert result == right
+    assert result["count"] == len(kept)
 
 
 def places(seed: int) -> Batch:
-    """Labels at four places, some samples with many of them left out, some with none."""
+    """Labels at four places, some samples with many of them ignored, some with none."""
     rng, batch = np.random.default_rng(seed), make_batch(samples=SAMPLES)
     labels = rng.integers(0, CLASSES, (SAMPLES, 4)).astype(np.int32)
     out = rng.random((SAMPLES, 4)) < np.linspace(0, 1, SAMPLES)[:, None]
     return replace(batch, columns={**batch.columns, "label": np.where(out, -100, labels)})
 
 
-def test_every_label_that_counts_weighs_the_same_in_pieces_too() -> None:
-    """Pieces have other numbers of labels; their sum is the gradient of the whole batch."""
+def test_every_valid_label_weighs_the_same_in_microbatches_too() -> None:
+    """Microbatches differ in numbers of labels; their sum is the gradient of the batch."""
     whole, cut = (
-        make_step(network=FourPlaces(), ignore_index=-100, accumulate=pieces) for pieces in (1, 4)
+        make_step(network=FourPlaces(), ignore_index=-100, accumulate=microbatches)
+        for microbatches in (1, 4)
     )
     state, batch = start(whole), places(1)
     (after, record), (after_cut, record_cut) = (s.step(state, batch, RATES) for s in (whole, cut))
     np.testing.assert_allclose(record_cut, record, rtol=1e-5)
     np.testing.assert_allclose(flat(after_cut.params), flat(after.params), rtol=1e-5, atol=1e-7)
-    parts = make_parts(network=FourPlaces(), ignore_index=-100)
+    parts = make_config(network=FourPlaces(), ignore_index=-100)
     images = jnp.asarray(batch.columns["image"]) / 255.0
     logits = parts.network.apply({"params": state.params}, images, train=True)
     log_p, labels = jax.nn.log_softmax(logits), batch.columns["label"]
@@ -139,9 +140,9 @@ def test_a_batch_without_a_label_has_no_loss_and_no_gradient() -> None:
     np.testing.assert_array_equal(flat(after.params), flat(state.params))
 
 
-def test_logits_of_labels_left_out_may_be_anything() -> None:
+def test_logits_of_ignored_labels_may_be_anything() -> None:
     """Infinite ones would make the gradient of everything NaN."""
-    parts = make_parts(ignore_index=-100)
+    parts = make_config(ignore_index=-100)
     logits = jnp.array([[1.0, 2.0, 3.0], [jnp.inf, -jnp.inf, jnp.nan]])
     labels = jnp.array([0, -100])
     gradient = jax.grad(lambda x: parts.loss(x, labels, labels != -100).sum())(logits)
@@ -160,9 +161,9 @@ def test_padding_of_an_evaluation_may_have_any_logits(ignore_index: int | None) 
     spoilt = replace(batch, columns={**batch.columns, "image": images})
     logits = OfLogarithms().apply({"params": state.params}, jnp.asarray(images, float), train=False)
     assert not np.isfinite(logits[6:]).any()
-    found, right = (step.evaluate(state, given, step.zero_sums()) for given in (spoilt, alone))
-    assert np.isfinite(float(found.loss_sum))
-    jax.tree.map(np.testing.assert_array_equal, found, right)
+    result, right = (step.evaluate(state, given, step.zero_sums()) for given in (spoilt, alone))
+    assert np.isfinite(float(result.loss_sum))
+    jax.tree.map(np.testing.assert_array_equal, result, right)
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 2.5), ("sum", 5.0)])
@@ -171,11 +172,11 @@ def test_losses_of_what_does_not_count_may_be_anything(
     reduction: str, expected: float, share: float
 ) -> None:
     """Padding, and a sample without labels, of which a loss of another distribution is 0 / 0."""
-    parts = make_parts(ignore_index=-100, reduction=reduction, hardest_share=share)
+    parts = make_config(ignore_index=-100, reduction=reduction, hardest_share=share)
     labels = jnp.array([0, -100, 2, 1])
-    real = jnp.array([True, True, True, False])
+    valid = jnp.array([True, True, True, False])
     losses = jnp.array([2.0, jnp.nan, 3.0, jnp.inf])
     if share < 1:
         expected = 3.0
-    loss = reduce_losses(parts, losses, labels, real, normalizer(parts, labels, real, 3))
+    loss = reduce_losses(parts, losses, labels, valid, normalizer(parts, labels, valid, 3))
     assert float(loss) == pytest.approx(expected)

@@ -22,16 +22,16 @@ PARSER: TypeAdapter[LossScaling] = TypeAdapter(LossScale)
 def scales(spec: LossScaling, overflows: list[bool]) -> list[float]:
     """The scale after each step."""
     next_ = jax.jit(spec.next)
-    scale, good_steps, told = np.float32(spec.initial), np.int32(0), []
+    scale, good_steps, reported = np.float32(spec.initial), np.int32(0), []
     for overflow in overflows:
         scale, good_steps = next_(scale, good_steps, overflow)
-        told.append(float(scale))
-    return told
+        reported.append(float(scale))
+    return reported
 
 
 def as_mindspore(spec: Dynamic, overflows: list[bool]) -> list[float]:
     """`DynamicLossScaleUpdateCell.construct`, line by line in float32."""
-    scale, iteration, last, told = np.float32(spec.init), 1, 0, []
+    scale, iteration, last, reported = np.float32(spec.init), 1, 0, []
     factor = np.float32(spec.factor)
     for overflow in overflows:
         should_increase = spec.window <= iteration - last
@@ -42,8 +42,8 @@ def as_mindspore(spec: Dynamic, overflows: list[bool]) -> list[float]:
         if overflow or should_increase:
             last = iteration
         iteration += 1
-        told.append(float(scale))
-    return told
+        reported.append(float(scale))
+    return reported
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['init']:g}-{case['window']}")

@@ -1,4 +1,4 @@
-"""Labels that are left out and the hardest samples, against PyTorch and MindSpore (M-13)."""
+"""Ignored labels and the hardest samples, against PyTorch and MindSpore (M-13)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.loss_reduction import normalizer, reduce_losses, sample_losses
-from pipeline.training.losses import CrossEntropy
-from pipeline.training.step_parts import StepConfig
+from pipeline.training.losses import CrossEntropy, normalizer, reduce_losses, sample_losses
+from pipeline.training.state import StepConfig
 from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
-from tests.training.test_step import make_parts
+from tests.training.test_step import make_config
 
 LOSSES = json.loads((FOLDER / "losses.json").read_text())["losses"]
 
 
 def loss_of(parts: StepConfig, logits: jax.Array, labels: np.ndarray) -> jax.Array:
     """The loss of a batch, as a step computes it."""
-    real = jnp.ones(len(labels), bool)
-    whole = normalizer(parts, jnp.asarray(labels), real, len(labels))
+    valid = jnp.ones(len(labels), bool)
+    whole = normalizer(parts, jnp.asarray(labels), valid, len(labels))
     losses = sample_losses(parts, logits, jnp.asarray(labels))
-    return reduce_losses(parts, losses, jnp.asarray(labels), real, whole)
+    return reduce_losses(parts, losses, jnp.asarray(labels), valid, whole)
 
 
 def assert_equal_to(name: str, parts: StepConfig, logits: np.ndarray, labels: np.ndarray) -> None:
@@ -39,28 +38,28 @@ def assert_equal_to(name: str, parts: StepConfig, logits: np.ndarray, labels: np
 
 @pytest.mark.parametrize("kind", SMOOTHINGS)
 @pytest.mark.parametrize("name", SHAPES)
-def test_golden_labels_left_out(name: str, kind: str) -> None:
+def test_golden_ignored_labels(name: str, kind: str) -> None:
     """The mean is over all labels of the batch that count, however many a sample has."""
     loss = CrossEntropy(
         reduction="mean", smoothing=SMOOTHINGS[kind], smoothing_convention="uniform"
     ).build()
-    parts = make_parts(loss=loss, classes=CLASSES, ignore_index=IGNORED[name])
+    parts = make_config(loss=loss, classes=CLASSES, ignore_index=IGNORED[name])
     assert_equal_to(f"{name}_{kind}", parts, *cases()[name])
 
 
 def test_golden_hardest_share() -> None:
     logits, labels = cases()["image"]
-    parts = make_parts(classes=CLASSES, hardest_share=SHARE)
+    parts = make_config(classes=CLASSES, hardest_share=SHARE)
     assert_equal_to("hardest", parts, logits, labels % CLASSES)
 
 
-def test_labels_left_out_are_as_if_they_were_not_there() -> None:
+def test_ignored_labels_are_as_if_they_were_not_there() -> None:
     """One label a sample: the loss of the others alone, the hardest of them too."""
     logits, labels = cases()["image"]
     labels = labels.astype(np.int32)
     kept = labels != IGNORED["image"]
     for share in (1.0, 0.5):
-        plain = make_parts(classes=CLASSES, hardest_share=share)
+        plain = make_config(classes=CLASSES, hardest_share=share)
         for reduction in ("mean", "sum"):
             parts = replace(plain, reduction=reduction)
             whole = loss_of(replace(parts, ignore_index=-100), jnp.asarray(logits), labels)

@@ -48,8 +48,8 @@ def reference_hardest(losses: list[float], share: str, counts: list[bool]) -> li
 def test_the_hardest_are_those_of_a_loop(
     losses: list[float], counts: list[bool], share: str
 ) -> None:
-    found = compiled_hardest(jnp.array(losses), float(share), jnp.array(counts))
-    assert found.tolist() == reference_hardest(losses, share, counts)
+    result = compiled_hardest(jnp.array(losses), float(share), jnp.array(counts))
+    assert result.tolist() == reference_hardest(losses, share, counts)
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(0.29, 29), (0.7, 70), (0.57, 57), (1e-9, 1)])
@@ -65,15 +65,15 @@ def test_the_hardest_of_many_places_keep_their_shape() -> None:
 
 def test_what_counts_may_broadcast() -> None:
     losses = jnp.array([[3.0, 1.0, 2.0, 4.0], [0.0, 9.0, 8.0, 7.0]])
-    found = top_share_mask(losses, 0.5, jnp.array([[True], [False]]))
-    assert found.tolist() == [[True, False, False, True], [False] * 4]
+    result = top_share_mask(losses, 0.5, jnp.array([[True], [False]]))
+    assert result.tolist() == [[True, False, False, True], [False] * 4]
 
 
 def test_a_loss_of_minus_infinity_counts_before_what_does_not() -> None:
-    found = top_share_mask(
+    result = top_share_mask(
         jnp.array([0.0, -jnp.inf, -jnp.inf]), 1.0, jnp.array([False, False, True])
     )
-    assert found.tolist() == [False, False, True]
+    assert result.tolist() == [False, False, True]
 
 
 def test_what_is_no_number_is_the_hardest() -> None:
@@ -116,8 +116,8 @@ def test_what_does_not_count_may_be_anything() -> None:
 
 
 def test_positions_within_lengths() -> None:
-    found = jax.jit(within, static_argnums=1)(jnp.array([[0, 2], [3, 9]]), 3)
-    assert found.astype(int).tolist() == [[[0, 0, 0], [1, 1, 0]], [[1, 1, 1], [1, 1, 1]]]
+    result = jax.jit(within, static_argnums=1)(jnp.array([[0, 2], [3, 9]]), 3)
+    assert result.astype(int).tolist() == [[[0, 0, 0], [1, 1, 0]], [[1, 1, 1], [1, 1, 1]]]
 
 
 def test_a_mask_is_carried_on_under_jit() -> None:

@@ -72,20 +72,20 @@ samples_of_batches = st.lists(
     ),
     min_size=1,
     max_size=20,
-).filter(lambda samples: any(real for *_, real in samples))
+).filter(lambda samples: any(valid for *_, valid in samples))
 
 
 @settings(max_examples=60, deadline=None)
 @given(samples_of_batches, st.booleans())
-def test_figures_match_loops_over_the_real_samples(samples, one_hot):
+def test_figures_match_loops_over_the_valid_samples(samples, one_hot):
     sums = zero_sums(CLASSES)
     for start in range(0, len(samples), BATCH):
         padding = [([math.nan] * CLASSES, 3, math.nan, False)] * BATCH
         batch = (samples[start : start + BATCH] + padding)[:BATCH]
-        logits, labels, losses, real = (np.array(column) for column in zip(*batch, strict=True))
+        logits, labels, losses, valid = (np.array(column) for column in zip(*batch, strict=True))
         labels = np.eye(CLASSES, dtype=np.float32)[labels] if one_hot else labels.astype(np.int32)
-        sums = add(sums, logits.astype(np.float32), labels, losses.astype(np.float32), real)
-    expected = reference([sample for *sample, real in samples if real])
+        sums = add(sums, logits.astype(np.float32), labels, losses.astype(np.float32), valid)
+    expected = reference([sample for *sample, valid in samples if valid])
     assert flattened(summarize(sums, NAMES)) == pytest.approx(flattened(expected), rel=1e-6)
 
 
@@ -188,9 +188,9 @@ def test_every_label_of_a_sample_counts(one_hot):
 
 @settings(max_examples=30, deadline=None)
 @given(samples_of_batches, st.lists(st.booleans(), min_size=BATCH, max_size=BATCH))
-def test_labels_left_out_are_as_samples_that_are_padding(samples, counted):
+def test_ignored_labels_are_as_samples_that_are_padding(samples, counted):
     padding = [([math.nan] * CLASSES, 3, math.nan, False)] * BATCH
-    logits, labels, losses, real = (
+    logits, labels, losses, valid = (
         np.array(column) for column in zip(*(samples[:BATCH] + padding)[:BATCH], strict=True)
     )
     logits, losses, counted = (
@@ -199,11 +199,11 @@ def test_labels_left_out_are_as_samples_that_are_padding(samples, counted):
         np.array(counted),
     )
     given = np.where(counted, labels, -100).astype(np.int32)
-    left_out = add(zero_sums(CLASSES), logits, given, losses, real, counted)
-    padded = add(zero_sums(CLASSES), logits, labels.astype(np.int32), losses, real & counted)
-    assert int(left_out.samples) == real.sum()
+    ignored = add(zero_sums(CLASSES), logits, given, losses, valid, counted)
+    padded = add(zero_sums(CLASSES), logits, labels.astype(np.int32), losses, valid & counted)
+    assert int(ignored.samples) == valid.sum()
     for name in ("loss_sum", "count", "top5", "confusion"):
-        np.testing.assert_array_equal(getattr(left_out, name), getattr(padded, name))
+        np.testing.assert_array_equal(getattr(ignored, name), getattr(padded, name))
 
 
 def test_very_many_classes_have_the_same_figures_without_a_matrix(monkeypatch):
@@ -219,7 +219,7 @@ def test_very_many_classes_have_the_same_figures_without_a_matrix(monkeypatch):
     ]
     figures = []
     for most in (CLASSES, CLASSES - 1):
-        monkeypatch.setattr(metrics, "MOST_CONFUSED", most)
+        monkeypatch.setattr(metrics, "MAX_CONFUSION_CLASSES", most)
         sums = zero_sums(CLASSES)
         for batch in batches:
             sums = add_batch(sums, *batch)

@@ -1,4 +1,4 @@
-"""M-06, L-03, L-07: frozen parameters, rates and initialisers by pattern, averages, pieces."""
+"""M-06, L-03, L-07: frozen parameters, rates and initialisers by pattern, averages, batches cut."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pipeline.data.random import seed_words
 from pipeline.models.layers.initializers import Constant
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.training.optimizers.first_order import Sgd
-from pipeline.training.parameters import merge, require_trainable, restart_average, split
+from pipeline.training.parameters import require_trainable, restart_average
 from pipeline.training.part_specs import AverageSpec, RateRule
+from pipeline.training.state import merge, split
 from pipeline.training.step import make_train_step
 from tests.training.test_step import (
     RATES,
@@ -22,7 +23,7 @@ from tests.training.test_step import (
     assert_same,
     flat,
     make_batch,
-    make_parts,
+    make_config,
     make_step,
     plain,
     start,
@@ -71,20 +72,20 @@ def test_frozen_parameters_stay_and_the_others_move_as_ever(frozen: str) -> None
         flat(after.params[other]), flat(expected.params[other]), rtol=1e-6, atol=1e-7
     )
     assert frozen not in str(jax.tree.structure(after.opt_state))
-    moved = (flat(before.params[other]) - flat(after.params[other])) / RATES[0]
-    assert record.grad_norm == pytest.approx(np.linalg.norm(moved), rel=1e-4)
+    shifted = (flat(before.params[other]) - flat(after.params[other])) / RATES[0]
+    assert record.grad_norm == pytest.approx(np.linalg.norm(shifted), rel=1e-4)
 
 
 def products(jaxpr: Any) -> int:
-    """How many matrix products there are, inside of calls and branches too."""
-    found = 0
+    """The number of matrix products, inside of calls and branches too."""
+    result = 0
     for equation in jaxpr.eqns:
-        found += equation.primitive.name == "dot_general"
+        result += equation.primitive.name == "dot_general"
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
-                found += products(inner) if hasattr(inner, "eqns") else 0
-    return found
+                result += products(inner) if hasattr(inner, "eqns") else 0
+    return result
 
 
 @pytest.mark.parametrize(("frozen", "backward"), [((), 3), (("Dense_0",), 1), (("Dense_1",), 2)])
@@ -92,7 +93,7 @@ def test_the_backward_pass_ends_at_the_first_trained_layer(
     frozen: tuple[str, ...], backward: int
 ) -> None:
     """M-06: cut below a frozen beginning, through a frozen end where something below is trained."""
-    step = make_train_step(make_parts(frozen=frozen))
+    step = make_train_step(make_config(frozen=frozen))
     jaxpr = jax.make_jaxpr(step.step)(start(make_step(frozen=frozen)), make_batch(), RATES)
     assert products(jaxpr.jaxpr) == 2 + backward
 
@@ -109,11 +110,11 @@ def test_rates_by_pattern_are_shares_of_the_schedule() -> None:
     after, _ = step.step(before, make_batch(), RATES)
     by_rule, _ = ruled.step(before, make_batch(), RATES)
     for layer, factor in (("Dense_0", 0.5), ("Dense_1", 2.0)):
-        moved, moved_by_rule = (
+        shifted, moved_by_rule = (
             flat(state.params[layer]["kernel"]) - flat(before.params[layer]["kernel"])
             for state in (after, by_rule)
         )
-        np.testing.assert_allclose(moved_by_rule, factor * moved, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(moved_by_rule, factor * shifted, rtol=1e-3, atol=1e-6)
         assert_same(by_rule.params[layer]["bias"], before.params[layer]["bias"])
 
 
@@ -123,7 +124,7 @@ def test_initialisers_by_pattern_leave_the_others_as_drawn() -> None:
     assert (np.asarray(ruled.params["Dense_1"]["kernel"]) == 0.25).all()
     assert_same(ruled.params["Dense_0"], fresh.params["Dense_0"])
     rule = InitRule(pattern="x", init=Constant(value=0.0))
-    step = make_train_step(make_parts(init_rules=(rule,)))
+    step = make_train_step(make_config(init_rules=(rule,)))
     with pytest.raises(ValueError, match=r"init.rules: pattern 'x' matches none of the 4 param"):
         jax.eval_shape(step.init, seed_words(7))
 
@@ -142,10 +143,10 @@ def test_an_average_follows_the_weights(warmup: bool) -> None:
         expected = {
             path: decay * value + (1 - decay) * weights[path] for path, value in expected.items()
         }
-    found = by_path(state.average)
-    assert sorted(found) == ["Dense_0/kernel", "Dense_1/bias", "Dense_1/kernel"]
+    result = by_path(state.average)
+    assert sorted(result) == ["Dense_0/kernel", "Dense_1/bias", "Dense_1/kernel"]
     for path, value in expected.items():
-        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(result[path], value, rtol=1e-5, atol=1e-7)
     sums = step.evaluate(state, make_batch(9), step.zero_sums())
     swapped = replace(state, params=merge(state.average, split(state.params, ("Dense_0/bias",))[1]))
     plainly = plain().evaluate(replace(swapped, average=None), make_batch(9), step.zero_sums())
@@ -165,14 +166,14 @@ def test_an_average_restarts_from_weights_that_come_from_elsewhere() -> None:
     assert restart_average(None, PARAMS) is None
 
 
-@pytest.mark.parametrize("pieces", [2, 4])
+@pytest.mark.parametrize("microbatches", [2, 4])
 @pytest.mark.parametrize("changed", [{}, {"reduction": "sum"}], ids=["mean", "sum"])
 @pytest.mark.parametrize("count", [4, 3])
-def test_pieces_of_a_batch_add_up_to_the_batch(
-    pieces: int, changed: dict[str, Any], count: int
+def test_microbatches_add_up_to_the_batch(
+    microbatches: int, changed: dict[str, Any], count: int
 ) -> None:
     """L-07: loss, gradient norm and weights, of a short batch too."""
-    whole, cut = make_step(**changed), make_step(**changed, accumulate=pieces)
+    whole, cut = make_step(**changed), make_step(**changed, accumulate=microbatches)
     batch = make_batch(count=np.int32(count))
     outcomes = [step.step(start(step), batch, RATES) for step in (whole, cut)]
     (after, record), (after_cut, record_cut) = outcomes
@@ -180,8 +181,8 @@ def test_pieces_of_a_batch_add_up_to_the_batch(
     np.testing.assert_allclose(flat(after_cut.params), flat(after.params), rtol=1e-5, atol=1e-7)
 
 
-def test_batch_norm_sees_a_piece_at_a_time() -> None:
-    """The exception: statistics move with every piece, as they would with smaller batches."""
+def test_batch_norm_sees_one_microbatch_at_a_time() -> None:
+    """The exception: statistics change with every microbatch, as with smaller batches."""
     step = make_step(network=Noisy(), accumulate=2)
     after, _ = step.step(start(step), make_batch(), RATES)
     x = make_batch().columns["image"].reshape(4, -1) / 255

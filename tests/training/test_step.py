@@ -20,9 +20,8 @@ from pipeline.training.losses import CrossEntropy
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.clipping import ClipSpec
 from pipeline.training.optimizers.first_order import Momentum
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import Record, StepConfig, TrainState
 from pipeline.training.step import TrainStep, make_train_step
-from pipeline.training.step_parts import StepConfig
 
 HIDDEN, CLASSES, BATCH = 5, 3, 4
 SHAPE = (2, 2, 1)
@@ -50,7 +49,7 @@ class Noisy(nn.Module):
         return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not train)(normal))
 
 
-def make_parts(**changed: Any) -> StepConfig:
+def make_config(**changed: Any) -> StepConfig:
     rescale = Rescale(factor=SCALE, shift=0.0)
     parts = StepConfig(
         network=TwoLayers(),
@@ -72,20 +71,20 @@ def make_parts(**changed: Any) -> StepConfig:
 
 @functools.cache
 def plain() -> TrainStep:
-    """The step of `make_parts()`, compiled once for all tests."""
+    """The step of `make_config()`, compiled once for all tests."""
     return make_step()
 
 
 def make_step(**changed: Any) -> TrainStep:
     """The three functions, compiled, but not well: each is called once or twice."""
-    step = make_train_step(make_parts(**changed))
+    step = make_train_step(make_config(**changed))
     quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
     compiled = {name: quick(getattr(step, name)) for name in ("init", "step", "evaluate")}
     return replace(step, **compiled)
 
 
 def make_batch(number: int = 0, samples: int = BATCH, **changed: Any) -> Batch:
-    """Some uint8 images and labels, all of them real."""
+    """Some uint8 images and labels, all of them valid."""
     rng = np.random.default_rng(number)
     batch = Batch(
         columns={
@@ -184,7 +183,7 @@ def test_a_sum_is_not_divided() -> None:
     np.testing.assert_allclose(record.grad_norm, BATCH * np.linalg.norm(flat(gradients)), rtol=1e-5)
 
 
-def test_a_short_batch_is_the_mean_over_its_real_samples() -> None:
+def test_a_short_batch_is_the_mean_over_its_valid_samples() -> None:
     """D-09: the last batch of a pass with drop_remainder false."""
     step = plain()
     state = start(step)
@@ -311,12 +310,12 @@ def test_platforms_that_choose_instead_of_branching_take_the_same_steps(
 
 def test_the_gradient_norm_is_that_before_clipping() -> None:
     clip = ClipSpec(norm=1e-3, value=None).build()
-    clipped = make_step(optimizer=optax.chain(clip, make_parts().optimizer))
+    clipped = make_step(optimizer=optax.chain(clip, make_config().optimizer))
     _, record = plain().step(start(plain()), make_batch(), RATES)
     after, record_clipped = clipped.step(start(clipped), make_batch(), RATES)
     assert record_clipped.grad_norm == record.grad_norm > 1e-3
-    moved = flat(after.params) - flat(start(clipped).params)
-    assert np.linalg.norm(moved) == pytest.approx(RATES[0] * 1e-3, rel=1e-3)
+    shifted = flat(after.params) - flat(start(clipped).params)
+    assert np.linalg.norm(shifted) == pytest.approx(RATES[0] * 1e-3, rel=1e-3)
 
 
 def test_chw_images_reach_the_network_as_nhwc() -> None:
@@ -325,7 +324,7 @@ def test_chw_images_reach_the_network_as_nhwc() -> None:
     image = np.random.default_rng(0).integers(0, 256, (BATCH, *shape), np.uint8)
     batch = make_batch(columns={**make_batch().columns, "image": image})
     hwc = make_step(image=ColumnSpec(shape, "float32"))
-    ops = (*make_parts().train_ops, Hwc2Chw())
+    ops = (*make_config().train_ops, Hwc2Chw())
     chw = make_step(image=ColumnSpec((2, 4, 3), "float32", layout="chw"), train_ops=ops)
     outcomes = [step.step(start(step), batch, RATES) for step in (hwc, chw)]
     assert_same(*outcomes)
@@ -340,7 +339,7 @@ def test_fresh_weights_are_a_function_of_the_whole_seed() -> None:
     assert int(again.step) == 0
 
 
-def test_dropout_is_drawn_anew_for_every_step_and_seed_and_again_on_resuming() -> None:
+def test_dropout_differs_between_steps_and_seeds_and_repeats_on_resuming() -> None:
     step = make_step(network=Noisy())
     state = start(step)
     losses = [
@@ -369,7 +368,7 @@ def test_batch_statistics_move_in_training_only() -> None:
     )
 
 
-def test_evaluation_adds_the_real_samples_after_their_own_ops() -> None:
+def test_evaluation_adds_the_valid_samples_after_their_own_ops() -> None:
     """The evaluation's ops, not training's; loss and hits as on paper."""
     step = make_step(train_ops=(Rescale(factor=9.0, shift=1.0),))
     state = start(step)

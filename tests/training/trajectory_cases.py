@@ -23,7 +23,7 @@ _DIGITS = "[{name: resize, size: [32, 32]}, {name: rescale, factor: 0.0625, shif
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe, what it is given on top, and the folder under the shared data, if any."""
+    """A recipe, its overrides, and the folder under the shared data, if any."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
@@ -42,8 +42,8 @@ CASES: Mapping[str, Case] = {
 """The documents' own (M-02, M-04), and one that learns more in `STEPS` steps.
 
 At larger rates float32 decides: of some 40 million values that LeNet-5 hands to ReLU in 200 steps,
-one or two are so near to zero that a last digit turns their sign, and losses part from there on. So
-they do here from one lowering of a step to another.
+one or two are so near to zero that a last digit changes their sign, and losses differ from there
+on. So they do here from one lowering of a step to another.
 """
 
 
@@ -57,7 +57,7 @@ def recipe_of(name: str, shared_data: Path, *overrides: str) -> Recipe:
 
 @dataclass(frozen=True)
 class Given:
-    """What both sides start from."""
+    """Initial weights and data of both sides."""
 
     images: np.ndarray
     """uint8 (steps, batch, H, W, C), as read."""

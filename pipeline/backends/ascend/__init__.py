@@ -2,8 +2,8 @@
 
     from pipeline.backends.ascend import price
 
-What flows: a function and its shapes -> `Graph` (graph.py) -> `TaskGraph` (lowering) -> one
-`TaskTime` per task (cost.py) -> `Timeline` under a launch mode (schedule.py) -> `Report`.
+Data flow: a function and its shapes -> `Graph` (frontend) -> `TaskGraph` (compiler) -> one
+`TaskTime` per task (cost) -> `Timeline` under a launch mode (simulate) -> `Report`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.price.pricing import Chipset, chipset, price
+    from pipeline.backends.ascend.pricing.pricing import PricedChip, chipset, price
     from pipeline.backends.ascend.report.report import Report
 
-__all__ = ["Chipset", "Report", "chipset", "price"]
+__all__ = ["PricedChip", "Report", "chipset", "price"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: recipes are checked without jax."""
+    """Import a name at its first use: recipes are checked without jax."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pipeline.backends.ascend.price import pricing
+    from pipeline.backends.ascend.pricing import pricing
 
     return getattr(pricing, name)

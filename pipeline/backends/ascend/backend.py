@@ -1,4 +1,4 @@
-"""An emulated chip as a backend: numbers from XLA on the host, the chip's figures beside them."""
+"""An emulated chip as a backend: numbers from XLA on the host, times from a model of the chip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AscendBackend:
-    """One emulated device. What it computes is, bit for bit, what the host's processor does."""
+    """One emulated device. Its numbers are, bit for bit, those of the host's processor."""
 
     def __init__(self, spec: Ascend) -> None:
         self.spec = spec
@@ -30,20 +30,20 @@ class AscendBackend:
         self.device = self._host.device
 
     def describe(self) -> Mapping[str, str]:
-        """The chip, the processor that computes in its place, and the versions."""
+        """Return the chip, the processor that computes in its place, and the versions."""
         host = self._host.describe()
         return {**host, "device": f"{self.spec.chip}, emulated on {host['device']}"}
 
     def mechanism(
         self, asked: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """How the host runs steps; how the chip would launch them is `spec.mode`."""
+        """Return how the host runs steps; `spec.mode` is how the chip would launch them."""
         return self._host.mechanism(asked, sink=sink)
 
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """The host's: what is priced is the step without them."""
+        """Choose the host's lowerings: the step is priced without them."""
         return self._host.choose_lowerings(problems, tuning, watch)
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
@@ -51,7 +51,7 @@ class AscendBackend:
         return self._host.compile(work, watch)
 
     def estimate(self, proposal: StepToPrice) -> Estimate:
-        """The price of a run on the chip. Raises RunError, RecipeError."""
+        """Price a run on the chip. Raises RunError, RecipeError."""
         from pipeline.backends.ascend.estimate import AscendEstimate
 
         return AscendEstimate(proposal, self.spec)

@@ -1,4 +1,4 @@
-"""What an emulated chip answers to a recipe: the price of its step, in print and as files."""
+"""The price of a recipe's step on an emulated chip, in print and as files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.backends.ascend.chip.options import Mode, OptionError
+from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, OptionError
 from pipeline.backends.ascend.memory.out_of_memory import out_of_memory_message
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset_of
-from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
-from pipeline.backends.ascend.report.advice import Recommendation, advise
+from pipeline.backends.ascend.pricing.advice import advise
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset_of
+from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.report.recommendation import Recommendation
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout
 from pipeline.backends.base import StepToPrice
@@ -39,57 +40,57 @@ KEYS = {
     "precision": "device.precision",
     "mode": "device.mode",
 }
-"""The recipe's keys of what a question calls otherwise."""
+"""The recipe's keys for options with another name."""
 
 
 class AscendEstimate:
-    """A price and what would lower it. Raises RunError where the device's memory is too small."""
+    """A price and recommendations. Raises RunError where the device's memory is too small."""
 
     def __init__(self, proposal: StepToPrice, spec: Ascend) -> None:
         self._proposal, self._spec = proposal, spec
         self.choice: SinkChoice | None = None
-        with _nothing_collected():
-            self.report = self._priced()
+        with _no_garbage_collection():
+            pricing, self.report = self._priced()
             self.changes: tuple[Recommendation, ...] = advise(
-                self.report.pricing, self.report.question, self._pricing
+                pricing, self.report.config, self._pricing
             )
 
-    def _priced(self) -> Report:
+    def _priced(self) -> tuple[Pricing, Report]:
         proposal = self._proposal
         try:
             pricing = self._pricing(proposal.batch_size)
-            report = pricing.report(self._question(pricing))
+            report = pricing.report(self._config(pricing))
         except OptionError as error:
             raise RecipeError([_with_key(str(error))]) from error
         if report.memory.verdict == "out of memory":
             batch = proposal.batch_size
             raise RunError(out_of_memory_message(report.memory, report.graph, batch=batch))
-        return report
+        return pricing, report
 
-    def _question(self, pricing: Pricing) -> ExecutionConfig:
-        """How the recipe would run its steps, its sinks chosen by their price where it says so."""
+    def _config(self, pricing: Pricing) -> ExecutionConfig:
+        """Return how the recipe runs its steps; under `sink: auto`, the sink is chosen by price."""
         proposal, spec = self._proposal, self._spec
         if proposal.choose_sink is None:
-            return question_of(proposal, spec)
+            return config_of(proposal, spec)
 
         def price(sink_steps: int | None) -> float:
-            return pricing.report(question_of(_in_sinks(proposal, sink_steps), spec)).step_ms
+            return pricing.step(config_of(_in_sinks(proposal, sink_steps), spec)).step_ms
 
         self.choice = proposal.choose_sink(price)
-        return question_of(_in_sinks(proposal, self.choice.size), spec)
+        return config_of(_in_sinks(proposal, self.choice.size), spec)
 
     def _pricing(self, batch_size: int) -> Pricing:
         return Pricing(trace_proposal(self._proposal, batch_size), chipset_of(self._spec))
 
     @property
     def device(self) -> str:
-        """The chip, and how many of it."""
-        devices = self.report.question.devices
+        """The chip, and the number of devices."""
+        devices = self.report.config.devices
         return f"{devices} x {self._spec.chip}" if devices > 1 else self._spec.chip
 
     @property
     def step_ms(self) -> float:
-        """One steady step."""
+        """Milliseconds of one steady step."""
         return self.report.step_ms
 
     @property
@@ -99,30 +100,30 @@ class AscendEstimate:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all devices together."""
+        """Samples per second of all devices together."""
         return self.report.samples_per_s
 
     @property
     def _total_steps(self) -> int | None:
-        return self._proposal.total_steps(self.report.question.devices)
+        return self._proposal.total_steps(self.report.config.devices)
 
     def __str__(self) -> str:
         useful = [change for change in self.changes if change.gain > 0][:SHOWN_CHANGES]
         return printout(self.report, useful, self._total_steps)
 
     def summary(self) -> Mapping[str, Any]:
-        """What summary.json holds of it."""
-        report, question, steps = self.report, self.report.question, self._total_steps
+        """Return the entry of summary.json."""
+        report, config, steps = self.report, self.report.config, self._total_steps
         return {
             "device": self.device,
             "step_ms": report.step_ms,
             "interval_ms": list(report.interval_ms),
             "samples_per_s": report.samples_per_s,
             "run_s": None if steps is None else report.step_ms * steps / 1e3,
-            "mode": question.mode,
-            "sink_size": question.sink_size,
-            "devices": question.devices,
-            "precision": question.precision,
+            "mode": config.mode,
+            "sink_size": config.sink_size,
+            "devices": config.devices,
+            "precision": config.precision,
             "bound": report.bound,
             "shares": dict(report.shares),
             "modes": {
@@ -137,7 +138,7 @@ class AscendEstimate:
         }
 
     def save(self, folder: Path) -> tuple[str, ...]:
-        """Write price, trace and picture into a run directory; the names of the files."""
+        """Write price, trace and picture into a run directory. Return the names of the files."""
         changes = [
             {
                 "kind": change.kind,
@@ -161,10 +162,10 @@ class AscendEstimate:
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Keep Python from looking for garbage: tracing makes millions of objects, all in use.
+def _no_garbage_collection() -> Iterator[None]:
+    """Switch garbage collection off: tracing creates millions of objects, all in use.
 
-    Pricing ResNet-50 takes 0.85 times as long so.
+    Pricing ResNet-50 takes 0.85 times as long without it.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -180,8 +181,8 @@ def _in_sinks(proposal: StepToPrice, sink_steps: int | None) -> StepToPrice:
     return replace(proposal, sink=sink_steps is not None, sink_steps=size)
 
 
-def question_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
-    """How a recipe would run its steps on the chip.
+def config_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
+    """Return how a recipe would run its steps on the chip.
 
     `mode: auto` is MindSpore's `dataset_sink_mode`: with sinks the chip loops over the steps of
     one, without them every step is one launch of the graph with a batch from the host. In eager
@@ -205,7 +206,7 @@ def question_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
 
 
 def trace_proposal(proposal: StepToPrice, batch_size: int) -> TracedStep:
-    """The graph of a recipe's step, with a batch of any size."""
+    """Trace a recipe's step, with a batch of any size."""
     return trace_step(proposal.step, proposal.state, proposal.batch(batch_size), _parameters)
 
 
@@ -214,6 +215,6 @@ def _parameters(state: TrainState) -> Any:
 
 
 def _with_key(problem: str) -> str:
-    """An error of a question opens with a name; a recipe has another one for it."""
+    """Return an option's error under the recipe's key: it opens with the option's name."""
     name, colon, rest = problem.partition(":")
     return f"{KEYS[name]}{colon}{rest}" if name in KEYS else f"device: {problem}"

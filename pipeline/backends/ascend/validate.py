@@ -1,9 +1,9 @@
-"""Published against modelled: `python -m pipeline.backends.ascend.validate [FILE]`.
+"""Compare published with modelled steps: `python -m pipeline.backends.ascend.validate [FILE]`.
 
-Every row is priced by a fit that had seen no row of its family; the interval, too, is scaled on the
-other families. Rows whose host was, or may have been, the slower part say only what the device took
-at most; they are shown, and counted where the model is slower than they allow. With a FILE of your
-own steps, those are compared instead, with the calibration as it is.
+Every row is priced by a fit to the rows of other families; the interval, too, is scaled on those.
+Rows whose host was, or may have been, the slower part are only upper bounds of the device's time;
+they are shown, and counted where the model is slower than they allow. With a FILE of your own
+steps, those are compared instead, with the calibration as it is.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pipeline.backends.ascend.fit.calibrate import (
     calibration_at,
     fit,
     fitted_parts,
-    report_of,
+    price_row,
     spread_of,
 )
-from pipeline.backends.ascend.fit.validate_trace import alexnet_report, lines
+from pipeline.backends.ascend.fit.validate_trace import alexnet_step, lines
 from pipeline.backends.ascend.fit.workloads import PUBLISHED, Published, published_steps
 from pipeline.errors import PipelineError, RunError
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row: published, modelled with its family left out, and the interval."""
+    """One row: published time, time modelled with its family held out, and the interval."""
 
     row: Published
     modelled_ms: float
@@ -42,7 +42,7 @@ class Verdict:
 
     @property
     def error(self) -> float:
-        """Modelled against published, as a share: 0.1 is 10 % too slow."""
+        """Relative error of the modelled time: 0.1 is 10 % too slow."""
         return self.modelled_ms / self.row.ms - 1
 
     @property
@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Score:
-    """How good the left-out rows of a kind are."""
+    """Errors, rank order and coverage of the held-out rows of a kind."""
 
     rows: int
     median_error: float
@@ -64,7 +64,7 @@ class Score:
 
 
 def validate(parts: Sequence[Parts], rows: Sequence[Published]) -> tuple[Verdict, ...]:
-    """Every row by a fit, and with an interval, that its family had no part in."""
+    """Price every row by a fit and an interval without its family."""
     verdicts: dict[str, Verdict] = {}
     for family in sorted({row.family for row in rows}):
         seen = [part for part in parts if part.row.family != family]
@@ -77,7 +77,7 @@ def validate(parts: Sequence[Parts], rows: Sequence[Published]) -> tuple[Verdict
 
 
 def score(verdicts: Sequence[Verdict]) -> Score:
-    """Errors, order and coverage of rows that tell the device's own speed."""
+    """Return errors, order and coverage of rows that show the device's own speed."""
     errors = np.array([abs(verdict.error) for verdict in verdicts])
     return Score(
         len(verdicts),
@@ -90,7 +90,7 @@ def score(verdicts: Sequence[Verdict]) -> Score:
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
-    """Kendall's tau-a over pairs that are not tied in either (Kendall 1938)."""
+    """Return Kendall's tau-a over pairs that are not tied in either (Kendall 1938)."""
     x, y = np.asarray(one), np.asarray(other)
     upper = np.triu_indices(len(x), 1)
     order = np.sign(np.subtract.outer(x, x))[upper] * np.sign(np.subtract.outer(y, y))[upper]
@@ -98,16 +98,17 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def ratios_of_pairs(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float]]:
-    """Op by op against graph, of the networks that were published both ways: name, ratio
-    published, ratio modelled.
+    """Return op-by-op time relative to graph mode of networks published in both.
+
+    Each is (name, published ratio, modelled ratio).
     """
     pairs = [v for v in verdicts if v.row.quality == "pair"]
-    found = []
+    ratios = []
     for name in dict.fromkeys(v.row.model for v in pairs):
         of_mode = {v.row.mode: v for v in pairs if v.row.model == name}
         eager, sunk = of_mode["op_by_op"], of_mode["loop_sink"]
-        found.append((name, eager.row.ms / sunk.row.ms, eager.modelled_ms / sunk.modelled_ms))
-    return found
+        ratios.append((name, eager.row.ms / sunk.row.ms, eager.modelled_ms / sunk.modelled_ms))
+    return ratios
 
 
 def _print_table(verdicts: Sequence[Verdict]) -> None:
@@ -135,7 +136,7 @@ def _print_score(title: str, verdicts: Sequence[Verdict]) -> None:
 
 
 def compare_own(file: Path) -> tuple[Verdict, ...]:
-    """Steps of one's own, in the columns of data/published.csv, by the calibration as it is.
+    """Price your own steps, in the columns of data/published.csv, by the calibration as it is.
 
     Raises RunError for a file that is no such table.
     """
@@ -151,12 +152,12 @@ def compare_own(file: Path) -> tuple[Verdict, ...]:
 
 
 def _verdict(row: Published, calibration: Calibration) -> Verdict:
-    report = report_of(row, calibration)
+    report = price_row(row, calibration)
     return Verdict(row, report.step_ms, *report.interval_ms)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and the scores; of a file of one's own steps, if one is named."""
+    """Print the table and the scores, or those of a file of your own steps."""
     parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
     parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
     file = parser.parse_args(arguments).file
@@ -180,7 +181,7 @@ def _print_published() -> None:
     bounds = [v for v in verdicts if v.row.quality == "at_most"]
     kept = sum(v.error <= 0.1 for v in bounds)
     print()
-    print("\n".join(lines(alexnet_report(load_calibration()))), end="\n\n")
+    print("\n".join(lines(alexnet_step(load_calibration()))), end="\n\n")
     _print_score("graph mode, device-bound, family left out", sunk)
     _print_score("eager PyTorch, 80 us an op", eager)
     print(f"rows bounded by the host: {kept} of {len(bounds)} kept, within 10 %")

@@ -24,21 +24,21 @@ class Ascend(Chip, DeviceSpec):
     auto_precision: ClassVar[Level] = "O3"
     name: Literal["ascend"] = "ascend"
     devices: Annotated[PositiveInt, Field(le=MAX_DEVICES)]
-    """Devices that train together, each on a batch of its own."""
+    """Number of devices that train together, each on its own batch."""
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
-    """How steps are launched; auto: as `train.sink` and `train.sink_size` say."""
+    """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
     precision: Literal["O0", "O2", "O3"] | None
     """MindSpore's amp_level that a step is priced for; null: the types that it was traced with."""
     all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
-    """Numbers of parameters at which the gradients are split; null: one all-reduce for all."""
+    """Indices of parameters at which gradients are split into all-reduces; null: one for all."""
     host_workers: PositiveInt
     """Processes of the emulated host that prepare data."""
     auto_tune: Literal["exhaustive", "ga", "rl"] | None
     """Search the tiles of every cube task before it is priced: all, genetic, or by a tree."""
     tune_bank: FilePath | None
-    """The knowledge bank of tiles that were found: read first, written after."""
+    """The knowledge bank of tiles: read before the search, written after it."""
     strict: bool
-    """An operation that the model doesn't know is an error, not an estimate by its bytes."""
+    """Refuse an operation that the model doesn't know, instead of estimating it by its bytes."""
 
     @field_validator("all_reduce_fusion")
     @classmethod

@@ -34,7 +34,7 @@ class Gpu(DeviceSpec):
     auto_precision: ClassVar[Level] = "O2"
     name: Literal["gpu"] = "gpu"
     index: NonNegativeInt
-    """Which of the visible GPUs."""
+    """Index among the visible GPUs."""
 
     def open(self) -> Backend:
         """XLA on a GPU. Raises RunError where JAX sees none."""

@@ -1,4 +1,4 @@
-"""Does training wait for its data? Starvation is a state that is told of, never an error (S-12)."""
+"""Statistics of how long training waits for its data; starvation is reported, no error (S-12)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 STARVED_SHARE = 0.05
-"""Training starves when a window made it wait for a larger share of the time it took."""
+"""Training starves when a window made it wait for a larger share of its time."""
 
 FED_SHARE = 0.01
-"""It is fed again when one made it wait for a smaller share."""
+"""Starvation ends when a window made it wait for a smaller share."""
 
 NOISE_S = 1e-3
 """Shorter waits are the operating system's: waking a thread up may take as long."""
 
-Tell = Callable[[bool, str], None]
-"""Called as starvation begins (true) and ends (false), with a line for the user."""
+Notify = Callable[[bool, str], None]
+"""(starves, line for the user): called when starvation begins and when it ends."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ class SlowSample:
 
 @dataclass(frozen=True)
 class PrepareTime:
-    """What preparing steps took, all reader threads together: seconds by what was done."""
+    """Seconds that preparing steps took, by activity, all reader threads together."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     slowest: SlowSample | None = None
 
     @classmethod
-    def total(cls, efforts: Iterable[PrepareTime]) -> PrepareTime:
+    def total(cls, times: Iterable[PrepareTime]) -> PrepareTime:
         """The sum of several."""
         seconds: Counter[str] = Counter()
         slowest = None
-        for effort in efforts:
-            seconds.update(effort.seconds)
-            slowest = slower(slowest, effort.slowest)
+        for time in times:
+            seconds.update(time.seconds)
+            slowest = slower(slowest, time.slowest)
         return cls(dict(seconds), slowest)
 
 
 def slower(one: SlowSample | None, other: SlowSample | None) -> SlowSample | None:
-    """That which took longer of two, the first in a tie."""
+    """Return the slower of two samples, the first in a tie."""
     if one is None or other is None:
         return one or other
     return other if other.read_s > one.read_s else one
@@ -60,9 +60,9 @@ def slower(one: SlowSample | None, other: SlowSample | None) -> SlowSample | Non
 
 @dataclass(frozen=True)
 class WindowHandoff:
-    """A window was handed to the training thread, which asked for it after `busy_s`.
+    """Handoff of a window to the training thread, which requested it after `busy_s`.
 
-    `steps` were trained meanwhile; of the `window_steps` asked for, `ready_steps` were there.
+    `steps` were trained meanwhile; of the `window_steps` requested, `ready_steps` were ready.
     """
 
     start: int
@@ -71,7 +71,7 @@ class WindowHandoff:
     wait_s: float
     ready_steps: int
     window_steps: int
-    effort: PrepareTime
+    prepare_time: PrepareTime
 
     @property
     def wait_share(self) -> float:
@@ -81,66 +81,66 @@ class WindowHandoff:
 
 @dataclass(frozen=True)
 class FeedReport:
-    """How training was fed, for summary.json. Shares and means are None before a second window."""
+    """Feed statistics, for summary.json. Shares and means are None before a second window."""
 
     kind: Literal["resident", "stream"]
     starved: bool
-    """Was it ever?"""
+    """Whether it ever was."""
     first_wait_ms: float
-    """For windows that nobody could have prepared: the first one, and one after a jump."""
+    """For windows that could not be prepared ahead: the first one, and one after a jump."""
     wait_ms_per_step: float | None
     wait_share: float | None
     queue_depth: float | None
-    """The mean share of a window that was ready when it was asked for: 1 never waits."""
+    """The mean share of a window that was ready when it was requested: 1 never waits."""
     prepare_ms_per_step: Mapping[str, float]
-    """By what is done: reading a column, transfer, order; all reader threads together."""
+    """By activity: reading a column, transfer, order; all reader threads together."""
     slowest_sample: SlowSample | None
 
 
 class FeedStats:
-    """Keeps account of hand-overs and tells when starvation begins and ends."""
+    """Statistics of handoffs; reports when starvation begins and ends."""
 
-    def __init__(self, tell: Tell | None) -> None:
-        self._tell = tell
+    def __init__(self, notify: Notify | None) -> None:
+        self._notify = notify
         self._first_wait_s = self._busy_s = self._wait_s = self._depths = 0.0
         self._steps = self._windows = self._prepared_steps = 0
-        self._effort = PrepareTime()
+        self._prepare_time = PrepareTime()
         self._starves = self._starved = False
 
-    def jump(self, wait_s: float, window_steps: int, effort: PrepareTime) -> None:
-        """A window was handed over that nobody could have prepared."""
+    def jump(self, wait_s: float, window_steps: int, prepare_time: PrepareTime) -> None:
+        """Record a window that could not be prepared ahead."""
         self._first_wait_s += wait_s
-        self._prepared(window_steps, effort)
+        self._prepared(window_steps, prepare_time)
 
-    def add(self, given: WindowHandoff) -> None:
-        """The next window was handed over."""
-        self._busy_s += given.busy_s
-        self._wait_s += given.wait_s
-        self._steps += given.steps
+    def add(self, handoff: WindowHandoff) -> None:
+        """Record the handoff of the next window."""
+        self._busy_s += handoff.busy_s
+        self._wait_s += handoff.wait_s
+        self._steps += handoff.steps
         self._windows += 1
-        self._depths += given.ready_steps / given.window_steps
-        self._prepared(given.window_steps, given.effort)
-        self._judge(given)
+        self._depths += handoff.ready_steps / handoff.window_steps
+        self._prepared(handoff.window_steps, handoff.prepare_time)
+        self._update_state(handoff)
 
-    def _prepared(self, steps: int, effort: PrepareTime) -> None:
+    def _prepared(self, steps: int, prepare_time: PrepareTime) -> None:
         self._prepared_steps += steps
-        self._effort = PrepareTime.total((self._effort, effort))
+        self._prepare_time = PrepareTime.total((self._prepare_time, prepare_time))
 
-    def _judge(self, given: WindowHandoff) -> None:
-        waited = given.wait_s > NOISE_S
-        if not self._starves and waited and given.wait_share > STARVED_SHARE:
+    def _update_state(self, handoff: WindowHandoff) -> None:
+        waited = handoff.wait_s > NOISE_S
+        if not self._starves and waited and handoff.wait_share > STARVED_SHARE:
             self._starves = self._starved = True
-            self._say(True, starved_text(given))
-        elif self._starves and (not waited or given.wait_share < FED_SHARE):
+            self._report(True, starved_text(handoff))
+        elif self._starves and (not waited or handoff.wait_share < FED_SHARE):
             self._starves = False
-            self._say(False, f"data is fast enough again from step {given.start + 1}")
+            self._report(False, f"data is fast enough again from step {handoff.start + 1}")
 
-    def _say(self, starves: bool, text: str) -> None:
-        if self._tell is not None:
-            self._tell(starves, text)
+    def _report(self, starves: bool, text: str) -> None:
+        if self._notify is not None:
+            self._notify(starves, text)
 
     def report(self, kind: Literal["resident", "stream"]) -> FeedReport:
-        """The account so far."""
+        """The statistics so far."""
         prepared = max(1, self._prepared_steps)
         measured, time_s = self._windows > 0, self._busy_s + self._wait_s
         return FeedReport(
@@ -150,20 +150,25 @@ class FeedStats:
             wait_ms_per_step=1000 * self._wait_s / self._steps if measured else None,
             wait_share=self._wait_s / max(time_s, 1e-9) if measured else None,
             queue_depth=self._depths / self._windows if measured else None,
-            prepare_ms_per_step={k: 1000 * s / prepared for k, s in self._effort.seconds.items()},
-            slowest_sample=self._effort.slowest,
+            prepare_ms_per_step={
+                k: 1000 * s / prepared for k, s in self._prepare_time.seconds.items()
+            },
+            slowest_sample=self._prepare_time.slowest,
         )
 
 
-def starved_text(given: WindowHandoff) -> str:
+def starved_text(handoff: WindowHandoff) -> str:
     """The line that a user reads when training has to wait."""
-    step_ms = 1000 * (given.wait_s + given.busy_s) / given.steps
-    by_cost = sorted(given.effort.seconds.items(), key=lambda item: -item[1])
-    costs = ", ".join(f"{what} {1000 * s / given.window_steps:.2f}" for what, s in by_cost)
-    slowest = f"; slowest sample: {given.effort.slowest}" if given.effort.slowest else ""
+    step_ms = 1000 * (handoff.wait_s + handoff.busy_s) / handoff.steps
+    by_cost = sorted(handoff.prepare_time.seconds.items(), key=lambda item: -item[1])
+    costs = ", ".join(f"{name} {1000 * s / handoff.window_steps:.2f}" for name, s in by_cost)
+    slowest = (
+        f"; slowest sample: {handoff.prepare_time.slowest}" if handoff.prepare_time.slowest else ""
+    )
     return (
-        f"training waits for data from step {given.start + 1}: "
-        f"{given.wait_share * step_ms:.2f} of {step_ms:.2f} ms a step "
-        f"({given.wait_share:.0%}); {given.ready_steps} of {given.window_steps} steps were ready; "
+        f"training waits for data from step {handoff.start + 1}: "
+        f"{handoff.wait_share * step_ms:.2f} of {step_ms:.2f} ms a step "
+        f"({handoff.wait_share:.0%}); "
+        f"{handoff.ready_steps} of {handoff.window_steps} steps were ready; "
         f"preparing one takes, in ms: {costs}{slowest}"
     )

@@ -1,4 +1,4 @@
-"""A split that lies on the device whole; a window moves only the order of its samples."""
+"""Windows of a split that is on the device whole; only the order of samples is transferred."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from pipeline.data.order import SampleOrder
 Prepared = tuple[Window, PrepareTime]
 
 
-class ResidentSupply:
-    """Windows of a resident split. The next one's order is drawn on a thread of its own.
+class ResidentWindows:
+    """Windows of a resident split. The next one's order is computed on another thread.
 
-    Drawing it takes 7 ms for 60,000 samples, a few per cent of what 1,024 steps of a small network
-    take.
+    That takes 7 ms for 60,000 samples, a few per cent of 1,024 steps of a small network.
     """
 
     kind: Literal["resident", "stream"] = "resident"
@@ -48,7 +47,7 @@ class ResidentSupply:
         return self._steps if ahead and ahead[0] == step and ahead[1].done() else 0
 
     def take(self, step: int) -> Prepared:
-        """The window from `step`, and the next one in the making."""
+        """The window from `step`; starts preparing the next one."""
         if self._ahead is not None and self._ahead[0] == step:
             prepared = self._ahead[1].result()
         else:
@@ -59,13 +58,13 @@ class ResidentSupply:
         return prepared
 
     def close(self) -> None:
-        """Forget what was prepared."""
+        """Drop the prepared window."""
         self._ahead = None
 
     def _prepare(self, step: int) -> Prepared:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         batches = self._order.batches(step, self._steps)
         ordered = time.perf_counter()
         inputs = put_inputs(self._columns, batches, self._order.seed, self._device, resident=True)
-        seconds = {"order": ordered - begun, "transfer": time.perf_counter() - ordered}
+        seconds = {"order": ordered - started_at, "transfer": time.perf_counter() - ordered}
         return Window(step, step + self._steps, inputs), PrepareTime(seconds)

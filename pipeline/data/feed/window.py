@@ -1,4 +1,4 @@
-"""What a compiled loop trains on: a window, consecutive steps that are on the device together."""
+"""A window, the input of a compiled loop: consecutive steps whose batches are on the device."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def put_inputs(
     *,
     resident: bool,
 ) -> Inputs:
-    """A window of columns that are on the device already, and of the order of its samples."""
+    """Make a window of columns that are on the device already, and of the order of its samples."""
     plan = (batches.indices, batches.passes, batches.counts, seed_words(seed))
     indices, passes, counts, seed_on_device = jax.device_put(plan, device)
     return Inputs(columns, indices, passes, counts, seed_on_device, resident)

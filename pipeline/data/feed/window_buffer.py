@@ -1,4 +1,4 @@
-"""A window of a streamed split in the making: what is read, by how many threads, and whereto."""
+"""Fill a window's host buffers from several reader threads, and transfer them to the device."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ from pipeline.errors import DataError, PipelineError
 from pipeline.files.error_text import shown
 
 PARTS = 16
-"""A window is read in so many parts: enough to share among threads, few enough to cost nothing."""
+"""Parts that a window is read in: enough to share among threads, few enough to cost nothing."""
 
 ALIGNMENT_BYTES = 64
-"""XLA uses a host buffer that starts at a multiple of this as it is, and copies any other."""
+"""XLA uses a host buffer that starts at a multiple of this in place, and copies any other."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is read, how it is cut into windows, and where it goes."""
+class ReadPlan:
+    """The split to read, its cut into windows and the device that they go to."""
 
     split: Split
     order: SampleOrder
     device: jax.Device
     window_steps: int
     stop: int | None
-    """No window that starts here or later is read ahead, and of the last no sample behind it."""
+    """No window that starts here or later is read ahead, and of the last no sample after it."""
     clock: Clock
 
     @property
     def batch_bytes(self) -> int:
-        """Of all columns."""
+        """Bytes of a batch, all columns."""
         return self.order.batch_size * self.split.sample_bytes
 
     @property
     def threads(self) -> int:
-        """How many read at a time: columns in memory are gathered by one, which is fast enough."""
+        """The number of reader threads: for columns in memory one is fast enough."""
         lazy = any(isinstance(column, LazyColumn) for column in self.split.columns.values())
         return min(DECODING_THREADS if lazy else 1, self.parts)
 
     @property
     def parts(self) -> int:
-        """Into how many reads a window is cut."""
+        """The number of parts of a window."""
         return min(PARTS, self.window_steps * self.order.batch_size)
 
     def window_stop(self, start: int) -> int:
-        """Where a window that starts at `start` ends."""
+        """The end of a window that starts at `start`."""
         stop = start + self.window_steps
         return stop if self.stop is None or start >= self.stop else min(stop, self.stop)
 
 
-class Filling:
-    """A window that is being read, by several threads at once."""
+class WindowBuffer:
+    """The host buffers of a window, filled by several threads at once."""
 
-    def __init__(self, plan: Plan, start: int) -> None:
-        begun = plan.clock()
+    def __init__(self, plan: ReadPlan, start: int) -> None:
+        started_at = plan.clock()
         self._plan, self._start = plan, start
         self._batches: Batches = plan.order.batches(start, plan.window_steps)
         self._indices = self._batches.indices.ravel()
@@ -73,24 +73,24 @@ class Filling:
             for name, column in plan.split.columns.items()
         }
         self._missing, self._lock = plan.parts, threading.Lock()
-        self._order_s = plan.clock() - begun
+        self._order_s = plan.clock() - started_at
 
     def read(self, part: int) -> tuple[PrepareTime, Window | None]:
-        """Read one part; with the last one to be completed comes the window."""
+        """Read one part; the last one to complete also returns the window."""
         rows = self._rows(part)
-        efforts = [self._read_column(name, rows) for name in self._columns]
+        times = [self._read_column(name, rows) for name in self._columns]
         with self._lock:
             self._missing -= 1
             complete = self._missing == 0
         if not complete:
-            return PrepareTime.total(efforts), None
-        begun = self._plan.clock()
+            return PrepareTime.total(times), None
+        started_at = self._plan.clock()
         window = self._on_device()
-        seconds = {"order": self._order_s, "transfer": self._plan.clock() - begun}
-        return PrepareTime.total([*efforts, PrepareTime(seconds)]), window
+        seconds = {"order": self._order_s, "transfer": self._plan.clock() - started_at}
+        return PrepareTime.total([*times, PrepareTime(seconds)]), window
 
     def _rows(self, part: int) -> slice:
-        """The rows of a part, without those behind the last step."""
+        """The rows of a part, without those after the last step."""
         plan, size = self._plan, len(self._indices)
         wanted = (plan.window_stop(self._start) - self._start) * plan.order.batch_size
         first, last = (n * size // plan.parts for n in (part, part + 1))
@@ -98,9 +98,9 @@ class Filling:
 
     def _read_column(self, name: str, rows: slice) -> PrepareTime:
         plan, column, out = self._plan, self._plan.split.columns[name], self._columns[name][rows]
-        begun = plan.clock()
+        started_at = plan.clock()
         slowest = read_into(name, column, self._indices[rows], out, plan.clock)
-        return PrepareTime({name: plan.clock() - begun}, slowest)
+        return PrepareTime({name: plan.clock() - started_at}, slowest)
 
     def _on_device(self) -> Window:
         plan, shape = self._plan, self._batches.indices.shape
@@ -115,7 +115,7 @@ class Filling:
 def read_into(
     name: str, column: Column, indices: np.ndarray, out: np.ndarray, clock: Clock
 ) -> SlowSample | None:
-    """Read samples into `out`, and say which took longest where they are read one by one.
+    """Read samples into `out`; returns the slowest where they are read one by one.
 
     Raises DataError that names the sample where it can.
     """
@@ -139,10 +139,10 @@ def _decode_into(
     slowest = None
     for position, sample in enumerate(indices.tolist()):
         if position and sample == indices[position - 1]:
-            # A short batch is filled up with one sample, over and over.
+            # A short batch is filled up by repeating one sample.
             out[position] = out[position - 1]
             continue
-        begun = clock()
+        started_at = clock()
         try:
             out[position] = column.sample(sample)
         except PipelineError:
@@ -150,14 +150,14 @@ def _decode_into(
         except Exception as error:
             where = f"column {name}, sample {sample} ({shown(column.sample_name(sample))})"
             raise DataError(f"{where}: {type(error).__name__}: {error}") from error
-        read_s = clock() - begun
+        read_s = clock() - started_at
         if slowest is None or read_s > slowest.read_s:
             slowest = SlowSample(name, sample, shown(column.sample_name(sample)), read_s)
     return slowest
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Zeros that a CPU device takes over without a copy."""
+    """Zeros that a CPU device uses without a copy."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)

@@ -1,4 +1,4 @@
-"""Reading an image through an affine map, in the fixed point of OpenCV's warpAffine.
+"""Affine maps of images, in the fixed point of OpenCV's warpAffine.
 
 Source coordinates are 1024ths of a pixel, so that the pixels read are the same on every device. A
 matrix comes as whole 1024ths and the remainder of each, and so needs no float64 on the device.
@@ -23,7 +23,7 @@ _FRACTION_BITS = 5
 class Maps:
     """Maps from target to source pixels, (n, 2, 3): the source's x, then its y.
 
-    `whole` are 1024ths of a pixel and `rest` what is missing in 2**-rest_bits of them, int32.
+    `whole` are 1024ths of a pixel and `rest` the remainders in 2**-rest_bits of them, int32.
     """
 
     whole: Any
@@ -46,25 +46,25 @@ def fixed_maps(matrices: np.ndarray, height: int, width: int) -> Maps:
 
 
 def _source(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
-    """Where each target pixel lies in the source, x and y in 1024ths, int32 (batch, H, W)."""
+    """Source coordinates of each target pixel, x and y in 1024ths, int32 (batch, H, W)."""
     row, column = np.arange(height, dtype=np.int32), np.arange(width, dtype=np.int32)
     half = 1 << (maps.rest_bits - 1)
-    places = []
+    coordinates = []
     for axis in range(2):
         by_x, by_y, shift = (maps.whole[:, axis, i, None] for i in range(3))
         x_rest, y_rest, shift_rest = (maps.rest[:, axis, i, None] for i in range(3))
-        # As in OpenCV, what x and what y contribute are rounded each on its own.
+        # As in OpenCV, the contributions of x and y are rounded separately.
         of_x = by_x * column + ((x_rest * column + half) >> maps.rest_bits)
         of_y = by_y * row + shift + ((y_rest * row + shift_rest + half) >> maps.rest_bits)
-        places.append(of_x[:, None, :] + of_y[:, :, None])
-    return places[0], places[1]
+        coordinates.append(of_x[:, None, :] + of_y[:, :, None])
+    return coordinates[0], coordinates[1]
 
 
 def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: np.ndarray) -> Any:
-    """Bytes (batch, height, width, channels) read through maps of as many samples.
+    """Read bytes (batch, height, width, channels) through one map per sample.
 
-    What lies outside of the source is `fill`, (channels,) of their dtype. The nearest of any whole
-    numbers can be read, not of bytes alone.
+    Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" takes any integer
+    dtype.
     """
     x, y = _source(xp, maps, *values.shape[1:3])
     if interpolation == "nearest":
@@ -98,7 +98,7 @@ def _pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> 
 
 
 def rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
-    """Maps from target to source of a counter-clockwise turn about `centre` (x, y): (n, 2, 3)."""
+    """Maps from target to source, (n, 2, 3), of counter-clockwise rotations about a centre."""
     angle = np.deg2rad(degrees)
     cosine, sine = np.cos(angle), np.sin(angle)
     x, y = centre
@@ -120,5 +120,5 @@ def shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarra
 
 
 def translation(right: float, down: float) -> np.ndarray:
-    """The map from target to source, (2, 3), of a move by so many pixels."""
+    """The map from target to source, (2, 3), of a shift by numbers of pixels."""
     return np.array([[1, 0, -right], [0, 1, -down]], np.float64)

@@ -27,7 +27,7 @@ Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 
 _FACTOR_BITS = 16
 _TABLES = 32
-"""Up to so many factors of a blend are tabulated, in 64 KiB each."""
+"""The most factors of a blend that are tabulated, in 64 KiB each."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
 _HUE_BITS = 12
@@ -35,16 +35,16 @@ _SIXTH = 85
 """A sixth of the colour circle, of which OpenCV has 255ths, doubled."""
 
 
-def _check_factor(given: tuple[float, float]) -> tuple[float, float]:
-    if not 0 <= given[0] <= given[1] <= 128:
-        raise ValueError(f"a factor is from 0 to 128, not {list(given)}")
-    return given
+def _check_factor(bounds: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= bounds[0] <= bounds[1] <= 128:
+        raise ValueError(f"a factor is from 0 to 128, not {list(bounds)}")
+    return bounds
 
 
-def _check_hue(given: tuple[float, float]) -> tuple[float, float]:
-    if not -0.5 <= given[0] <= given[1] <= 0.5:
-        raise ValueError(f"a turn of the hue is from -0.5 to 0.5, not {list(given)}")
-    return given
+def _check_hue(bounds: tuple[float, float]) -> tuple[float, float]:
+    if not -0.5 <= bounds[0] <= bounds[1] <= 0.5:
+        raise ValueError(f"a shift of the hue is from -0.5 to 0.5, not {list(bounds)}")
+    return bounds
 
 
 FactorRange = Annotated[Range, AfterValidator(_check_factor)]
@@ -55,8 +55,8 @@ HueRange = Annotated[Range, AfterValidator(_check_hue)]
 class RandomColorAdjust(Op):
     """Change brightness, contrast, saturation and hue in an order drawn for each sample.
 
-    The first three are factors, 1 changes nothing; `hue` is in turns of the colour circle. Each is
-    drawn evenly from its range [least, most]. RGB bytes only.
+    The first three are factors, 1 changes nothing; `hue` is a shift in rotations of the colour
+    circle. Each is drawn evenly from its range [least, most]. RGB bytes only.
     """
 
     name: Literal["random_color_adjust"] = "random_color_adjust"
@@ -76,8 +76,8 @@ class RandomColorAdjust(Op):
         orders = np.array(list(permutations(range(len(changes)))), np.int32)
         order = pick(xp, uniforms[:, 4], orders)
 
-        def change_once(turn: Any, values: Any) -> Any:
-            chosen, changed = of_images(order[:, turn]), values
+        def change_once(iteration: Any, values: Any) -> Any:
+            chosen, changed = of_images(order[:, iteration]), values
             for which, (change, amounts, numbers) in enumerate(changes):
                 changed = xp.where(chosen == which, change(xp, values, amounts, numbers), changed)
             return changed
@@ -85,7 +85,7 @@ class RandomColorAdjust(Op):
         return repeat_op(xp, change_once, len(changes), values)
 
     def _changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
-        """What is not always left as it is: the function, its amounts and their numbers."""
+        """The adjustments that are not the identity: function, amounts and their numbers."""
         amounts: dict[Adjust, np.ndarray] = {
             adjust_brightness: steps(*self.brightness),
             adjust_contrast: steps(*self.contrast),
@@ -101,7 +101,7 @@ class RandomColorAdjust(Op):
 
 
 def check_rgb_bytes(value: ColumnSpec) -> None:
-    """Raises ValueError for what is not an image of three channels of bytes."""
+    """Raise ValueError for values other than images of three channels of bytes."""
     *_, channels = image_shape(value)
     if value.dtype != "uint8" or channels != 3:
         raise ValueError(
@@ -117,7 +117,7 @@ def exact_factors(factors: np.ndarray) -> np.ndarray:
 
 
 def of_images(amount: Any) -> Any:
-    """One number for each image, in the shape in which it meets the pixels."""
+    """Reshape one number for each image so that it broadcasts over the pixels."""
     return amount[:, None, None, None]
 
 
@@ -146,14 +146,14 @@ def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) ->
 
 
 def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: Any) -> Any:
-    """What tables of blends, uint8 (n, 256, 256), make of bytes and their base."""
+    """Blend bytes with their base by tables, uint8 (n, 256, 256)."""
     row = of_images(numbers) * 256 + base.astype(np.int32)
     return xp.take(tables.reshape(-1), row * 256 + values.astype(np.int32), mode="clip")
 
 
 @lru_cache(maxsize=_TABLES)
 def blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
-    """What a factor makes of every base and value: uint8 (1, 256, 256).
+    """Blend of every base and value by a factor: uint8 (1, 256, 256).
 
     `fused` is the product that is added unrounded, which OpenCV's order of operands decides.
     """
@@ -189,11 +189,11 @@ def adjust_saturation(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -
     return blend(xp, grey(values)[..., None], values, factors, numbers)
 
 
-def adjust_hue(xp: Any, values: Any, turns: np.ndarray, numbers: Any) -> Any:
-    """Move the hue by so many turns of the colour circle."""
-    turn = xp.asarray((turns * 255).astype(np.int32))[numbers]
+def adjust_hue(xp: Any, values: Any, shifts: np.ndarray, numbers: Any) -> Any:
+    """Shift the hue, in rotations of the colour circle."""
+    shift = xp.asarray((shifts * 255).astype(np.int32))[numbers]
     hue, saturation, value = to_hsv(xp, values.astype(np.int32))
-    return to_rgb(xp, (hue + turn[:, None, None]) & 255, saturation, value)
+    return to_rgb(xp, (hue + shift[:, None, None]) & 255, saturation, value)
 
 
 def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:

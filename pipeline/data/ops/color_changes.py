@@ -1,6 +1,6 @@
-"""One change of many to each image of a batch, without a branch: what policies are made of (D-15).
+"""One change of many to each image of a batch, without a branch, for policies (D-15).
 
-Every change a policy can make is a row of tables worked out on the host: an affine map, a table of
+Every change a policy can make is a row of tables computed on the host: an affine map, a table of
 levels, a factor of a blend. A sample picks its row, so the compiled step has each kind of change
 once, however many rows there are.
 """
@@ -41,7 +41,7 @@ BLENDS = ("Contrast", "Color", "Sharpness")
 
 @dataclass(frozen=True)
 class Change:
-    """A change and how strong it is, in the terms of MindSpore's policies."""
+    """A change and its magnitude, in the terms of MindSpore's policies."""
 
     name: str
     magnitude: float = 0.0
@@ -49,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """Tables of n changes: affine maps, levels int32 (n, 256), names, and which blend they are.
+    """Tables of n changes: affine maps, levels int32 (n, 256), names, and numbers of blends.
 
     `blends` are those of all factors, uint8 (blends, 256, 256), `blend_numbers` int32 (n,).
     """
@@ -61,7 +61,7 @@ class Changes:
     blend_numbers: np.ndarray
 
     def named(self, *names: str) -> np.ndarray:
-        """Which changes have one of these names, bool (n,)."""
+        """Mask of the changes with one of these names, bool (n,)."""
         return np.isin(self.names, names)
 
 
@@ -79,7 +79,7 @@ def tabulate(changes: Sequence[Change], height: int, width: int) -> Changes:
 
 
 def _blend(change: Change) -> tuple[float, bool]:
-    """The factor of a blend, and whether it is that of sharpness."""
+    """The factor of a blend, and whether it is for sharpness."""
     if change.name not in BLENDS:
         return 1.0, False
     return _factor(change), change.name == "Sharpness"

@@ -77,7 +77,7 @@ def _padded(height: int, width: int, padding: Padding) -> tuple[int, int]:
 
 @part("op")
 class RandomCrop(GeometricOp):
-    """Pad with `fill`, then cut out `size` at a place drawn anew for each sample and pass."""
+    """Pad with `fill`, then cut out `size` at a place drawn for each sample and pass."""
 
     name: Literal["random_crop"] = "random_crop"
     size: Size
@@ -103,7 +103,7 @@ class RandomCrop(GeometricOp):
         pixels = pixels_at(xp, values, rows, columns)
         if not any(self.padding):
             return pixels
-        # Masking what the padding would hold is cheaper than gathering from a padded copy.
+        # Masking the padding is cheaper than gathering from a padded copy.
         inside = row_in[:, :, None] & column_in[:, None, :]
         return xp.where(inside[..., None], pixels, np.asarray(self.fill, pixels.dtype))
 
@@ -114,9 +114,9 @@ class RandomCrop(GeometricOp):
 def _cut(
     xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]
 ) -> tuple[Any, Any]:
-    """Where a crop lies along an axis of `length` pixels, padded before and after.
+    """Pixels of a crop along an axis of `length` pixels, padded before and after.
 
-    The pixels it takes, clamped to the image, int32 (batch, size); and which of them the image has.
+    Returns the pixels, clamped to the image, int32 (batch, size), and a mask of those within it.
     """
     first = integers(xp, uniforms, sum(padding) + length - size + 1) - padding[0]
     pixel = first + np.arange(size, dtype=np.int32)
@@ -164,7 +164,7 @@ class _Flip(GeometricOp):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         places = [np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3]]
-        # One read at an index; a choice between two reads makes XLA compute what feeds them twice.
+        # One read at an index; with a choice between two reads XLA computes their input twice.
         along = places[self.axis]
         places[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
         return pixels_at(xp, values, *places)
@@ -192,7 +192,7 @@ class Cutout(Op):
 
     A hole may lie partly outside of the image. By the convention `devries` (DeVries and Taylor,
     2017) its centre is uniform over the image; by `mindspore` it lies anywhere from right before to
-    right behind the image, so that some holes leave no trace.
+    right after the image, so that some holes have no effect.
     """
 
     name: Literal["cutout"] = "cutout"
@@ -220,7 +220,7 @@ class Cutout(Op):
         return xp.where(hole[..., None], 0, values)
 
     def _covered(self, xp: Any, uniforms: Any, length: int) -> Any:
-        """Which of `length` pixels lie in each hole: bool (batch, holes, length)."""
+        """Mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
         if self.convention == "devries":
             first = integers(xp, uniforms, length)[:, :, None] - self.size // 2
         else:

@@ -1,4 +1,4 @@
-"""What image ops have in common: how sizes are written and what shape they take."""
+"""Common types and functions of image ops: sizes, shapes, reading pixels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Axis = Literal[1, 2]
 def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
     """(height, width, channels) of an image.
 
-    Raises ValueError for what is not an image, and for one that has its channels first.
+    Raises ValueError for values that are no images, and for images with channels first.
     """
     if len(value.shape) != 3:
         raise ValueError(
@@ -54,10 +54,10 @@ def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
     """The rows (axis 1) or columns (axis 2) `pixels` of each image.
 
-    `pixels` are int32 (batch or 1, length), all within the image; one row of them is for all.
+    `pixels` are int32 (batch or 1, length), all within the image; one row is for all images.
     """
     if pixels.shape[0] == 1:
-        # The indices are in range; "clip" spares numpy a check that doubles the time.
+        # The indices are in range; "clip" avoids a check of numpy that doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
     every = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
     return pixels_at(xp, values, *((pixels, every) if axis == 1 else (every, pixels)))
@@ -65,8 +65,8 @@ def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
 
 def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
     """The pixels at (rows, columns) of each image, int32 that broadcast to (batch, I, J)."""
-    places = np.arange(len(values), dtype=np.int32)[:, None, None], rows, columns
+    index = np.arange(len(values), dtype=np.int32)[:, None, None], rows, columns
     if xp is np:
-        return values[places]
-    # Left to itself, jax.numpy checks and wraps every index, which doubles the time of a gather.
-    return values.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        return values[index]
+    # By default jax.numpy checks and wraps every index, which doubles the time of a gather.
+    return values.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -1,9 +1,8 @@
-"""How a pixel of a resized image is mixed from pixels of the source, as OpenCV and Pillow do it.
+"""Interpolation of resized images from pixels of the source, as in OpenCV and Pillow.
 
-MindSpore resizes arrays through OpenCV and `Inter.PILCUBIC` through Pillow's algorithm. bytes are
-mixed in the same fixed point as there, so that the result is theirs and every device's to the bit.
-The formulas are those of OpenCV's imgproc/resize and of Pillow's Resample, rebuilt from what they
-compute.
+MindSpore resizes arrays through OpenCV and `Inter.PILCUBIC` through Pillow's algorithm. Bytes are
+mixed in the same fixed point as there, so that results are equal to the bit, on every device. The
+formulas are those of OpenCV's imgproc/resize and of Pillow's Resample, rebuilt from their results.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LANES = 8
 
 @dataclass(frozen=True)
 class Taps:
-    """What each of `length` target pixels is mixed from along an axis.
+    """Source pixels and weights of each of `length` target pixels along an axis.
 
     Both arrays are (1 or batch, length, taps): source pixels, int32, and their weights, float32 or,
     in fixed point, int32.
@@ -37,7 +36,7 @@ class Taps:
     weights: Any
 
     def read(self, xp: Any, values: Any, axis: Axis) -> Iterator[tuple[Any, Any]]:
-        """Tap by tap: the source pixels and their weights, ready to be multiplied."""
+        """Iterate over taps: the source pixels and their weights, in shapes that broadcast."""
         for tap in range(self.pixels.shape[-1]):
             weights = xp.expand_dims(self.weights[..., tap], (3 - axis, 3))
             yield pixels_along(xp, values, self.pixels[..., tap], axis), weights
@@ -58,7 +57,7 @@ def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
     rows = across.sum(xp, values.astype(np.int32), 2)
     if down.pixels.shape[-1] > 2:
         total = down.sum(xp, rows, 1)
-        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), _behind_lanes(*total.shape[2:]))
+        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), _after_lanes(*total.shape[2:]))
         return mixed.clip(0, 255).astype(np.uint8)
     # OpenCV keeps 16 bits of either product here, and so it rounds to quarters before it adds.
     upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
@@ -80,13 +79,13 @@ def opencv_taps(
     fraction = place - first
     if interpolation == "cubic":
         return _neighbours(source, first - 1, _cubic_weights(fraction), fixed)
-    if axis == 2:  # Down the columns the weights stay, though both fall on the pixel of the edge.
+    if axis == 2:  # Down the columns the weights stay, though both taps are the pixel of the edge.
         fraction = np.where((first < 0) | (first >= source - 1), np.float32(0), fraction)
     return _neighbours(source, first, (1 - fraction, fraction), fixed)
 
 
 def widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
-    """What OpenCV's "area" is where a side grows: linear, between the edges of source pixels."""
+    """OpenCV's "area" where a side grows: linear, between the edges of source pixels."""
     scale = 1 / (target / source)
     pixel = np.arange(target)
     first = np.floor(pixel * scale)
@@ -130,7 +129,7 @@ def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
 
 
 def _overlaps(source: int, target: int) -> tuple[Taps, int]:
-    """By how much each target pixel covers source pixels, int32, and what that adds up to."""
+    """The overlap of each target pixel with source pixels, int32, and its total."""
     unit = gcd(source, target)
     cell, pixel = source // unit, target // unit
     begin = np.arange(target)[:, None] * cell
@@ -141,8 +140,8 @@ def _overlaps(source: int, target: int) -> tuple[Taps, int]:
     return Taps(pixels[None].astype(np.int32), weights[None].astype(np.int32)), cell
 
 
-def _behind_lanes(width: int, channels: int) -> np.ndarray:
-    """The bytes of a row that OpenCV leaves to the end, where it rounds halves up, bool (W, C).
+def _after_lanes(width: int, channels: int) -> np.ndarray:
+    """Mask of the bytes at the end of a row where OpenCV rounds halves up, bool (W, C).
 
     Its vectors take eight at a time, and round halves to even.
     """

@@ -1,7 +1,7 @@
-"""Changes of bytes by a table of 256 levels, and the smoothing behind sharpness (D-15).
+"""Changes of bytes by a table of 256 levels, and the smoothing for sharpness (D-15).
 
-`equalized` and `stretched` work their tables out of each image's own levels, channel by channel, as
-OpenCV's equalizeHist and MindSpore's AutoContrast do.
+`equalized` and `stretched` compute their tables from each image's own levels, channel by channel,
+as OpenCV's equalizeHist and MindSpore's AutoContrast do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
 
 
 def look_up(xp: Any, values: Any, tables: Any) -> Any:
-    """Bytes through the tables of each sample's channels, (batch, channels or 1, 256)."""
+    """Map bytes through the tables of each sample's channels, (batch, channels or 1, 256)."""
     batch, channels = tables.shape[:2]
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     places = row[:, None, None, :] * LEVELS + values.astype(np.int32)
@@ -26,7 +26,7 @@ def look_up(xp: Any, values: Any, tables: Any) -> Any:
 
 
 def histograms(xp: Any, values: Any) -> Any:
-    """How many pixels of each level an image's channels have, int32 (batch, channels, 256)."""
+    """Histograms of the levels of each channel, int32 (batch, channels, 256)."""
     batch, *_, channels = values.shape
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     places = (row[:, None, None, :] * LEVELS + values.astype(np.int32)).reshape(-1)
@@ -76,7 +76,7 @@ def solarized(threshold: float) -> np.ndarray:
 
 
 def smoothed(xp: Any, values: Any) -> Any:
-    """Bytes under the kernel [1 1 1; 1 5 1; 1 1 1] / 13, the outermost pixels as they are."""
+    """Filter bytes with the kernel [1 1 1; 1 5 1; 1 1 1] / 13, the outermost pixels as they are."""
     height, width = values.shape[1:3]
     levels = values.astype(np.int32)
     if min(height, width) < 3:

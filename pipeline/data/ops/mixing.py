@@ -1,4 +1,4 @@
-"""Batch ops: every sample is mixed with another one of its batch, its label with the other's."""
+"""Batch ops, which mix each sample and its label with another sample of the batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Images and labels mixed with those of the rows `partner`, shares[number] of their own."""
+    """Mix images and labels with those of the rows `partner`; their own share is shares[number]."""
     images, labels = values
     share = xp.asarray(shares)[number]
     if images.dtype == np.uint8:
@@ -57,14 +57,14 @@ def mix_up(
 
 
 def _mixed(values: Any, partner: Any, share: Any) -> Any:
-    """share (batch or 1,) of each sample and the rest of its partner, in the values' dtype."""
+    """Mix `share` (batch or 1,) of each sample with the rest of its partner, in the same dtype."""
     share = share.reshape(-1, *(1,) * (values.ndim - 1))
     own, other = values.astype(np.float32), values[partner].astype(np.float32)
     return (own * share + other * (1 - share)).astype(values.dtype)
 
 
 def _check_one_hot(label: ColumnSpec) -> None:
-    """Raises ValueError for labels that can't be mixed."""
+    """Raise ValueError for labels that can't be mixed."""
     if len(label.shape) != 1 or label.dtype != "float32":
         raise ValueError(
             f"mixes one-hot float32 labels, not {label.dtype} of shape {label.shape}; list a "
@@ -73,7 +73,7 @@ def _check_one_hot(label: ColumnSpec) -> None:
 
 
 def partners(xp: Any, uniforms: Any) -> Any:
-    """The row that each sample is mixed with: a permutation of the batch, each as likely."""
+    """The row that each sample is mixed with: a uniform random permutation of the batch."""
     if xp is np:
         return np.argsort(uniforms, kind="stable")
     return xp.argsort(uniforms, stable=True)
@@ -126,9 +126,9 @@ class CutMix(BatchOp):
 
 
 def _extent(xp: Any, uniforms: Any, cut: Any, length: int) -> Any:
-    """Which of `length` pixels a box has along an axis, bool (batch, length).
+    """Mask of the pixels of a box along an axis of `length`, bool (batch, length).
 
-    As in MindSpore, its centre may lie right behind the axis, its clipped end leaves out the last
+    As in MindSpore, its centre may lie right after the axis, its clipped end excludes the last
     pixel, and it has one pixel at least.
     """
     centre, half = integers(xp, uniforms, length + 1), cut // 2

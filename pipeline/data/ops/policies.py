@@ -50,7 +50,7 @@ as often as the rest. `paper` has moves in pixels and even chances."""
 
 
 class Policy(Op):
-    """What policies have in common. RGB bytes only."""
+    """Base of the policies. RGB bytes only."""
 
     moves_pixels: ClassVar[bool] = True
     convention: Convention = "mindspore"
@@ -63,11 +63,11 @@ class Policy(Op):
         return value
 
     def _change(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
-        """Change each image by the rows `numbers`, int32 (batch, turns), one after the other."""
+        """Change each image by the rows `numbers`, int32 (batch, iterations), in order."""
         fill = fill_levels(self.fill, 3)
 
-        def change_once(turn: Any, values: Any) -> Any:
-            row = numbers[:, turn]
+        def change_once(iteration: Any, values: Any) -> Any:
+            row = numbers[:, iteration]
             return make_changes(xp, values, changes, row, self.interpolation, fill)
 
         return repeat_op(xp, change_once, numbers.shape[1], values)
@@ -132,7 +132,7 @@ class AutoAugment(Policy):
 def magnitudes(
     name: str, bins: int, convention: Convention, size: Size, solarize_from: int
 ) -> np.ndarray:
-    """How strong a change is at each of `bins` magnitudes, float64 (bins,).
+    """The strength of a change at each of `bins` magnitudes, float64 (bins,).
 
     Shears are in radians, translations in pixels, rotations in degrees; thresholds of solarize go
     down from `solarize_from`.
@@ -173,7 +173,7 @@ def _both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
 def _random(
     magnitude: int, bins: int, convention: Convention, height: int, width: int
 ) -> tuple[Changes, np.ndarray]:
-    """All changes at a magnitude, and which they are by name and sign, int32 (14 or 15, 2)."""
+    """All changes at a magnitude, and their rows by name and sign, int32 (14 or 15, 2)."""
     names = _RANDOM if convention == "paper" else (*_RANDOM, "AutoContrast")
     changes: list[Change] = []
     for name in names:
@@ -187,9 +187,10 @@ def _random(
 def _learned(
     policy: str, convention: Convention, height: int, width: int
 ) -> tuple[Changes, np.ndarray, np.ndarray]:
-    """All changes of a policy behind one that changes nothing.
+    """All changes of a policy, after an identity.
 
-    Which they are by pair, place and sign, int32 (25, 2, 2), and how probable, float32 (25, 2).
+    Also their rows by pair, position and sign, int32 (25, 2, 2), and their probabilities, float32
+    (25, 2).
     """
     changes = [Change("Identity")]
     for name, _, bin_ in (step for pair in POLICIES[policy] for step in pair):

@@ -1,8 +1,8 @@
-"""Parameters drawn from a range, such that every device draws the same to the bit.
+"""Parameters drawn from a range, the same to the bit on every device.
 
-A drawn number is one of `STEPS` even steps of its range. What follows from it, a sine or a square
-root, is worked out for every step on the host in float64 and looked up: XLA's functions differ from
-numpy's in the last place, and a rounding behind them would make that a whole pixel.
+A drawn number is one of `STEPS` even steps of its range. Functions of it, a sine or a square
+root, are computed for every step on the host in float64 and looked up: XLA's functions differ from
+numpy's in the last place, which a rounding after them could make a whole pixel.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pipeline.data.random import integers
 STEPS = 4096
 
 
-def _check_order(given: tuple[float, float]) -> tuple[float, float]:
-    if given[0] > given[1]:
-        raise ValueError(f"the range {list(given)} ends before it begins; give [least, most]")
-    return given
+def _check_order(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"the range {list(bounds)} ends before it begins; give [least, most]")
+    return bounds
 
 
 Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_check_order)]
@@ -35,5 +35,5 @@ def steps(least: float, most: float) -> np.ndarray:
 
 
 def pick(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
-    """Rows of a table, each as likely: (*uniforms.shape, *table.shape[1:])."""
+    """Draw rows of a table uniformly: (*uniforms.shape, *table.shape[1:])."""
     return xp.asarray(table)[integers(xp, uniforms, len(table))]

@@ -98,7 +98,7 @@ def resized(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> A
 
 
 def _filtered(xp: Any, values: Any, size: Size, interpolation: Pillow) -> Any:
-    """Along one axis after the other; bytes are rounded in between, so that the order matters."""
+    """Filter along one axis after the other; bytes are rounded between, so the order matters."""
     (height, width), (rows, columns) = values.shape[1:3], size
     down, across = (
         pillow_taps(interpolation, source, target)

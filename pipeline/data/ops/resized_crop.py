@@ -1,4 +1,4 @@
-"""Cropping at a drawn place, size and aspect, and scaling the crop to one size."""
+"""Crop at a random place, size and aspect, and scale the crop to one size."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pipeline.registry import part
 Interpolation = Literal["linear", "nearest", "cubic"]
 
 
-def _check_positive(given: tuple[float, float]) -> tuple[float, float]:
-    if given[0] <= 0:
-        raise ValueError(f"the range {list(given)} must be above 0")
-    return given
+def _check_positive(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] <= 0:
+        raise ValueError(f"the range {list(bounds)} must be above 0")
+    return bounds
 
 
 PositiveRange = Annotated[Range, AfterValidator(_check_positive)]
@@ -78,7 +78,7 @@ class RandomResizedCrop(GeometricOp):
         """The box of each sample, within images of height x width."""
         rows, columns = self._tries(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
-        first, found = xp.argmax(fits, axis=1)[:, None], fits.any(axis=1)
+        first, any_fits = xp.argmax(fits, axis=1)[:, None], fits.any(axis=1)
         rows, columns = (xp.take_along_axis(n, first, axis=1)[:, 0] for n in (rows, columns))
         central = self._central(height, width)
         top, left = (
@@ -86,7 +86,7 @@ class RandomResizedCrop(GeometricOp):
             for place, length, taken in ((-2, height, rows), (-1, width, columns))
         )
         drawn = zip((top, left, rows, columns), central, strict=True)
-        return Box(*(xp.where(found, ours, instead).astype(np.int32) for ours, instead in drawn))
+        return Box(*(xp.where(any_fits, own, instead).astype(np.int32) for own, instead in drawn))
 
     def _tries(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
         """Height and width of every attempt's box, int32 (batch, attempts)."""
@@ -110,7 +110,7 @@ class RandomResizedCrop(GeometricOp):
 def crop_and_resize(
     xp: Any, values: Any, box: Box, size: Size, interpolation: Interpolation
 ) -> Any:
-    """Each image's box scaled to `size`, without a look at the pixels around it."""
+    """Each image's box scaled to `size`, without the pixels around it."""
     height, width = values.shape[1:3]
     if interpolation == "nearest":
         rows = box.top[:, None] + xp.asarray(_nearest(height, size[0]))[box.height]

@@ -1,4 +1,4 @@
-"""Turning images by a drawn angle (D-05)."""
+"""Rotate images by a random angle (D-05)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Point = Annotated[tuple[float, float], Strict(False)]
 
 @part("op")
 class RandomRotation(GeometricOp):
-    """Turn the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
+    """Rotate the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
 
     `degrees` are [least, most], or one number d for [-d, d]; `center` is [x, y] in pixels from the
     top left, null the image's middle. Pixels from outside are `fill`.
@@ -60,7 +60,7 @@ class RandomRotation(GeometricOp):
         return warp(xp, labels, self._maps(xp, labels, uniforms), "nearest", level)
 
     def _maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
-        """The turn of each image."""
+        """The affine map of each image."""
         height, width = values.shape[1:3]
         centre = self.center or ((width - 1) / 2, (height - 1) / 2)
         maps = fixed_maps(rotation(self._angles(), centre), height, width)

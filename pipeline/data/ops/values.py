@@ -1,4 +1,4 @@
-"""Map ops that change what the numbers are: scale, dtype, encoding, axis order (D-05, D-06)."""
+"""Map ops on values: scale, dtype, encoding, axis order (D-05, D-06)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Normalize(Op):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        # XLA turns division by a constant into this product; written out, numpy gives the same.
+        # XLA replaces division by a constant with this product; written out, numpy gives the same.
         return (values.astype(np.float32) - mean) * (1 / std)
 
 

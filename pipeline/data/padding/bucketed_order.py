@@ -14,9 +14,9 @@ class BucketedOrder(SampleOrder):
     """The endless order of a split whose batches are each of one bucket.
 
     Samples come in the order of their pass and wait in their bucket; when a batch is full, it is
-    next. What waits in the end is dropped, or comes last, bucket by bucket. So MindSpore's
-    `bucket_batch_by_length` does it; here the batches of a pass are a pure function of (seed, pass)
-    and finding them costs one permutation.
+    next. Samples that wait at the end are dropped, or come last, bucket by bucket, as in
+    MindSpore's `bucket_batch_by_length`; here the batches of a pass are a pure function of
+    (seed, pass), computed with one permutation.
     """
 
     buckets: np.ndarray = field(compare=False)
@@ -37,13 +37,13 @@ class BucketedOrder(SampleOrder):
 
     @property
     def batches_per_repetition(self) -> int:
-        """Batches in one reading of the dataset: those of each bucket."""
+        """Batches in one repetition of the dataset: those of each bucket."""
         full, rest = np.divmod(np.bincount(self.buckets), self.batch_size)
         return int(full.sum()) + (0 if self.drop_remainder else int((rest > 0).sum()))
 
     @property
     def short_batch(self) -> int:
-        """How many samples the shortest batch has, where one is not full; else 0."""
+        """The size of the shortest batch, where one is not full; else 0."""
         rests = np.bincount(self.buckets) % self.batch_size
         return 0 if self.drop_remainder or not rests.any() else int(rests[rests > 0].min())
 
@@ -55,12 +55,12 @@ class BucketedOrder(SampleOrder):
         counts = np.empty(count, np.int32)
         for pass_ in np.unique(passes):
             rows = passes == pass_
-            of_pass, real = self._batches_of(int(pass_))
-            indices[rows], counts[rows] = of_pass[batch[rows]], real[batch[rows]]
+            of_pass, valid = self._batches_of(int(pass_))
+            indices[rows], counts[rows] = of_pass[batch[rows]], valid[batch[rows]]
         return Batches(indices, passes.astype(np.int32), counts)
 
     def _batches_of(self, pass_: int) -> tuple[np.ndarray, np.ndarray]:
-        """All batches of a pass: samples (batches, batch size), and how many of each are real."""
+        """All batches of a pass: samples (batches, batch size), and their numbers of valid ones."""
         order = self._pass_order(pass_)
         bucket_at = self.buckets[order]
         rows, counts, complete_at = [], [], []

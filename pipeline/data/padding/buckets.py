@@ -15,13 +15,13 @@ Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
 
 SIZE = "size"
-"""The column that tells how much of each image is no padding, int32 (dimensions,)."""
+"""The column of the sizes of images without padding, int32 (dimensions,)."""
 
 
 @runtime_checkable
 class RaggedColumn(Column, Protocol):
     """A column whose values differ in their leading dimensions; indexed, it pads them with zeros
-    to what holds the largest."""
+    to a size that holds the largest."""
 
     @property
     def sizes(self) -> np.ndarray:
@@ -29,21 +29,21 @@ class RaggedColumn(Column, Protocol):
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """The dimensions behind them, which all values share."""
+        """The dimensions after them, which all values share."""
 
     def value(self, index: int) -> np.ndarray:
         """One value, (*sizes[index], *trailing). Raises DataError where it can't be read."""
 
     def sample_name(self, index: int) -> str:
-        """What the user knows the sample by."""
+        """Name of the sample for the user."""
 
 
 class Ragged:
-    """Base of the ragged columns: what follows from their sizes."""
+    """Base of the ragged columns: properties that follow from their sizes."""
 
     @property
     def shape(self: RaggedColumn) -> tuple[int, ...]:
-        """(samples, *dimensions of what holds the largest value)."""
+        """(samples, *dimensions that hold the largest value)."""
         return (len(self.sizes), *self.sizes.max(axis=0).tolist(), *self.trailing)
 
     def __getitem__(self: RaggedColumn, indices: Any) -> np.ndarray:
@@ -53,7 +53,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class RaggedArray(Ragged):
-    """A ragged column in memory: all values one behind the other, and where each begins."""
+    """A ragged column in memory: all values one after the other, and the start of each."""
 
     flat: np.ndarray
     starts: np.ndarray
@@ -79,7 +79,7 @@ class RaggedArray(Ragged):
 def ragged_array(
     flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
 ) -> RaggedArray:
-    """A ragged column of values stored one behind the other.
+    """A ragged column of values stored one after the other.
 
     Takes `flat` (values in all,) and `sizes` (samples, dimensions), whole numbers above 0. Raises
     ValueError where they don't fit together.
@@ -97,7 +97,7 @@ def ragged_array(
 
 @dataclass(frozen=True)
 class UniformColumn:
-    """A column of one shape, seen as one of several sizes that happen to be equal."""
+    """A column of one shape as a ragged column, all of whose sizes are equal."""
 
     column: Column
     dimensions: int
@@ -115,7 +115,7 @@ class UniformColumn:
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """The dimensions behind them."""
+        """The dimensions after them."""
         return tuple(self.column.shape[1 + self.dimensions :])
 
     @property
@@ -134,7 +134,7 @@ class UniformColumn:
         return self.column[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
-        """What the user knows the sample by."""
+        """Name of the sample for the user."""
         if isinstance(self.column, LazyColumn):
             return self.column.sample_name(index)
         return f"sample {index}"
@@ -142,7 +142,7 @@ class UniformColumn:
 
 @dataclass(frozen=True)
 class PaddedColumn:
-    """A ragged column as one of a single shape: each value at the start, `fill` behind it.
+    """A ragged column as one of a single shape: each value at the start, `fill` after it.
 
     It is lazy (`LazyColumn`): several threads may read a stream of it.
     """
@@ -176,7 +176,7 @@ class PaddedColumn:
         return padded
 
     def sample_name(self, index: int) -> str:
-        """What the user knows the sample by."""
+        """Name of the sample for the user."""
         return self.values.sample_name(index)
 
     def _put(self, value: np.ndarray, padded: np.ndarray) -> None:
@@ -198,19 +198,19 @@ def assign_buckets(
     """
     bounds = np.array(buckets)
     covered = np.all(sizes[:, None] <= bounds, axis=-1)
-    left_out = ~covered.any(axis=1)
-    if left_out.any() and not crop:
-        largest = sizes[left_out].max(axis=0).tolist()
+    uncovered = ~covered.any(axis=1)
+    if uncovered.any() and not crop:
+        largest = sizes[uncovered].max(axis=0).tolist()
         raise ValueError(
-            f"{left_out.sum():,} of {len(sizes):,} samples are larger than every bucket; "
+            f"{uncovered.sum():,} of {len(sizes):,} samples are larger than every bucket; "
             f"one of {largest} would hold them, and dataset.oversized=crop uses a part of each"
         )
     kept = np.minimum(sizes[:, None], bounds).astype(np.int64).prod(axis=-1)
-    return np.where(left_out, kept.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
+    return np.where(uncovered, kept.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
 
 
 def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:
-    """Raises ValueError for a bucket that has fewer than `least` samples: none of them is read."""
+    """Raise ValueError for a bucket that has fewer than `least` samples: none of them is read."""
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     for bucket, count in zip(buckets, counts, strict=True):
         if count == 0:
@@ -218,10 +218,10 @@ def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], l
         if count < least:
             raise ValueError(
                 f"{list(bucket)} has {count} samples, which fill no batch of {least}, and "
-                "drop_remainder drops what is not full: it would leave all of them out"
+                "drop_remainder drops what is not full: it would drop all of them"
             )
 
 
 def canvas(buckets: Sequence[Bucket]) -> Bucket:
-    """What holds every bucket: one of them may be the widest, another the highest."""
+    """The size that holds every bucket: one may be the widest, another the highest."""
     return tuple(np.array(buckets).max(axis=0).tolist())

@@ -20,11 +20,11 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.random import integers, uniforms
 
 UNCUT_SIZE = "uncut_size"
-"""The column that tells how large each image was read, int32 (dimensions,); there where some are
-cut to a bucket."""
+"""The column of the sizes of images as read, int32 (dimensions,); present where some are cut to a
+bucket."""
 
 CROP_OP = 1 << 30
-"""The op that the places of crops are drawn for: no list of map ops is as long."""
+"""The op number that keys the places of crops: no list of map ops is as long."""
 
 
 def pad_split(
@@ -34,11 +34,11 @@ def pad_split(
     ignore_index: int | None = None,
     crop: bool = False,
 ) -> Split:
-    """The split with images padded to what holds all buckets, and a column of their sizes.
+    """Pad images to a size that holds all buckets, and add a column of their sizes.
 
     Labels of positions are padded with `ignore_index`. Where some samples are larger than every
-    bucket and `crop` says to cut them, all are padded to what holds the largest of them too, and
-    the sizes are those behind the cut; `cut_to` makes it. Raises ValueError where an image is
+    bucket and `crop` is set, all are padded to a size that holds the largest of them too, and the
+    sizes are those after the cut, which `cut_to` makes. Raises ValueError where an image is
     larger than every bucket and may not be cut, or has other dimensions than they, and where labels
     can't be padded.
     """
@@ -60,7 +60,7 @@ def _of_several_sizes(column: Column, dimensions: int) -> RaggedColumn:
 
 
 def _sizes_in(buckets: Sequence[Bucket], uncut: np.ndarray, *, crop: bool) -> np.ndarray:
-    """How large each image is in its bucket, int32 (samples, dimensions)."""
+    """The size of each image in its bucket, int32 (samples, dimensions)."""
     if uncut.shape[1] != len(buckets[0]):
         shown = [list(bucket) for bucket in buckets]
         raise ValueError(f"{shown}: must have {uncut.shape[1]} numbers each for these images")
@@ -71,7 +71,7 @@ def _sizes_in(buckets: Sequence[Bucket], uncut: np.ndarray, *, crop: bool) -> np
 def _padded_labels(
     labels: Column, sizes: np.ndarray, holds: Bucket, ignore_index: int | None
 ) -> Column:
-    """Labels of positions padded as the images are; of one label a sample nothing is padded."""
+    """Pad labels of positions as the images; one label a sample is not padded."""
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
@@ -79,13 +79,13 @@ def _padded_labels(
     if not np.array_equal(positions.sizes, sizes):
         raise ValueError(
             f"labels of shape {labels.shape[1:]} are not of the places of the images, so that "
-            "there is no telling how to pad them"
+            "they can't be padded with them"
         )
     return PaddedColumn(positions, holds, _label_of_padding(labels, ignore_index))
 
 
 def _label_of_padding(labels: Column, ignore_index: int | None) -> int:
-    """Raises ValueError where there is none, or labels can't hold it."""
+    """The label of padding. Raises ValueError where there is none, or labels can't hold it."""
     if ignore_index is None:
         raise ValueError(
             f"labels of shape {labels.shape[1:]} need padding too; set dataset.ignore_index to "
@@ -110,9 +110,9 @@ def cut_to(
     *,
     drawn: bool,
 ) -> dict[str, Any]:
-    """A batch of `pad_split`'s columns with images, and labels of positions, of one bucket.
+    """Cut the images and labels of positions of a batch of `pad_split`'s columns to one bucket.
 
-    Of a sample that is larger, a crop is left: at a place drawn from (seed, pass, sample), or in
+    A sample that is larger is cropped: at a place drawn from (seed, pass, sample), or in
     the middle. `xp` is numpy or jax.numpy and gives the same in both; the rest as in `apply_ops`.
     """
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]

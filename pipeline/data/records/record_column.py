@@ -18,12 +18,12 @@ from pipeline.data.records.record_format import RecordColumnSpec, decode
 from pipeline.errors import DataError
 
 BULK = 1024
-"""So many records are read at once, where many are wanted."""
+"""Records that are read at once, where many are requested."""
 
 
 @dataclass(frozen=True)
 class FileSpan:
-    """A whole file, in the form that grain takes: told how long it is, it need not open it."""
+    """A whole file as grain takes it: with its length given, grain need not open it."""
 
     filename: str
     skip: int
@@ -58,7 +58,7 @@ class RecordFiles:
         return number, record - (self._ends[number - 1] if number else 0)
 
     def name(self, record: int) -> str:
-        """What the user finds a record by."""
+        """Name of a record for the user: its file and number."""
         number, inside = self.place(record)
         return f"{self._folder / self._spec.files[number].name}, record {inside}"
 
@@ -72,16 +72,16 @@ class RecordFiles:
             raise self._unreadable(record, error) from error
 
     def read_many(self, records: Sequence[int]) -> Iterator[np.ndarray]:
-        """The samples of records, in the order asked for. Raises DataError that names one."""
+        """The samples of records, in the order requested. Raises DataError that names one."""
         for first in range(0, len(records), BULK):
-            asked = records[first : first + BULK]
+            requested = records[first : first + BULK]
             try:
-                found = self._source.__getitems__(asked)
+                contents = self._source.__getitems__(requested)
             except Exception:
-                # Which one it was is found by reading them one by one.
-                yield from map(self.read, asked)
+                # Read them one by one to find the damaged one.
+                yield from map(self.read, requested)
                 continue
-            yield from map(self._decoded, asked, found)
+            yield from map(self._decoded, requested, contents)
 
     def _decoded(self, record: int, content: bytes) -> np.ndarray:
         spec, (number, inside) = self._spec, self.place(record)

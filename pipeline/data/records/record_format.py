@@ -1,13 +1,13 @@
-"""A dataset as ArrayRecord files: what they hold, and the description that lies beside them (D-13).
+"""A dataset as ArrayRecord files: their contents, and the description beside them (D-13).
 
-    records.json                                    what follows, in words that a program reads
+    records.json                                    the description of these files
     train-image-00000-of-00003.array_record         one record a sample
     train-label-00000-of-00001.array_record         one record for many small samples
     eval-...
 
 A record is a checksum, uint32, and the values, both little-endian. The checksum is the CRC-32 of
-the values, begun with that of the file's first record plus the record's number: a record that was
-changed, moved or put there from another dataset is found when it is read.
+the values, started from that of the file's first record plus the record's number: a record that was
+changed, moved or copied from another dataset is detected when it is read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RecordColumnSpec(Spec):
     samples_per_record: PositiveInt
     files: Seq[RecordFile]
     sizes: RecordColumnSpec | None = None
-    """Where values differ, a column of their leading dimensions, int32."""
+    """A column of the leading dimensions of values, int32, where these differ."""
 
     @property
     def trailing(self) -> tuple[int, ...]:
@@ -60,17 +60,17 @@ class RecordColumnSpec(Spec):
 
     @property
     def samples(self) -> int:
-        """How many samples the files have."""
+        """The number of samples of the files."""
         return sum(file.samples for file in self.files)
 
     @model_validator(mode="after")
-    def _tells_sizes_where_they_differ(self) -> Self:
+    def _has_sizes_where_they_differ(self) -> Self:
         differing = len(self.shape) - len(self.trailing)
         if any(length is not None for length in self.shape[:differing]):
             raise ValueError(f"shape {list(self.shape)} must have its nulls first")
-        told = () if self.sizes is None else self.sizes.shape
-        if told != ((differing,) if differing else ()):
-            raise ValueError(f"shape {list(self.shape)} has {differing} nulls, sizes are {told}")
+        sized = () if self.sizes is None else self.sizes.shape
+        if sized != ((differing,) if differing else ()):
+            raise ValueError(f"shape {list(self.shape)} has {differing} nulls, sizes are {sized}")
         if self.sizes is not None and (self.sizes.dtype, self.samples_per_record) != ("int32", 1):
             raise ValueError("values of several sizes have int32 sizes and a record each")
         value_bytes = math.prod(self.trailing) * np.dtype(self.dtype).itemsize
@@ -86,12 +86,12 @@ class RecordColumnSpec(Spec):
         return self
 
     def records(self, file: RecordFile) -> int:
-        """How many records a file has."""
+        """The number of records of a file."""
         return -(-file.samples // self.samples_per_record)
 
 
 class RecordSplitSpec(Spec):
-    """One split: how many samples, and where their columns are."""
+    """One split: its number of samples, and its columns."""
 
     samples: PositiveInt
     columns: Mapping[Annotated[str, Field(pattern=r"^\w+$")], RecordColumnSpec]
@@ -107,7 +107,7 @@ class RecordSplitSpec(Spec):
 
 
 class RecordsSpec(Spec):
-    """What records.json says."""
+    """The content of records.json."""
 
     format: Literal["pipeline.records"] = "pipeline.records"
     version: Literal[1] = 1
@@ -132,7 +132,7 @@ class RecordsSpec(Spec):
 
 
 def read_description(folder: Path) -> RecordsSpec:
-    """The description in a folder. Raises DataError where there is none that can be understood."""
+    """The description in a folder. Raises DataError where there is none, or it is not valid."""
     file = folder / DESCRIPTION
     try:
         tree = read_json(file)
@@ -165,7 +165,7 @@ def body_of(values: np.ndarray) -> bytes:
 def decode(
     record: bytes, dtype: Any, shape: tuple[int, ...], first_crc32: int, number: int
 ) -> np.ndarray:
-    """The values of a record, read-only. Raises ValueError where it is not what was written."""
+    """The values of a record, read-only. Raises ValueError where it was changed."""
     dtype = np.dtype(dtype)
     right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if len(record) != right_bytes:

@@ -1,4 +1,4 @@
-"""Writing a dataset as ArrayRecord files: whole or not at all, with little in memory."""
+"""Write a dataset as ArrayRecord files: whole or not at all, with little in memory."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ NARROW_BYTES = 64
 SAMPLES_PER_NARROW_RECORD = 4096
 
 CHUNK_SAMPLES = 256
-"""So many samples are read from the source at once."""
+"""Samples that are read from the source at once."""
 
 OPTIONS = "group_size:1,uncompressed"
 """A record can be read without its neighbours."""
 
-Tell = Callable[[str, int, int], None]
-"""Called with a column of a split, how many of its samples are written, and how many it has."""
+Notify = Callable[[str, int, int], None]
+"""(column of a split, samples written, samples in all): called as a column is written."""
 
 
 def write_records(
-    folder: Path, source: str, data: RawData, *, overwrite: bool, tell: Tell
+    folder: Path, source: str, data: RawData, *, overwrite: bool, notify: Notify
 ) -> RecordsSpec:
-    """Write both splits of a dataset into `folder`, which appears once all of it is there.
+    """Write both splits of a dataset into `folder`, which appears when it is complete.
 
-    Raises RunError where the folder is there already, unless it holds records that may be
+    Raises RunError where the folder exists already, unless it holds records that may be
     overwritten, and where it can't be written; DataError where a sample can't be read.
     """
     with _appearing(folder, overwrite) as scratch:
         spec = RecordsSpec(
             source=source,
             classes=data.classes,
-            train=_write_split(scratch, "train", data.train, tell),
-            eval=_write_split(scratch, "eval", data.eval, tell),
+            train=_write_split(scratch, "train", data.train, notify),
+            eval=_write_split(scratch, "eval", data.eval, notify),
         )
         text = json.dumps(spec.model_dump(mode="json", exclude_none=True), indent=1)
         (scratch / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
@@ -66,7 +66,7 @@ def write_records(
 
 @contextmanager
 def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder beside `folder` to write into, which takes its place in the end."""
+    """A folder beside `folder` to write into, which replaces it in the end."""
     check_free(folder, overwrite)
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     replaced = folder.with_name(f"{folder.name}.{os.getpid()}.old")
@@ -84,7 +84,7 @@ def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
-    """Raises RunError where `folder` must not be written to."""
+    """Raise RunError where `folder` must not be written to."""
     if not os.path.lexists(folder):
         return
     if not (folder / DESCRIPTION).is_file():
@@ -93,21 +93,21 @@ def check_free(folder: Path, overwrite: bool) -> None:
         raise RunError(f"{folder}: holds records already; name another folder, or add --overwrite")
 
 
-def _write_split(folder: Path, split_name: str, split: Split, tell: Tell) -> RecordSplitSpec:
+def _write_split(folder: Path, split_name: str, split: Split, notify: Notify) -> RecordSplitSpec:
     samples = len(split)
     columns = {}
     for name, column in split.columns.items():
         stem = f"{split_name}-{name}"
 
-        def told(written: int, stem: str = stem) -> None:
-            tell(stem, written, samples)
+        def report(written: int, stem: str = stem) -> None:
+            notify(stem, written, samples)
 
-        columns[name] = _write_column(folder, stem, column, samples, told)
+        columns[name] = _write_column(folder, stem, column, samples, report)
     return RecordSplitSpec(samples=samples, columns=columns)
 
 
 def _write_column(
-    folder: Path, stem: str, column: Column, samples: int, told: Callable[[int], None]
+    folder: Path, stem: str, column: Column, samples: int, report: Callable[[int], None]
 ) -> RecordColumnSpec:
     dtype, shape = np.dtype(column.dtype), tuple(column.shape[1:])
     stored: tuple[int | None, ...] = shape
@@ -121,7 +121,7 @@ def _write_column(
     elif value_bytes <= NARROW_BYTES:
         per_record = SAMPLES_PER_NARROW_RECORD
     count = max(1, -(-size_bytes // FILE_BYTES))
-    # A file ends with a record: whole records are dealt out evenly.
+    # A file ends with a record: whole records are distributed evenly.
     records = -(-samples // per_record)
     ends = [min(samples, records * n // count * per_record) for n in range(count + 1)]
     files = []
@@ -129,7 +129,7 @@ def _write_column(
         name = f"{stem}-{number:05}-of-{count:05}.array_record"
         rows = range(ends[number], ends[number + 1])
         files.append(_write_file(folder / name, column, rows, per_record))
-        told(rows.stop)
+        report(rows.stop)
     return RecordColumnSpec(
         dtype=dtype.name,
         shape=stored,

@@ -1,1 +1,1 @@
-"""Where data comes from: one module per family of sources, each a part of kind "dataset"."""
+"""Sources of data: one module per family, each source a part of kind "dataset"."""

@@ -35,7 +35,7 @@ _OPENERS: Mapping[str, Callable[..., Any]] = {
 }
 _CHUNK_BYTES = 1 << 20
 _OTHER_BYTES = 16 << 20
-"""What an archive may hold besides the files wanted: a readme, the names of classes, headers."""
+"""Bytes of an archive besides the files to read: a readme, the names of classes, headers."""
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Release:
-    """How one CIFAR is laid out: file name -> records for each split, and what a record is."""
+    """Layout of one CIFAR: file name -> records for each split, and the format of a record."""
 
     stem: str
     """The archive's name without suffix."""
@@ -62,12 +62,12 @@ class Release:
     train: Mapping[str, int]
     eval: Mapping[str, int]
     label_bytes: int
-    """The last of them is the label."""
+    """Bytes of labels in a record; the last is the label."""
     classes: int
 
     @property
     def file_bytes(self) -> dict[str, int]:
-        """The size that each file must have."""
+        """The required size of each file."""
         record_bytes = self.label_bytes + _IMAGE_BYTES
         return {name: n * record_bytes for name, n in {**self.train, **self.eval}.items()}
 
@@ -91,13 +91,13 @@ class CifarDataset(DatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, 32, 32, 3), labels int32 (n,)."""
         downloads = cache / self.name
-        found = find_release(self.root or downloads, self.release)
-        if found is None and self.root is None:
+        path = find_release(self.root or downloads, self.release)
+        if path is None and self.root is None:
             fetch_all(self.name, [self.archive], self.mirrors, downloads)
-            found = downloads / self.archive.name
-        if found is None:
-            raise DataError(_what_is_missing(self.root or downloads, self.release))
-        folder = self._unpacked(found, downloads) if found.is_file() else found
+            path = downloads / self.archive.name
+        if path is None:
+            raise DataError(_missing_text(self.root or downloads, self.release))
+        folder = self._unpacked(path, downloads) if path.is_file() else path
         return RawData(
             train=read_split(folder, self.release.train, self.release),
             eval=read_split(folder, self.release.eval, self.release),
@@ -145,7 +145,7 @@ class Cifar100(CifarDataset):
 
 
 def find_release(root: Path, release: Release) -> Path | None:
-    """What `root` stands for: the folder with the .bin files, an archive of them, or None."""
+    """Find the folder with the .bin files or an archive of them at `root`; None without either."""
     if root.is_file():
         return root
     for folder in (root, root / release.folder):
@@ -158,12 +158,11 @@ def find_release(root: Path, release: Release) -> Path | None:
 def unpack(
     archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
 ) -> Path:
-    """The folder below `cache` with the archive's .bin files, unpacked unless it was before.
+    """The folder below `cache` with the archive's .bin files, unpacked where it is missing.
 
     The folder is named after the archive's content, so a changed archive is unpacked again. One
-    that was `published` is known by its checksum there, and only read where it has to be unpacked.
-    So are files that were changed since they were unpacked. Raises DataError that names the
-    archive.
+    that was `published` is identified by that checksum, and read only to unpack it. Files that
+    were changed since are unpacked again too. Raises DataError that names the archive.
     """
     digest = published.md5 if published is not None else _sha256(archive, release)
     folder = cache / f"{release.folder}-{digest[:16]}"
@@ -209,7 +208,7 @@ def _unpack(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
 
 
 def _copy_members(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
-    """Copy the files wanted to paths of ours; the paths that the archive names are not used."""
+    """Copy the files to read into `folder`; the paths in the archive are not used."""
     missing = set(file_bytes)
     at_most_bytes = sum(file_bytes.values()) + _OTHER_BYTES
     with _opener(archive)(archive, "rb") as unbounded:
@@ -221,7 +220,7 @@ def _copy_members(archive: Path, file_bytes: Mapping[str, int], folder: Path) ->
                 if content is not None and name in missing:
                     missing.remove(name)
                     _copy(content, member.size, folder / name, file_bytes[name])
-        # The checksum of what was decompressed stands at the very end.
+        # The checksum of the content is at the very end.
         while stream.read(_CHUNK_BYTES):
             pass
     if missing:
@@ -229,7 +228,7 @@ def _copy_members(archive: Path, file_bytes: Mapping[str, int], folder: Path) ->
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that ends in an error instead of going on without end."""
+    """A stream that raises an error beyond a number of bytes."""
 
     def __init__(self, stream: IO[bytes], at_most_bytes: int) -> None:
         self._stream, self._left_bytes, self._at_most_bytes = stream, at_most_bytes, at_most_bytes
@@ -259,7 +258,7 @@ def _opener(archive: Path) -> Callable[..., Any]:
 
 
 def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Split:
-    """The records of the files, one after the other. Raises DataError that names the file."""
+    """Read the records of the files, one after the other. Raises DataError that names the file."""
     parts = [read_records(folder / name, count, release) for name, count in files.items()]
     images, labels = zip(*parts, strict=True)
     return Split({"image": np.concatenate(images), "label": np.concatenate(labels)})
@@ -291,7 +290,7 @@ def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, 
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
 
 
-def _what_is_missing(root: Path, release: Release) -> str:
+def _missing_text(root: Path, release: Release) -> str:
     inner = root / release.folder
     folder = inner if inner.is_dir() else root
     missing = [name for name in release.file_bytes if not (folder / name).is_file()]

@@ -1,4 +1,4 @@
-"""UCI optical digits: real data that ships with the package, so that a first run needs nothing."""
+"""UCI optical digits: data that ships with the package, so that a first run needs nothing."""
 
 from __future__ import annotations
 

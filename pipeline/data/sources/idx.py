@@ -52,7 +52,7 @@ class IdxDataset(DatasetSpec):
         )
 
     def _require_published(self, folder: Path) -> None:
-        """Check what was downloaded; of files that are not packed no checksum was published."""
+        """Check downloaded files; for files that are not packed no checksum was published."""
         for file in self.files:
             path = find_idx(folder, file.name)
             if path.name == file.name:
@@ -99,7 +99,7 @@ class FashionMnist(IdxDataset):
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """Where `folder` has, or would have, the file of this name: unpacked if that exists, or .gz."""
+    """Path of the file of this name in `folder`: unpacked if that exists, else .gz."""
     unpacked = folder / name.removesuffix(".gz")
     return unpacked if unpacked.is_file() else folder / f"{unpacked.name}.gz"
 
@@ -126,19 +126,21 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """
     header = struct.Struct(f">HBB{len(shape)}I")
     values_bytes = math.prod(shape)
-    # One byte more than there should be tells a longer file, and bounds what is decompressed.
+    # One byte more than expected detects a longer file, and bounds the decompression.
     content = _read(path, header.size + values_bytes + 1)
     if len(content) < header.size:
         raise DataError(f"{path}: {len(content)} bytes are too short for an IDX header")
-    zero, dtype, dimensions, *found = header.unpack_from(content)
+    zero, dtype, dimensions, *sizes = header.unpack_from(content)
     if (zero, dtype, dimensions) != (0, _UINT8, len(shape)):
         right = struct.pack(">HBB", 0, _UINT8, len(shape)).hex()
         raise DataError(f"{path}: opens with {content[:4].hex()}; IDX values as these have {right}")
-    if tuple(found) != shape:
-        raise DataError(f"{path}: has shape {tuple(found)} instead of {shape}")
+    if tuple(sizes) != shape:
+        raise DataError(f"{path}: has shape {tuple(sizes)} instead of {shape}")
     if len(content) - header.size != values_bytes:
-        what = "fewer" if len(content) - header.size < values_bytes else "more"
-        raise DataError(f"{path}: has {what} bytes than the {values_bytes:,} values it announces")
+        relation = "fewer" if len(content) - header.size < values_bytes else "more"
+        raise DataError(
+            f"{path}: has {relation} bytes than the {values_bytes:,} values it announces"
+        )
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(shape)
 
 

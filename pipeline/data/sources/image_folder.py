@@ -1,4 +1,4 @@
-"""A user's own image files, one folder per class, decoded when they are asked for (D-14)."""
+"""A user's own image files, one folder per class, decoded on demand (D-14)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class ImagesOfSeveralSizes(Ragged):
-    """A column of image files, decoded to RGB as they are when they are asked for."""
+    """A column of image files, decoded to RGB in their own size on demand."""
 
     paths: Sequence[str]
     sizes: np.ndarray
@@ -163,15 +163,15 @@ def list_images(
     for label, name in enumerate(classes):
         _require_within(folder / name, within)
         with os.scandir(folder / name) as entries:
-            found = [entry for entry in entries if _is_image(entry)]
-        for entry in found:
+            images = [entry for entry in entries if _is_image(entry)]
+        for entry in images:
             if entry.is_symlink():
                 _require_within(Path(entry.path), within)
-        found.sort(key=lambda entry: entry.name)
-        if not found:
+        images.sort(key=lambda entry: entry.name)
+        if not images:
             raise DataError(f"{folder / name}: holds no image ({', '.join(SUFFIXES)})")
-        paths += [entry.path for entry in found]
-        labels += [label] * len(found)
+        paths += [entry.path for entry in images]
+        labels += [label] * len(images)
     return paths, np.array(labels, np.int32)
 
 
@@ -211,7 +211,7 @@ def _opened(path: str) -> Iterator[Image.Image]:
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    """A pipe may be called like one, and would never end."""
+    """Whether an entry is an image file; a pipe of such a name would never end."""
     named = entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
     return named and entry.is_file()
 

@@ -20,11 +20,11 @@ from pipeline.registry import part
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
-"""Beside these, images of several sizes and their labels lie one behind the other."""
+"""With these, images of several sizes and their labels are stored one after the other."""
 
-MOST_FOUND_CLASSES = 10_000
-"""More classes than these the recipe has to ask for: labels that go up so far may be no classes but
-prices, or times."""
+MAX_INFERRED_CLASSES = 10_000
+"""The most classes that are inferred from labels; larger labels may be no classes but prices, or
+times, so that the recipe has to give the number."""
 
 MAX_CLASSES = 1 << 20
 
@@ -34,7 +34,7 @@ class NumpyArchive(LocalDatasetSpec):
     """Images uint8 or float32, (n, H, W) or (n, H, W, C), and labels, which are whole numbers.
 
     Labels are (n,) or (n, 1), one a sample, or (n, ...), one for each of its positions: (n, tokens)
-    or (n, height, width). Images of several sizes come as x_train (values in all,), one behind the
+    or (n, height, width). Images of several sizes come as x_train (values in all,), one after the
     other, and x_train_sizes (n, 1 to 3): (tokens,), (H, W) or (H, W, C); x_test likewise. Labels of
     their positions are y_train (labels in all,) and y_train_sizes (n, 1 or 2) then.
     """
@@ -44,7 +44,7 @@ class NumpyArchive(LocalDatasetSpec):
     root: GivenRoot
     """The .npz file."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
-    """null: one more than the largest label, which finds 10,000 at most."""
+    """null: one more than the largest label, 10,000 at most."""
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
@@ -55,13 +55,13 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The four arrays of an .npz file. Raises ValueError that says which can't be had."""
+    """The four arrays of an .npz file. Raises ValueError that names a missing or damaged one."""
     arrays = {}
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
         if missing:
-            found = ", ".join(map(shown, archive.names[:10])) or "nothing"
-            raise ValueError(f"lacks {', '.join(missing)}; it has {found}")
+            names = ", ".join(map(shown, archive.names[:10])) or "nothing"
+            raise ValueError(f"lacks {', '.join(missing)}; it has {names}")
         for name in (*ARRAYS, *(name for name in SIZES if name in archive.names)):
             try:
                 arrays[name] = archive.read(name)
@@ -73,7 +73,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def split_arrays(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
-    """Both splits, checked. Raises ValueError that names the array and what would be right."""
+    """Both splits, checked. Raises ValueError that names the array and what is expected."""
     images = {
         name: _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
         for name in ("x_train", "x_test")
@@ -105,18 +105,18 @@ def split_arrays(
 def _classes(
     labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
 ) -> tuple[str, ...]:
-    """The names of the classes: their numbers. Raises ValueError for labels that are none."""
+    """The names of the classes: their numbers. Raises ValueError for other labels."""
     known = {name: values[values != ignore_index] for name, values in labels.items()}
     for name, values in known.items():
         if not values.size:
             raise ValueError(f"{name} has no label but {ignore_index}, the one that is not counted")
-    found = 1 + max(int(values.max()) for values in known.values())
-    if classes is None and found > MOST_FOUND_CLASSES:
+    inferred = 1 + max(int(values.max()) for values in known.values())
+    if classes is None and inferred > MAX_INFERRED_CLASSES:
         raise ValueError(
-            f"labels go up to {found - 1}; set dataset.classes where they are more than "
-            f"{MOST_FOUND_CLASSES:,} classes indeed"
+            f"labels go up to {inferred - 1}; set dataset.classes where they are more than "
+            f"{MAX_INFERRED_CLASSES:,} classes indeed"
         )
-    classes = classes or found
+    classes = classes or inferred
     for name, values in known.items():
         if values.min() < 0 or values.max() >= classes:
             but = "" if ignore_index is None else f", or {ignore_index}"
@@ -132,7 +132,7 @@ def _flat(labels: np.ndarray | RaggedArray) -> np.ndarray:
 
 
 def _shape(labels: np.ndarray | RaggedArray) -> tuple[int | str, ...]:
-    """What labels of a sample must have in common: their shape, or how many sizes they have."""
+    """The shape that labels of all samples must share; of ragged labels, their dimensions."""
     if isinstance(labels, RaggedArray):
         return ("any",) * labels.sizes.shape[1]
     return labels.shape[1:]
@@ -145,7 +145,7 @@ def _as_int32(labels: np.ndarray | RaggedArray) -> Column:
 
 
 def _kind(images: Column) -> str:
-    """What images must have in common: their dtype, and their shape where they have one."""
+    """The dtype that all images must share, and their shape where they have one."""
     if isinstance(images, RaggedColumn):
         return f"{images.sizes.shape[1]} sizes, {images.trailing} {images.dtype}"
     return f"{images.shape[1:]} {images.dtype}"

@@ -1,4 +1,4 @@
-"""Twins by shape: made-up images with the sizes of another source, so that no data is needed."""
+"""Synthetic images with the sizes of another source, so that no data is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNREAD = {
 class Synthetic(DatasetSpec):
     """Images of another source's sizes: a pattern per class under noise, so a network can learn.
 
-    `dataset.name=synthetic +dataset.like=mnist` turns any dataset section into its twin and keeps
+    `dataset.name=synthetic +dataset.like=mnist` changes any dataset section into its twin and keeps
     its ops; root and mirrors are left unused for that.
     """
 
@@ -108,7 +108,7 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
 
 
 def facts_of(source: str) -> Facts:
-    """The sizes of a source by name. Raises ValueError where only its files tell them."""
+    """The sizes of a source by name. Raises ValueError where they are known only from its files."""
     facts = _known_facts(source)
     if facts is None:
         known = ", ".join(name for name in parts("dataset") if _known_facts(name))

@@ -1,7 +1,8 @@
-"""Values of bfloat16 moved about as the bits that they are.
+"""Copy and rearrange bfloat16 values as their bits.
 
-XLA:CPU computes nothing in bfloat16, and takes slices, pads, transposes and joins for computations:
-it converts a whole array to float32, moves that, and rounds it back. Bits it moves as they lie.
+XLA:CPU computes nothing in bfloat16, and treats slices, pads, transposes and concatenations as
+computations: it converts the whole array to float32, rearranges that, and rounds it back. Integers
+it copies as they are.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from jax import Array, lax
 
 
 def as_bits(values: Array) -> Array:
-    """bfloat16 as uint16 of the same shape; other types as they are."""
+    """bfloat16 as uint16 of the same shape; other types unchanged."""
     return lax.bitcast_convert_type(values, jnp.uint16) if _is_bfloat16(values.dtype) else values
 
 
 def from_bits(bits: Array, dtype: Any) -> Array:
-    """Back from `as_bits` of an array of that type."""
+    """Inverse of `as_bits` for an array of that type."""
     return lax.bitcast_convert_type(bits, dtype) if _is_bfloat16(dtype) else bits
 
 
-def via_bits(move: Callable[..., Array], *arrays: Array) -> Array:
-    """`move` of arrays of one type, which puts their values elsewhere or zeros beside them."""
-    return from_bits(move(*map(as_bits, arrays)), arrays[0].dtype)
+def via_bits(rearrange: Callable[..., Array], *arrays: Array) -> Array:
+    """Apply `rearrange`, which only copies values or adds zeros, to arrays of one type."""
+    return from_bits(rearrange(*map(as_bits, arrays)), arrays[0].dtype)
 
 
 def padded(images: Array, config: tuple[tuple[int, int, int], ...]) -> Array:

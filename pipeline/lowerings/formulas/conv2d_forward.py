@@ -1,4 +1,4 @@
-"""Ways to slide a kernel over images: (window, lowering, images, kernel) -> result."""
+"""Formulas of a convolution's result: (window, lowering, images, kernel) -> result."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jax import Array
 
 from pipeline.lowerings.formulas.bf16_bits import via_bits
 from pipeline.lowerings.formulas.matmuls import convolve, multiply, over_chunks, patches, shifted
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.lowerings.problem.lowering import Lowering
 
 
-def by_convolution(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
+def by_convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """The engine's own convolution."""
     return convolve(
-        how.engine,
+        lowering.engine,
         images,
         kernel,
         window.strides,
@@ -26,31 +26,31 @@ def by_convolution(window: Window, how: Lowering, images: Array, kernel: Array) 
     )
 
 
-def im2col(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
-    """im2col: every patch of the images in a row, times the kernel as a matrix."""
+def im2col(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
+    """im2col: one row for each patch of the images, times the kernel as a matrix."""
     features = kernel.shape[-1]
     matrix = kernel.reshape(-1, features)
 
     def compute(chunk: Array) -> Array:
-        product = multiply(how.engine, patches(window, chunk), matrix)
+        product = multiply(lowering.engine, patches(window, chunk), matrix)
         return product.reshape(chunk.shape[0], *window.output_size, features)
 
-    return over_chunks(compute, how.images, images)
+    return over_chunks(compute, lowering.images, images)
 
 
-def pointwise(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
-    """A kernel of one pixel is a matrix that all pixels are multiplied by."""
+def pointwise(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
+    """The product of all pixels and a kernel of one pixel, as a matrix."""
     down, across = window.strides
     seen = via_bits(lambda bits: bits[:, ::down, ::across], images)
-    product = multiply(how.engine, seen.reshape(-1, seen.shape[-1]), kernel[0, 0])
+    product = multiply(lowering.engine, seen.reshape(-1, seen.shape[-1]), kernel[0, 0])
     return product.reshape(*seen.shape[:3], kernel.shape[-1])
 
 
-def shifted_sum(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
-    """The sum, over positions in the kernel and channels, of shifted images times a weight each.
+def shifted_sum(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
+    """The sum of shifted images, each times a weight, over kernel positions and channels.
 
-    No product of matrices: with one to four channels, of all images or of a group, those find too
-    little to sum over. Summed in float32.
+    Faster than a matrix product where there are one to four channels, in all or in each group,
+    since such a product has too little to sum over. Summed in float32.
     """
     channels, features = kernel.shape[2:]
     weights = kernel.reshape(-1, channels, window.groups, features // window.groups)

@@ -1,4 +1,4 @@
-"""Ways to bring a result's cotangent back to the images: (window, lowering, kernel, cotangent)."""
+"""Formulas of a convolution's gradient by its input: (window, lowering, kernel, cotangent)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.lowerings.formulas.bf16_bits import padded, via_bits
-from pipeline.lowerings.formulas.conv2d_forward import shifted_sum as slide_by_multiply_adds
+from pipeline.lowerings.formulas.conv2d_forward import shifted_sum as forward_shifted_sum
 from pipeline.lowerings.formulas.matmuls import convolve, multiply
 from pipeline.lowerings.formulas.rotate_and_swap import rotate_and_swap
-from pipeline.lowerings.problem.conv_window import Axis, Pair, Window
+from pipeline.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.lowerings.problem.lowering import Lowering
 
 
-def by_convolution(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """Slide the flipped kernel over the cotangent, spread by the strides."""
-    flipped, pads = rotate_and_swap(kernel, window.groups), window.images_gradient_pads
-    if how.engine == "xla":
+def by_convolution(
+    window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array
+) -> Array:
+    """Slide the flipped kernel over the cotangent, which is dilated by the strides."""
+    flipped, pads = rotate_and_swap(kernel, window.groups), window.input_grad_pads
+    if lowering.engine == "xla":
         return _slide(window, flipped, cotangent, pads)
     spread = _spread(cotangent, window.strides)
     return convolve("onednn", spread, flipped, (1, 1), pads, window.dilation, window.groups)
 
 
-def _slide(window: Window, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
-    """What negative pads would take from the spread cotangent is cut from the result instead."""
+def _slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
+    """Convolve with pads of at least 0, and crop the result by the negative ones."""
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     whole = lax.conv_general_dilated(
         cotangent,
@@ -42,31 +44,34 @@ def _slide(window: Window, flipped: Array, cotangent: Array, pads: tuple[Pair, P
     return whole[:, top : top + window.rows.size, left : left + window.columns.size]
 
 
-def by_phases(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """Rows of the images that a stride apart meet the same rows of the kernel: each such phase is
-    a convolution of its own with a part of the kernel, and none multiplies zeros."""
+def by_phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """One convolution for each phase of the stride, so that no zeros are multiplied.
+
+    Image rows that are a stride apart meet the same kernel rows: such a phase is a convolution
+    with a part of the kernel.
+    """
     down, across = window.strides
     phases = [
-        [_phase(window, how, kernel, cotangent, (row, column)) for column in range(across)]
+        [_phase(window, lowering, kernel, cotangent, (row, column)) for column in range(across)]
         for row in range(down)
     ]
     return via_bits(functools.partial(_interleaved, window), *itertools.chain(*phases))
 
 
-def pointwise(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """Of a kernel of one pixel: times its transpose; what the strides skip gets nothing."""
-    product = multiply(how.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
+def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Product with the transpose of a kernel of one pixel; pixels that the strides skip get 0."""
+    product = multiply(lowering.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
     pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
     ends = ((0, axis.size - 1 - axis.last_offset) for axis in (window.rows, window.columns))
     steps = ((*end, stride - 1) for end, stride in zip(ends, window.strides, strict=True))
     return padded(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
-def shifted_sum(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """Shifted cotangents times a weight each."""
+def shifted_sum(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """The sum of shifted cotangents, each times a weight."""
     spread = _spread(cotangent, window.strides)
-    return slide_by_multiply_adds(
-        window.turned, how, spread, rotate_and_swap(kernel, window.groups)
+    return forward_shifted_sum(
+        window.transposed, lowering, spread, rotate_and_swap(kernel, window.groups)
     )
 
 
@@ -77,8 +82,10 @@ def _spread(cotangent: Array, strides: Pair) -> Array:
     return padded(cotangent, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
-def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offsets: Pair) -> Array:
-    """Rows and columns of the padded images' gradient whose number modulo the stride is this."""
+def _phase(
+    window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array, offsets: Pair
+) -> Array:
+    """Rows and columns of the padded images' gradient with index modulo stride = `offsets`."""
     (row, column), (down, across) = offsets, window.strides
     part = kernel[row::down, column::across]
     heights, widths = (_phase_size(axis) for axis in (window.rows, window.columns))
@@ -92,11 +99,13 @@ def _phase(window: Window, how: Lowering, kernel: Array, cotangent: Array, offse
         )
     )
     flipped = rotate_and_swap(part, window.groups)
-    return convolve(how.engine, cotangent, flipped, (1, 1), (rows, columns), groups=window.groups)
+    return convolve(
+        lowering.engine, cotangent, flipped, (1, 1), (rows, columns), groups=window.groups
+    )
 
 
-def _interleaved(window: Window, *phases: Array) -> Array:
-    """Rows and columns of the phases in turn, without what is beyond the images."""
+def _interleaved(window: ConvWindow, *phases: Array) -> Array:
+    """Interleave rows and columns of the phases, and crop to the images."""
     down, across = window.strides
     batch, height, width, channels = phases[0].shape
     rows = [jnp.stack(phases[i : i + across], axis=3) for i in range(0, down * across, across)]
@@ -106,5 +115,5 @@ def _interleaved(window: Window, *phases: Array) -> Array:
 
 
 def _phase_size(axis: Axis) -> int:
-    """Rows of one phase of the padded images, rounded up."""
+    """Number of rows of one phase of the padded images, rounded up."""
     return -(-(axis.size + sum(axis.pads)) // axis.stride)

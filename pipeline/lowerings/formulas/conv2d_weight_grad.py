@@ -1,4 +1,4 @@
-"""Ways to bring a result's cotangent back to the kernel: (window, lowering, images, cotangent)."""
+"""Formulas of a convolution's gradient by its kernel: (window, lowering, images, cotangent)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from jax import Array, lax
 from pipeline.lowerings.formulas import onednn
 from pipeline.lowerings.formulas.bf16_bits import via_bits
 from pipeline.lowerings.formulas.matmuls import crop, in_chunks, multiply_by_rows, patches, shifted
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.lowerings.problem.lowering import Lowering
 
 BLOCK_CHANNELS = 64
-"""Of groups that are multiplied together."""
+"""Most channels of the groups that are multiplied together."""
 
 
-def by_convolution(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
-    """Slide the cotangent, spread by the strides, over the images; the batch is what is summed."""
+def by_convolution(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
+    """Slide the cotangent, dilated by the strides, over the images, and sum over the batch."""
 
     def compute(images: Array, cotangent: Array) -> Array:
         batch, height, width, channels = images.shape
@@ -25,16 +27,16 @@ def by_convolution(window: Window, how: Lowering, images: Array, cotangent: Arra
             channels // window.groups, height, width, window.groups * batch
         )
         kernel = via_bits(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
-        if how.engine == "onednn":
+        if lowering.engine == "onednn":
             return _onednn(window, by_channel, kernel)
         return _xla(window, by_channel, kernel)
 
-    gradient = in_chunks(compute, how.images, images, cotangent)
+    gradient = in_chunks(compute, lowering.images, images, cotangent)
     return gradient.transpose(1, 2, 0, 3).astype(images.dtype)
 
 
-def _xla(window: Window, by_channel: Array, kernel: Array) -> Array:
-    by_channel, pads = crop(by_channel, window.kernel_gradient_pads)
+def _xla(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
+    by_channel, pads = crop(by_channel, window.weight_grad_pads)
     return lax.conv_general_dilated(
         by_channel,
         kernel,
@@ -46,8 +48,8 @@ def _xla(window: Window, by_channel: Array, kernel: Array) -> Array:
     )
 
 
-def _onednn(window: Window, by_channel: Array, kernel: Array) -> Array:
-    by_channel, pads = crop(by_channel, window.kernel_gradient_pads)
+def _onednn(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
+    by_channel, pads = crop(by_channel, window.weight_grad_pads)
     return onednn.convolve(
         by_channel,
         kernel,
@@ -59,38 +61,44 @@ def _onednn(window: Window, by_channel: Array, kernel: Array) -> Array:
     )
 
 
-def per_tap_matmul(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
-    """One product for each position in the kernel: the pixels it met times the cotangent."""
+def per_tap_matmul(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
+    """One product for each kernel position: the pixels under it times the cotangent."""
     channels, features = images.shape[-1], cotangent.shape[-1]
 
     def compute(images: Array, cotangent: Array) -> Array:
         right = cotangent.reshape(-1, features)
         return jnp.stack(
             [
-                multiply_by_rows(how.engine, pixels.reshape(-1, channels), right)
+                multiply_by_rows(lowering.engine, pixels.reshape(-1, channels), right)
                 for pixels in shifted(window, images)
             ]
         )
 
-    gradient = in_chunks(compute, how.images, images, cotangent)
+    gradient = in_chunks(compute, lowering.images, images, cotangent)
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
 
 
-def im2col(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
-    """im2col: every patch of the images in a row, all rows times the cotangent at once."""
+def im2col(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
+    """im2col: one row for each patch of the images, and one product with the cotangent."""
     channels, features = images.shape[-1], cotangent.shape[-1]
 
     def compute(images: Array, cotangent: Array) -> Array:
         rows = patches(window, images)
-        return multiply_by_rows(how.engine, rows, cotangent.reshape(-1, features))
+        return multiply_by_rows(lowering.engine, rows, cotangent.reshape(-1, features))
 
-    gradient = in_chunks(compute, how.images, images, cotangent)
+    gradient = in_chunks(compute, lowering.images, images, cotangent)
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
 
 
-def grouped_as_dense(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
-    """Several groups at a time: one product for each position in the kernel and block of groups,
-    of which what lies within a group is kept. More products than are needed, but large ones."""
+def grouped_as_dense(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
+    """One product for each kernel position and block of groups, of which the diagonal is kept.
+
+    It multiplies more than is needed, but in large products.
+    """
     groups, count = window.groups, _groups_in_a_block(window.groups, images, cotangent)
 
     def compute(images: Array, cotangent: Array) -> Array:
@@ -98,12 +106,12 @@ def grouped_as_dense(window: Window, how: Lowering, images: Array, cotangent: Ar
         right = right.reshape(groups // count, -1, right.shape[-1])
         return jnp.stack(
             [
-                multiply_by_rows(how.engine, pixels.reshape(*right.shape[:2], -1), right)
+                multiply_by_rows(lowering.engine, pixels.reshape(*right.shape[:2], -1), right)
                 for pixels in shifted(window, blocks)
             ]
         )
 
-    products = in_chunks(compute, how.images, images, cotangent)
+    products = in_chunks(compute, lowering.images, images, cotangent)
     channels, features = (array.shape[-1] // groups for array in (images, cotangent))
     grid = products.reshape(-1, groups // count, count, channels, count, features)
     within = jnp.moveaxis(jnp.diagonal(grid, axis1=2, axis2=4), -1, 2)
@@ -112,7 +120,7 @@ def grouped_as_dense(window: Window, how: Lowering, images: Array, cotangent: Ar
 
 
 def _groups_in_a_block(groups: int, images: Array, cotangent: Array) -> int:
-    """As many as divide them all and have no more channels than `BLOCK_CHANNELS`, one at least."""
+    """The largest divisor of `groups` with at most `BLOCK_CHANNELS` channels, at least 1."""
     largest = max(images.shape[-1], cotangent.shape[-1]) // groups
     return max(
         n
@@ -122,7 +130,7 @@ def _groups_in_a_block(groups: int, images: Array, cotangent: Array) -> int:
 
 
 def _split(array: Array, blocks: int) -> Array:
-    """Images whose channels are in blocks as that many times as many images: (blocks * B, ...)."""
+    """Split channels into blocks, and make each block images of its own: (blocks * B, ...)."""
     split = array.reshape(*array.shape[:3], blocks, -1)
     split = via_bits(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)
     return split.reshape(-1, *split.shape[2:])

@@ -1,4 +1,4 @@
-"""Matrix products of either engine, and convolutions written as such."""
+"""Matrix products and convolutions of either engine, in chunks of images, and patches of images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from pipeline.lowerings.formulas import onednn
 from pipeline.lowerings.formulas.bf16_bits import as_bits, from_bits, padded, via_bits
-from pipeline.lowerings.problem.conv_window import Pair, Window
+from pipeline.lowerings.problem.conv_window import ConvWindow, Pair
 from pipeline.lowerings.problem.lowering import Engine
 
 
@@ -22,7 +22,7 @@ def multiply(engine: Engine, a: Array, b: Array) -> Array:
 
 
 def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
-    """(..., k, m) x (..., k, n) -> (..., m, n): rows are what is summed over. float32."""
+    """(..., k, m) x (..., k, n) -> (..., m, n), summed over rows. float32."""
     if engine == "onednn":
         return onednn.matmul(a, b, transpose_a=True, dtype=jnp.float32)
     stack, row = tuple(range(a.ndim - 2)), (a.ndim - 2,)
@@ -41,7 +41,8 @@ def convolve(
 ) -> Array:
     """A convolution NHWC x HWIO -> NHWC by either engine. Negative pads crop the images.
 
-    Here, since XLA:CPU (jaxlib 0.10.2) takes pads of (-1, 1) for none and reads beyond the images.
+    Cropped first, since XLA:CPU (jaxlib 0.10.2) takes pads of (-1, 1) for none and reads beyond
+    the images.
     """
     images, pads = crop(images, pads)
     if engine == "onednn":
@@ -58,7 +59,7 @@ def convolve(
 
 
 def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pair]]:
-    """Images without what negative pads take away, and the pads that are left."""
+    """Crop the images by the negative pads, and return them with the remaining pads."""
     crops = [(min(pad, 0), min(after, 0), 0) for pad, after in pads]
     if any(low or high for low, high, _ in crops):
         images = padded(images, ((0, 0, 0), *crops, (0, 0, 0)))
@@ -86,7 +87,7 @@ def in_chunks(
 
 
 def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Array) -> Array:
-    """`compute` on chunks of `size` images, one behind the other."""
+    """`compute` on chunks of `size` images, one after the other, results concatenated."""
     if size is None or size >= images.shape[0]:
         return compute(images)
     dtype = images.dtype
@@ -95,8 +96,8 @@ def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Arr
     return from_bits(results.reshape(images.shape[0], *results.shape[2:]), dtype)
 
 
-def shifted(window: Window, images: Array) -> Iterator[Array]:
-    """For each position in the kernel, row by row, the pixels that it meets: (B, H', W', C)."""
+def shifted(window: ConvWindow, images: Array) -> Iterator[Array]:
+    """Yield, for each kernel position, row by row, the pixels under it: (B, H', W', C)."""
     whole = as_bits(padded(images, ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))))
     (down, across), (height, width) = window.strides, window.output_size
     for row in range(window.rows.kernel):
@@ -112,7 +113,7 @@ def shifted(window: Window, images: Array) -> Iterator[Array]:
             yield from_bits(bits, images.dtype)
 
 
-def patches(window: Window, images: Array) -> Array:
-    """All that each result is made of, in one row: (B * H' * W', kernel height * width * C)."""
+def patches(window: ConvWindow, images: Array) -> Array:
+    """One row of pixels for each result: (B * H' * W', kernel height * width * C)."""
     rows = via_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *shifted(window, images))
     return rows.reshape(-1, rows.shape[-1])

@@ -1,4 +1,4 @@
-"""The lowerings of max pooling: (problem, lowering, images), of the gradient also a cotangent."""
+"""Formulas of max pooling: (problem, lowering, images), of the gradient also a cotangent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pipeline.lowerings.problem.problems import PoolingProblem
 
 
 def by_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
-    """One axis reduced after the other, by maxima of strided slices.
+    """Reduce one axis after the other, by maxima of strided slices.
 
-    What has 16 bits is compared, and its gradient summed, in float32: XLA:CPU would convert it to
-    and fro at every step.
+    16-bit values are compared, and their gradient summed, in float32: XLA:CPU would convert them
+    back and forth at every slice.
     """
     wide = jnp.promote_types(images.dtype, jnp.float32)
     values = jnp.pad(images.astype(wide), ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
@@ -34,29 +34,33 @@ def by_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair])
     return values.astype(images.dtype)
 
 
-def axes(problem: PoolingProblem, how: Lowering, images: Array) -> Array:
-    """`by_axes`, of some images at a time."""
-    return over_chunks(lambda chunk: _by_axes(problem, chunk), how.images, images)
+def axes(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
+    """`by_axes`, in chunks of images."""
+    return over_chunks(lambda chunk: _by_axes(problem, chunk), lowering.images, images)
 
 
-def reduced(problem: PoolingProblem, how: Lowering, images: Array) -> Array:
-    """XLA's own windows."""
+def reduced(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
+    """XLA's own `reduce_window`."""
     lowest = jnp.array(-jnp.inf, images.dtype)
     pads = ((0, 0), *problem.pads, (0, 0))
     window, strides = (1, *problem.window, 1), (1, *problem.strides, 1)
     return lax.reduce_window(images, lowest, lax.max, window, strides, pads)
 
 
-def axes_gradient(problem: PoolingProblem, how: Lowering, images: Array, cotangent: Array) -> Array:
-    """What jax derives of `by_axes`, of some images at a time: tied values share it."""
+def axes_gradient(
+    problem: PoolingProblem, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
+    """The gradient that jax derives of `by_axes`, in chunks of images; tied values share it."""
 
     def pull(images: Array, cotangent: Array) -> Array:
         return jax.vjp(functools.partial(_by_axes, problem), images)[1](cotangent)[0]
 
-    if how.images is None or how.images >= problem.batch:
+    if lowering.images is None or lowering.images >= problem.batch:
         return pull(images, cotangent)
     dtype = images.dtype
-    chunks = tuple(as_bits(a).reshape(-1, how.images, *a.shape[1:]) for a in (images, cotangent))
+    chunks = tuple(
+        as_bits(a).reshape(-1, lowering.images, *a.shape[1:]) for a in (images, cotangent)
+    )
 
     def chunk(bits: tuple[Array, Array]) -> Array:
         return as_bits(pull(*(from_bits(each, dtype) for each in bits)))

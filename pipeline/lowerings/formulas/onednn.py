@@ -1,12 +1,13 @@
-"""oneDNN's convolution and matrix product, which XLA:CPU carries and can be asked for by name.
+"""oneDNN's convolution and matrix product, as custom calls of XLA:CPU.
 
 jaxlib for x86-64 Linux is built with oneDNN (its directory `xla/service/cpu` has the custom calls
-and `onednn_config.proto` their configuration), but its compiler takes the other library, YNNPACK.
+and `onednn_config.proto` their configuration), but its compiler uses another library, YNNPACK.
 The convolution is 1.2 to 2.5 times as fast in float32 on AVX-512, some 3 times with bfloat16
 operands where the processor multiplies those.
 
 A call that oneDNN refuses ends the process, and a program with such calls can't be written into
-XLA's persistent cache: `probe` finds out the one, the backend sees to the other.
+XLA's persistent cache: `probe` finds out whether calls work, the backend keeps programs with them
+out of the cache.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jax import Array
 from pipeline.lowerings.problem.conv_window import Pair
 
 CALLS = "__onednn$"
-"""What the names of the calls begin with in a compiled program."""
+"""Prefix of the names of the calls in a compiled program."""
 
 _PIXELS = {"batch_dim": "0", "feature_dim": "3", "spatial_dims": ["1", "2"]}
 _FILTER = {"input_feature_dim": "2", "output_feature_dim": "3", "spatial_dims": ["0", "1"]}
@@ -71,9 +72,9 @@ def convolve(
 def matmul(
     a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False, dtype: Any = None
 ) -> Array:
-    """Products of two matrices, or of two stacks of as many; either transposed first.
+    """Product of two matrices, or of two stacks of n matrices; either may be transposed first.
 
-    Summed in float32.
+    Summed in float32; the result has `dtype`, by default that of `a`.
     """
     config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
     rows, columns = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
@@ -82,7 +83,7 @@ def matmul(
 
 
 def _numbers(values: Any) -> list[str]:
-    """64-bit integers, which JSON of protocol buffers writes as strings."""
+    """64-bit integers as strings, which is how JSON of protocol buffers writes them."""
     return [str(value) for value in values]
 
 
@@ -98,7 +99,7 @@ def _call(name: str, shape: Sequence[int], dtype: Any, config: Any, *operands: A
 
 
 def probe(dtype: str) -> None:
-    """Compute both calls on small operands; whoever asks does so in a process of its own.
+    """Check both calls on small operands. Call it in a process of its own.
 
     Raises AssertionError where a result is wrong; the process ends where oneDNN refuses.
     """

@@ -1,4 +1,4 @@
-"""The kernel that a convolution's images gradient slides."""
+"""The kernel of a convolution's gradient by its input."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from jax import Array
 
 
 def rotate_and_swap(kernel: Array, groups: int) -> Array:
-    """Turned about by half a circle, channels and features changing places within each group."""
+    """Rotate a kernel HWIO by 180 degrees, and swap channels and features within each group."""
     height, width, channels, features = kernel.shape
-    rotate_and_swap = jnp.flip(kernel, (0, 1)).reshape(
-        height, width, channels, groups, features // groups
-    )
-    rotate_and_swap = rotate_and_swap.transpose(0, 1, 4, 3, 2)
-    return rotate_and_swap.reshape(height, width, features // groups, groups * channels)
+    rotated = jnp.flip(kernel, (0, 1)).reshape(height, width, channels, groups, features // groups)
+    swapped = rotated.transpose(0, 1, 4, 3, 2)
+    return swapped.reshape(height, width, features // groups, groups * channels)

@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from pipeline.lowerings.formulas.matmuls import in_chunks, multiply, multiply_by_rows, over_chunks
 from pipeline.lowerings.formulas.rotate_and_swap import rotate_and_swap
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.lowerings.problem.lowering import Lowering
 
 Matrix = Sequence[Sequence[float]]
@@ -54,73 +54,73 @@ _RESULTS: dict[int, Matrix] = {
 """B^T, G and A^T by the size of a tile of results."""
 
 
-def forward_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array], Array]:
-    """A lowering of the convolution itself, in tiles of so many rows and columns."""
+def forward_by_tiles(tile: int) -> Callable[[ConvWindow, Lowering, Array, Array], Array]:
+    """A formula of the convolution's result, in tiles of `tile` rows and columns."""
 
-    def compute(window: Window, how: Lowering, images: Array, kernel: Array) -> Array:
+    def compute(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
         before = window.rows.pads[0], window.columns.pads[0]
-        return _convolve(tile, how, images, kernel, before, window.output_size)
+        return _convolve(tile, lowering, images, kernel, before, window.output_size)
 
     return compute
 
 
-def images_gradient_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array], Array]:
-    """A lowering of the gradient: the same of the cotangent with the kernel turned about."""
+def input_grad_by_tiles(tile: int) -> Callable[[ConvWindow, Lowering, Array, Array], Array]:
+    """A formula of the gradient by the input: the cotangent convolved with the rotated kernel."""
 
-    def compute(window: Window, how: Lowering, kernel: Array, cotangent: Array) -> Array:
-        (top, _), (left, _) = window.images_gradient_pads
+    def compute(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+        (top, _), (left, _) = window.input_grad_pads
         return _convolve(
-            tile, how, cotangent, rotate_and_swap(kernel, 1), (top, left), window.sizes
+            tile, lowering, cotangent, rotate_and_swap(kernel, 1), (top, left), window.sizes
         )
 
     return compute
 
 
-def kernel_gradient_by_tiles(tile: int) -> Callable[[Window, Lowering, Array, Array], Array]:
-    """A lowering of the kernel's gradient: the adjoint of the filtering, summed over all tiles.
+def weight_grad_by_tiles(tile: int) -> Callable[[ConvWindow, Lowering, Array, Array], Array]:
+    """A formula of the gradient by the kernel: the adjoint of the filtering, summed over tiles.
 
     With Y = A^T [(G k G^T) * (B^T x B)] A it is G^T [sum of (B^T x B) * (A dY A^T)] G. All in
-    float32, whatever the operands are.
+    float32, whatever the operands' dtype.
     """
 
-    def compute(window: Window, how: Lowering, images: Array, cotangent: Array) -> Array:
+    def compute(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
         before = window.rows.pads[0], window.columns.pads[0]
 
         def sum_products(images: Array, cotangent: Array) -> Array:
             images, cotangent = images.astype(jnp.float32), cotangent.astype(jnp.float32)
             tiles = _filtered_images(tile, images, before, window.output_size)
             results = _spread_results(tile, cotangent)
-            return multiply_by_rows(how.engine, tiles, results)
+            return multiply_by_rows(lowering.engine, tiles, results)
 
-        products = in_chunks(sum_products, how.images, images, cotangent)
+        products = in_chunks(sum_products, lowering.images, images, cotangent)
         grid = products.reshape(tile + 2, tile + 2, *products.shape[1:])
-        return _both_ways(_transposed(_KERNEL[tile]), grid).astype(images.dtype)
+        return _along_both_axes(_transposed(_KERNEL[tile]), grid).astype(images.dtype)
 
     return compute
 
 
 def _convolve(
     tile: int,
-    how: Lowering,
+    lowering: Lowering,
     images: Array,
     kernel: Array,
     before: tuple[int, int],
     positions: tuple[int, int],
 ) -> Array:
-    """Slide a 3x3 kernel over images padded so much before, to so many results."""
+    """Convolve images, padded by `before`, with a 3x3 kernel to `positions` results."""
     filters = _transformed_kernel(tile, kernel)
 
     def compute(chunk: Array) -> Array:
         tiles = _filtered_images(tile, chunk, before, positions)
-        products = multiply(how.engine, tiles, filters)
+        products = multiply(lowering.engine, tiles, filters)
         return _joined_results(tile, products, positions)
 
-    return over_chunks(compute, how.images, images)
+    return over_chunks(compute, lowering.images, images)
 
 
 def _transformed_kernel(tile: int, kernel: Array) -> Array:
     """G k G^T: ((tile + 2)^2, channels, features)."""
-    return _both_ways(_KERNEL[tile], kernel).reshape(-1, *kernel.shape[2:])
+    return _along_both_axes(_KERNEL[tile], kernel).reshape(-1, *kernel.shape[2:])
 
 
 def _filtered_images(
@@ -148,20 +148,20 @@ def _spread_results(tile: int, cotangent: Array) -> Array:
 def _transformed_tiles(matrix: Matrix, images: Array, tile: int, tiles: tuple[int, int]) -> Array:
     """M x M^T of the tiles that begin every `tile` pixels: (places, tiles, channels)."""
     down, across = tiles
-    # Along the height first, for whole rows: kept apart, XLA would do it again for every column.
+    # The height first, for whole rows. Without the barrier XLA does it again for every column.
     rows = lax.optimization_barrier(_combined(matrix, _points(images, 1, tile, down), axis=0))
     both = _combined(matrix, _points(rows, 3, tile, across), axis=1)
     return both.reshape(len(matrix) ** 2, -1, images.shape[-1])
 
 
 def _points(array: Array, axis: int, tile: int, tiles: int) -> Iterator[Array]:
-    """What lies first, second, ... in each tile along an axis."""
+    """Yield the first, second, ... value of each tile along an axis."""
     for first in range(array.shape[axis] - (tiles - 1) * tile):
         yield lax.slice_in_dim(array, first, first + (tiles - 1) * tile + 1, tile, axis)
 
 
 def _joined_results(tile: int, products: Array, positions: tuple[int, int]) -> Array:
-    """A^T P A of the products P of all tiles, put where they belong: (B, H', W', features)."""
+    """A^T P A of the products P of all tiles, joined: (B, H', W', features)."""
     side, features = tile + 2, products.shape[-1]
     down, across = (-(-count // tile) for count in positions)
     grid = products.reshape(side, side, -1, down, across, features)
@@ -172,7 +172,7 @@ def _joined_results(tile: int, products: Array, positions: tuple[int, int]) -> A
     return whole[:, : positions[0], : positions[1]]
 
 
-def _both_ways(matrix: Matrix, grid: Array) -> Array:
+def _along_both_axes(matrix: Matrix, grid: Array) -> Array:
     """M X M^T of the first two axes."""
     rows = _combined(matrix, grid, axis=0)
     return _combined(matrix, (rows[:, column] for column in range(grid.shape[1])), axis=1)
@@ -183,7 +183,7 @@ def _transposed(matrix: Matrix) -> Matrix:
 
 
 def _combined(matrix: Matrix, arrays: Iterable[Array], axis: int) -> Array:
-    """Sums of arrays weighted by a row each, stacked; zeros and ones cost nothing."""
+    """Stack the sums of arrays weighted by each row; zeros and ones cost nothing."""
     arrays = list(arrays)
     return jnp.stack([_weighted_sum(row, arrays) for row in matrix], axis)
 

@@ -1,4 +1,4 @@
-"""How a kernel moves over images: the geometry that every lowering starts from."""
+"""Geometry of a kernel that slides over images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Axis:
-    """How the kernel moves along the height or the width of the images."""
+    """Sizes, stride, dilation and pads along the height or the width of the images."""
 
     size: int
     kernel: int
@@ -22,39 +22,37 @@ class Axis:
 
     @property
     def dilated_extent(self) -> int:
-        """From the first to the last row under the kernel."""
+        """Distance from the first to the last row under the kernel."""
         return (self.kernel - 1) * self.dilation
 
     @property
     def last_offset(self) -> int:
-        """From the first to the last position of the kernel."""
+        """Distance from the first to the last position of the kernel."""
         return (self.size + sum(self.pads) - 1 - self.dilated_extent) // self.stride * self.stride
 
     @property
     def output_size(self) -> int:
-        """How many results there are along the axis."""
+        """Number of results along the axis."""
         return self.last_offset // self.stride + 1
 
-    def images_gradient_pads(self) -> Pair:
-        """Pads of the spread cotangent under which the flipped kernel gives `size` rows back."""
+    def input_grad_pads(self) -> Pair:
+        """Pads of the dilated cotangent with which the flipped kernel gives `size` rows."""
         before = self.dilated_extent - self.pads[0]
         return before, self.size - 1 + self.dilated_extent - before - self.last_offset
 
-    def turned(self) -> Axis:
-        """Of the flipped kernel over the spread cotangent, which gives `size` rows back."""
-        return Axis(
-            self.last_offset + 1, self.kernel, 1, self.dilation, self.images_gradient_pads()
-        )
+    def transposed(self) -> Axis:
+        """The axis of the flipped kernel over the dilated cotangent, with `size` results."""
+        return Axis(self.last_offset + 1, self.kernel, 1, self.dilation, self.input_grad_pads())
 
-    def kernel_gradient_pads(self) -> Pair:
-        """Pads of the images under which the spread cotangent gives `kernel` rows back."""
+    def weight_grad_pads(self) -> Pair:
+        """Pads of the images with which the dilated cotangent gives `kernel` rows."""
         before = self.pads[0]
         return before, self.dilated_extent + self.last_offset + 1 - self.size - before
 
 
 @dataclass(frozen=True)
-class Window:
-    """How the kernel moves over the images, and between how many groups both are divided."""
+class ConvWindow:
+    """Both axes of a sliding kernel, and the number of groups of channels."""
 
     rows: Axis
     columns: Axis
@@ -92,17 +90,17 @@ class Window:
         return unpadded and self.rows.kernel == self.columns.kernel == self.groups == 1
 
     @property
-    def turned(self) -> Window:
-        """How the flipped kernel moves over the spread cotangent."""
-        return Window(self.rows.turned(), self.columns.turned(), self.groups)
+    def transposed(self) -> ConvWindow:
+        """The window of the flipped kernel over the dilated cotangent."""
+        return ConvWindow(self.rows.transposed(), self.columns.transposed(), self.groups)
 
     @property
-    def images_gradient_pads(self) -> tuple[Pair, Pair]:
-        return self.rows.images_gradient_pads(), self.columns.images_gradient_pads()
+    def input_grad_pads(self) -> tuple[Pair, Pair]:
+        return self.rows.input_grad_pads(), self.columns.input_grad_pads()
 
     @property
-    def kernel_gradient_pads(self) -> tuple[Pair, Pair]:
-        return self.rows.kernel_gradient_pads(), self.columns.kernel_gradient_pads()
+    def weight_grad_pads(self) -> tuple[Pair, Pair]:
+        return self.rows.weight_grad_pads(), self.columns.weight_grad_pads()
 
 
 def make_window(
@@ -112,8 +110,8 @@ def make_window(
     padding: str | Sequence[Pair],
     dilation: Pair,
     groups: int,
-) -> Window:
-    """The window; `padding` is "SAME", "VALID" or (before, after) of the height and the width."""
+) -> ConvWindow:
+    """Make a window; `padding` is "SAME", "VALID" or (before, after) of height and width."""
     if isinstance(padding, str):
         windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
         padding = lax.padtype_to_pads(sizes, windows, strides, padding)
@@ -123,4 +121,4 @@ def make_window(
             sizes, kernel, strides, dilation, padding, strict=True
         )
     )
-    return Window(rows, columns, groups)
+    return ConvWindow(rows, columns, groups)

@@ -1,4 +1,4 @@
-"""A formula for some problems, and what may be varied of it."""
+"""A formula of some problems, and its options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.lowerings.problem.lowering import Engine
 
 @dataclass(frozen=True)
 class Formula:
-    """How a problem is computed, `compute(problem, lowering, *operands)`, and which problems."""
+    """A computation, `compute(problem, lowering, *operands)`, and the problems that it fits."""
 
     compute: Callable[..., Array]
     fits: Callable[[Any], bool]
@@ -22,5 +22,5 @@ class Formula:
 
 
 def always(problem: Any) -> bool:
-    """For a formula that suits every problem of its kind."""
+    """True, for a formula that fits every problem of its kind."""
     return True

@@ -1,4 +1,4 @@
-"""Orders of axes that images are computed in."""
+"""Layouts: orders of axes that images are computed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of ways to compute what a layer is asked for, and who picks one."""
+"""Problems that layers compute, lowerings that compute them, and policies that choose one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import cached_property
 from typing import Literal, Protocol, get_args
 
 Role = Literal["forward", "images_gradient", "kernel_gradient"]
-"""The result, the gradient of what is read, the gradient of the weights. What a dense layer reads
-counts as images of one pixel."""
+"""The result, the gradient by the input, the gradient by the weights. Banks hold these names. The
+inputs of a dense layer count as images of one pixel."""
 ROLES: tuple[Role, ...] = get_args(Role)
 Engine = Literal["xla", "onednn"]
-"""Whose matrix products and convolutions: what XLA picks itself, or oneDNN's."""
+"""Library of matrix products and convolutions: the one that XLA picks itself, or oneDNN."""
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """A family of formulas, who multiplies, and how many images are taken at a time (None: all).
+    """A formula by name, the engine that multiplies, and the images of a chunk (None: all).
 
-    `default` is the one that suits any platform and needs no choice.
+    The family `default` works on any platform.
     """
 
     family: str
@@ -32,7 +32,7 @@ class Lowering:
 
     @staticmethod
     def parse(text: str) -> Lowering:
-        """From `family/engine` or `family/engine/images`. Raises ValueError for anything else."""
+        """Parse `family/engine` or `family/engine/images`. Raises ValueError for anything else."""
         family, engine, *rest = text.split("/")
         engines: tuple[Engine, ...] = get_args(Engine)
         if engine not in engines or len(rest) > 1:
@@ -46,40 +46,40 @@ class Lowering:
 DEFAULT = Lowering("default")
 
 WIDENED: Mapping[str, str] = {"float16": "float32"}
-"""Types that no library multiplies on a CPU, and what stands in for each: the sums are float32 in
-any case, only the result is rounded."""
+"""Types that no library multiplies on a CPU, and the type that each is computed in. Sums are
+float32 in any case; only the result is rounded."""
 
 
 class Problem(Protocol):
-    """A computation that can be lowered in several ways: hashable, and told whole by its text."""
+    """A computation with several lowerings. It is hashable, and its text identifies it."""
 
     @property
     def kind(self) -> str:
-        """What the text begins with."""
+        """The kind of layer, with which the text begins."""
 
     @property
     def role(self) -> Role:
-        """What is asked for: the result, or a gradient."""
+        """The requested array: the result, or a gradient."""
 
     @property
     def dtype(self) -> str:
-        """Of the operands and of the result."""
+        """Type of the operands and of the result."""
 
     @property
     def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the arrays that the role reads, in the order of its functions."""
+        """Shapes of the arrays that the role reads, in the order of its formulas."""
 
     @property
     def batch(self) -> int:
-        """What may be taken a few at a time."""
+        """Number of samples, which a lowering may compute in chunks."""
 
     @property
     def sample_bytes(self) -> int:
-        """Of what is read of each of them, as it is computed."""
+        """Bytes that are read of each sample, in the type that it is computed in."""
 
 
 class LoweringPolicy(Protocol):
-    """Says how the layers of a network are computed; hashable, as flax modules are."""
+    """Chooses how the layers of a network are computed. Hashable, as flax modules are."""
 
     def choose(self, problem: Problem) -> Lowering:
         """The lowering for a problem."""
@@ -87,10 +87,10 @@ class LoweringPolicy(Protocol):
 
 @dataclass(frozen=True)
 class Lowerings:
-    """What was chosen; a problem that is not among it gets the default."""
+    """A policy by table; a problem that is not in it gets the default."""
 
     chosen: tuple[tuple[str, Lowering], ...] = ()
-    """Problems, as text, and what computes them."""
+    """Problems, as text, and their lowerings."""
 
     @cached_property
     def _table(self) -> dict[str, Lowering]:
@@ -102,16 +102,16 @@ class Lowerings:
 
 
 DEFAULTS = Lowerings()
-"""Nothing chosen."""
+"""The policy that always chooses the default."""
 
 
 @dataclass(eq=False)
 class RecordingPolicy:
-    """Takes down the problems of a network while it is traced, in their order."""
+    """Records the problems of a network while it is traced, in their order."""
 
     problems: dict[Problem, None] = field(default_factory=dict)
 
     def choose(self, problem: Problem) -> Lowering:
-        """The default; the problem is on the list now."""
+        """Record the problem, and return the default."""
         self.problems[problem] = None
         return DEFAULT

@@ -1,4 +1,4 @@
-"""What a layer is asked to compute, by the shapes that decide its speed."""
+"""Computations of layers, described by the shapes that their speed depends on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import ClassVar, Literal
 
 from jax import Array
 
-from pipeline.lowerings.problem.conv_window import Pair, Window
+from pipeline.lowerings.problem.conv_window import ConvWindow, Pair
 from pipeline.lowerings.problem.lowering import WIDENED, Role
 
 Kind = Literal["conv2d", "dense", "max_pool"]
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of a value as it is computed: what is `WIDENED` has four."""
+    """Bytes of a value while it is computed: 4 for the types of `WIDENED`."""
     return 2 if WIDENED.get(dtype, dtype) == "bfloat16" else 4
 
 
@@ -25,7 +25,7 @@ class ConvolutionProblem:
 
     kind: ClassVar[Kind] = "conv2d"
     role: Role
-    window: Window
+    window: ConvWindow
     batch: int
     channels: int
     features: int
@@ -33,7 +33,7 @@ class ConvolutionProblem:
 
     @property
     def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the two arrays that the role reads, in the order of its functions."""
+        """Shapes of the two arrays that the role reads, in the order of its formulas."""
         w = self.window
         images = (self.batch, *w.sizes, self.channels)
         kernel = (*w.kernel, self.channels // w.groups, self.features)
@@ -64,7 +64,7 @@ class ConvolutionProblem:
 
     @property
     def sample_bytes(self) -> int:
-        """Of one image."""
+        """Bytes of one image."""
         return prod(self.window.sizes) * self.channels * self.itemsize
 
     def __str__(self) -> str:
@@ -79,16 +79,16 @@ class ConvolutionProblem:
 
 
 def convolution_problem(
-    role: Role, window: Window, images: Array, kernel: Array
+    role: Role, window: ConvWindow, images: Array, kernel: Array
 ) -> ConvolutionProblem:
-    """The problem that a role poses for a convolution of these operands."""
+    """The problem of one role of a convolution with these operands."""
     batch, channels, features = images.shape[0], images.shape[3], kernel.shape[3]
     return ConvolutionProblem(role, window, batch, channels, features, str(images.dtype))
 
 
 @dataclass(frozen=True)
 class DenseProblem:
-    """One of the three products of a dense layer; `batch` counts rows, of all tokens together."""
+    """One of the three products of a dense layer; `batch` is the number of rows, of all tokens."""
 
     kind: ClassVar[Kind] = "dense"
     role: Role
@@ -99,7 +99,7 @@ class DenseProblem:
 
     @property
     def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the two matrices that the role reads, in the order of its functions."""
+        """Shapes of the two matrices that the role reads, in the order of its formulas."""
         inputs, kernel = (self.batch, self.channels), (self.channels, self.features)
         cotangent = (self.batch, self.features)
         pairs = {
@@ -116,7 +116,7 @@ class DenseProblem:
 
     @property
     def sample_bytes(self) -> int:
-        """Of one row."""
+        """Bytes of one row."""
         return self.channels * itemsize(self.dtype)
 
     def __str__(self) -> str:
@@ -154,12 +154,12 @@ class PoolingProblem:
 
     @property
     def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the images, and for the gradient of the cotangent."""
+        """Shapes of the images, and for the gradient also of the cotangent."""
         return (self.shape,) if self.role == "forward" else (self.shape, self.pooled)
 
     @property
     def sample_bytes(self) -> int:
-        """Of one image."""
+        """Bytes of one image."""
         return prod(self.shape[1:]) * itemsize(self.dtype)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which layout a network is fastest in: timed where asked to, and kept (A-01)."""
+"""The layout that a network is fastest in: from a bank, or timed and kept in one (A-01)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.files.knowledge_bank import Entry, Status, add_to_bank, read_bank
+from pipeline.files.knowledge_bank import Entry, Status
+from pipeline.files.tuning_flow import Banks, operator_record
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.tune.search import Mode
 
 BUILT_IN = Path(__file__).parent / "built_in_layouts.json"
-"""What was found for the shipped recipes, on the devices that its keys name."""
+"""Bank of the shipped recipes, on the devices that its keys name."""
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True)
 class TimedLayout:
-    """What a step of a network takes in every layout, in microseconds."""
+    """Times of a network's step in every layout, in microseconds."""
 
     key: str
     times_us: Mapping[Layout, float]
@@ -27,39 +28,35 @@ class TimedLayout:
 
     @property
     def best(self) -> Layout:
-        """The fastest."""
+        """The fastest layout."""
         return min(LAYOUTS, key=self.times_us.__getitem__)
 
     def to_operator(self) -> Mapping[str, Any]:
-        """As a result file of A-03 has it: before is NHWC."""
+        """Entry of the result file of A-03; `before_tune` is NHWC."""
         before_us, after_us = self.times_us["nhwc"], self.times_us[self.best]
-        return {
-            "op": ["network", "layout"],
-            "key": self.key,
-            "result_data": {"before_tune": before_us, "after_tune": after_us},
-            "status_data": {name: self.status == name for name in get_args(Status)},
-            "layout": self.best,
-        }
+        op = ("network", "layout")
+        record = operator_record(op, self.key, before_us, after_us, self.status)
+        return {**record, "layout": self.best}
 
 
 def find_layout(
     key: str, mode: Mode, folder: Path, clock: Callable[[Layout], float]
 ) -> TimedLayout | None:
-    """What a bank has of a network; what `clock` says of each layout where it is to be timed.
+    """Look a network up in the banks, or time it by `clock` in each layout where the mode says so.
 
     Raises RunError for a bank that is not one.
     """
-    bank = folder / "layouts.json"
-    entry = {**read_bank(BUILT_IN, _checked), **read_bank(bank, _checked)}.get(key)
+    banks = Banks(folder / "layouts.json", BUILT_IN, _checked)
+    entry = banks.read().get(key)
     if mode != "repeat" and (entry is not None or mode == "bank"):
         return TimedLayout(key, _times_us(entry), "bank_hit") if entry is not None else None
     times_us = {layout: clock(layout) for layout in LAYOUTS}
-    add_to_bank(bank, {key: dict(times_us.items())}, _checked)
+    banks.add({key: dict(times_us.items())})
     return TimedLayout(key, times_us, "bank_append" if entry is None else "bank_update")
 
 
 def _checked(entry: Entry) -> Entry:
-    """An entry that has a positive number for every layout."""
+    """The entry. Raises ValueError unless it has a positive number for every layout."""
     times_us = _times_us(entry)
     if not all(0 < us < float("inf") for us in times_us.values()):
         raise ValueError(f"times {times_us}")

@@ -1,4 +1,4 @@
-"""What a bank's entries depend on, and which engines can be trusted here."""
+"""The machine: the part of it that a bank's entries depend on, and the engines that work on it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.lowerings.problem.lowering import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
 _LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
-"""Flags of a processor that decide how fast its products are, the best first."""
+"""Flags of a processor that its speed in products depends on, the fastest first."""
 
 
 def describe_device(device: jax.Device) -> str:
-    """What timings are valid for: the instruction set and the cores, or the accelerator's kind."""
+    """The scope of timings: instruction set and number of cores, or the accelerator's kind."""
     if device.platform != "cpu":
         return f"{device.platform} {device.device_kind}"
     flags = _cpu_flags()
@@ -45,7 +45,7 @@ def _may_have_onednn() -> bool:
 
 
 def _passes_probe(dtype: str, folder: Path) -> bool:
-    """Whether oneDNN computes rightly; asked once for every jaxlib and processor.
+    """Whether oneDNN computes correctly; probed once for every jaxlib and processor.
 
     In a process of its own, because a call that oneDNN refuses ends the process.
     """
@@ -69,7 +69,7 @@ def _passes_probe(dtype: str, folder: Path) -> bool:
 
 
 def _read(folder: Path) -> dict[str, bool]:
-    """What was probed before; a file that can't be read costs only another probe."""
+    """Results of earlier probes; none where the file can't be read, which costs another probe."""
     try:
         known = read_json(folder / "engines.json")
     except (OSError, ValueError):
@@ -82,7 +82,7 @@ def _write(folder: Path, known: dict[str, bool]) -> None:
         make_private(folder)
         write_whole(folder / "engines.json", json.dumps(known, indent=1) + "\n")
     except OSError:
-        # Where nothing can be kept, the next run asks again.
+        # Where the result can't be kept, the next run probes again.
         pass
 
 

@@ -1,4 +1,4 @@
-"""What to take for shapes that no bank knows."""
+"""The rule that chooses a lowering for a shape that is in no bank."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pipeline.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Probl
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 
 LARGE_FLOPS = 50_000_000
-"""From here on a convolution is worth a library call of its own."""
+"""Smallest convolution that is worth a library call of its own."""
 
 LARGE_GROUPED_FLOPS = 2_000_000
 """The same for one in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""
 
 MIN_FEATURES, MIN_TERMS = 16, 64
-"""Below, oneDNN fills its vectors with zeros: features, and terms of the sum that one result is."""
+"""Fewest features, and fewest terms of a result's sum, with which oneDNN fills its vectors."""
 
 CHUNK_BYTES = 1 << 20
-"""About what of the cotangent should be looked at at once: half of a core's L2 cache."""
+"""Size of a chunk of the cotangent: about half of a core's L2 cache."""
 
 GROUPED_IMAGES = 4
 """Images at a time for the gradient of a kernel in groups."""
@@ -37,7 +37,7 @@ POINTWISE: Mapping[Role, str] = {
     "images_gradient": "pixels",
     "kernel_gradient": "positions",
 }
-"""Families by role; the first that fits the problem, and the one for kernels of one pixel."""
+"""Formulas by role: the first that fits the problem, and the one for kernels of one pixel."""
 
 
 def is_worth_a_call(problem: Problem) -> bool:
@@ -52,10 +52,10 @@ def is_worth_a_call(problem: Problem) -> bool:
 
 
 def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
-    """What the tuner found on AVX-512 for the shapes of residual networks, as a rule.
+    """Choose by a rule, which sums up the tuner's results on AVX-512 for residual networks.
 
-    For what is large and has channels enough, Winograd's tiles or oneDNN's convolution, and one
-    product of matrices for the gradients of kernels of one pixel; else the default.
+    A large problem with enough channels gets Winograd's tiles or oneDNN's convolution; the
+    gradients of a kernel of one pixel get one matrix product; all else gets the default.
     """
     if not isinstance(problem, ConvolutionProblem):
         return DEFAULT
@@ -66,19 +66,21 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
         return DEFAULT
     if problem.window.is_pointwise:
         return Lowering(POINTWISE[problem.role], "onednn")
-    ways = [way for way in candidates(problem, engines) if way.engine == "onednn"]
+    by_onednn = [each for each in candidates(problem, engines) if each.engine == "onednn"]
     for family in PREFERRED[problem.role]:
-        fitting = [way for way in ways if way.family == family and _is_tiled_well(way, problem)]
+        fitting = [
+            each for each in by_onednn if each.family == family and _is_tiled_well(each, problem)
+        ]
         if fitting:
             return min(
-                fitting, key=lambda way: abs((way.images or problem.batch) - _chunk(problem))
+                fitting, key=lambda each: abs((each.images or problem.batch) - _chunk(problem))
             )
     return DEFAULT
 
 
 def _by_groups(problem: ConvolutionProblem) -> Lowering:
-    """oneDNN's convolution. The kernel's gradient has the images of a chunk as channels of each
-    group: one at a time is a depthwise convolution again where this was one."""
+    """oneDNN's convolution. In the kernel's gradient the images of a chunk are the channels of each
+    group; with one image at a time a depthwise convolution stays one."""
     if problem.role != "kernel_gradient":
         return Lowering("convolution", "onednn")
     images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
@@ -86,19 +88,19 @@ def _by_groups(problem: ConvolutionProblem) -> Lowering:
 
 
 def _by_xla(problem: ConvolutionProblem) -> Lowering:
-    """Where each channel is convolved alone, sums of shifted images."""
+    """Sums of shifted images for a depthwise convolution, else the default."""
     gradient = problem.role == "kernel_gradient"
-    way = Lowering("blocks", images=1) if gradient else Lowering("multiply_adds")
-    fits = problem.is_depthwise and can_compute(problem, way, frozenset(("xla",)))
-    return way if fits else DEFAULT
+    lowering = Lowering("blocks", images=1) if gradient else Lowering("multiply_adds")
+    fits = problem.is_depthwise and can_compute(problem, lowering, frozenset(("xla",)))
+    return lowering if fits else DEFAULT
 
 
-def _is_tiled_well(way: Lowering, problem: ConvolutionProblem) -> bool:
-    return way.family != "winograd4" or min(problem.window.output_size) >= MIN_TILED
+def _is_tiled_well(lowering: Lowering, problem: ConvolutionProblem) -> bool:
+    return lowering.family != "winograd4" or min(problem.window.output_size) >= MIN_TILED
 
 
 def _chunk(problem: ConvolutionProblem) -> int:
-    """Images whose cotangent has about the size that the cache likes."""
+    """Number of images whose cotangent has about `CHUNK_BYTES`."""
     height, width = problem.window.output_size
     image_bytes = height * width * problem.features * problem.itemsize
     return max(1, CHUNK_BYTES // image_bytes)

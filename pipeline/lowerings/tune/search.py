@@ -1,4 +1,4 @@
-"""Which of the candidates is fastest: by trying all of them, or by breeding the better ones."""
+"""SearchResult for the fastest candidate: exhaustive, or genetic."""
 
 from __future__ import annotations
 
@@ -12,43 +12,46 @@ from pipeline.files.knowledge_bank import Round
 from pipeline.lowerings.problem.lowering import Lowering
 
 Mode = Literal["off", "bank", "tune", "repeat"]
-"""Defaults only; what a bank has, else the rule; also tune what no bank has; tune everything."""
+"""off: defaults only; bank: banks, else the rule; tune: also tune what is in no bank; repeat: tune
+everything."""
 
 Strategy = Literal["exhaustive", "ga"]
 POPULATION, GENERATIONS, ELITE = 6, 3, 2
 HOPELESS = 2.0
-"""A candidate that takes so many times as long as the best is timed only once."""
+"""A candidate that takes this many times as long as the best is timed only once."""
 
 Clock = Callable[[Lowering, float], float]
 """(lowering, microseconds at which to give up) -> microseconds."""
 
 
 @dataclass(frozen=True)
-class Search:
-    """Times of what was tried, in microseconds, and the best so far after every round."""
+class SearchResult:
+    """Times of the candidates that were tried, in microseconds, and the best after every round."""
 
     times_us: dict[Lowering, float]
     rounds: tuple[Round, ...]
 
     def best(self, among: Callable[[Lowering], bool] = lambda _: True) -> Lowering:
-        """The fastest of those."""
+        """The fastest of the candidates for which `among` is true."""
         return min(filter(among, self.times_us), key=self.times_us.__getitem__)
 
 
-def search(candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int) -> Search:
-    """Time candidates; the first is among them whatever the strategy, as the one to beat."""
-    trial = _Trial(clock)
-    trial.time(candidates[:1])
+def search(
+    candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int
+) -> SearchResult:
+    """Time candidates. Every strategy times the first, which is the one to beat."""
+    trials = _Trials(clock)
+    trials.time(candidates[:1])
     if strategy == "exhaustive":
-        trial.time(candidates)
-        trial.end_round()
+        trials.time(candidates)
+        trials.end_round()
     else:
-        _breed(candidates, trial, np.random.default_rng(seed))
-    return Search(trial.times_us, tuple(trial.rounds))
+        _breed(candidates, trials, np.random.default_rng(seed))
+    return SearchResult(trials.times_us, tuple(trials.rounds))
 
 
-class _Trial:
-    """What was timed, each candidate once."""
+class _Trials:
+    """Times of the candidates, each timed once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -65,19 +68,19 @@ class _Trial:
         self.rounds.append(Round(min(self.times_us.values())))
 
 
-def _breed(candidates: Sequence[Lowering], trial: _Trial, generator: np.random.Generator) -> None:
-    """Generations of candidates whose genes (family, engine, images) come from two of the best."""
+def _breed(candidates: Sequence[Lowering], trials: _Trials, generator: np.random.Generator) -> None:
+    """Time generations of candidates; genes (family, engine, images) come from two of the best."""
     count = min(POPULATION, len(candidates))
     picked = generator.choice(len(candidates), count, replace=False)
-    trial.time([candidates[i] for i in picked])
-    trial.end_round()
+    trials.time([candidates[i] for i in picked])
+    trials.end_round()
     for _ in range(GENERATIONS - 1):
-        elite = sorted(trial.times_us, key=trial.times_us.__getitem__)[:ELITE]
+        elite = sorted(trials.times_us, key=trials.times_us.__getitem__)[:ELITE]
         for _ in range(count):
-            untimed = [way for way in candidates if way not in trial.times_us]
+            untimed = [lowering for lowering in candidates if lowering not in trials.times_us]
             if untimed:
-                trial.time([_child(elite, untimed, generator)])
-        trial.end_round()
+                trials.time([_child(elite, untimed, generator)])
+        trials.end_round()
 
 
 def _child(
@@ -93,12 +96,12 @@ def _child(
             zip(_genes(mother), _genes(father), _genes(stranger), strict=True)
         )
     ]
-    return max(candidates, key=lambda way: _agreement(_genes(way), genes))
+    return max(candidates, key=lambda lowering: _agreement(_genes(lowering), genes))
 
 
 def _agreement(genes: Sequence[object], wanted: Sequence[object]) -> int:
     return sum(a == b for a, b in zip(genes, wanted, strict=True))
 
 
-def _genes(way: Lowering) -> tuple[str, str, int | None]:
-    return way.family, way.engine, way.images
+def _genes(lowering: Lowering) -> tuple[str, str, int | None]:
+    return lowering.family, lowering.engine, lowering.images

@@ -1,4 +1,4 @@
-"""How long something takes where a sink will run it: in the body of a loop."""
+"""Time a computation where a sink will run it: in the body of a loop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pipeline.lowerings.problem.lowering import Lowering, Problem
 
 ROUNDS = 4
 ROUND_S = 0.02
-"""A round repeats the computation for about this long, and is done at least once."""
+"""Seconds for which a round repeats the computation, which it does at least once."""
 
 SHORTEST_S = 1e-8
-"""Less than any computation takes: of noise a time of nothing could come."""
+"""Least time that is reported: noise could make the difference 0 or less."""
 
 
 class Timer:
@@ -31,10 +31,10 @@ class Timer:
         self._operands = jax.device_put(operands, device)
 
     def time_us(self, function: Callable[..., Any], give_up_us: float = float("inf")) -> float:
-        """Microseconds a call; a single one is timed if it takes `give_up_us`.
+        """Microseconds per call; only one call is timed if it takes `give_up_us`.
 
-        The least of some rounds: whatever else the machine does can only add to it. What the
-        program does around the loop, copies of the operands among it, is taken off.
+        The result is the minimum of several rounds, since other load only adds to a time. The time
+        around the loop, such as that of copies of the operands, is subtracted.
         """
         lowered = repeatedly(function).lower(*self._operands, np.int32(1))
         with no_compile_cache():
@@ -49,28 +49,29 @@ class Timer:
         return 1e6 * max(rounds_s / count, SHORTEST_S)
 
     def _seconds(self, run: Any, count: int) -> float:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         jax.block_until_ready(run(*self._operands, np.int32(count)))
-        return time.perf_counter() - begun
+        return time.perf_counter() - started_at
 
 
 class Stopwatch(Timer):
-    """Times the lowerings of one problem on operands that are made once."""
+    """Times the lowerings of one problem on the same operands."""
 
     def __init__(self, problem: Problem, device: jax.Device) -> None:
         self._problem = problem
         shapes = problem.operand_shapes
         super().__init__(tuple(random_operands(shape, problem.dtype) for shape in shapes), device)
 
-    def __call__(self, how: Lowering, give_up_us: float) -> float:
-        """Microseconds that a lowering takes, as `Timer.time_us` has them."""
-        return self.time_us(lambda *operands: compute(self._problem, how, *operands), give_up_us)
+    def __call__(self, lowering: Lowering, give_up_us: float) -> float:
+        """Microseconds per call of a lowering, by `Timer.time_us`."""
+        return self.time_us(
+            lambda *operands: compute(self._problem, lowering, *operands), give_up_us
+        )
 
 
 def repeatedly(function: Callable[..., Any]) -> Any:
-    """The function `count` times, each on operands that depend on the result before.
-
-    The whole result is carried, so that no part of it can be left out.
+    """Jit a loop that calls the function `count` times, each on operands that depend on the last
+    result. The whole result is carried, so that the compiler can't skip a part of it.
     """
 
     def run(first: Array, *others_and_count: Any) -> Any:
@@ -93,12 +94,12 @@ def _corner(array: Array) -> Array:
 
 
 def _nudged(array: Array, by: Array) -> Array:
-    """With something added to its first value, which is changed where it lies."""
+    """The array with `by` added to its first value, in place."""
     value = (_corner(array) + by).astype(array.dtype)
     return from_bits(as_bits(array).at[(0,) * array.ndim].set(as_bits(value)), array.dtype)
 
 
 def random_operands(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Numbers between -1 and 1, none of them so small that arithmetic slows down."""
+    """Numbers between -1 and 1, none so small that arithmetic is slow (subnormal)."""
     values = np.resize(np.random.default_rng(0).uniform(-1, 1, 4096), shape)
     return jnp.asarray(values, dtype)

@@ -1,4 +1,5 @@
-"""The flow of A-01: look a computation up, tune where asked to, keep what was found."""
+"""Choose lowerings (A-01): look a computation up in the banks, tune it where the mode says so, and
+keep the results."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 
 from pipeline.errors import RunError
-from pipeline.files.knowledge_bank import Entry, Round, Status, add_to_bank, read_bank, ticks_best
+from pipeline.files.knowledge_bank import Entry, Round, Status, ticks_best
+from pipeline.files.tuning_flow import Banks, operator_record, reuse_or_search
 from pipeline.lowerings.candidates import can_compute, candidates
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import (
@@ -30,42 +32,42 @@ from pipeline.lowerings.tune.search import Mode, Strategy, search
 from pipeline.lowerings.tune.timing import Stopwatch
 
 BUILT_IN = Path(__file__).parent / "built_in.json"
-"""What was found for the shapes of the shipped recipes, on the devices that its keys name."""
+"""Bank of the shapes of the shipped recipes, on the devices that its keys name."""
 
 WORTH_SHARE, WORTH_US = 0.1, 1000.0
-"""oneDNN is called where it saves this share of what is chosen for, and so much a step: a
-program that calls it is compiled anew in every process."""
+"""oneDNN is called where it saves at least this share of the time of all problems, and this many
+microseconds a step: a program that calls it is compiled again in every process."""
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How lowerings are chosen; `folder` keeps the user's bank and what was probed."""
+    """Settings of the tuner; `folder` holds the user's bank and the results of probes."""
 
     mode: Mode
     strategy: Strategy
     folder: Path
     kept: Lowerings | None = None
-    """What an earlier part of the run was computed with, and the rest has to be."""
+    """Lowerings of an earlier part of the run, which the rest must use too."""
 
     @property
     def bank(self) -> Path:
-        """The user's bank, which is read before the built-in one."""
+        """The user's bank. Its entries replace those of the built-in one."""
         return self.folder / "lowerings.json"
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A lowering and what it takes."""
+    """A lowering and its time in microseconds."""
 
     lowering: Lowering
     us: float
 
 
 @dataclass(frozen=True)
-class TuneResult:
-    """What is known of a problem: the default before, the best after, the best by XLA alone."""
+class TunedProblem:
+    """Times of a problem: the default before, the best after, and the best by XLA alone (plain)."""
 
     problem: Problem
     before_us: float
@@ -74,30 +76,35 @@ class TuneResult:
     status: Status
     rounds: tuple[Round, ...] = ()
 
+    @property
+    def us(self) -> float:
+        """Time of the best, in microseconds."""
+        return self.after.us
+
 
 @dataclass(frozen=True)
 class LoweringChoice:
-    """How the layers of a network are computed, and how that came about."""
+    """The lowerings and the layout of a network, and the results that they were chosen by."""
 
     lowerings: Lowerings = DEFAULTS
-    found: tuple[TuneResult, ...] = ()
+    found: tuple[TunedProblem, ...] = ()
     by_rule: int = 0
-    """How many problems no bank knew and nobody tuned."""
+    """Number of problems that are in no bank and were not tuned."""
     layout: Layout = "nhwc"
-    """Of the images between the layers."""
+    """Layout of the images between the layers."""
     layout_found: TimedLayout | None = None
-    """What is known of the layouts, where it is not chosen by rule."""
+    """Times of the layouts; None where the layout is chosen by rule."""
 
     @property
     def calls_onednn(self) -> bool:
         """Whether any of them needs oneDNN."""
-        return any(way.engine == "onednn" for _, way in self.lowerings.chosen)
+        return any(lowering.engine == "onednn" for _, lowering in self.lowerings.chosen)
 
     @property
     def tuned(self) -> int:
-        """How many problems were timed just now."""
-        statuses = [found.status for found in self.found]
-        statuses += [found.status for found in self._layouts]
+        """Number of problems and layouts that were timed in this run."""
+        statuses = [result.status for result in self.found]
+        statuses += [result.status for result in self._layouts]
         return sum(status != "bank_hit" for status in statuses)
 
     @property
@@ -107,53 +114,54 @@ class LoweringChoice:
     def to_result(self) -> Mapping[str, Any]:
         """The result file of A-03: times in microseconds, the bank's part as booleans.
 
-        The totals are of the operators; the layout of the whole network stands beside them.
+        The totals are sums over the operators; the layout of the network is listed after them.
         """
         totals = {
-            "before_tune": sum(found.before_us for found in self.found),
-            "after_tune": sum(found.after.us for found in self.found),
+            "before_tune": sum(result.before_us for result in self.found),
+            "after_tune": sum(result.after.us for result in self.found),
         }
-        operators = [_operator(found) for found in self.found]
-        operators += [found.to_operator() for found in self._layouts]
+        operators = [_operator(result) for result in self.found]
+        operators += [result.to_operator() for result in self._layouts]
         return {"result_data": totals, "operators": operators}
 
 
 def choose_lowerings(
     problems: Iterable[Problem], device: jax.Device, tuning: Tuning, watch: ProgressClock
 ) -> LoweringChoice:
-    """A lowering for every problem. `watch` is entered with what is tuned, while it is.
+    """Choose a lowering for every problem. `watch` is entered around the tuning of each.
 
     Raises RunError for a bank that is not one, and for a kept lowering that can't be carried out.
     """
-    asked = tuple(problems)
+    requested = tuple(problems)
     if tuning.kept is not None:
-        return _as_before(tuning.kept, asked, device, tuning.folder)
+        return _as_before(tuning.kept, requested, device, tuning.folder)
     if tuning.mode == "off" or device.platform != "cpu":
         return LoweringChoice()
-    known = {**read_bank(BUILT_IN, _checked), **read_bank(tuning.bank, _checked)}
+    banks = Banks(tuning.bank, BUILT_IN, _checked)
+    known = banks.read()
     here = describe_device(device)
-    keys = {problem: f"{problem} on {here}" for problem in asked}
-    calls = (_calls_onednn(known.get(keys[p])) or is_worth_a_call(p) for p in asked)
+    keys = {problem: f"{problem} on {here}" for problem in requested}
+    calls = (_calls_onednn(known.get(keys[p])) or is_worth_a_call(p) for p in requested)
     needed = tuning.mode != "bank" or any(calls)
-    engines = _engines(asked, device, tuning.folder) if needed else {}
-    found, ruled = [], []
+    engines = _engines(requested, device, tuning.folder) if needed else {}
+    results, ruled = [], []
     for problem, key in keys.items():
-        at_hand = engines.get(problem.dtype, frozenset(("xla",)))
-        result = _tune_one(problem, known.get(key), at_hand, device, tuning, watch)
+        available = engines.get(problem.dtype, frozenset(("xla",)))
+        result = _tune_one(problem, known.get(key), available, device, tuning, watch)
         if result is None:
-            ruled.append((str(problem), usual_lowering(problem, at_hand)))
+            ruled.append((str(problem), usual_lowering(problem, available)))
             continue
-        found.append(result)
+        results.append(result)
         if result.status in ("bank_append", "bank_update"):
-            # Each as it is found: a large network takes minutes, and may be cut short.
-            add_to_bank(tuning.bank, {key: _entry(result)}, _checked)
-    return _settle(tuple(found), tuple(ruled))
+            # Each one at once: a large network takes minutes, and the run may be stopped.
+            banks.add({key: _entry(result)})
+    return _choose(tuple(results), tuple(ruled))
 
 
 def _engines(
     problems: tuple[Problem, ...], device: jax.Device, folder: Path
 ) -> Mapping[str, frozenset[Engine]]:
-    """By dtype."""
+    """Usable engines by dtype."""
     dtypes = dict.fromkeys(problem.dtype for problem in problems)
     return {dtype: find_engines(device, dtype, folder) for dtype in dtypes}
 
@@ -165,14 +173,14 @@ def _as_before(
     folder: Path,
 ) -> LoweringChoice:
     by_text = {str(problem): problem for problem in problems}
-    asked = [(by_text[text], how) for text, how in kept.chosen if text in by_text]
-    wants_onednn = any(how.engine == "onednn" for _, how in asked)
+    requested = [(by_text[text], lowering) for text, lowering in kept.chosen if text in by_text]
+    wants_onednn = any(lowering.engine == "onednn" for _, lowering in requested)
     engines = _engines(problems, device, folder) if wants_onednn else {}
-    for problem, how in asked:
+    for problem, lowering in requested:
         here = engines.get(problem.dtype, frozenset(("xla",)))
-        able = device.platform == "cpu" and can_compute(problem, how, here)
-        if how != DEFAULT and not able:
-            raise RunError(f"{how} can't compute {problem} here, as this run did before")
+        able = device.platform == "cpu" and can_compute(problem, lowering, here)
+        if lowering != DEFAULT and not able:
+            raise RunError(f"{lowering} can't compute {problem} here, as this run did before")
     return LoweringChoice(kept)
 
 
@@ -183,38 +191,46 @@ def _tune_one(
     device: jax.Device,
     tuning: Tuning,
     watch: ProgressClock,
-) -> TuneResult | None:
-    """From the bank, else from a search; of a repeated search and the bank the better."""
-    ways = candidates(problem, engines)
+) -> TunedProblem | None:
+    """Result of the bank, else of a search; of a repeated search and the bank, the faster one."""
     banked = _from_bank(problem, entry, engines)
-    if tuning.mode != "repeat" and (banked or tuning.mode == "bank"):
-        return banked
-    with watch(str(problem)):
-        seed = zlib.crc32(str(problem).encode())
-        result = search(ways, Stopwatch(problem, device), tuning.strategy, seed)
-    plain = result.best(lambda way: way.engine == "xla")
-    tuned = TuneResult(
+    if banked is None and tuning.mode == "bank":
+        return None
+
+    def search_candidates() -> TunedProblem:
+        with watch(str(problem)):
+            return _search(problem, candidates(problem, engines), device, tuning.strategy)
+
+    tuned = reuse_or_search(banked, search_candidates, repeat=tuning.mode == "repeat")
+    rounds = tuned.searched.rounds if tuned.searched is not None else ()
+    return replace(tuned.best, status=tuned.status, rounds=rounds)
+
+
+def _search(
+    problem: Problem, lowerings: tuple[Lowering, ...], device: jax.Device, strategy: Strategy
+) -> TunedProblem:
+    seed = zlib.crc32(str(problem).encode())
+    result = search(lowerings, Stopwatch(problem, device), strategy, seed)
+    best, plain = result.best(), result.best(lambda lowering: lowering.engine == "xla")
+    return TunedProblem(
         problem,
-        before_us=result.times_us[ways[0]],
-        after=Timed(result.best(), result.times_us[result.best()]),
+        before_us=result.times_us[lowerings[0]],
+        after=Timed(best, result.times_us[best]),
         plain=Timed(plain, result.times_us[plain]),
-        status="bank_append" if banked is None else "bank_update",
+        status="bank_append",
         rounds=result.rounds,
     )
-    if banked is not None and banked.after.us <= tuned.after.us:
-        return replace(banked, status="bank_reserved", rounds=tuned.rounds)
-    return tuned
 
 
 def _calls_onednn(entry: Entry | None) -> bool:
-    """Whether it takes a probe, a process and most of a second, to know what an entry is worth."""
+    """Whether the entry needs oneDNN, whose probe is a process that takes most of a second."""
     return entry is not None and Lowering.parse(entry["after"]["lowering"]).engine == "onednn"
 
 
 def _from_bank(
     problem: Problem, entry: Entry | None, engines: frozenset[Engine]
-) -> TuneResult | None:
-    """What a bank says, unless it names what there is not (any more) on this machine."""
+) -> TunedProblem | None:
+    """Result of a bank; None where it names a lowering that this machine can't compute."""
     if entry is None:
         return None
     after, plain = (
@@ -223,32 +239,32 @@ def _from_bank(
     )
     if not all(can_compute(problem, timed.lowering, engines) for timed in (after, plain)):
         return None
-    return TuneResult(problem, entry["before_us"], after, plain, "bank_hit")
+    return TunedProblem(problem, entry["before_us"], after, plain, "bank_hit")
 
 
-def _settle(
-    found: tuple[TuneResult, ...], ruled: tuple[tuple[str, Lowering], ...]
+def _choose(
+    results: tuple[TunedProblem, ...], ruled: tuple[tuple[str, Lowering], ...]
 ) -> LoweringChoice:
-    """oneDNN only where it is worth a program that can't be kept."""
-    saved_us = sum(f.plain.us - f.after.us for f in found)
-    total_us = sum(f.plain.us for f in found)
+    """Take the best of each, and oneDNN only where it saves more than it costs to compile."""
+    saved_us = sum(result.plain.us - result.after.us for result in results)
+    total_us = sum(result.plain.us for result in results)
     worth = saved_us > max(WORTH_US, WORTH_SHARE * total_us)
-    worth |= any(way.engine == "onednn" for _, way in ruled)
+    worth |= any(lowering.engine == "onednn" for _, lowering in ruled)
     if not worth:
-        found = tuple(replace(f, after=f.plain) for f in found)
-    best = ((str(f.problem), f.after.lowering) for f in found)
-    return LoweringChoice(Lowerings((*best, *ruled)), found, len(ruled))
+        results = tuple(replace(result, after=result.plain) for result in results)
+    best = ((str(result.problem), result.after.lowering) for result in results)
+    return LoweringChoice(Lowerings((*best, *ruled)), results, len(ruled))
 
 
-def _entry(found: TuneResult) -> Entry:
+def _entry(result: TunedProblem) -> Entry:
     after, plain = (
-        {"lowering": str(timed.lowering), "us": timed.us} for timed in (found.after, found.plain)
+        {"lowering": str(timed.lowering), "us": timed.us} for timed in (result.after, result.plain)
     )
-    return {"before_us": found.before_us, "after": after, "plain": plain}
+    return {"before_us": result.before_us, "after": after, "plain": plain}
 
 
 def _checked(entry: Entry) -> Entry:
-    """An entry whose lowerings can be read and whose times are positive numbers."""
+    """The entry. Raises ValueError unless its lowerings can be read and its times are positive."""
     checked: dict[str, Any] = {"before_us": float(entry["before_us"])}
     for name in ("after", "plain"):
         Lowering.parse(entry[name]["lowering"])
@@ -259,13 +275,11 @@ def _checked(entry: Entry) -> Entry:
     return checked
 
 
-def _operator(found: TuneResult) -> Mapping[str, Any]:
-    names: tuple[Status, ...] = get_args(Status)
+def _operator(result: TunedProblem) -> Mapping[str, Any]:
+    problem = result.problem
+    op = (problem.kind, problem.role)
     return {
-        "op": [found.problem.kind, found.problem.role],
-        "key": str(found.problem),
-        "result_data": {"before_tune": found.before_us, "after_tune": found.after.us},
-        "status_data": {name: found.status == name for name in names},
-        "lowering": asdict(found.after.lowering),
-        "ticks_best": ticks_best(found.rounds),
+        **operator_record(op, str(problem), result.before_us, result.us, result.status),
+        "lowering": asdict(result.after.lowering),
+        "ticks_best": ticks_best(result.rounds),
     }

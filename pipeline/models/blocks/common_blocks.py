@@ -1,4 +1,4 @@
-"""Layers that many networks have in common."""
+"""Lists of layers that many networks share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Stack = tuple[LayerSpec, ...]
 HALVE = MaxPool(kernel=3, stride=2, padding="same")
 
 EXPANSION = {"basic": 1, "bottleneck": 4}
-"""How many times its width a residual block gives (He et al. 2016)."""
+"""Features of a residual block's output, as a multiple of its width (He et al. 2016)."""
 
 
 def conv_norm(
@@ -77,7 +77,7 @@ def inverted(
 ) -> Stack:
     """The body of an inverted residual (Sandler et al. 2018, fig. 3).
 
-    A 1x1 from `channels` to `hidden` features (none where they are as many), a depthwise
+    A 1x1 from `channels` to `hidden` features (none where they are equal), a depthwise
     convolution, `gate`, and a linear 1x1 to `features`.
     """
     expand = (*conv_norm(hidden, 1, epsilon=epsilon), act) if hidden != channels else ()
@@ -88,9 +88,9 @@ def inverted(
 def squeeze_excite(
     channels: int, hidden: int, act: LayerSpec | None = None, gate: LayerSpec | None = None
 ) -> Gate:
-    """Weigh each channel by what two dense layers make of all their means (Hu et al. 2018).
+    """Weigh each channel by two dense layers on the means of all channels (Hu et al. 2018).
 
-    `act` follows the first of them, ReLU unless given, and `gate` the second, sigmoid.
+    `act` follows the first, by default ReLU, and `gate` the second, by default sigmoid.
     """
     first, second = Dense(features=hidden), Dense(features=channels)
     body = (GlobalAvgPool(), first, act or Relu(), second, gate or Sigmoid())
@@ -103,7 +103,7 @@ def residual_if(same: bool, scope: str, body: Stack) -> LayerSpec:
 
 
 def map_layers(change: Callable[[LayerSpec], LayerSpec], stack: Stack) -> Stack:
-    """The layers, and those inside of them, as `change` gives them; the innermost come first."""
+    """Apply `change` to all layers, also to inner ones; the innermost come first."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Networks that halve their images, and where the zeros of the windows that do so go."""
+"""Base of networks whose strided windows are padded by one of several conventions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from pipeline.models.layers.standard import Conv, Pool
 class StridedModelSpec(LayeredModelSpec):
     """Base of the networks in which convolutions or pools with a stride are padded.
 
-    At odd sizes all ways to pad are one. At even sizes a window of 3 with a stride of 2 needs one
-    row of zeros, which stands behind the image or before it.
+    At odd sizes all conventions are the same. At even sizes a window of 3 with a stride of 2 needs
+    one row of zeros, either after the image or before it.
     """
 
     padding: Literal["same", "symmetric", "symmetric_convs"] = "same"
-    """same: as MindSpore's pad_mode="same" and TensorFlow have it; symmetric: as many zeros before
-    as behind, as torchvision has it; symmetric_convs: so for convolutions alone, as mindcv has
-    it."""
+    """same: as in MindSpore's pad_mode="same" and TensorFlow; symmetric: as many zeros before as
+    after, as in torchvision; symmetric_convs: symmetric for convolutions only, as in mindcv."""
 
     @abstractmethod
     def same_layers_for(self, classes: int) -> Stack:

@@ -25,19 +25,19 @@ Location = tuple[int | str, ...]
 
 
 class BlockUse(Spec):
-    """The layers of a block, `repeat` times over, in a scope of their own."""
+    """Use of a block: its layers, repeated `repeat` times, in a scope of their own."""
 
     use: str
     """The block's name under `blocks`."""
     values: dict[str, Any] = Field({}, alias="with")
-    """What the block's parameters stand for."""
+    """Values of the block's parameters."""
     repeat: Count = 1
     scope: str | None = None
     """null: the block's name and a number."""
 
 
 MAX_USES = 1000
-"""Of all blocks together: a block that uses another twice, which uses a third one twice, ..."""
+"""Limit of uses of all blocks together, since blocks that use blocks twice grow exponentially."""
 
 
 def expand_uses(
@@ -47,10 +47,10 @@ def expand_uses(
     within: tuple[str, ...] = (),
     uses: Counter[str] | None = None,
 ) -> Any:
-    """Put a sequence in place of every use of a block in `node`, which stands at `where`.
+    """Replace every use of a block in `node`, which is at `where`, by a sequence of its layers.
 
-    The layers of a block are checked here, so that a problem is reported where the block writes
-    it. `within` names the blocks that are being expanded, and `uses` counts them. Raises
+    The layers of a block are checked here, so that a problem is reported at the block's own
+    location. `within` names the blocks that are being expanded, and `uses` counts them. Raises
     ValidationError.
     """
     uses = Counter() if uses is None else uses
@@ -111,7 +111,7 @@ def _body(
 
 @cache
 def _sections() -> TypeAdapter[Any]:
-    """Layers at `blocks.<name>`, where their problems are to be located."""
+    """Validator of layers at `blocks.<name>`, the location that problems report."""
     return TypeAdapter(dict[str, dict[str, Layers]])
 
 
@@ -124,7 +124,7 @@ def _check_parameters(use: BlockUse, wanted: set[str], where: Location) -> None:
 
 
 def _parameters(node: Any) -> Iterator[str]:
-    """The names behind the dollars of a block, but for `$classes`."""
+    """Names of a block's parameters, which follow a dollar; `$classes` is not one."""
     if isinstance(node, str) and node.startswith("$") and node != CLASSES:
         yield node[1:]
     elif isinstance(node, Mapping):

@@ -1,4 +1,4 @@
-"""Networks in stages: blocks of the same features in a row, whose first one may halve the image."""
+"""Stages of residual networks: blocks of the same width, the first of which may halve the image."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StageBlock:
-    """Where a block stands: the stage, counted from 1, and its place there, from 0."""
+    """One block: the number of its stage, from 1, and its index there, from 0."""
 
     stage: int
     index: int
     channels: int
-    """What the block reads."""
+    """Channels of the block's input."""
     width: int
     """The features of its stage."""
     stride: int
 
     @property
     def scope(self) -> str:
-        """What its layers are called after."""
+        """Scope of its layers in parameter paths."""
         return f"stage{self.stage}_block{self.index}"
 
 
@@ -45,7 +45,7 @@ def stage_blocks(
 
 
 def check_stages(**lists: Sequence[int]) -> None:
-    """Raise ValueError unless the lists are equally long, and have an entry at all."""
+    """Raise ValueError unless the lists are equally long and not empty."""
     lengths = {len(entries) for entries in lists.values()}
     if len(lengths) > 1 or 0 in lengths:
         shown = " and ".join(f"{name} {list(entries)}" for name, entries in lists.items())

@@ -1,4 +1,4 @@
-"""Types of the fields of layers, with one sentence each for what they take."""
+"""Types of the fields of layers, each with a sentence for error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLASSES = "$classes"
 Features = Annotated[
     PositiveInt | Literal["$classes"], Expected(f"a whole number above 0, or {CLASSES}")
 ]
-"""How many features a layer gives; `$classes` stands for the dataset's number of classes."""
+"""Number of features of a layer's output; `$classes` is the dataset's number of classes."""
 
 Size = Annotated[
     PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], Strict(False)],
@@ -27,7 +27,7 @@ def pair(size: Size) -> tuple[int, int]:
 
 
 Count = Annotated[PositiveInt, Field(le=1000)]
-"""How many times over there is something made of layers: a number that takes time by itself."""
+"""Number of repetitions of layers, limited because each takes time to trace."""
 
 Edges = Annotated[tuple[NonNegativeInt, NonNegativeInt], Strict(False)]
 Padding = Annotated[

@@ -1,4 +1,4 @@
-"""What a recipe says of a network: layers, initialisers and the networks made of them."""
+"""The part of a recipe that describes a network: layers, initialisers and models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LAYERS = 10_000
 
 
 class InitializerSpec(Spec):
-    """How fresh weights are drawn: the part of kind "initializer"."""
+    """Distribution of fresh weights: the part of kind "initializer"."""
 
     name: str
 
@@ -43,20 +43,20 @@ Layers = Seq[Layer]
 
 
 class InitRule(Spec):
-    """How the parameters are drawn that a pattern covers, such as `dense_2/kernel`."""
+    """Initialiser of the parameters that a pattern covers, such as `dense_2/kernel`."""
 
     pattern: str
     init: Initializer
 
 
 class InitSpec(Spec):
-    """Which initialiser each kind of weight gets where its layer names none (M-08)."""
+    """Initialiser of each kind of weight, where the layer names none (M-08)."""
 
     conv: Initializer
     dense: Initializer
     bias: Initializer
     rules: Seq[InitRule] = ()
-    """Of those that cover a parameter the last draws it, whatever else is said."""
+    """The last rule that covers a parameter decides, before all other settings."""
 
 
 class ModelSpec(Spec):
@@ -69,14 +69,14 @@ class ModelSpec(Spec):
     def build(self, classes: int, dtype: str) -> nn.Module:
         """The flax module, called as `module(images NHWC, train=bool) -> logits (batch, classes)`.
 
-        `dtype` is what activations are computed in; parameters stay float32.
+        `dtype` is the type of activations; parameters stay float32.
         """
 
 
 def count_layers(layers: Any, counted: int = 0) -> int:
-    """`counted` and the layers, those inside of others too, as often as these are repeated.
+    """Add the number of layers to `counted`, with inner layers and repetitions.
 
-    Raises ValueError above what can be traced within minutes.
+    Raises ValueError above `MAX_LAYERS`, more than can be traced within minutes.
     """
     for layer in _layers_in(layers):
         counted += 1

@@ -1,4 +1,4 @@
-"""Where the zeros around images go."""
+"""Zero padding around images."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def reach(kernel: Pair, dilation: Pair) -> Pair:
 
 
 def pads_around(sizes: Pair, window: Pair, strides: Pair, padding: Padding) -> tuple[Pair, Pair]:
-    """What is put (before, after) the height and the width of images of these sizes.
+    """Pads (before, after) of the height and the width of images of these sizes.
 
-    `window` is what is covered at once, dilation included.
+    `window` is the size that the kernel covers, dilation included.
     """
     if padding == "symmetric":
         rows, columns = (((covered - 1) // 2,) * 2 for covered in window)

@@ -1,4 +1,4 @@
-"""Patterns over paths: what a recipe means by `residual_*`."""
+"""Glob patterns over the paths of layers and parameters, such as `residual_*`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fnmatch import fnmatchcase
 from pipeline.files.error_text import nearest, shown
 
 Path = tuple[str, ...]
-"""The scopes of a layer from the outside in and, of a parameter, its own name at the end."""
+"""The scopes of a layer, outermost first; for a parameter, its own name is last."""
 
 MAX_SCOPES = 40
 
 
 def covers(pattern: str, path: Path) -> bool:
-    """Whether a glob matches a path, or that of a scope around it; its * crosses slashes."""
+    """Whether a glob matches a path, or that of an enclosing scope; its * crosses slashes."""
     around = ("/".join(path[:depth]) for depth in range(1, len(path) + 1))
     return any(fnmatchcase(name, pattern) for name in around)
 
@@ -25,7 +25,7 @@ def require_covered(
 ) -> None:
     """Raise ValueError, which begins with `key`, for a pattern that covers none of the paths.
 
-    The message has the outermost scopes, of which there are few, and how much is in each.
+    The message lists the outermost scopes and the number of paths in each.
     """
     for pattern in patterns:
         if any(covers(pattern, path) for path in paths):
@@ -43,7 +43,7 @@ def require_covered(
 
 
 def outermost(paths: Sequence[Path]) -> dict[str, int]:
-    """The outermost scopes that distinguish paths, and how many of the paths each is around."""
+    """The outermost scopes that distinguish paths, and the number of paths in each."""
     deepest = max(map(len, paths))
     for depth in range(1, deepest + 1):
         counts = Counter("/".join(path[:depth]) for path in paths)

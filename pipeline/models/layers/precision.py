@@ -1,4 +1,4 @@
-"""What type each layer computes in: MindSpore's amp levels, bfloat16, and types by layer.
+"""Types that layers compute in: MindSpore's amp levels, bfloat16, and types by layer.
 
 Levels follow `build_train_network` and `auto_mixed_precision` of mindspore/train/amp.py (2.10).
 Whatever the level, weights are stored in float32 and cast where a layer reads them, gradients are
@@ -19,7 +19,7 @@ Level = Literal["O0", "O1", "O2", "O3", "bf16"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 
 WHITE_LIST = frozenset({"conv", "conv_transpose", "dense", "relu", "self_attention"})
-"""Kinds of layers that O1 computes in float16: what `AMP_WHITE_LIST` has of them (`nn.Conv2d`,
+"""Kinds of layers that O1 computes in float16: those of `AMP_WHITE_LIST` (`nn.Conv2d`,
 `nn.Conv2dTranspose`, `nn.Dense`, `P.ReLU`; the products of attention are `nn.Dense` and
 `P.BatchMatMul`)."""
 
@@ -28,23 +28,23 @@ BLACK_LIST = frozenset({"batch_norm", "layer_norm"})
 
 
 class TypeRule(Protocol):
-    """Says which layers compute in another type than the network."""
+    """Rule for layers that compute in another type than the network."""
 
     @property
     def dtype(self) -> str:
-        """What the layers that are covered compute in."""
+        """Type that the covered layers compute in."""
 
     @property
     def casts_back(self) -> bool:
-        """Whether what they give is cast to the network's type."""
+        """Whether their output is cast to the network's type."""
 
     def covers(self, kind: str, path: Path) -> bool:
-        """Whether it is about a layer of a kind at a path."""
+        """Whether the rule is for a layer of this kind at this path."""
 
 
 @dataclass(frozen=True)
 class KindRule:
-    """Layers of these kinds compute in `dtype`; the network goes on in its own."""
+    """Layers of these kinds compute in `dtype`; other layers keep the network's type."""
 
     kinds: frozenset[str]
     dtype: FloatType
@@ -62,7 +62,7 @@ class ToFloat(Spec):
     """`to_float`: a layer whose path matches a glob, and all inside of it, computes in `dtype`.
 
     A path is that of the layer's scope, as in the names of parameters, such as
-    `residual_0/conv_1`; * crosses slashes. What such a layer gives stays of that type.
+    `residual_0/conv_1`; * crosses slashes. The output of such a layer keeps that type.
     """
 
     pattern: str
@@ -70,11 +70,11 @@ class ToFloat(Spec):
 
     @property
     def casts_back(self) -> bool:
-        """MindSpore's `to_float` casts what a cell reads, not what it gives."""
+        """False: MindSpore's `to_float` casts the inputs of a cell, not its output."""
         return False
 
     def covers(self, kind: str, path: Path) -> bool:
-        """Whether the glob matches the path, or that of a layer around it."""
+        """Whether the glob matches the path, or the path of an enclosing layer."""
         return covers(self.pattern, path)
 
     def __str__(self) -> str:
@@ -83,21 +83,21 @@ class ToFloat(Spec):
 
 @dataclass(eq=False)
 class PathListing:
-    """A rule about no layer, which takes down the paths of all while a network is traced."""
+    """A rule that covers no layer, and records the paths of all while a network is traced."""
 
     dtype: str = "float32"
     casts_back: bool = False
     paths: dict[Path, None] = field(default_factory=dict)
 
     def covers(self, kind: str, path: Path) -> bool:
-        """No; the path is on the list now."""
+        """Record the path, and return False."""
         self.paths[path] = None
         return False
 
 
 @dataclass(frozen=True)
 class Precision:
-    """What a network computes in, and the layers that compute in something else.
+    """Type of a network's activations, and the layers that compute in another.
 
     The last rule that covers a layer decides.
     """
@@ -107,7 +107,7 @@ class Precision:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Every type that is computed in, each once."""
+        """All types that are computed in, each once."""
         return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
 
 
@@ -123,6 +123,6 @@ LEVELS: Mapping[Level, Precision] = MappingProxyType(
 
 
 def rule_for(rules: tuple[TypeRule, ...], kind: str, path: Path) -> TypeRule | None:
-    """The rule that decides about a layer; None: it computes in the network's type."""
+    """The rule for a layer; None: it computes in the network's type."""
     covering = [rule for rule in rules if rule.covers(kind, path)]
     return covering[-1] if covering else None

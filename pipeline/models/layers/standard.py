@@ -1,4 +1,4 @@
-"""What a network can be made of, with MindSpore's defaults; `network` says what each computes."""
+"""Descriptions of the standard layers, with MindSpore's defaults; `modules` computes them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Conv(LayerSpec):
 
 @part("layer")
 class ConvTranspose(LayerSpec):
-    """The transpose of a convolution: every pixel spreads over a window of the result.
+    """The transpose of a convolution: every pixel is added to a window of the result.
 
-    `same` gives size * stride positions, `valid` all that the windows reach.
+    `same` gives size * stride positions, `valid` all positions that a window covers.
     """
 
     name: Literal["conv_transpose"] = "conv_transpose"
@@ -68,13 +68,13 @@ class Dense(LayerSpec):
 
 @part("layer")
 class BatchNorm(LayerSpec):
-    """Normalise each channel over the batch; `momentum` is what the running statistics keep."""
+    """Normalise each channel over the batch; running statistics keep a share `momentum`."""
 
     name: Literal["batch_norm"] = "batch_norm"
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
     epsilon: PositiveFloat = 1e-5
     scale_init: float = 1.0
-    """What the scale starts at; 0 in the last of a residual body makes a fresh block the identity
+    """Initial value of the scale; 0 in the last of a residual body makes a fresh block the identity
     (Goyal et al. 2017, sec. 5.1)."""
 
 
@@ -96,7 +96,7 @@ class GroupNorm(LayerSpec):
 
 
 class Activation(LayerSpec):
-    """Base of the layers that map each value on its own."""
+    """Base of the layers that map each value independently."""
 
 
 @part("layer")
@@ -156,11 +156,11 @@ class HardSwish(Activation):
 
 
 class Pool(LayerSpec):
-    """Base of the layers that reduce a moving window of the image."""
+    """Base of the layers that reduce a sliding window of the image."""
 
     kernel: Size
     stride: Size | None = None
-    """null moves the window by its own size."""
+    """Step of the window; null: its own size."""
     padding: Padding = "valid"
 
 
@@ -187,7 +187,7 @@ class GlobalAvgPool(LayerSpec):
 
 @part("layer")
 class Upsample(LayerSpec):
-    """Every pixel `factor` times over, in height and in width (nearest neighbour)."""
+    """Repeat every pixel `factor` times in height and in width (nearest neighbour)."""
 
     name: Literal["upsample"] = "upsample"
     factor: PositiveInt = 2
@@ -195,7 +195,7 @@ class Upsample(LayerSpec):
 
 @part("layer")
 class ChannelShuffle(LayerSpec):
-    """Deal the channels of `groups` groups out in turn (Zhang et al. 2018, fig. 1)."""
+    """Interleave the channels of `groups` groups (Zhang et al. 2018, fig. 1)."""
 
     name: Literal["channel_shuffle"] = "channel_shuffle"
     groups: PositiveInt
@@ -203,14 +203,14 @@ class ChannelShuffle(LayerSpec):
 
 @part("layer")
 class Flatten(LayerSpec):
-    """All values of a sample in one row: (batch, ...) -> (batch, features)."""
+    """Flatten each sample: (batch, ...) -> (batch, features)."""
 
     name: Literal["flatten"] = "flatten"
 
 
 @part("layer")
 class Dropout(LayerSpec):
-    """Zero a share `rate` of the values in training and scale up the others to match."""
+    """Zero a share `rate` of the values in training, and scale the others by 1 / (1 - rate)."""
 
     name: Literal["dropout"] = "dropout"
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
@@ -218,7 +218,7 @@ class Dropout(LayerSpec):
 
 @part("layer")
 class Sequence(LayerSpec):
-    """Layers in a scope of their own, `repeat` times over, each time with weights of their own."""
+    """Layers in a scope of their own, repeated `repeat` times, each time with its own weights."""
 
     name: Literal["sequence"] = "sequence"
     body: Layers
@@ -236,9 +236,9 @@ class Residual(LayerSpec):
 
 @part("layer")
 class Branches(LayerSpec):
-    """What several branches make of x, their channels side by side; an empty one passes x on.
+    """Concatenate the channels of several branches of x; an empty branch is the identity.
 
-    With `split` each branch reads its own share of the channels instead of all of them.
+    With `split` each branch reads an equal share of the channels instead of all.
     """
 
     name: Literal["branches"] = "branches"
@@ -248,7 +248,7 @@ class Branches(LayerSpec):
 
 @part("layer")
 class Gate(LayerSpec):
-    """x * body(x), where the body gives one factor for each channel, or values of x's shape."""
+    """x * body(x), where the body gives one factor per channel, or an array of x's shape."""
 
     name: Literal["gate"] = "gate"
     body: Layers
@@ -256,7 +256,7 @@ class Gate(LayerSpec):
 
 @part("layer")
 class DualPath(LayerSpec):
-    """Of body(x) and shortcut(x) the first `added` channels are added, the rest stand side by side
+    """Add the first `added` channels of body(x) and shortcut(x), and concatenate the rest
     (Chen et al. 2017, sec. 4); an empty shortcut is the identity."""
 
     name: Literal["dual_path"] = "dual_path"
@@ -266,7 +266,7 @@ class DualPath(LayerSpec):
 
 
 def scope_names(layers: Iterable[LayerSpec]) -> list[str]:
-    """What sibling layers are called in parameter paths: their scope, or their kind numbered.
+    """Names of sibling layers in parameter paths: the scope, or the kind with a number.
 
     Raises ValueError where two of them would share a name.
     """

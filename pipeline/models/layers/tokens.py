@@ -1,4 +1,4 @@
-"""Layers that read tokens, (batch, tokens, features); `attention` says what each computes."""
+"""Descriptions of the layers that read tokens, (batch, tokens, features)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipeline.registry import part
 
 
 class Lookup(LayerSpec):
-    """Base of the layers that read whole numbers and look up the learned row of each.
+    """Base of the layers that look up the learned row of each whole number.
 
-    Numbers below 0 count from the end, numbers of `vocabulary` and above give NaN. It is the first
-    layer: whole numbers above 256 don't survive the dtype of activations.
+    Numbers below 0 count from the end, numbers of `vocabulary` and above give NaN. It must be the
+    first layer: bfloat16 activations can't hold whole numbers above 256.
     """
 
     vocabulary: Features
-    """How many different numbers there are."""
+    """Number of different whole numbers."""
     features: PositiveInt
     """Length of a row."""
 
@@ -33,7 +33,7 @@ class Embedding(Lookup):
 
 @part("layer")
 class TiedEmbedding(Lookup):
-    """Embed whole numbers, put the tokens through the body, and score each against the same rows:
+    """Embed whole numbers, apply the body, and score each token against the same rows:
     (batch, ...) -> (batch, tokens, vocabulary) (Press and Wolf 2017)."""
 
     name: Literal["tied_embedding"] = "tied_embedding"
@@ -42,7 +42,7 @@ class TiedEmbedding(Lookup):
 
 @part("layer")
 class Tokens(LayerSpec):
-    """Every position is a token: (batch, height, width, channels) -> (batch, tokens, channels)."""
+    """Make tokens of positions: (batch, height, width, channels) -> (batch, tokens, channels)."""
 
     name: Literal["tokens"] = "tokens"
 
@@ -56,9 +56,9 @@ class ClassToken(LayerSpec):
 
 @part("layer")
 class PositionEmbedding(LayerSpec):
-    """Add a learned vector to each token, by where it stands.
+    """Add a learned vector to each token, by its position.
 
-    With `shorter` there may be fewer tokens than vectors, which are those of the first places.
+    With `shorter` there may be fewer tokens than vectors; then the first vectors are used.
     """
 
     name: Literal["position_embedding"] = "position_embedding"
@@ -67,11 +67,11 @@ class PositionEmbedding(LayerSpec):
 
 @part("layer")
 class SelfAttention(LayerSpec):
-    """Every token reads all of them, through `heads` heads (Vaswani et al. 2017, sec. 3.2).
+    """Self-attention with `heads` heads (Vaswani et al. 2017, sec. 3.2).
 
-    What a mask tells to be padding (`dataset.padding_mask`) is not read. A causal one lets a token
-    read itself and those before it alone. `dropout` is the rate of the dropout of the weights that
-    each token gives the others.
+    Tokens that a mask marks as padding (`dataset.padding_mask`) are ignored. With `causal` a token
+    attends to itself and to the tokens before it only. `dropout` is the rate of the dropout of the
+    attention weights.
     """
 
     name: Literal["self_attention"] = "self_attention"
@@ -82,6 +82,6 @@ class SelfAttention(LayerSpec):
 
 @part("layer")
 class FirstToken(LayerSpec):
-    """The first token alone: (batch, tokens, features) -> (batch, features)."""
+    """Keep the first token only: (batch, tokens, features) -> (batch, features)."""
 
     name: Literal["first_token"] = "first_token"

@@ -1,11 +1,14 @@
-"""How a list of layers is walked: every layer computes at its site."""
+"""Apply a list of layers: each one's computation, and the context that it computes in."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
+from typing import Any, TypeVar
 
+from flax import linen as nn
 from jax import Array
 
 from pipeline.lowerings.problem.image_layout import Layout
@@ -16,22 +19,25 @@ from pipeline.models.layers.standard import scope_names
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.layout import shape_nhwc
 
+Computation = TypeVar("Computation", bound=Callable[..., Any])
+"""A flax module or a function."""
+
 
 @dataclass(frozen=True)
 class LayerContext:
-    """Where a layer stands in the network, and what it is computed with."""
+    """A layer's place in the network, and the settings that it is computed with."""
 
     path: tuple[str, ...]
     initializers: InitSpec
     dtype: str
     train: bool
-    chooser: LoweringPolicy = DEFAULTS
+    policy: LoweringPolicy = DEFAULTS
     layout: Layout = "nhwc"
-    """How images reach the layer, and how it gives them on."""
+    """Order of axes of the images that the layer reads and returns."""
     rules: tuple[TypeRule, ...] = ()
-    """Which layers compute in another type than `dtype`."""
+    """Layers that compute in another type than `dtype`."""
     token_mask: Array | None = None
-    """Those that are no padding, bool (batch, tokens); None: all of them."""
+    """True for a token, False for padding: bool (batch, tokens). None: all are tokens."""
 
     @property
     def name(self) -> str:
@@ -39,7 +45,7 @@ class LayerContext:
         return self.path[-1]
 
     def inside(self, name: str) -> LayerContext:
-        """The site of the child called `name`."""
+        """The context of the child layer called `name`."""
         return dataclasses.replace(self, path=(*self.path, name))
 
     def __str__(self) -> str:
@@ -47,62 +53,88 @@ class LayerContext:
 
 
 @singledispatch
-def apply_layer(layer: LayerSpec, x: Array, site: LayerContext) -> Array:
-    """What a layer makes of x, called inside the flax module that it is part of.
+def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
+    """Apply one layer. Call inside its parent flax module.
 
-    A distribution that adds a layer registers its computation: `@forward.register`.
+    A distribution that adds a layer registers its computation with `computes`. Raises TypeError
+    for a layer without one.
     """
     raise TypeError(
-        f"{site}: nothing computes layer {layer.name}; "
-        "register a function with pipeline.models.modules.standard.forward.register"
+        f"{context}: nothing computes layer {layer.name}; "
+        "register a function with pipeline.models.modules.apply_layers.computes"
     )
 
 
-def apply_layers(stack: tuple[LayerSpec, ...], x: Array, site: LayerContext) -> Array:
-    """What the layers make of x, one after the other, each in the scope of its name."""
+def computes(description: type[LayerSpec]) -> Callable[[Computation], Computation]:
+    """Decorator: register the computation of a layer, and of all that derive from it.
+
+    It is a flax module with the fields `layer` and `context`, which is called with x in the scope
+    `context.name`; or, for a layer without parameters, a function of (layer, x, context).
+    """
+
+    def register(computation: Computation) -> Computation:
+        if isinstance(computation, type):
+            apply_layer.register(description, _applied_as(computation))
+        else:
+            apply_layer.register(description, computation)
+        return computation
+
+    return register
+
+
+def _applied_as(module: type[nn.Module]) -> Callable[[Any, Array, LayerContext], Array]:
+    def apply(layer: Any, x: Array, context: LayerContext) -> Array:
+        fields: dict[str, Any] = {"layer": layer, "context": context, "name": context.name}
+        return module(**fields)(x)
+
+    return apply
+
+
+def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) -> Array:
+    """Apply layers one after the other, each in the scope of its name."""
     for name, layer in zip(scope_names(stack), stack, strict=True):
-        inside = site.inside(name)
-        x = _in_its_type(layer, x, inside) if site.rules else apply_layer(layer, x, inside)
+        inside = context.inside(name)
+        x = _in_its_type(layer, x, inside) if context.rules else apply_layer(layer, x, inside)
     return x
 
 
-def _in_its_type(layer: LayerSpec, x: Array, site: LayerContext) -> Array:
-    """What a layer makes of x, which is cast to what the layer computes in.
+def _in_its_type(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
+    """Apply a layer in the type that the rules give it, and cast x to that type first.
 
-    Layers inside of it that no rule covers compute in that too: a rule that covers a layer covers
-    all inside.
+    Layers inside it that no rule covers compute in that type too.
     """
-    rule = rule_for(site.rules, layer.name, site.path)
-    dtype = site.dtype if rule is None else rule.dtype
-    # The numbers that a lookup reads are no activations, and do not fit into 16 bits.
+    rule = rule_for(context.rules, layer.name, context.path)
+    dtype = context.dtype if rule is None else rule.dtype
+    # A lookup reads whole numbers, which do not fit into 16 bits.
     inputs = x if isinstance(layer, Lookup) else x.astype(dtype)
-    result = apply_layer(layer, inputs, dataclasses.replace(site, dtype=dtype))
-    return result.astype(site.dtype) if rule is not None and rule.casts_back else result
+    result = apply_layer(layer, inputs, dataclasses.replace(context, dtype=dtype))
+    return result.astype(context.dtype) if rule is not None and rule.casts_back else result
 
 
-def require_images(x: Array, site: LayerContext) -> None:
+def require_images(x: Array, context: LayerContext) -> None:
     """Raise ValueError, with the layer and the shape, unless x has four axes."""
     if x.ndim != 4:
         raise ValueError(
-            f"{site}: reads images (batch, height, width, channels), and shape {x.shape} reaches it"
+            f"{context}: reads images (batch, height, width, channels), "
+            f"and shape {x.shape} reaches it"
         )
 
 
-def features_of(features: int | str, site: LayerContext) -> int:
-    """How many features a layer gives. Raises ValueError where only a recipe's list knows."""
+def features_of(features: int | str, context: LayerContext) -> int:
+    """The number of features. Raises ValueError for `$classes`: only the model `layers` has it."""
     if isinstance(features, str):
         raise ValueError(
-            f"{site}: features {features} stands for a number only in the model `layers`; "
+            f"{context}: features {features} stands for a number only in the model `layers`; "
             "a network in Python puts the number of classes there itself"
         )
     return features
 
 
-def require_groups(x: Array, groups: int, site: LayerContext) -> int:
-    """The channels of x. Raises ValueError unless they fall into as many groups of one size."""
-    shape = shape_nhwc(x, site.layout)
+def require_groups(x: Array, groups: int, context: LayerContext) -> int:
+    """The number of channels of x. Raises ValueError where `groups` does not divide it."""
+    shape = shape_nhwc(x, context.layout)
     if shape[-1] % groups:
         raise ValueError(
-            f"{site}: groups {groups} does not divide the {shape[-1]} channels of shape {shape}"
+            f"{context}: groups {groups} does not divide the {shape[-1]} channels of shape {shape}"
         )
     return shape[-1]

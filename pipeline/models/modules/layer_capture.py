@@ -1,11 +1,11 @@
-"""What every dense and convolutional layer reads, and the gradient at what it gives.
+"""Capture the input of every dense and convolutional layer, and the gradient at its output.
 
-Second-order optimizers are made of these. The layers know nothing of it: flax hands every call of
-a module to an interceptor, and without one a network is the program that it always was. What a
-layer gives passes through an identity with a second argument, of the same shape and otherwise
-unused, whose gradient is that at the layer's output.
+Second-order optimizers need both. Layers are unchanged: flax passes every call of a module to an
+interceptor, and without one the network is the same program as ever. The output of a layer passes
+through an identity with a second argument of the same shape, otherwise unused, whose gradient is
+that at the layer's output.
 
-Observed are `nn.Dense` and the layer `conv` with one group; other layers are not.
+`nn.Dense` and the layer `conv` with one group are captured; other layers are not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flax import linen as nn
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from pipeline.lowerings.problem.conv_window import Window, make_window
+from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
@@ -31,31 +31,30 @@ from pipeline.models.modules.layout import shape_nhwc
 @register_dataclass
 @dataclass(frozen=True)
 class LayerCapture:
-    """One layer in one step.
+    """Inputs of one layer in one step, and cotangents, the gradient at its output.
 
-    `inputs` is what it read, and `cotangents` the gradient at what it gave: (batch, features) or
-    (batch, tokens, features) of a dense layer; of a convolution images in its layout. `window` is
-    how the kernel moved over them, and None of a dense layer.
+    Both are (batch, features) or (batch, tokens, features) for a dense layer, and images in
+    `layout` for a convolution. `window` is the geometry of the convolution; None for a dense layer.
     """
 
     inputs: Array
     cotangents: Array
-    window: Window | None = field(metadata={"static": True})
+    window: ConvWindow | None = field(metadata={"static": True})
     layout: Layout = field(metadata={"static": True})
 
 
 Observations = Mapping[str, LayerCapture]
-"""By the path of the layer's scope, such as `stage_0/conv_1`."""
+"""Captures by the path of the layer's scope, such as `stage_0/conv_1`."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class Captured:
-    """What the layers saw in the step that gradients come from.
+    """Captures of all layers in one step.
 
-    The first `count` (int32 scalar) samples are real. `scale` (float32 scalar) times the cotangents
-    are the gradients of each sample's own loss: the inverse of the loss scale and, where the loss
-    is a mean, times the number of samples.
+    The first `count` (int32 scalar) samples are valid. `scale` (float32 scalar) times the
+    cotangents are the gradients of each sample's own loss: the inverse of the loss scale and, where
+    the loss is a mean, times the number of samples.
     """
 
     layers: Observations
@@ -66,11 +65,11 @@ class Captured:
 def grad_observing_layers(
     function: Callable[[Any], tuple[Array, Any]],
 ) -> Callable[[Any], tuple[Any, Any, Observations]]:
-    """A function of parameters -> (gradients, auxiliary output, observations).
+    """Transform a loss into a function of parameters -> (gradients, auxiliary output, captures).
 
-    `function` gives (scalar, auxiliary output), as for `jax.grad(function, has_aux=True)`, and
-    applies a network on its way. Cotangents are those of the scalar. Raises ValueError where a
-    layer is applied twice, since its weights then see two inputs.
+    `function` applies a network and gives (scalar, auxiliary output), as for
+    `jax.grad(function, has_aux=True)`. Cotangents are those of the scalar. Raises ValueError where
+    a layer is applied twice, since its weights then have two inputs.
     """
 
     def outputs_of(params: Any) -> dict[str, Array]:
@@ -82,7 +81,7 @@ def grad_observing_layers(
     def differentiate(params: Any) -> tuple[Any, Any, Observations]:
         shapes = jax.eval_shape(outputs_of, params)
         slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
-        windows: dict[str, tuple[Window | None, Layout]] = {}
+        windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
 
         def tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
             taps = _Taps(slots)
@@ -102,16 +101,16 @@ def grad_observing_layers(
 
 
 class _Taps:
-    """The interceptor: collects what observed layers read and give, by path.
+    """Interceptor that collects inputs and outputs of the captured layers, by path.
 
-    It is made anew for every trace, which what it holds must not outlive.
+    Use one for each trace: its arrays are tracers, which must not outlive the trace.
     """
 
     def __init__(self, slots: Mapping[str, Array] | None) -> None:
         self._slots = slots
         self.inputs: dict[str, Array] = {}
         self.outputs: dict[str, Array] = {}
-        self.windows: dict[str, tuple[Window | None, Layout]] = {}
+        self.windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
 
     def __call__(
         self,
@@ -122,7 +121,7 @@ class _Taps:
     ) -> Any:
         outputs = next_function(*args, **kwargs)
         module = context.module
-        if context.method_name != "__call__" or not _is_observed(module):
+        if context.method_name != "__call__" or not _is_captured(module):
             return outputs
         path = "/".join(module.path)
         if path in self.inputs:
@@ -135,16 +134,16 @@ class _Taps:
         return outputs if self._slots is None else _tap(outputs, self._slots[path])
 
 
-def _is_observed(module: nn.Module) -> bool:
+def _is_captured(module: nn.Module) -> bool:
     layer = getattr(module, "layer", None)
     return isinstance(module, nn.Dense) or (isinstance(layer, standard.Conv) and layer.groups == 1)
 
 
-def _window(module: Any, inputs: Array) -> tuple[Window | None, Layout]:
-    """How the kernel of a layer moves over its inputs, and their layout."""
+def _window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:
+    """The geometry of a convolution and the layout of its images."""
     if isinstance(module, nn.Dense):
         return None, "nhwc"
-    layer, layout = module.layer, module.site.layout
+    layer, layout = module.layer, module.context.layout
     _, height, width, _ = shape_nhwc(inputs, layout)
     kernel, strides, dilation = pair(layer.kernel), pair(layer.stride), pair(layer.dilation)
     covered = reach(kernel, dilation)
@@ -154,7 +153,7 @@ def _window(module: Any, inputs: Array) -> tuple[Window | None, Layout]:
 
 @jax.custom_vjp
 def _tap(outputs: Array, slot: Array) -> Array:
-    """The outputs; their cotangent is the slot's too."""
+    """The outputs; their cotangent is also that of the slot."""
     return outputs
 
 

@@ -1,8 +1,8 @@
 """The order of axes that a network computes its images in.
 
-NHWC is what images come in and what every layer knows. CHWN has the batch innermost: vectors are
-made of samples instead of channels, which is faster where channels are few. Height and width are
-axes 1 and 2 in both, and parameters are the same, so that a checkpoint of one is one of the other.
+NHWC is the order of the input, and every layer computes in it. CHWN has the batch innermost:
+vectors consist of samples instead of channels, which is faster where channels are few. Height and
+width are axes 1 and 2 in both. Parameters are the same, so checkpoints are interchangeable.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
 
 PATCHES_LIMIT_BYTES = 13 << 20
-"""The largest patches with which CHWN is taken: they are written once and read twice a step, and
-must stay in the last-level cache. Measured on 2 cores with 32 MiB of it, float32, a whole step in
-NHWC over one in CHWN, by the largest patches of the network, in MB:
+"""Size of the largest patches with which CHWN is chosen: they are written once and read twice a
+step, and must stay in the last-level cache. Measured on 2 cores with 32 MiB of it, float32: time
+of a step in NHWC over that in CHWN, by the largest patches of the network, in MB:
 
     LeNet-5, batch 32    2.5   2.5 times      32, 64: 3x3, batch 64             14.5  1.0
     LeNet-5, batch 128  10.0   2.9            32, 64, 128: 3x3, 32x32, 64       18.9  1.3
@@ -29,7 +29,7 @@ NHWC over one in CHWN, by the largest patches of the network, in MB:
     16, 32: 3x3, 32x32   9.4   1.3            16, 16: 5x5, 64x64, batch 32      52.4  0.7
 """
 
-_KNOWN = (
+_CHWN_LAYERS = (
     standard.Activation,
     standard.AvgPool,
     standard.BatchNorm,
@@ -40,7 +40,7 @@ _KNOWN = (
     standard.GlobalAvgPool,
     standard.MaxPool,
 )
-"""The layers that can be computed in CHWN."""
+"""Layers that can be computed in CHWN."""
 
 
 def batch_last(images: Array) -> Array:
@@ -49,12 +49,12 @@ def batch_last(images: Array) -> Array:
 
 
 def batch_first(x: Array, layout: Layout) -> Array:
-    """Images of a layout as (batch, height, width, channels); what is no image is given back."""
+    """Images of a layout as (batch, height, width, channels); other arrays unchanged."""
     return x.transpose(3, 1, 2, 0) if channel_axis(x, layout) == 0 else x
 
 
 def channel_axis(x: Array, layout: Layout) -> int:
-    """Which axis holds the channels, or the features of what is no image: 0 or -1."""
+    """The axis of the channels, or of the features where x is no image: 0 or -1."""
     return 0 if x.ndim == 4 and layout == "chwn" else -1
 
 
@@ -70,29 +70,31 @@ def first_without_batch_last(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
 
 
 def _knows_batch_last(layer: LayerSpec) -> bool:
-    return isinstance(layer, _KNOWN) and getattr(layer, "groups", 1) == 1
+    return isinstance(layer, _CHWN_LAYERS) and getattr(layer, "groups", 1) == 1
 
 
 def best_layout(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> Layout:
-    """The layout that a network of these layers is fastest in, as far as a rule can say.
+    """The layout that a network of these layers is fastest in, by a rule.
 
-    `problems` are those of a training step in NHWC. CHWN is for float32 on the CPU, where all
-    layers know it, there is a convolution, and the patches of each are small.
+    `problems` are those of a training step in NHWC. CHWN is chosen for float32 on the CPU
+    where every layer can compute in it, there is a convolution, and the patches of each are small.
     """
-    slid = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
-    if not has_choice(stack, slid, platform):
+    convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
+    if not has_choice(stack, convolutions, platform):
         return "nhwc"
-    small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in slid)
-    return "chwn" if small and {problem.dtype for problem in slid} == {"float32"} else "nhwc"
+    small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in convolutions)
+    return (
+        "chwn" if small and {problem.dtype for problem in convolutions} == {"float32"} else "nhwc"
+    )
 
 
 def has_choice(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> bool:
-    """Whether there is more than one layout: on the CPU, where all layers know both, for images."""
+    """Whether both layouts are possible: on the CPU, with convolutions and layers of both."""
     slides = any(isinstance(problem, ConvolutionProblem) for problem in problems)
     return platform == "cpu" and slides and first_without_batch_last(stack) is None
 
 
 def _patches_bytes(problem: ConvolutionProblem) -> int:
-    """The size of the matrix that a convolution in CHWN makes of its images, in float32."""
+    """Bytes of the matrix of patches of a convolution in CHWN, in float32."""
     window = problem.window
     return 4 * prod(window.kernel) * problem.channels * prod(window.output_size) * problem.batch

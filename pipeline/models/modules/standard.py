@@ -1,4 +1,4 @@
-"""From layers to computation: the flax module that walks a list of layers."""
+"""The computations of the standard layers, and `Network`, a list of layers as a flax module."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from pipeline.models.modules import composite as composite
 from pipeline.models.modules import tokens as tokens
 from pipeline.models.modules.apply_layers import (
     LayerContext,
-    apply_layer,
     apply_layers,
+    computes,
     features_of,
     require_groups,
     require_images,
 )
-from pipeline.models.modules.batch_norm import BatchNorm
+from pipeline.models.modules.batch_norm import BatchNormModule
 from pipeline.models.modules.layout import (
     batch_first,
     batch_last,
@@ -64,44 +64,43 @@ class Network(nn.Module):
     layers: tuple[LayerSpec, ...]
     initializers: InitSpec
     dtype: str
-    """What activations are computed in."""
-    chooser: LoweringPolicy = DEFAULTS
-    """How convolutions, dense layers and max pooling are computed."""
+    """Type of the activations."""
+    policy: LoweringPolicy = DEFAULTS
+    """Chooses how convolutions, dense layers and max pooling are computed."""
     layout: Layout = "nhwc"
-    """What order of axes images are computed in; it changes neither parameters nor results, beyond
-    the last digits. A convolution in CHWN is computed in one way, and the chooser is not asked."""
+    """Order of axes that images are computed in. It changes neither parameters nor results, beyond
+    the last digits. In CHWN there is one formula of a convolution, and no policy chooses."""
     rules: tuple[TypeRule, ...] = ()
-    """Which layers compute in another type."""
+    """Layers that compute in another type."""
     padding_mask: bool = False
-    """Whether the last channel of what a network of tokens reads tells which of them are no padding
-    (1) and which are (0); attention then reads the first alone."""
+    """Whether the last channel of the input of a network of tokens is a mask, 1 for a token and 0
+    for padding. Attention then ignores the padding."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
         """Logits (batch, classes), float32, of images (batch, height, width, channels).
 
-        A network that tells classes apart at every position, of tokens or of pixels, gives
-        (batch, tokens, classes) or (batch, height, width, classes).
-        Raises ValueError that names the layer and the shape where one does not fit the next, and
-        for a layer that the layout lacks.
+        A network that classifies every token or every pixel gives (batch, tokens, classes) or
+        (batch, height, width, classes). Raises ValueError, which names the layer and the shape,
+        where one layer does not fit the next, and for a layer that the layout lacks.
         """
-        site = LayerContext(
-            (), self.initializers, self.dtype, train, self.chooser, self.layout, self.rules
+        context = LayerContext(
+            (), self.initializers, self.dtype, train, self.policy, self.layout, self.rules
         )
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
         if reads_numbers and self.padding_mask:
-            counted = images[..., -1].reshape(images.shape[0], -1) > 0
-            images, site = images[..., :-1], dataclasses.replace(site, token_mask=counted)
-        # Under rules every layer casts what it reads: the first may be one of float32.
+            mask = images[..., -1].reshape(images.shape[0], -1) > 0
+            images, context = images[..., :-1], dataclasses.replace(context, token_mask=mask)
+        # Under rules every layer casts its input: the first may compute in float32.
         x = images if reads_numbers or self.rules else images.astype(self.dtype)
         if self.layout == "chwn":
             x = batch_last(_require_batch_last(self.layers, x))
-        logits = batch_first(apply_layers(self.layers, x, site), self.layout)
+        logits = batch_first(apply_layers(self.layers, x, context), self.layout)
         return logits.astype(jnp.float32)
 
 
 def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> Array:
-    """The images. Raises ValueError where they or a layer can't be computed in CHWN."""
+    """Return the images. Raises ValueError where they or a layer can't be computed in CHWN."""
     layer = first_without_batch_last(stack)
     if layer is not None:
         raise ValueError(
@@ -114,45 +113,42 @@ def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> Array:
     return images
 
 
+@computes(standard.Conv)
 class _Conv(nn.Module):
     layer: standard.Conv
-    site: LayerContext
+    context: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        layer, init, dtype = self.layer, self.site.initializers, self.site.dtype
+        layer, init, dtype = self.layer, self.context.initializers, self.context.dtype
         size, strides, dilation = pair(layer.kernel), pair(layer.stride), pair(layer.dilation)
-        pads = _pads(x, reach(size, dilation), strides, layer.padding, self.site)
-        channels = require_groups(x, layer.groups, self.site)
-        features = features_of(layer.features, self.site)
+        pads = _pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        channels = require_groups(x, layer.groups, self.context)
+        features = features_of(layer.features, self.context)
         shape = (*size, channels // layer.groups, features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        if self.site.layout == "chwn":
+        if self.context.layout == "chwn":
             convolve = conv2d_chwn
         else:
-            convolve = functools.partial(conv2d, groups=layer.groups, chooser=self.site.chooser)
+            convolve = functools.partial(conv2d, groups=layer.groups, policy=self.context.policy)
         y = convolve(x, kernel.astype(dtype), strides=strides, padding=pads, dilation=dilation)
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()
             bias = self.param("bias", bias_init, (features,), jnp.float32).astype(dtype)
-            y += bias if self.site.layout == "nhwc" else bias[:, None, None, None]
+            y += bias if self.context.layout == "nhwc" else bias[:, None, None, None]
         return y
 
 
-@apply_layer.register
-def _conv(layer: standard.Conv, x: Array, site: LayerContext) -> Array:
-    return _Conv(layer, site, name=site.name)(x)
-
-
+@computes(standard.ConvTranspose)
 class _ConvTranspose(nn.Module):
     layer: standard.ConvTranspose
-    site: LayerContext
+    context: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        layer, init, dtype = self.layer, self.site.initializers, self.site.dtype
-        require_images(x, self.site)
-        features = features_of(layer.features, self.site)
+        layer, init, dtype = self.layer, self.context.initializers, self.context.dtype
+        require_images(x, self.context)
+        features = features_of(layer.features, self.context)
         shape = (*pair(layer.kernel), x.shape[-1], features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
         y = lax.conv_transpose(
@@ -168,135 +164,132 @@ class _ConvTranspose(nn.Module):
         return y
 
 
-@apply_layer.register
-def _conv_transpose(layer: standard.ConvTranspose, x: Array, site: LayerContext) -> Array:
-    return _ConvTranspose(layer, site, name=site.name)(x)
-
-
-@apply_layer.register
-def _dense(layer: standard.Dense, x: Array, site: LayerContext) -> Array:
+@computes(standard.Dense)
+def _dense(layer: standard.Dense, x: Array, context: LayerContext) -> Array:
     if x.ndim not in (2, 3):
         raise ValueError(
-            f"{site}: reads (batch, features), and shape {x.shape} reaches it; "
+            f"{context}: reads (batch, features), and shape {x.shape} reaches it; "
             "put flatten or global_avg_pool before it"
         )
     return nn.Dense(
-        features_of(layer.features, site),
+        features_of(layer.features, context),
         use_bias=layer.bias,
-        dtype=site.dtype,
-        kernel_init=(layer.kernel_init or site.initializers.dense).build(),
-        bias_init=(layer.bias_init or site.initializers.bias).build(),
-        dot_general=dense_product(site.chooser),
-        name=site.name,
+        dtype=context.dtype,
+        kernel_init=(layer.kernel_init or context.initializers.dense).build(),
+        bias_init=(layer.bias_init or context.initializers.bias).build(),
+        dot_general=dense_product(context.policy),
+        name=context.name,
     )(x)
 
 
-@apply_layer.register
-def _batch_norm(layer: standard.BatchNorm, x: Array, site: LayerContext) -> Array:
-    return BatchNorm(
-        train=site.train,
-        axis=channel_axis(x, site.layout),
+@computes(standard.BatchNorm)
+def _batch_norm(layer: standard.BatchNorm, x: Array, context: LayerContext) -> Array:
+    return BatchNormModule(
+        train=context.train,
+        axis=channel_axis(x, context.layout),
         momentum=layer.momentum,
         epsilon=layer.epsilon,
-        dtype=site.dtype,
+        dtype=context.dtype,
         scale_init=layer.scale_init,
-        name=site.name,
+        name=context.name,
     )(x)
 
 
-@apply_layer.register
-def _layer_norm(layer: standard.LayerNorm, x: Array, site: LayerContext) -> Array:
-    return nn.LayerNorm(layer.epsilon, dtype=site.dtype, name=site.name)(x)
+@computes(standard.LayerNorm)
+def _layer_norm(layer: standard.LayerNorm, x: Array, context: LayerContext) -> Array:
+    return nn.LayerNorm(layer.epsilon, dtype=context.dtype, name=context.name)(x)
 
 
-@apply_layer.register
-def _group_norm(layer: standard.GroupNorm, x: Array, site: LayerContext) -> Array:
-    require_groups(x, layer.groups, site)
-    return nn.GroupNorm(layer.groups, epsilon=layer.epsilon, dtype=site.dtype, name=site.name)(x)
+@computes(standard.GroupNorm)
+def _group_norm(layer: standard.GroupNorm, x: Array, context: LayerContext) -> Array:
+    require_groups(x, layer.groups, context)
+    return nn.GroupNorm(
+        layer.groups, epsilon=layer.epsilon, dtype=context.dtype, name=context.name
+    )(x)
 
 
-@apply_layer.register
-def _dropout(layer: standard.Dropout, x: Array, site: LayerContext) -> Array:
-    dropout = nn.Dropout(layer.rate, deterministic=not site.train, name=site.name)
-    if channel_axis(x, site.layout) == 0:
-        # The mask is drawn as for images in NHWC, so that the same values are dropped.
-        return batch_last(dropout(batch_first(x, site.layout)))
+@computes(standard.Dropout)
+def _dropout(layer: standard.Dropout, x: Array, context: LayerContext) -> Array:
+    dropout = nn.Dropout(layer.rate, deterministic=not context.train, name=context.name)
+    if channel_axis(x, context.layout) == 0:
+        # The mask is drawn in NHWC, so that the same values are dropped in both layouts.
+        return batch_last(dropout(batch_first(x, context.layout)))
     return dropout(x)
 
 
-@apply_layer.register
-def _activation(layer: standard.Activation, x: Array, site: LayerContext) -> Array:
-    with jax.named_scope(site.name):
+@computes(standard.Activation)
+def _activation(layer: standard.Activation, x: Array, context: LayerContext) -> Array:
+    with jax.named_scope(context.name):
         return _ACTIVATIONS[layer.name](x)
 
 
-@apply_layer.register
-def _max_pool(layer: standard.MaxPool, x: Array, site: LayerContext) -> Array:
-    window, strides, pads = _pooling(layer, x, site)
-    with jax.named_scope(site.name):
-        return pool_max(x, window, strides, pads, site.chooser)
+@computes(standard.MaxPool)
+def _max_pool(layer: standard.MaxPool, x: Array, context: LayerContext) -> Array:
+    window, strides, pads = _pooling(layer, x, context)
+    with jax.named_scope(context.name):
+        return pool_max(x, window, strides, pads, context.policy)
 
 
-@apply_layer.register
-def _avg_pool(layer: standard.AvgPool, x: Array, site: LayerContext) -> Array:
-    window, strides, pads = _pooling(layer, x, site)
-    with jax.named_scope(site.name):
+@computes(standard.AvgPool)
+def _avg_pool(layer: standard.AvgPool, x: Array, context: LayerContext) -> Array:
+    window, strides, pads = _pooling(layer, x, context)
+    with jax.named_scope(context.name):
         mean = nn.avg_pool(x, window, strides, pads, count_include_pad=False)
         return mean.astype(x.dtype)
 
 
-@apply_layer.register
-def _global_avg_pool(layer: standard.GlobalAvgPool, x: Array, site: LayerContext) -> Array:
-    require_images(x, site)
-    with jax.named_scope(site.name):
+@computes(standard.GlobalAvgPool)
+def _global_avg_pool(layer: standard.GlobalAvgPool, x: Array, context: LayerContext) -> Array:
+    require_images(x, context)
+    with jax.named_scope(context.name):
         mean = x.mean((1, 2))
-        return mean if site.layout == "nhwc" else mean.T
+        return mean if context.layout == "nhwc" else mean.T
 
 
-@apply_layer.register
-def _upsample(layer: standard.Upsample, x: Array, site: LayerContext) -> Array:
-    require_images(x, site)
+@computes(standard.Upsample)
+def _upsample(layer: standard.Upsample, x: Array, context: LayerContext) -> Array:
+    require_images(x, context)
     batch, height, width, channels = x.shape
     shape = (batch, height, layer.factor, width, layer.factor, channels)
-    with jax.named_scope(site.name):
+    with jax.named_scope(context.name):
         repeated = jnp.broadcast_to(x[:, :, None, :, None], shape)
         return repeated.reshape(batch, height * layer.factor, width * layer.factor, channels)
 
 
-@apply_layer.register
-def _channel_shuffle(layer: standard.ChannelShuffle, x: Array, site: LayerContext) -> Array:
-    require_groups(x, layer.groups, site)
-    with jax.named_scope(site.name):
+@computes(standard.ChannelShuffle)
+def _channel_shuffle(layer: standard.ChannelShuffle, x: Array, context: LayerContext) -> Array:
+    require_groups(x, layer.groups, context)
+    with jax.named_scope(context.name):
         grouped = x.reshape(*x.shape[:-1], layer.groups, -1)
         return grouped.swapaxes(-1, -2).reshape(x.shape)
 
 
-@apply_layer.register
-def _flatten(layer: standard.Flatten, x: Array, site: LayerContext) -> Array:
-    x = batch_first(x, site.layout)
+@computes(standard.Flatten)
+def _flatten(layer: standard.Flatten, x: Array, context: LayerContext) -> Array:
+    x = batch_first(x, context.layout)
     return x.reshape(x.shape[0], -1)
 
 
 def _pooling(
-    layer: standard.Pool, x: Array, site: LayerContext
+    layer: standard.Pool, x: Array, context: LayerContext
 ) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
     """Window, strides and pads."""
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
-    return window, strides, _pads(x, window, strides, layer.padding, site)
+    return window, strides, _pads(x, window, strides, layer.padding, context)
 
 
 def _pads(
-    x: Array, window: Pair, strides: Pair, padding: standard.Padding, site: LayerContext
+    x: Array, window: Pair, strides: Pair, padding: standard.Padding, context: LayerContext
 ) -> tuple[Pair, Pair]:
-    """What is put (before, after) height and width; ValueError where no window fits into that."""
-    require_images(x, site)
+    """Pads (before, after) of height and width. Raises ValueError where no window fits in them."""
+    require_images(x, context)
     sizes = (x.shape[1], x.shape[2])
     rows, columns = pads_around(sizes, window, strides, padding)
     if sizes[0] + sum(rows) < window[0] or sizes[1] + sum(columns) < window[1]:
         raise ValueError(
-            f"{site}: a window of {window[0]}x{window[1]} does not fit into shape "
-            f"{shape_nhwc(x, site.layout)}; the images are too small for this network, "
+            f"{context}: a window of {window[0]}x{window[1]} does not fit into shape "
+            f"{shape_nhwc(x, context.layout)}; the images are too small for this network, "
             "or the layers before shrink them too much"
         )
     return rows, columns

@@ -1,4 +1,4 @@
-"""What the layers of `tokens` compute."""
+"""The computations of the layers that read tokens, (batch, tokens, features)."""
 
 from __future__ import annotations
 
@@ -11,109 +11,97 @@ from pipeline.lowerings.dense import dense_product
 from pipeline.models.layers import tokens
 from pipeline.models.modules.apply_layers import (
     LayerContext,
-    apply_layer,
     apply_layers,
+    computes,
     features_of,
     require_images,
 )
 
-_SCATTERED = nn.initializers.truncated_normal(0.02)
-"""Of everything that is learned by place or by number (Devlin et al. 2019, reference code)."""
+_TABLE_INIT = nn.initializers.truncated_normal(0.02)
+"""Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
 
 
-def _looked_up(table: Array, x: Array) -> Array:
-    """The row of each number of x: (batch, tokens, features)."""
+def _look_up(table: Array, x: Array) -> Array:
+    """Look up the row of each number of x: (batch, tokens, features)."""
     return jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
 
 
+@computes(tokens.Embedding)
 class _Embedding(nn.Module):
     layer: tokens.Embedding
-    site: LayerContext
+    context: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shape = (features_of(self.layer.vocabulary, self.site), self.layer.features)
-        table = self.param("table", _SCATTERED, shape, jnp.float32)
-        return _looked_up(table.astype(self.site.dtype), x)
+        shape = (features_of(self.layer.vocabulary, self.context), self.layer.features)
+        table = self.param("table", _TABLE_INIT, shape, jnp.float32)
+        return _look_up(table.astype(self.context.dtype), x)
 
 
-@apply_layer.register
-def _embedding(layer: tokens.Embedding, x: Array, site: LayerContext) -> Array:
-    return _Embedding(layer, site, name=site.name)(x)
-
-
+@computes(tokens.TiedEmbedding)
 class _TiedEmbedding(nn.Module):
     layer: tokens.TiedEmbedding
-    site: LayerContext
+    context: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shape = (features_of(self.layer.vocabulary, self.site), self.layer.features)
-        table = self.param("table", _SCATTERED, shape, jnp.float32).astype(self.site.dtype)
-        y = apply_layers(self.layer.body, _looked_up(table, x), self.site)
+        shape = (features_of(self.layer.vocabulary, self.context), self.layer.features)
+        table = self.param("table", _TABLE_INIT, shape, jnp.float32).astype(self.context.dtype)
+        y = apply_layers(self.layer.body, _look_up(table, x), self.context)
         if y.ndim != 3 or y.shape[-1] != shape[1]:
             raise ValueError(
-                f"{self.site}: the body gives shape {y.shape}; to be scored against rows of "
+                f"{self.context}: the body gives shape {y.shape}; to be scored against rows of "
                 f"{shape[1]} features it must be (batch, tokens, {shape[1]})"
             )
         return y @ table.T
 
 
-@apply_layer.register
-def _tied_embedding(layer: tokens.TiedEmbedding, x: Array, site: LayerContext) -> Array:
-    return _TiedEmbedding(layer, site, name=site.name)(x)
-
-
-@apply_layer.register
-def _tokens(layer: tokens.Tokens, x: Array, site: LayerContext) -> Array:
-    require_images(x, site)
+@computes(tokens.Tokens)
+def _tokens(layer: tokens.Tokens, x: Array, context: LayerContext) -> Array:
+    require_images(x, context)
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
+@computes(tokens.ClassToken)
 class _ClassToken(nn.Module):
+    layer: tokens.ClassToken
+    context: LayerContext
+
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        token = self.param("token", _SCATTERED, (1, 1, x.shape[-1]), jnp.float32)
+        _require_tokens(x, self.context)
+        token = self.param("token", _TABLE_INIT, (1, 1, x.shape[-1]), jnp.float32)
         first = jnp.broadcast_to(token.astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
         return jnp.concatenate([first, x], axis=1)
 
 
-@apply_layer.register
-def _class_token(layer: tokens.ClassToken, x: Array, site: LayerContext) -> Array:
-    _require_tokens(x, site)
-    return _ClassToken(name=site.name)(x)
-
-
+@computes(tokens.PositionEmbedding)
 class _PositionEmbedding(nn.Module):
     layer: tokens.PositionEmbedding
-    site: LayerContext
+    context: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        _require_tokens(x, self.context)
         return x + self._table(x.shape[1:]).astype(x.dtype)
 
     def _table(self, shape: tuple[int, ...]) -> Array:
-        """The vectors of as many places; of a table that there is, the first."""
+        """One vector for each position; the first rows of a table that is longer."""
         if self.layer.shorter and self.has_variable("params", "table"):
             table: Array = self.get_variable("params", "table")
             if shape[0] < table.shape[0] and shape[1:] == table.shape[1:]:
                 return table[: shape[0]]
-        return self.param("table", _SCATTERED, shape, jnp.float32)
+        return self.param("table", _TABLE_INIT, shape, jnp.float32)
 
 
-@apply_layer.register
-def _position_embedding(layer: tokens.PositionEmbedding, x: Array, site: LayerContext) -> Array:
-    _require_tokens(x, site)
-    return _PositionEmbedding(layer, site, name=site.name)(x)
-
-
+@computes(tokens.SelfAttention)
 class _SelfAttention(nn.Module):
     layer: tokens.SelfAttention
-    site: LayerContext
+    context: LayerContext
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        batch, count, features = x.shape
+        batch, count, features = self._checked_shape(x)
         heads = (batch, count, self.layer.heads, features // self.layer.heads)
         query, key, value = (
             self._dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
@@ -124,57 +112,55 @@ class _SelfAttention(nn.Module):
             scores = jnp.where(jnp.tri(count, dtype=bool), scores, -jnp.inf)
         scores = self._without_padding(scores)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-        weights = nn.Dropout(self.layer.dropout, deterministic=not self.site.train)(weights)
+        weights = nn.Dropout(self.layer.dropout, deterministic=not self.context.train)(weights)
         read = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
         return self._dense(features, "out")(read.reshape(x.shape))
 
-    def _without_padding(self, scores: Array) -> Array:
-        """Scores (batch, heads, tokens, tokens), the lowest there are where padding is read.
-
-        They are finite: a blank sample, all padding, would have no softmax otherwise.
-        """
-        counted = self.site.token_mask
-        if counted is None:
-            return scores
-        if counted.shape != (scores.shape[0], scores.shape[-1]):
+    def _checked_shape(self, x: Array) -> tuple[int, ...]:
+        _require_tokens(x, self.context)
+        if x.shape[-1] % self.layer.heads:
             raise ValueError(
-                f"{self.site}: the mask of padding has shape {counted.shape}, and the tokens are "
+                f"{self.context}: heads {self.layer.heads} does not divide the {x.shape[-1]} "
+                f"features of shape {x.shape}"
+            )
+        return x.shape
+
+    def _without_padding(self, scores: Array) -> Array:
+        """Scores (batch, heads, tokens, tokens) with the lowest finite value at padding.
+
+        It is finite because a blank sample, all padding, would have no softmax otherwise.
+        """
+        mask = self.context.token_mask
+        if mask is None:
+            return scores
+        if mask.shape != (scores.shape[0], scores.shape[-1]):
+            raise ValueError(
+                f"{self.context}: the mask of padding has shape {mask.shape}, and the tokens are "
                 f"{(scores.shape[0], scores.shape[-1])}; none may be added or dropped before it"
             )
-        return jnp.where(counted[:, None, None], scores, jnp.finfo(scores.dtype).min)
+        return jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
 
     def _dense(self, features: int, name: str) -> nn.Dense:
-        init = self.site.initializers
+        init = self.context.initializers
         return nn.Dense(
             features,
-            dtype=self.site.dtype,
+            dtype=self.context.dtype,
             kernel_init=init.dense.build(),
             bias_init=init.bias.build(),
-            dot_general=dense_product(self.site.chooser),
+            dot_general=dense_product(self.context.policy),
             name=name,
         )
 
 
-@apply_layer.register
-def _self_attention(layer: tokens.SelfAttention, x: Array, site: LayerContext) -> Array:
-    _require_tokens(x, site)
-    if x.shape[-1] % layer.heads:
-        raise ValueError(
-            f"{site}: heads {layer.heads} does not divide the {x.shape[-1]} features of "
-            f"shape {x.shape}"
-        )
-    return _SelfAttention(layer, site, name=site.name)(x)
-
-
-@apply_layer.register
-def _first_token(layer: tokens.FirstToken, x: Array, site: LayerContext) -> Array:
-    _require_tokens(x, site)
+@computes(tokens.FirstToken)
+def _first_token(layer: tokens.FirstToken, x: Array, context: LayerContext) -> Array:
+    _require_tokens(x, context)
     return x[:, 0]
 
 
-def _require_tokens(x: Array, site: LayerContext) -> None:
+def _require_tokens(x: Array, context: LayerContext) -> None:
     if x.ndim != 3:
         raise ValueError(
-            f"{site}: reads (batch, tokens, features), and shape {x.shape} reaches it; "
+            f"{context}: reads (batch, tokens, features), and shape {x.shape} reaches it; "
             "put tokens or embedding before it"
         )

@@ -22,17 +22,17 @@ class WideDeepNetwork(nn.Module):
     table_init: Initializer
     initializers: InitSpec
     dtype: str
-    """What the dense layers compute in."""
+    """Type that the dense layers compute in."""
     rules: tuple[TypeRule, ...] = ()
-    """Which of them compute in another type."""
+    """Layers that compute in another type."""
 
     @nn.compact
     def __call__(self, samples: Array, train: bool) -> Array:
         """Logits (batch, 2), float32, of samples (batch, fields, 1, 2): of each field the number of
         its feature and its value.
 
-        The first logit is 0, so that softmax is the logistic function of the second. A number that
-        is not in the vocabulary gives NaN. Raises ValueError on samples of another shape, and on
+        The first logit is 0, so softmax is the logistic function of the second. A number outside
+        the vocabulary gives NaN. Raises ValueError on samples of another shape, and on
         other than two classes.
         """
         if self.classes != 2:
@@ -59,11 +59,11 @@ class WideDeepNetwork(nn.Module):
         return (weights * values[..., None]).sum(1) + bias
 
     def _deep(self, numbers: Array, values: Array, train: bool) -> Array:
-        """(batch, 1): dense layers, each behind a ReLU, on the embeddings times the values."""
+        """(batch, 1): dense layers, each after a ReLU, on the embeddings times the values."""
         vectors = jnp.take(self._table("deep", self.embedding), numbers, axis=0)
         rows = (vectors * values[..., None]).reshape(numbers.shape[0], -1)
         layers: tuple[LayerSpec, ...] = ()
         for features in (*self.hidden, 1):
             layers += (Relu(), Dense(features=features))
-        site = LayerContext((), self.initializers, self.dtype, train, rules=self.rules)
-        return apply_layers(layers, rows.astype(self.dtype), site).astype(jnp.float32)
+        context = LayerContext((), self.initializers, self.dtype, train, rules=self.rules)
+        return apply_layers(layers, rows.astype(self.dtype), context).astype(jnp.float32)

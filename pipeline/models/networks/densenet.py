@@ -33,7 +33,7 @@ class DenseNet(StridedModelSpec):
     growth: PositiveInt
     """Features that each layer adds; the stem gives twice as many."""
     blocks: Seq[Count]
-    """How many layers each dense block has."""
+    """Number of layers of each dense block."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = 2 * self.growth

@@ -28,9 +28,9 @@ class DualPathNetwork(StridedModelSpec):
     inner: PositiveInt
     """Features of the 3x3 convolutions of the first stage; doubled likewise."""
     groups: PositiveInt
-    """Of the 3x3 convolutions."""
+    """Groups of the 3x3 convolutions."""
     blocks: Seq[Count]
-    """How many blocks each stage has."""
+    """Number of blocks of each stage."""
     growths: Seq[PositiveInt]
     """Features that a block appends, stage by stage; the first one of a stage appends thrice."""
 

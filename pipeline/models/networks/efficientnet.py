@@ -53,9 +53,9 @@ class EfficientNet(StridedModelSpec):
 
     name: Literal["efficientnet"] = "efficientnet"
     width: PositiveFloat
-    """How many times the features of B0 every layer gives, in multiples of 8."""
+    """Factor on the features of B0 of every layer, in multiples of 8."""
     depth: Annotated[float, Field(gt=0, le=100)]
-    """How many times the blocks of B0 each stage has, rounded up."""
+    """Factor on the number of blocks of B0 in each stage, rounded up."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:

@@ -36,7 +36,7 @@ class GoogLeNet(StridedModelSpec):
 
     name: Literal["googlenet"] = "googlenet"
     width: PositiveFloat
-    """How many times the paper's features every convolution gives."""
+    """Factor on the paper's features of every convolution."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:

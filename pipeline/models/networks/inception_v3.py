@@ -35,7 +35,7 @@ class InceptionV3(LayeredModelSpec):
 
     name: Literal["inception_v3"] = "inception_v3"
     width: PositiveFloat
-    """How many times the paper's features every convolution gives."""
+    """Factor on the paper's features of every convolution."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:

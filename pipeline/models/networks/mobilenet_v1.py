@@ -35,7 +35,7 @@ class MobileNetV1(StridedModelSpec):
 
     name: Literal["mobilenet_v1"] = "mobilenet_v1"
     width: PositiveFloat
-    """How many times the paper's features every convolution gives, rounded down."""
+    """Factor on the paper's features of every convolution, rounded down."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = self._scaled(32)

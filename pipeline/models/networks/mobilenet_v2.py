@@ -33,7 +33,7 @@ class MobileNetV2(StridedModelSpec):
 
     name: Literal["mobilenet_v2"] = "mobilenet_v2"
     width: PositiveFloat
-    """How many times the paper's features the blocks give, in multiples of 8."""
+    """Factor on the paper's features of every block, in multiples of 8."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:

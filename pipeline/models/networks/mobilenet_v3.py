@@ -82,7 +82,7 @@ class MobileNetV3(StridedModelSpec):
     name: Literal["mobilenet_v3"] = "mobilenet_v3"
     size: Literal["large", "small"]
     width: PositiveFloat
-    """How many times the paper's features every layer gives, in multiples of 8."""
+    """Factor on the paper's features of every layer, in multiples of 8."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:

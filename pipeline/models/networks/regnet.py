@@ -23,7 +23,7 @@ class RegNetX(StridedModelSpec):
     stem: PositiveInt
     """Features of the first convolution."""
     blocks: Seq[Count]
-    """How many blocks each stage has."""
+    """Number of blocks of each stage."""
     widths: Seq[PositiveInt]
     """Features of the blocks, stage by stage."""
     group_width: PositiveInt

@@ -23,7 +23,7 @@ class RepVGG(StridedModelSpec):
     stem: PositiveInt
     """Features of the first block."""
     blocks: Seq[Count]
-    """How many blocks each stage has; the first one halves the image."""
+    """Number of blocks of each stage; the first one halves the image."""
     widths: Seq[PositiveInt]
     """Features of the blocks, stage by stage."""
 

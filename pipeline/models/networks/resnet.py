@@ -35,7 +35,7 @@ class ResNet(StridedModelSpec):
     name: Literal["resnet"] = "resnet"
     block: Literal["basic", "bottleneck"]
     blocks: Seq[Count]
-    """How many blocks each stage has."""
+    """Number of blocks of each stage."""
     widths: Seq[PositiveInt]
     """Features of the 3x3 convolutions, stage by stage; a bottleneck gives four times as many."""
     stem: Literal["imagenet", "cifar"]
@@ -47,7 +47,7 @@ class ResNet(StridedModelSpec):
     group_width: PositiveInt = 64
     """Features of each of these groups where the width is 64, and in proportion where it is not."""
     squeeze: PositiveInt | None = None
-    """Squeeze and excitation ends every block, with one hidden feature for so many channels."""
+    """Squeeze and excitation ends every block, with channels / squeeze hidden features."""
 
     @model_validator(mode="after")
     def _one_width_per_stage(self) -> Self:

@@ -30,13 +30,13 @@ class ResNetV2(StridedModelSpec):
     """Stages of residual blocks in which batch norm and ReLU come before each convolution.
 
     Where a block changes the shape, its shortcut is a 1x1 convolution of the activated input, and
-    stands with the residual behind the first batch norm and ReLU.
+    stands with the residual after the first batch norm and ReLU.
     """
 
     name: Literal["resnet_v2"] = "resnet_v2"
     block: Literal["basic", "bottleneck"]
     blocks: Seq[Count]
-    """How many blocks each stage has."""
+    """Number of blocks of each stage."""
     widths: Seq[PositiveInt]
     """Features of the 3x3 convolutions, stage by stage; a bottleneck gives four times as many."""
     stem: Literal["imagenet", "cifar"]

@@ -25,7 +25,7 @@ class ShuffleNetV2(StridedModelSpec):
     stem: PositiveInt
     """Features of the first convolution."""
     units: Seq[Count]
-    """How many units each stage has; the first one halves the image."""
+    """Number of units of each stage; the first one halves the image."""
     widths: Seq[Even]
     """Features of the units, stage by stage."""
     last: PositiveInt

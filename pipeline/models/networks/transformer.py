@@ -34,14 +34,14 @@ from pipeline.registry import part
 
 
 class Transformer(LayeredModelSpec):
-    """Base of what all transformers say of their blocks."""
+    """Base of the transformers: the settings of their blocks."""
 
     features: PositiveInt
-    """Of each token."""
+    """Features of each token."""
     hidden: PositiveInt
     """Features between the two dense layers of a block."""
     heads: PositiveInt
-    """Of each self-attention; they share the features evenly."""
+    """Heads of each self-attention; they share the features evenly."""
     blocks: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
@@ -64,7 +64,7 @@ class Transformer(LayeredModelSpec):
 
 @part("model")
 class ViT(Transformer):
-    """Square patches as tokens behind a class token, in blocks that normalise first.
+    """Square patches as tokens after a class token, in blocks that normalise first.
 
     GELU is the house's tanh form.
     """
@@ -110,7 +110,7 @@ class Bert(Transformer):
 
     name: Literal["bert"] = "bert"
     vocabulary: PositiveInt
-    """How many different tokens there are."""
+    """Number of different tokens."""
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         norm, drop = LayerNorm(epsilon=1e-12), Dropout(rate=self.dropout)

@@ -20,7 +20,7 @@ class VGG(LayeredModelSpec):
 
     name: Literal["vgg"] = "vgg"
     convs: Seq[Count]
-    """How many convolutions each stage has."""
+    """Number of convolutions of each stage."""
     widths: Seq[PositiveInt]
     """Features of the convolutions, stage by stage."""
     batch_norm: bool

@@ -23,13 +23,13 @@ class WideDeep(ModelSpec):
 
     name: Literal["wide_deep"] = "wide_deep"
     vocabulary: PositiveInt
-    """How many different features there are, over all fields."""
+    """Number of different features, over all fields."""
     embedding: PositiveInt
     """Numbers that the vector of each feature has."""
     hidden: Seq[PositiveInt]
     """Features of the dense layers but for the last, which gives one."""
     table_init: Initializer
-    """How the weights and the vectors of the features are drawn."""
+    """Initialiser of the weights and the vectors of the features."""
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """The flax module; calling it raises ValueError unless there are two classes."""

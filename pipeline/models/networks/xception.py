@@ -25,9 +25,9 @@ class Xception(StridedModelSpec):
 
     name: Literal["xception"] = "xception"
     width: PositiveFloat
-    """How many times the paper's features every convolution gives."""
+    """Factor on the paper's features of every convolution."""
     middle: Count
-    """How many blocks keep the size; the paper has 8."""
+    """Number of blocks that keep the size; the paper has 8."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         w = [max(1, round(features * self.width)) for features in _FEATURES]

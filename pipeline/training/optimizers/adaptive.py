@@ -1,4 +1,4 @@
-"""Optimizers that scale each value of a gradient by its own history: what came after Adam (L-03).
+"""Optimizers that scale each value of a gradient by its own history: variants of Adam (L-03).
 
 Weight decay is decoupled where the paper has it so, as it is in AdamW; else it is an L2 penalty,
 added to the gradient. Each class says which.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class NAdam(Moments):
     """Adam with Nesterov momentum (Dozat 2016), its momentum constant; weight decay is L2.
 
-    PyTorch's NAdam also warms the momentum up (`momentum_decay`), which this leaves out.
+    PyTorch's NAdam also warms the momentum up (`momentum_decay`), which this does not.
     """
 
     name: Literal["nadam"] = "nadam"
@@ -97,7 +97,7 @@ class AmsGrad(Moments):
 
 @part("optimizer")
 class AdaBelief(Moments):
-    """Adam by the square of what the gradient was off its own average (Zhuang et al. 2020).
+    """Adam by the squared deviation of the gradient from its average (Zhuang et al. 2020).
 
     Weight decay is decoupled. `eps` is added to each new mean square and again to its root.
     """
@@ -142,7 +142,7 @@ class Adagrad(OptimizerSpec):
 
     name: Literal["adagrad"] = "adagrad"
     initial_accumulator: NonNegativeFloat
-    """What the sum starts at."""
+    """The initial value of the sum."""
     eps: PositiveFloat
 
     def build(self) -> optax.GradientTransformation:

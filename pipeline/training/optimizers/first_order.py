@@ -79,7 +79,7 @@ class Adam(Moments):
 class AdamW(Moments):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
-    MindSpore's AdamWeightDecay differs: it leaves out the bias corrections.
+    MindSpore's AdamWeightDecay differs: it has no bias corrections.
     """
 
     name: Literal["adamw"] = "adamw"
@@ -123,7 +123,7 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
 
 
 def joined_path(path: Any) -> str:
-    """The path of a leaf as jax gives it, as text: "conv_0/kernel"."""
+    """Format the path of a leaf of jax as text: "conv_0/kernel"."""
     import jax
 
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,4 +1,4 @@
-"""Optimizers that scale the update of every array as a whole: LARS, LAMB and Muon (L-03)."""
+"""Optimizers that scale the update of each array as a whole: LARS, LAMB and Muon (L-03)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Lamb(Moments):
 
 @part("optimizer")
 class Muon(OptimizerSpec):
-    """Momentum whose matrices are made orthogonal (Jordan 2024) for kernels, AdamW for the rest.
+    """Momentum whose matrices are orthogonalised (Jordan 2024) for kernels, AdamW for the rest.
 
     A convolution's kernel is the matrix (height * width * channels, features). Weight decay is
     decoupled. With `rms` one learning rate serves both kinds (Liu et al. 2025, sec. 2.2).
@@ -101,7 +101,7 @@ class Muon(OptimizerSpec):
 
 
 def _kernels_as_matrices(params: Any) -> Any:
-    """Which axes of each kernel are inputs and which outputs; None for everything else."""
+    """The input and output axes of each kernel; None for all other parameters."""
     import jax
     from optax.contrib import MuonDimensionNumbers
 

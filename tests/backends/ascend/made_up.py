@@ -43,7 +43,7 @@ ENGINES = {
 
 
 def task(engine: Any = "cube", phase: Any = "forward", **fields: Any) -> Task:
-    """A task of an engine that reads and writes nothing unless told to."""
+    """A task of an engine, by default without reads and writes."""
     name, cost_class = ENGINES[engine]
     given = {"type": name, "scope": "net", "cost_class": cost_class, "reads": (), "writes": ()}
     return Task(**{**given, **fields, "engine": engine, "phase": phase})
@@ -55,7 +55,7 @@ def timed(us: float, bound: Any = "cube") -> TaskTime:
 
 
 def chain(*us: float, **fields: Any) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
-    """Tasks of which each reads what the one before wrote."""
+    """Tasks that each read the output of the one before."""
     tasks = tuple(
         task(reads=(number - 1,) if number else (), writes=(number,), **fields)
         for number in range(len(us))

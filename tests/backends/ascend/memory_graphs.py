@@ -11,7 +11,7 @@ from pipeline.backends.ascend.chip.tasks import Buffer, Phase, Role, Task, TaskG
 
 
 def buffer(index: int, nbytes: int, role: Role = "activation", **fields: Any) -> Buffer:
-    """A buffer of so many bytes; its shape is that of uint8 unless given."""
+    """A buffer of `nbytes` bytes; its shape is that of uint8 unless given."""
     values = {"shape": (nbytes,), "dtype": "uint8", "layout": "ND", "name": f"b{index}", **fields}
     return Buffer(index=index, nbytes=nbytes, role=role, **values)
 

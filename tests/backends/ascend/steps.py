@@ -1,4 +1,4 @@
-"""Small training steps by hand, and what the tests ask of their tasks."""
+"""Small training steps by hand, and measures of their tasks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
-from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 
 ROWS, WIDTH = 256, 128
-"""Of the matrices: 32768 elements, more than what a kernel computes again rather than keeps."""
+"""Shape of the matrices: 32768 elements, more than a kernel computes again rather than keeps."""
 
 
 def of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -23,7 +23,7 @@ def of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 
 def gradient_step(forward: Callable[[Any, Any], Array], parameters: Any, batch: Any) -> TracedStep:
-    """Plain gradient descent on the mean square of what `forward(parameters, batch)` gives."""
+    """Plain gradient descent on the mean square of `forward(parameters, batch)`."""
 
     def step(state: Any, batch: Any) -> tuple[Any, Array]:
         loss, gradients = jax.value_and_grad(lambda p: jnp.mean(forward(p, batch) ** 2))(state)
@@ -59,12 +59,12 @@ def normalised(x: Array, scale: Array, shift: Array, axes: tuple[int, ...]) -> A
 
 
 def macs(graph: TaskGraph) -> int:
-    """Multiply-adds of all products, in all turns."""
+    """Multiply-adds of all products, in all iterations."""
     return sum(task.cube.macs * task.repeat for task in graph.tasks if task.cube)
 
 
 def nbytes(graph: TaskGraph) -> int:
-    """What all tasks read and write, in all turns."""
+    """Bytes that all tasks read and write, in all iterations."""
     return sum(
         task.repeat * graph.buffers[index].nbytes
         for task in graph.tasks

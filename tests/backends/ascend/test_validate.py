@@ -1,4 +1,4 @@
-"""Steps of one's own against the model; what is no table of steps is said in one line."""
+"""Your own steps against the model; an invalid table is refused in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.ascend.cost.calibration import load_calibration
-from pipeline.backends.ascend.fit.validate_trace import alexnet_report
+from pipeline.backends.ascend.fit.validate_trace import alexnet_step
 from pipeline.backends.ascend.fit.workloads import PUBLISHED, published_steps
 from pipeline.backends.ascend.validate import Verdict, compare_own, main, score
 
@@ -21,7 +21,7 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
     file = tmp_path / "own.csv"
     file.write_text(f"{HEAD}\n{ALEXNET}\n")
     (verdict,) = compare_own(file)
-    assert verdict.modelled_ms == alexnet_report(load_calibration()).step_ms
+    assert verdict.modelled_ms == alexnet_step(load_calibration()).step_ms
     assert verdict.low_ms < verdict.modelled_ms < verdict.high_ms
 
     assert main([str(file)]) == 0

@@ -1,4 +1,4 @@
-"""What tests of feeding share: a small split, its order, columns that tell of their reads."""
+"""Shared by tests of feeds: a small split, its order, columns that record their reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_order(**changed: Any) -> SampleOrder:
 
 
 def make_split(samples: int = SAMPLES) -> Split:
-    """Images that tell which sample they are: 4 bytes and a 4-byte label each."""
+    """Images that identify their sample: 4 bytes and a 4-byte label each."""
     images = np.arange(4 * samples, dtype=np.uint8).reshape(samples, 2, 2, 1)
     return Split({"image": images, "label": np.arange(samples, dtype=np.int32)})
 
@@ -89,16 +89,16 @@ class LazyNumbers(CountedColumn):
 
 
 class HandClock:
-    """Seconds that pass when a test says so; `asked` is set when the main thread reads them."""
+    """Seconds that pass when a test says so; `requested` is set when the main thread reads them."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.asked = threading.Event()
+        self.requested = threading.Event()
 
     def __call__(self) -> float:
         now = self.now
         if threading.current_thread() is threading.main_thread():
-            self.asked.set()
+            self.requested.set()
         return now
 
     def advance(self, seconds: float) -> None:

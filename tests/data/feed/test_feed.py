@@ -86,23 +86,23 @@ def test_a_window_is_prepared_while_the_one_before_is_in_use(
         feed = make(kind)
         feed.window(0)
         assert feed.report().queue_depth is None
-        wait_until(lambda feed=feed: feed._supply.ready_steps(2) == 2)
-        assert feed._supply.ready_steps(4) == 0
+        wait_until(lambda feed=feed: feed._source.ready_steps(2) == 2)
+        assert feed._source.ready_steps(4) == 0
         feed.window(2)
         assert feed.report().queue_depth == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_prepared_behind_the_end_unless_asked_for(
+def test_nothing_is_prepared_after_the_end_unless_requested(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial may run on behind the end of the run, and gets what it asks for."""
+    """A trial may continue after the end of the run, and gets the window that it requests."""
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
     feed = make(kind, stop=4)
     for step, batch in enumerate(steps_of(feed, 0, 11)):
         assert_is_step(batch, step, make_order(), make_split())
     feed.window(2)
-    assert feed._supply.ready_steps(4) == 0
+    assert feed._source.ready_steps(4) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,7 +113,7 @@ def test_a_closed_feed_prepares_nothing_and_still_serves(
     feed = make(kind)
     feed.window(0)
     feed.close()
-    assert feed._supply.ready_steps(2) == 0
+    assert feed._source.ready_steps(2) == 0
     for step, batch in zip(range(2, 7), steps_of(feed, 2, 7), strict=True):
         assert_is_step(batch, step, make_order(), make_split())
 
@@ -134,15 +134,15 @@ def test_auto_is_resident_up_to_the_limit_and_streams_beyond(
 def test_a_streamed_window_keeps_its_bounds(
     limit_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-15: so many bytes and steps at once, but never less than a step; a batch is 24 bytes."""
+    """S-15: bytes and steps at once are limited, to a step at least; a batch is 24 bytes."""
     monkeypatch.setattr(feeds, "WINDOW_LIMIT_BYTES", limit_bytes)
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
     feed = make("stream")
     window = feed.window(0)
-    moved = sum(column.nbytes for column in window.inputs.columns.values())
-    assert (window.stop - window.start, moved) == (steps, 24 * steps)
-    assert moved <= max(limit_bytes, 24)
-    assert feed.device_bytes == 2 * moved
+    shifted = sum(column.nbytes for column in window.inputs.columns.values())
+    assert (window.stop - window.start, shifted) == (steps, 24 * steps)
+    assert shifted <= max(limit_bytes, 24)
+    assert feed.device_bytes == 2 * shifted
 
 
 def test_all_windows_have_one_shape() -> None:

@@ -1,4 +1,4 @@
-"""Starvation is told of as it begins and ends, with what was slow; time passes by hand (S-12)."""
+"""Starvation is reported when it begins and ends, with its cause; a clock set by hand (S-12)."""
 
 from __future__ import annotations
 
@@ -22,47 +22,49 @@ from pipeline.data.feed.feed_stats import (
 )
 from tests.data.feed.feeding import SAMPLES, HandClock, LazyNumbers, make, make_order, wait_until
 
-Told = list[tuple[bool, str]]
+Reports = list[tuple[bool, str]]
 
 
 def hand_over(start: int, wait_s: float, busy_s: float = 1.0) -> WindowHandoff:
     return WindowHandoff(start, 10, busy_s, wait_s, 0 if wait_s else 10, 10, PrepareTime())
 
 
-def told_of(waits_s: list[float]) -> tuple[FeedStats, Told]:
-    told: Told = []
-    ledger = FeedStats(lambda *what: told.append(what))
+def reports_of(waits_s: list[float]) -> tuple[FeedStats, Reports]:
+    reported: Reports = []
+    stats = FeedStats(lambda *what: reported.append(what))
     for number, wait_s in enumerate(waits_s):
-        ledger.add(hand_over(10 * number, wait_s))
-    return ledger, told
+        stats.add(hand_over(10 * number, wait_s))
+    return stats, reported
 
 
-def test_starvation_is_told_once_until_it_is_over() -> None:
-    _, told = told_of([0, 0.04, 0.5, 0.5, 0.02, 0.06, 0.001, 0, 0.5])
-    assert [starves for starves, _ in told] == [True, False, True]
-    assert told[0][1].startswith("training waits for data from step 21: 50.00 of 150.00 ms a step")
-    assert told[1][1] == "data is fast enough again from step 61"
+def test_starvation_is_reported_once_until_it_is_over() -> None:
+    _, reported = reports_of([0, 0.04, 0.5, 0.5, 0.02, 0.06, 0.001, 0, 0.5])
+    assert [starves for starves, _ in reported] == [True, False, True]
+    assert reported[0][1].startswith(
+        "training waits for data from step 21: 50.00 of 150.00 ms a step"
+    )
+    assert reported[1][1] == "data is fast enough again from step 61"
 
 
 def test_a_wait_of_a_wakened_thread_is_none() -> None:
     """A millisecond is a large share of a millisecond, and still noise."""
-    told: Told = []
-    ledger = FeedStats(lambda *what: told.append(what))
-    ledger.add(hand_over(0, 0.0009, busy_s=0.0001))
-    assert not told
-    assert not ledger.report("stream").starved
+    reported: Reports = []
+    stats = FeedStats(lambda *what: reported.append(what))
+    stats.add(hand_over(0, 0.0009, busy_s=0.0001))
+    assert not reported
+    assert not stats.report("stream").starved
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), min_size=1))
 def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
-    ledger = FeedStats(None)
-    ledger.jump(0.25, 10, PrepareTime({"image": 1.0}))
+    stats = FeedStats(None)
+    stats.jump(0.25, 10, PrepareTime({"image": 1.0}))
     for wait_s, busy_s in times:
-        ledger.add(
+        stats.add(
             WindowHandoff(0, 20, busy_s, wait_s, 5, 10, PrepareTime({"image": 3.0, "label": 1.0}))
         )
     waits, busy = map(sum, zip(*times, strict=True))
-    report, windows = ledger.report("stream"), len(times)
+    report, windows = stats.report("stream"), len(times)
     assert report.first_wait_ms == 250
     assert report.wait_ms_per_step == pytest.approx(1000 * waits / (20 * windows))
     assert report.wait_share == pytest.approx(waits / (waits + busy))
@@ -88,8 +90,8 @@ def test_of_many_readers_the_slowest_sample_counts() -> None:
 
 def test_the_line_says_what_was_slow_and_which_sample() -> None:
     slowest = SlowSample("image", 412, "cat/x.png", 0.3)
-    effort = PrepareTime({"label": 0.1, "image": 0.4}, slowest)
-    given = WindowHandoff(20, 10, 0.3, 0.1, 4, 20, effort)
+    prepare_time = PrepareTime({"label": 0.1, "image": 0.4}, slowest)
+    given = WindowHandoff(20, 10, 0.3, 0.1, 4, 20, prepare_time)
     assert starved_text(given) == (
         "training waits for data from step 21: 10.00 of 40.00 ms a step (25%); 4 of 20 steps were "
         "ready; preparing one takes, in ms: image 20.00, label 5.00; slowest sample: image of "
@@ -103,42 +105,42 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def told() -> Told:
+def reported() -> Reports:
     return []
 
 
-def make_watched(column: LazyNumbers, clock: HandClock, told: Told) -> Feed:
+def make_watched(column: LazyNumbers, clock: HandClock, reported: Reports) -> Feed:
     """Windows of two steps of three samples, read by one thread."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeds, "WINDOW_STEPS", 2)
         patch.setattr(window_buffer, "DECODING_THREADS", 1)
         order, split = make_order(shuffle=False), Split({"image": column})
         feed = make(
-            "stream", split, order, clock=clock, tell=lambda *what: told.append(what), stop=8
+            "stream", split, order, clock=clock, notify=lambda *what: reported.append(what), stop=8
         )
         feed.window(0)
         return feed
 
 
-def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, told: Told) -> None:
+def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, reported: Reports) -> None:
     """Sample 7 takes 1 s, of which training works for a half and waits for the other."""
 
-    begun, armed = threading.Event(), threading.Event()
+    started, armed = threading.Event(), threading.Event()
 
     def read(index: int) -> None:
         if index == 7:
-            begun.set()
+            started.set()
             assert armed.wait(30)
-            assert clock.asked.wait(30)
+            assert clock.requested.wait(30)
             clock.advance(0.5)
 
-    feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32), read), clock, told)
-    assert begun.wait(30)
+    feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32), read), clock, reported)
+    assert started.wait(30)
     clock.advance(0.5)
-    clock.asked.clear()
+    clock.requested.clear()
     armed.set()
     feed.window(2)
-    ((starves, text),) = told
+    ((starves, text),) = reported
     assert starves
     assert "training waits for data from step 3: 250.00 of 500.00 ms a step (50%)" in text
     assert "0 of 2 steps were ready; preparing one takes, in ms: image 500.00" in text
@@ -147,30 +149,30 @@ def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, told: Tol
     assert report.starved
     assert report.slowest_sample == SlowSample("image", 7, "7.png", 1.0)
 
-    wait_until(lambda: feed._supply.ready_steps(4) == 2)
+    wait_until(lambda: feed._source.ready_steps(4) == 2)
     feed.window(4)
-    assert [starves for starves, _ in told] == [True, False]
-    assert told[1][1] == "data is fast enough again from step 5"
+    assert [starves for starves, _ in reported] == [True, False]
+    assert reported[1][1] == "data is fast enough again from step 5"
     assert feed.report().starved, "it was"
 
 
-def test_data_that_is_ready_never_starves(clock: HandClock, told: Told) -> None:
-    feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, told)
+def test_data_that_is_ready_never_starves(clock: HandClock, reported: Reports) -> None:
+    feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, reported)
     for step in (2, 4, 6):
-        wait_until(lambda step=step: feed._supply.ready_steps(step) == 2)
+        wait_until(lambda step=step: feed._source.ready_steps(step) == 2)
         clock.advance(0.1)
         feed.window(step)
     report = feed.report()
-    assert (told, report.starved, report.wait_share) == ([], False, 0)
+    assert (reported, report.starved, report.wait_share) == ([], False, 0)
     assert (report.queue_depth, report.wait_ms_per_step) == (1, 0)
 
 
-def test_the_first_window_and_a_jump_are_no_starvation(clock: HandClock, told: Told) -> None:
+def test_the_first_window_and_a_jump_are_no_starvation(clock: HandClock, reported: Reports) -> None:
     slow = LazyNumbers(np.arange(SAMPLES, dtype=np.int32), lambda _: clock.advance(1.0))
-    feed = make_watched(slow, clock, told)
+    feed = make_watched(slow, clock, reported)
     feed.window(7)
     report = feed.report()
-    assert (told, report.starved, report.wait_share) == ([], False, None)
+    assert (reported, report.starved, report.wait_share) == ([], False, None)
     assert report.first_wait_ms >= 6000
 
 

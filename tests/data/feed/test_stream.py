@@ -48,7 +48,7 @@ def test_each_sample_is_read_once_and_one_window_ahead() -> None:
     feed = make_stream(column)
     for step in range(5):
         feed.window(step)
-    wait_until(lambda: feed._supply.ready_steps(6) == 2)
+    wait_until(lambda: feed._source.ready_steps(6) == 2)
     assert column.reads == samples_of(0, 8)
 
 
@@ -57,12 +57,12 @@ def test_no_more_than_a_window_is_read_ahead() -> None:
     column = CountedColumn(NUMBERS)
     feed = make_stream(column)
     feed.window(0)
-    wait_until(lambda: feed._supply.ready_steps(2) == 2)
-    source = feed._supply._reader._source
-    assert (len(column.reads), len(source._filling)) == (len(samples_of(0, 4)), 0)
+    wait_until(lambda: feed._source.ready_steps(2) == 2)
+    source = feed._source._reader._source
+    assert (len(column.reads), len(source._buffers)) == (len(samples_of(0, 4)), 0)
 
 
-def test_no_sample_behind_the_end_is_read() -> None:
+def test_no_sample_after_the_end_is_read() -> None:
     """Three steps of a large dataset cost the samples of three steps."""
     column = LazyNumbers(NUMBERS)
     feed = make_stream(column, stop=3)
@@ -74,8 +74,8 @@ def test_no_sample_behind_the_end_is_read() -> None:
 def test_no_more_steps_are_ready_than_the_last_window_has() -> None:
     feed = make_stream(CountedColumn(NUMBERS), stop=3)
     feed.window(0)
-    wait_until(lambda: feed._supply._reader._source.unclaimed == feed._supply._plan.parts)
-    assert feed._supply.ready_steps(2) == 1
+    wait_until(lambda: feed._source._reader._source.unclaimed == feed._source._plan.parts)
+    assert feed._source.ready_steps(2) == 1
 
 
 def test_a_jump_opens_a_reader_there_and_reads_nothing_between() -> None:
@@ -153,5 +153,5 @@ def test_a_cpu_device_takes_a_buffer_over_as_it_is(shape: tuple[int, ...], dtype
     values = aligned_zeros(shape, dtype)
     assert (values.shape, values.dtype, values.any()) == (shape, np.dtype(dtype), False)
     assert values.ctypes.data % ALIGNMENT_BYTES == 0
-    moved = jax.block_until_ready(jax.device_put(values, DEVICE))
-    assert moved.unsafe_buffer_pointer() == values.ctypes.data
+    shifted = jax.block_until_ready(jax.device_put(values, DEVICE))
+    assert shifted.unsafe_buffer_pointer() == values.ctypes.data

@@ -124,9 +124,9 @@ def test_host_and_compiled_device_agree(op, values):
 
 
 @pytest.mark.parametrize(("op", "values"), CASES)
-def test_output_tells_shape_and_dtype(op, values):
-    told, got = op.output(spec_of(values)), on_host(op, values)
-    assert (told.shape, told.dtype) == (got.shape[1:], got.dtype.name)
+def test_output_has_shape_and_dtype(op, values):
+    reported, got = op.output(spec_of(values)), on_host(op, values)
+    assert (reported.shape, reported.dtype) == (got.shape[1:], got.dtype.name)
 
 
 def test_every_op_is_registered():
@@ -465,13 +465,13 @@ def test_normalize_refuses_mean_and_std_of_different_length():
 
 
 def test_hwc2chw_moves_the_channels_first():
-    told, result = Hwc2Chw().output(IMAGE), on_host(Hwc2Chw(), BYTES)
-    assert (told.shape, told.layout) == ((3, 7, 9), "chw")
+    reported, result = Hwc2Chw().output(IMAGE), on_host(Hwc2Chw(), BYTES)
+    assert (reported.shape, reported.layout) == ((3, 7, 9), "chw")
     for channel in range(3):
         np.testing.assert_array_equal(result[:, channel], BYTES[..., channel])
 
 
-def test_type_cast_takes_the_label_unless_told_otherwise():
+def test_type_cast_takes_the_label_by_default():
     assert TypeCast(dtype="int32").column == "label"
     assert TypeCast(dtype="int32").output(ColumnSpec((), "uint8")) == LABEL
     assert on_host(TypeCast(dtype="int32"), LABELS.astype(np.uint8)).dtype == np.int32
@@ -525,7 +525,7 @@ def test_rand_augment_refuses_a_magnitude_beyond_its_bins():
         RandAugment(magnitude=31)
 
 
-def test_rotation_by_a_quarter_turns_the_image_counter_clockwise():
+def test_rotation_by_a_quarter_is_counter_clockwise():
     square = BYTES[:2, :7, :7]
     result = on_host(RandomRotation(degrees=(90.0, 90.0)), square)
     np.testing.assert_array_equal(result, np.rot90(square, axes=(1, 2)))
@@ -535,8 +535,8 @@ def test_rotation_draws_evenly_from_its_range():
     marked = np.zeros((1, 41, 41, 1), np.uint8)
     marked[0, 20, 40] = 255  # Right of the centre, 20 pixels away.
     op = RandomRotation(degrees=(10.0, 50.0), interpolation="linear")
-    turned = on_host(op, marked.repeat(4000, axis=0))[..., 0].astype(float)
-    row, column = ((turned * place).sum(axis=(1, 2)) for place in np.mgrid[:41, :41] - 20)
+    rotated = on_host(op, marked.repeat(4000, axis=0))[..., 0].astype(float)
+    row, column = ((rotated * place).sum(axis=(1, 2)) for place in np.mgrid[:41, :41] - 20)
     angles = np.degrees(np.arctan2(-row, column))
     assert stats.kstest(angles, stats.uniform(10, 40).cdf).pvalue > 1e-3
 

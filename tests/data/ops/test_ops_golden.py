@@ -35,7 +35,7 @@ def table(values, tables):
     return lookup_tables.look_up(np, values, np.asarray(tables)[None, None])
 
 
-def turned(text, **given):
+def rotated(text, **given):
     interpolation, degrees = text.split("_")
     fixed = (float(degrees), float(degrees))
     return RandomRotation(degrees=fixed, interpolation=interpolation, **given)
@@ -59,53 +59,53 @@ def sharpened(values, text):
 
 
 def ours(op, name, text, values):
-    """What this pipeline makes of the same input."""
+    """The output of this pipeline for the same input."""
     draw = np.zeros((1, 1), np.float32)
     match op:
         case "center_crop":
-            made = CenterCrop(size=tuple(map(int, text.split("x"))))(np, values, None)
+            output = CenterCrop(size=tuple(map(int, text.split("x"))))(np, values, None)
         case "vertical_flip":
-            made = RandomVerticalFlip(prob=1.0)(np, values, draw)
+            output = RandomVerticalFlip(prob=1.0)(np, values, draw)
         case "horizontal_flip":
-            made = RandomHorizontalFlip(prob=1.0)(np, values, draw)
+            output = RandomHorizontalFlip(prob=1.0)(np, values, draw)
         case "hwc2chw":
-            made = Hwc2Chw()(np, values, None)
+            output = Hwc2Chw()(np, values, None)
         case "pad":
             fill = 9 if text == "constant" else 0
-            made = Pad(padding=(1, 2, 3, 4), fill=fill, mode=text)(np, values, None)
+            output = Pad(padding=(1, 2, 3, 4), fill=fill, mode=text)(np, values, None)
         case "resized_crop":
-            made = resized_crop(values, text)
+            output = resized_crop(values, text)
         case "rotation":
-            made = turned(text, fill=7)(np, values, draw)
+            output = rotated(text, fill=7)(np, values, draw)
         case "rotation_about":
-            made = turned(text, center=(4.0, 7.0))(np, values, draw)
+            output = rotated(text, center=(4.0, 7.0))(np, values, draw)
         case "rescale":
-            made = RESCALE[name](np, values, None)
+            output = RESCALE[name](np, values, None)
         case "normalize":
-            made = NORMALIZE[name](np, values, None)
+            output = NORMALIZE[name](np, values, None)
         case "one_hot":
-            made = OneHot(classes=5, smoothing=float(text))(np, values, None)
+            output = OneHot(classes=5, smoothing=float(text))(np, values, None)
         case "type_cast":
-            made = TypeCast(column="image", dtype=text)(np, values, None)
+            output = TypeCast(column="image", dtype=text)(np, values, None)
         case "sharpness":
-            made = sharpened(values, text)
+            output = sharpened(values, text)
         case "posterize":
-            made = table(values, lookup_tables.posterized(int(text)))
+            output = table(values, lookup_tables.posterized(int(text)))
         case "solarize":
-            made = table(values, lookup_tables.solarized(int(text)))
+            output = table(values, lookup_tables.solarized(int(text)))
         case "invert":
-            made = table(values, lookup_tables.inverted())
+            output = table(values, lookup_tables.inverted())
         case "autocontrast":
-            made = lookup_tables.look_up(
+            output = lookup_tables.look_up(
                 np, values, lookup_tables.stretched(np, lookup_tables.histograms(np, values))
             )
         case "equalize":
-            made = lookup_tables.look_up(
+            output = lookup_tables.look_up(
                 np, values, lookup_tables.equalized(np, lookup_tables.histograms(np, values))
             )
         case _:
-            made = adjusted(values, op, text)
-    return made[0]
+            output = adjusted(values, op, text)
+    return output[0]
 
 
 @pytest.mark.parametrize("key", CASES)

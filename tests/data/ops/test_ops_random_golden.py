@@ -1,4 +1,4 @@
-"""What random ops draw against what MindSpore's drew, as two samples of one distribution (D-15)."""
+"""Draws of random ops and of MindSpore's, as two samples of one distribution (D-15)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_P = 1e-3
 
 
 def drawn(op, samples=SAMPLES):
-    """The op's own draws for so many samples."""
+    """The op's own draws for a number of samples."""
     return uniforms(np, seed_words(31), 0, np.arange(samples), 0, op.draws)
 
 
@@ -46,7 +46,7 @@ def assert_alike(theirs, ours):
     assert stats.chi2_contingency(table).pvalue > LEAST_P
 
 
-def test_the_statistic_tells_distributions_apart():
+def test_the_statistic_distinguishes_distributions():
     rng = np.random.default_rng(0)
     fair, bent = rng.random(4000) < 0.5, rng.random(SAMPLES) < 0.45
     with pytest.raises(AssertionError):
@@ -161,7 +161,7 @@ def test_golden_lambdas_and_partners_of_mix_up():
 
 
 def partners_in(labels):
-    """The permutation behind batches of labels, int8 (batches, BATCH)."""
+    """The permutation of batches of labels, int8 (batches, BATCH)."""
     others = np.where(np.eye(BATCH) == 1, 0, labels)
     return np.where(others.any(axis=-1), others.argmax(axis=-1), np.arange(BATCH)).astype(np.int8)
 
@@ -173,11 +173,11 @@ def test_golden_boxes_of_cut_mix():
     for batch in drawn(op, SAMPLES).reshape(-1, BATCH, op.draws):
         mixed, labels = op.map(np, (images, np.eye(BATCH, dtype=np.float32)), batch)
         box = mixed[..., 0] != levels[..., 0]
-        found = np.stack([edge for axis in (2, 1) for edge in edges(box.any(axis=axis))], axis=-1)
+        result = np.stack([edge for axis in (2, 1) for edge in edges(box.any(axis=axis))], axis=-1)
         changed = box.any(axis=(1, 2))
         share = 1 - box.mean(axis=(1, 2))
         np.testing.assert_allclose(np.diagonal(labels)[changed], share[changed], atol=1e-6)
-        ours.append(found + np.where(changed[:, None], [0, 1, 0, 1], 1))
+        ours.append(result + np.where(changed[:, None], [0, 1, 0, 1], 1))
     theirs = GOLDEN["cut_mixes"][:, 1:5].astype(np.int8)
     ours = np.concatenate(ours).astype(np.int8)
     for part in (slice(0, 2), slice(2, 4), slice(0, 4)):

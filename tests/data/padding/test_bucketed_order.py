@@ -55,7 +55,7 @@ def test_batches_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
 
 def listed(order: BucketedOrder, passes: int) -> list[tuple[int, list[int], int]]:
     """The batches of the first passes as (pass, samples, count), by plain loops."""
-    found = []
+    result = []
     for pass_ in range(passes * order.repeat):
         waiting: dict[int, list[int]] = {}
         walk = pass_order(order.seed, pass_, order.samples, order.shuffle, order.buffer_size)
@@ -63,13 +63,13 @@ def listed(order: BucketedOrder, passes: int) -> list[tuple[int, list[int], int]
             queue = waiting.setdefault(int(order.buckets[sample]), [])
             queue.append(sample)
             if len(queue) == order.batch_size:
-                found.append((pass_, queue.copy(), order.batch_size))
+                result.append((pass_, queue.copy(), order.batch_size))
                 queue.clear()
         for _, queue in sorted(waiting.items()):
             if queue and not order.drop_remainder:
                 missing = order.batch_size - len(queue)
-                found.append((pass_, queue + queue[:1] * missing, len(queue)))
-    return found
+                result.append((pass_, queue + queue[:1] * missing, len(queue)))
+    return result
 
 
 ORDERS = st.builds(
@@ -98,7 +98,7 @@ def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(
     expected = whole[first : first + count]
     assert batches.passes.tolist() == [pass_ for pass_, _, _ in expected]
     assert batches.indices.tolist() == [samples for _, samples, _ in expected]
-    assert batches.counts.tolist() == [real for _, _, real in expected]
+    assert batches.counts.tolist() == [valid for _, _, valid in expected]
 
 
 @given(order=ORDERS)

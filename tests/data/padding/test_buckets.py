@@ -1,4 +1,4 @@
-"""Values of several sizes: stored one behind the other, padded, given their buckets (D-18)."""
+"""Values of several sizes: stored one after the other, padded, assigned to buckets (D-18)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, ma
 
 
 def values_of(sizes: list[tuple[int, ...]], trailing: tuple[int, ...] = ()) -> list[np.ndarray]:
-    """Values that tell the sample and the place they are at, none of them 0."""
+    """Values that identify their sample and place, none of them 0."""
     return [
         np.arange(math.prod((*size, *trailing)), dtype=np.int32).reshape(*size, *trailing)
         + 1000 * (number + 1)
@@ -49,9 +49,9 @@ def test_padded_values_begin_with_themselves_and_end_in_zeros(
     assert isinstance(column, LazyColumn)
     assert column.shape == (len(values), 6, 5, *trailing)
     rows = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=8))
-    found = column[np.array(rows, int)]
-    assert (found.shape, found.dtype) == ((len(rows), 6, 5, *trailing), np.int32)
-    for row, padded in zip(rows, found, strict=True):
+    result = column[np.array(rows, int)]
+    assert (result.shape, result.dtype) == ((len(rows), 6, 5, *trailing), np.int32)
+    for row, padded in zip(rows, result, strict=True):
         height, width = sizes[row]
         assert np.array_equal(padded[:height, :width], values[row])
         assert np.count_nonzero(padded) == values[row].size

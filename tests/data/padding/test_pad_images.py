@@ -56,7 +56,7 @@ def test_all_are_padded_to_what_holds_the_largest() -> None:
 
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_cut_is_a_part_of_the_sample(drawn: bool) -> None:
-    """Rows and columns in order, labels of the same places, zeros and the label of none behind."""
+    """Rows and columns in order, labels of the same places, padding after them."""
     columns = padded()
     numbers = assign_buckets(columns[SIZE], BUCKETS)
     corners = []
@@ -77,14 +77,14 @@ def test_a_cut_is_a_part_of_the_sample(drawn: bool) -> None:
                 assert np.array_equal(label[:height, :width], part)
                 assert np.count_nonzero(image) == np.count_nonzero(label != -1) == part.size
                 corners.append((int(row), top, left))
-    found = {row: {(top, left) for r, top, left in corners if r == row} for row in range(6)}
-    assert [found[row] for row in (0, 4, 5)] == [{(1, 1)}] * 3
+    result = {row: {(top, left) for r, top, left in corners if r == row} for row in range(6)}
+    assert [result[row] for row in (0, 4, 5)] == [{(1, 1)}] * 3
     if drawn:
-        assert found[1] == {(1, 1), (2, 1)}
-        assert found[2] == {(1, 1), (1, 2), (1, 3)}
-        assert {top for top, _ in found[3]} == set(range(1, 7))
+        assert result[1] == {(1, 1), (2, 1)}
+        assert result[2] == {(1, 1), (1, 2), (1, 3)}
+        assert {top for top, _ in result[3]} == set(range(1, 7))
     else:
-        assert (found[1], found[2], found[3]) == ({(1, 1)}, {(1, 2)}, {(3, 1)})
+        assert (result[1], result[2], result[3]) == ({(1, 1)}, {(1, 2)}, {(3, 1)})
 
 
 def test_a_place_depends_on_seed_pass_and_sample_alone() -> None:

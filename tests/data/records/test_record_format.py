@@ -1,4 +1,4 @@
-"""What a record holds, and what is noticed when it holds something else."""
+"""The content of a record, and the detection of damage."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_a_changed_byte_is_noticed(
         decode(bytes(record), values.dtype, values.shape, first, number)
 
 
-@given(values=ARRAYS, first=FIRST, number=st.integers(0, 1000), moved=st.integers(1, 1000))
+@given(values=ARRAYS, first=FIRST, number=st.integers(0, 1000), shifted=st.integers(1, 1000))
 def test_a_record_at_another_place_is_noticed(
-    values: np.ndarray, first: int, number: int, moved: int
+    values: np.ndarray, first: int, number: int, shifted: int
 ) -> None:
     with pytest.raises(ValueError, match="its checksum is wrong"):
-        decode(encode(values, first, number), values.dtype, values.shape, first, number + moved)
+        decode(encode(values, first, number), values.dtype, values.shape, first, number + shifted)
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2,), ()])

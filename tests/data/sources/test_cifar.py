@@ -146,8 +146,8 @@ def test_downloaded_archive_that_was_exchanged_is_named(downloaded: Path, tmp_pa
     write_archive(downloaded, small_files(seed=50))
     with pytest.raises(DataError, match=rf"^{downloaded}: is not the file that was published: md5"):
         labels_in(tmp_path)
-    found = SmallCifar(**section(root=downloaded)).read(tmp_path)
-    assert len(found.train) == 5, "named by the user it is the user's"
+    result = SmallCifar(**section(root=downloaded)).read(tmp_path)
+    assert len(result.train) == 5, "named by the user it is the user's"
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["downloaded", "of the user"])
@@ -191,16 +191,16 @@ def test_archive_is_unpacked_once(tmp_path: Path) -> None:
     unpacked = unpack(archive, SMALL, tmp_path / "cache")
     first = unpacked.stat()
 
-    moved = archive.rename(tmp_path / "moved.tar.gz")
+    renamed = archive.rename(tmp_path / "renamed.tar.gz")
 
-    assert unpack(moved, SMALL, tmp_path / "cache") == unpacked
+    assert unpack(renamed, SMALL, tmp_path / "cache") == unpacked
     assert (unpacked.stat().st_ino, unpacked.stat().st_mtime_ns) == (
         first.st_ino,
         first.st_mtime_ns,
     )
 
 
-def test_changed_archive_is_unpacked_anew(tmp_path: Path) -> None:
+def test_changed_archive_is_unpacked_again(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "a.tar", small_files())
     old = unpack(archive, SMALL, tmp_path / "cache")
 

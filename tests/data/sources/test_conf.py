@@ -57,7 +57,7 @@ def test_downloads_have_mirrors(name: str) -> None:
 
 
 def applied(name: str, pixels: list[float]) -> np.ndarray:
-    """What the evaluation ops after resizing make of one pixel, by the formulas of D-05."""
+    """One pixel after the evaluation ops that follow resizing, by the formulas of D-05."""
     values = np.array(pixels, np.float64)
     for op in load(name)["eval"]["ops"]:
         if op["name"] == "rescale":

@@ -97,7 +97,7 @@ def test_column_travels_to_another_process(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(column))[:], column[:])
 
 
-def test_images_are_decoded_when_asked_for(tmp_path: Path) -> None:
+def test_images_are_decoded_on_demand(tmp_path: Path) -> None:
     column = read(write_tree(tmp_path)).train.columns["image"]
     save(tmp_path / "train" / "ant" / "c.bmp", picture(7))
     (tmp_path / "train" / "owl" / "b.png").unlink()

@@ -157,7 +157,7 @@ def test_labels_that_may_be_no_classes_are_refused() -> None:
     assert len(split_arrays(arrays_of(np.array([0, 50_256])), 50_257).classes) == 50_257
 
 
-def test_no_more_classes_can_be_asked_for_than_there_is_memory_for(tmp_path: Path) -> None:
+def test_no_more_classes_can_be_requested_than_there_is_memory_for(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="less than or equal to 1048576"):
         NumpyArchive(**section(root=tmp_path / "a.npz", classes=2**40))
 
@@ -173,7 +173,7 @@ def test_a_label_that_is_none_is_no_class() -> None:
         split_arrays(arrays_of(np.array([-1, -1])), 3, -1)
 
 
-def test_labels_of_several_sizes_lie_one_behind_the_other() -> None:
+def test_labels_of_several_sizes_are_stored_one_after_the_other() -> None:
     values, sizes = np.arange(7), np.array([[3], [4]])
     ragged = {f"y_{split}_sizes": sizes for split in ("train", "test")}
     arrays = arrays_of(np.zeros(2, int), **ragged, y_train=values, y_test=values)

@@ -33,7 +33,7 @@ def quiet(column: str, written: int, samples: int) -> None:
     """Nobody listens."""
 
 
-def made(samples: int = SAMPLES) -> RawData:
+def output(samples: int = SAMPLES) -> RawData:
     rng = np.random.default_rng(samples)
 
     def split(size: int) -> Split:
@@ -44,7 +44,7 @@ def made(samples: int = SAMPLES) -> RawData:
 
 
 def write(folder: Path, data: RawData | None = None, *, overwrite: bool = False) -> Path:
-    write_records(folder, "mine", data or made(), overwrite=overwrite, tell=quiet)
+    write_records(folder, "mine", data or output(), overwrite=overwrite, notify=quiet)
     return folder
 
 
@@ -79,17 +79,17 @@ def assert_same(one: Split, other: Split) -> None:
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     back = read(write(tmp_path / "deep" / "out"))
-    assert_same(back.train, made().train)
-    assert_same(back.eval, made().eval)
-    assert back.classes == made().classes
+    assert_same(back.train, output().train)
+    assert_same(back.eval, output().eval)
+    assert back.classes == output().classes
 
 
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("samples", [1, 7, 8, 9, 11, 12, 33, 37])
 def test_a_set_of_files_is_one_column(tmp_path: Path, samples: int) -> None:
     """Files end where they may; the last record of labels is shorter."""
-    back = read(write(tmp_path / "out", made(samples)))
-    assert_same(back.train, made(samples).train)
+    back = read(write(tmp_path / "out", output(samples)))
+    assert_same(back.train, output(samples).train)
     assert len(list((tmp_path / "out").glob("train-image-*"))) == max(1, -(-samples * 90 // 1000))
 
 
@@ -104,14 +104,14 @@ def test_the_same_data_is_the_same_files(tmp_path: Path) -> None:
 @given(chosen=st.lists(st.integers(-SAMPLES, SAMPLES - 1), max_size=60))
 def test_any_samples_in_any_order(chosen: list[int], sharded: Path) -> None:
     column = read(sharded).train.columns["image"]
-    images = made().train.columns["image"]
+    images = output().train.columns["image"]
     assert np.array_equal(column[np.array(chosen, int)], images[np.array(chosen, int)])
 
 
 def test_a_sample_is_read_alone_and_named_by_its_record(sharded: Path) -> None:
     column = read(sharded).train.columns["image"]
     assert isinstance(column, LazyColumn)
-    assert np.array_equal(column.sample(20), made().train.columns["image"][20])
+    assert np.array_equal(column.sample(20), output().train.columns["image"][20])
     assert column.sample_name(0).endswith("train-image-00000-of-00004.array_record, record 0")
     assert column.sample_name(20).endswith("train-image-00002-of-00004.array_record, record 2")
 
@@ -125,23 +125,23 @@ def test_labels_are_in_memory_and_images_are_not(sharded: Path) -> None:
 def test_slow_sources_are_read_once_and_bit_by_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is larger than memory can be converted: no more than a chunk is asked for at once."""
+    """Data larger than memory can be converted: no more than a chunk is requested at once."""
     monkeypatch.setattr(record_writer, "CHUNK_SAMPLES", 10)
     values = np.arange(SAMPLES * 100, dtype=np.int32).reshape(SAMPLES, 100)
-    column, asked = LazyNumbers(values), []
+    column, requested = LazyNumbers(values), []
 
     class Watched:
         shape, dtype = column.shape, column.dtype
 
         def __getitem__(self, rows: slice) -> np.ndarray:
-            asked.append((rows.start, rows.stop))
+            requested.append((rows.start, rows.stop))
             return column[rows]
 
     labels = np.zeros(SAMPLES, np.int32)
     split = Split({"image": Watched(), "label": labels})
     back = read(write(tmp_path / "out", RawData(split, split, ("a",))))
     assert np.array_equal(back.train.columns["image"][:], values)
-    assert asked == [(0, 10), (10, 20), (20, 30), (30, 37)] * 2
+    assert requested == [(0, 10), (10, 20), (20, 30), (30, 37)] * 2
 
 
 @pytest.mark.parametrize("kind", ["resident", "stream"])
@@ -155,14 +155,14 @@ def test_any_step_can_be_fed_at_once(kind: str, step: int, sharded: Path) -> Non
     batch = batch_at(window.inputs, step - window.start)
     rows = order.batches(step, 1).indices[0]
     feed.close()
-    assert np.array_equal(batch.columns["image"], made().train.columns["image"][rows])
-    assert np.array_equal(batch.columns["label"], made().train.columns["label"][rows])
+    assert np.array_equal(batch.columns["image"], output().train.columns["image"][rows])
+    assert np.array_equal(batch.columns["label"], output().train.columns["label"][rows])
 
 
 def test_several_threads_read_a_stream(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 3)
     split, order = read(sharded).train, make_order(samples=SAMPLES, batch_size=4)
-    feed, images = make("stream", split, order, stop=60), made().train.columns["image"]
+    feed, images = make("stream", split, order, stop=60), output().train.columns["image"]
     for step in range(60):
         window = feed.window(step)
         batch = batch_at(window.inputs, step - window.start)
@@ -217,9 +217,9 @@ def test_foreign_bytes_of_the_right_length_are_named(
 def test_a_file_of_another_dataset_is_noticed(
     sharded: Path, tmp_path: Path, small_files: None
 ) -> None:
-    """The same number and size of records, which only their checksums tell apart."""
+    """The same number and size of records, which differ only in their checksums."""
     folder = copy(sharded, tmp_path)
-    other = made()
+    other = output()
     changed = Split({**other.train.columns, "image": 255 - other.train.columns["image"]})
     foreign = write(tmp_path / "foreign", RawData(changed, other.eval, other.classes))
     shutil.copy(foreign / IMAGES, folder / IMAGES)
@@ -229,7 +229,7 @@ def test_a_file_of_another_dataset_is_noticed(
 
 
 def test_files_that_were_exchanged_are_noticed(tmp_path: Path, small_files: None) -> None:
-    folder = write(tmp_path / "out", made(22))
+    folder = write(tmp_path / "out", output(22))
     one, other = sorted(folder.glob("train-image-*"))
     aside = one.rename(tmp_path / "aside")
     other.rename(one)
@@ -256,8 +256,8 @@ def test_no_damaged_byte_passes_unnoticed(
     wrong = None
     try:
         back = read(folder)
-        assert_same(back.train, made().train)
-        assert_same(back.eval, made().eval)
+        assert_same(back.train, output().train)
+        assert_same(back.eval, output().eval)
     except DataError as error:
         wrong = str(error)
     assert wrong is None or name in wrong
@@ -276,12 +276,12 @@ def test_a_root_is_required() -> None:
         Records(**section(root=None))
 
 
-def test_records_are_not_overwritten_unasked(tmp_path: Path) -> None:
+def test_records_are_overwritten_on_request_only(tmp_path: Path) -> None:
     folder = write(tmp_path / "out")
     with pytest.raises(RunError, match=r"out: holds records already; .*--overwrite"):
-        write(folder, made(5))
+        write(folder, output(5))
     assert len(read(folder).train) == SAMPLES
-    write(folder, made(5), overwrite=True)
+    write(folder, output(5), overwrite=True)
     assert len(read(folder).train) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -300,7 +300,7 @@ def test_what_is_no_records_is_never_overwritten(tmp_path: Path) -> None:
 def test_writing_that_fails_leaves_things_as_they_were(before: int | None, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     if before is not None:
-        write(folder, made(before))
+        write(folder, output(before))
 
     def fail(index: int) -> None:
         raise DataError("the film tore")
@@ -311,13 +311,13 @@ def test_writing_that_fails_leaves_things_as_they_were(before: int | None, tmp_p
                 raise DataError("the film tore")
             return self.values[indices]
 
-    good = made()
+    good = output()
     split = Split({**good.train.columns, "other": Torn(np.zeros((SAMPLES, 100), np.int32), fail)})
     with pytest.raises(DataError, match="the film tore"):
         write(folder, RawData(split, split, good.classes), overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ([] if before is None else ["out"])
     if before is not None:
-        assert_same(read(folder).train, made(before).train)
+        assert_same(read(folder).train, output(before).train)
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

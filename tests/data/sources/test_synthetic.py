@@ -70,7 +70,7 @@ def test_classes_are_even(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("like", ["digits", "mnist", "cifar10"])
-def test_classes_can_be_told_apart(tmp_path: Path, like: str) -> None:
+def test_classes_can_be_distinguished(tmp_path: Path, like: str) -> None:
     data = small(like, tmp_path)
     images, labels = data.train.columns["image"][:].astype(float), data.train.columns["label"][:]
     means = np.stack([images[labels == label].mean(axis=0) for label in range(10)])

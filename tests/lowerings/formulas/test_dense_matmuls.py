@@ -61,19 +61,21 @@ def test_all_equal_the_product(role: Role, dtype: str) -> None:
     operands = [m[name] for name in reads[role]]
     assert tuple(operand.shape for operand in operands) == problem.operand_shapes
     truth = exact(role, m)
-    for way in candidates(problem, engines_here(dtype)):
-        result = jax.jit(lambda a, b, way=way: compute(problem, way, a, b))(*operands)
+    for lowering in candidates(problem, engines_here(dtype)):
+        result = jax.jit(lambda a, b, lowering=lowering: compute(problem, lowering, a, b))(
+            *operands
+        )
         assert result.dtype == dtype
         error = np.abs(np.asarray(result, np.float64) - truth).max()
-        assert error <= TOLERANCE[dtype] * np.abs(truth).max(), f"{way} of {problem}: {error}"
+        assert error <= TOLERANCE[dtype] * np.abs(truth).max(), f"{lowering} of {problem}: {error}"
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_plain_product_comes_first_and_every_family_is_tried(role: Role) -> None:
     problem = DenseProblem(role, BATCH, CHANNELS, FEATURES, "float32")
-    ways = candidates(problem, BOTH)
-    assert ways[0] == Lowering("product")
-    assert {way.family for way in ways} == set(PRODUCTS[role])
+    lowerings = candidates(problem, BOTH)
+    assert lowerings[0] == Lowering("product")
+    assert {lowering.family for lowering in lowerings} == set(PRODUCTS[role])
     assert str(problem) == f"dense {role} 6x17 kernel 17x10 float32"
 
 
@@ -100,8 +102,8 @@ def test_what_is_chosen_for_one_product_leaves_the_others(
     chosen = Lowerings(((str(problem), Lowering("turned")),))
     dimensions = (((len(shape) - 1,), (0,)), ((), ()))
 
-    def results(chooser: Lowerings) -> tuple[jax.Array, ...]:
-        product = dense_product(chooser)
+    def results(policy: Lowerings) -> tuple[jax.Array, ...]:
+        product = dense_product(policy)
         y, pull = jax.vjp(lambda x, k: product(x, k, dimensions), inputs, m["kernel"])
         return y, *pull(cotangent)
 

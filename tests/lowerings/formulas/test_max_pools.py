@@ -45,10 +45,12 @@ def test_all_equal_the_default_and_its_gradient(geometry: Geometry, dtype: str) 
     for role in ROLES:
         problem = PoolingProblem(role, SHAPE, *geometry, dtype)
         assert tuple(array.shape for array in reads[role]) == problem.operand_shapes
-        for way in (*candidates(problem, BOTH), *chunked(role)):
-            result = compute(problem, way, *reads[role])
+        for lowering in (*candidates(problem, BOTH), *chunked(role)):
+            result = compute(problem, lowering, *reads[role])
             assert result.dtype == dtype
-            np.testing.assert_array_equal(result, expected[role], err_msg=f"{way} of {problem}")
+            np.testing.assert_array_equal(
+                result, expected[role], err_msg=f"{lowering} of {problem}"
+            )
 
 
 def chunked(role: Role) -> list[Lowering]:
@@ -59,8 +61,8 @@ def chunked(role: Role) -> list[Lowering]:
 
 def test_large_images_are_tried_a_few_at_a_time() -> None:
     problem = PoolingProblem("forward", (8, 64, 64, 32), *GEOMETRIES[0], "float32")
-    ways = [str(way) for way in candidates(problem, BOTH)]
-    assert ways == ["axes/xla", "axes/xla/1", "axes/xla/2", "axes/xla/4", "reduced/xla"]
+    lowerings = [str(lowering) for lowering in candidates(problem, BOTH)]
+    assert lowerings == ["axes/xla", "axes/xla/1", "axes/xla/2", "axes/xla/4", "reduced/xla"]
     assert str(problem) == (
         "max_pool forward 8x64x64x32 window 2x2 stride 2x2 pads 0+0,0+0 float32"
     )
@@ -73,11 +75,11 @@ def test_a_layer_takes_what_is_chosen(role: Role) -> None:
     pool_max(images, *geometry, listing)
     problems = [PoolingProblem(role, SHAPE, *geometry, "float32") for role in ROLES]
     assert list(listing.problems) == problems
-    way = Lowering("reduced") if role == "forward" else Lowering("axes", images=2)
-    chosen = Lowerings(((str(problems[ROLES.index(role)]), way),))
+    lowering = Lowering("reduced") if role == "forward" else Lowering("axes", images=2)
+    chosen = Lowerings(((str(problems[ROLES.index(role)]), lowering),))
 
-    def loss(images: jax.Array, chooser: Lowerings) -> jax.Array:
-        return jnp.sin(pool_max(images, *geometry, chooser)).sum()
+    def loss(images: jax.Array, policy: Lowerings) -> jax.Array:
+        return jnp.sin(pool_max(images, *geometry, policy)).sum()
 
     ours, default = (jax.value_and_grad(loss)(images, how) for how in (chosen, Lowerings()))
     np.testing.assert_array_equal(ours[0], default[0])

@@ -1,4 +1,4 @@
-"""What is asked for and its names: the keys of banks and of what a run keeps."""
+"""Problems and lowerings, and their texts: the keys of banks and of a run's own choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import lax
 
 from pipeline.lowerings.candidates import candidates
 from pipeline.lowerings.conv2d import conv2d
-from pipeline.lowerings.problem.conv_window import Window, make_window
+from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.lowerings.problem.lowering import (
     DEFAULT,
     DEFAULTS,
@@ -34,7 +34,7 @@ WAYS = st.builds(
 )
 
 
-def window(padding: str = "VALID", groups: int = 1) -> Window:
+def window(padding: str = "VALID", groups: int = 1) -> ConvWindow:
     return make_window(SIZES, (3, 2), (2, 1), padding, (1, 2), groups)
 
 
@@ -56,8 +56,8 @@ def test_the_text_of_a_problem_stays_as_banks_have_it() -> None:
 
 
 @given(WAYS)
-def test_a_lowering_is_read_as_it_is_written(way: Lowering) -> None:
-    assert Lowering.parse(str(way)) == way
+def test_a_lowering_is_read_as_it_is_written(lowering: Lowering) -> None:
+    assert Lowering.parse(str(lowering)) == lowering
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -104,9 +104,9 @@ def test_operations_are_as_many_as_xla_counts(role: Role, groups: int) -> None:
 
 
 def test_what_was_chosen_is_found_by_the_problem_and_all_else_gets_the_default() -> None:
-    way = Lowering("patches", "onednn", 8)
-    chosen = Lowerings(((str(problem()), way),))
-    assert chosen.choose(problem()) == way
+    lowering = Lowering("patches", "onednn", 8)
+    chosen = Lowerings(((str(problem()), lowering),))
+    assert chosen.choose(problem()) == lowering
     assert chosen.choose(problem(padding="SAME")) == DEFAULT
     assert DEFAULTS.choose(problem()) == DEFAULT
 
@@ -126,7 +126,7 @@ def test_a_listing_takes_every_problem_down_once_in_the_order_of_the_network() -
 
     def network(x: jax.Array, k: jax.Array) -> jax.Array:
         for padding in ("SAME", "VALID", "SAME"):
-            x = conv2d(x, k, padding=padding, chooser=listing)
+            x = conv2d(x, k, padding=padding, policy=listing)
         return x
 
     jax.eval_shape(network, images, kernel)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.files.knowledge_bank import BANK_VERSION
+from pipeline.files.knowledge_bank import BANK_VERSION, read_bank
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.tune import layouts
 from pipeline.lowerings.tune.layouts import TimedLayout, find_layout
@@ -97,7 +97,5 @@ def test_a_bank_that_is_none_is_named(entry: object, tmp_path: Path) -> None:
 
 
 def test_the_shipped_bank_can_be_read() -> None:
-    entries = layouts.read_bank(
-        Path(layouts.__file__).parent / "built_in_layouts.json", layouts._checked
-    )
+    entries = read_bank(Path(layouts.__file__).parent / "built_in_layouts.json", layouts._checked)
     assert all(key.startswith("network ") and " on cpu " in key for key in entries)

@@ -18,8 +18,8 @@ def test_candidates_alone_are_taken(role: Role, stride: int) -> None:
     for channels, size in ((3, 32), (16, 32), (64, 32), (64, 4)):
         problem = convolution(role, channels, size, stride=stride, batch=64)
         for engines in (XLA, BOTH):
-            way = usual_lowering(problem, engines)
-            assert way == DEFAULT or way in candidates(problem, engines)
+            lowering = usual_lowering(problem, engines)
+            assert lowering == DEFAULT or lowering in candidates(problem, engines)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -92,11 +92,11 @@ def test_the_wide_first_kernel_of_a_residual_network_is_onednns(role: Role) -> N
 
 @pytest.mark.parametrize(("groups", "images"), [(32, 1), (8, 4)])
 def test_groups_are_for_onednn_where_it_is(groups: int, images: int) -> None:
-    ways = {
+    lowerings = {
         role: str(usual_lowering(convolution(role, 32, 16, batch=16, groups=groups), BOTH))
         for role in ROLES
     }
-    assert ways == {
+    assert lowerings == {
         "forward": "convolution/onednn",
         "images_gradient": "convolution/onednn",
         "kernel_gradient": f"convolution/onednn/{images}",
@@ -110,16 +110,16 @@ def test_what_is_taken_for_groups_can_be_computed(role: Role, batch: int, groups
     for size in (4, 32):
         problem = convolution(role, 32, size, batch=batch, groups=groups)
         for engines in (XLA, BOTH):
-            way = usual_lowering(problem, engines)
-            assert way == DEFAULT or can_compute(problem, way, engines)
+            lowering = usual_lowering(problem, engines)
+            assert lowering == DEFAULT or can_compute(problem, lowering, engines)
 
 
 def test_channels_alone_are_summed_without_onednn() -> None:
-    ways = {
+    lowerings = {
         role: str(usual_lowering(convolution(role, 32, 16, batch=8, groups=32), XLA))
         for role in ROLES
     }
-    assert ways == {
+    assert lowerings == {
         "forward": "multiply_adds/xla",
         "images_gradient": "multiply_adds/xla",
         "kernel_gradient": "blocks/xla/1",

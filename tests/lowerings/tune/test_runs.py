@@ -16,7 +16,7 @@ from pipeline import load_recipe
 from pipeline.backends.base import CompileInputs, Executable, ProgressClock
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
-from pipeline.lowerings.candidates import FAMILIES
+from pipeline.lowerings.candidates import FORMULAS
 from pipeline.lowerings.problem.lowering import ROLES, Engine, Lowering, Problem
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 from pipeline.observe.reporter import Reporter
@@ -104,12 +104,12 @@ def _way(problem: Problem, engine: Engine, batch: int) -> str:
         by_role = CHOSEN[problem.kind]
         plain = "axes" if problem.kind == "max_pool" else "product"
     family, *images = str(by_role[ROLES.index(problem.role)]).split("/")
-    engines = FAMILIES[problem.kind][problem.role][family].engines
+    engines = FORMULAS[problem.kind][problem.role][family].engines
     if family.startswith("winograd") and problem.batch != batch:
         family, images = plain, []
     if engine not in engines:
         family, images = (family, images) if problem.kind == "max_pool" else (plain, [])
-    engine = engine if engine in FAMILIES[problem.kind][problem.role][family].engines else "xla"
+    engine = engine if engine in FORMULAS[problem.kind][problem.role][family].engines else "xla"
     return "/".join([family, engine, *images])
 
 
@@ -130,7 +130,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture(scope="module")
 def compile_once(engine: Engine) -> Compile:
-    """What sinks share anyway; calls of oneDNN would have it compiled for every one of them."""
+    """Compile once for all sinks; with calls of oneDNN each run would compile again."""
     compile_anew, made = XlaBackend.compile, {}
 
     def compile_once(backend: XlaBackend, work: CompileInputs, watch: ProgressClock) -> Executable:
@@ -180,11 +180,11 @@ def test_the_choice_has_every_family_of_every_role(cache: Path) -> None:
     assert len(chosen) == (20 + 2 + 6) + (7 + 1 + 2)
     for role in ROLES:
         used = {
-            Lowering.parse(way).family
-            for problem, way in chosen.items()
+            Lowering.parse(lowering).family
+            for problem, lowering in chosen.items()
             if problem.startswith(f"conv2d {role} ")
         }
-        assert used == set(FAMILIES["conv2d"][role])
+        assert used == set(FORMULAS["conv2d"][role])
 
 
 SINKS = {

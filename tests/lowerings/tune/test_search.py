@@ -13,7 +13,7 @@ from pipeline.lowerings.tune.search import (
     GENERATIONS,
     HOPELESS,
     POPULATION,
-    Search,
+    SearchResult,
     Strategy,
     search,
 )
@@ -48,7 +48,7 @@ class Trial:
 
 def searched(
     times_us: Mapping[Lowering, float], strategy: Strategy, seed: int = 0
-) -> tuple[Search, Trial]:
+) -> tuple[SearchResult, Trial]:
     trial = Trial(times_us)
     return search(list(times_us), trial, strategy, seed), trial
 
@@ -70,7 +70,7 @@ def test_breeding_tries_candidates_each_once_and_never_ends_behind_the_first(
     first = next(iter(times_us))
     assert trial.timed[0] == first
     assert len(trial.timed) == len(set(trial.timed)) <= 1 + POPULATION * GENERATIONS
-    assert found.times_us == {way: times_us[way] for way in trial.timed}
+    assert found.times_us == {lowering: times_us[lowering] for lowering in trial.timed}
     assert times_us[found.best()] <= times_us[first]
     rounds = [each.best_us for each in found.rounds]
     assert len(rounds) == GENERATIONS
@@ -100,9 +100,9 @@ def test_what_takes_twice_as_long_as_the_best_so_far_is_given_up(
 ) -> None:
     _, trial = searched(times_us, strategy, seed)
     best_us = float("inf")
-    for way, limit_us in zip(trial.timed, trial.limits_us, strict=True):
+    for lowering, limit_us in zip(trial.timed, trial.limits_us, strict=True):
         assert limit_us == HOPELESS * best_us
-        best_us = min(best_us, times_us[way])
+        best_us = min(best_us, times_us[lowering])
 
 
 MANY = {
@@ -124,4 +124,4 @@ def test_the_best_of_some_is_found_among_them(strategy: Strategy) -> None:
     times_us |= {Lowering("patches"): 5.0}
     found, _ = searched(times_us, strategy)
     assert found.best() == Lowering("convolution", "onednn")
-    assert found.best(lambda way: way.engine == "xla") == Lowering("patches")
+    assert found.best(lambda lowering: lowering.engine == "xla") == Lowering("patches")

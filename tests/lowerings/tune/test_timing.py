@@ -1,4 +1,4 @@
-"""What the stopwatch runs: the whole computation, as often as it says. Never how long it takes."""
+"""The stopwatch runs the whole computation, as often as it reports. No test is on its times."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def test_the_loop_computes_what_is_timed(role: Role, dtype: str) -> None:
     """All of every result: what nobody reads, a compiler leaves out."""
     problem = small(role, dtype)
     made = operands(problem)
-    ways = candidates(problem, engines_here(dtype))
-    once = jax.jit(lambda a, b: [compute(problem, way, a, b) for way in ways])
+    lowerings = candidates(problem, engines_here(dtype))
+    once = jax.jit(lambda a, b: [compute(problem, lowering, a, b) for lowering in lowerings])
     all_expected = compiled(once, *made)(*made)
-    for way, expected in zip(ways, all_expected, strict=True):
+    for lowering, expected in zip(lowerings, all_expected, strict=True):
         count = np.int32(3)
-        run = timing.repeatedly(partial(compute, problem, way))
+        run = timing.repeatedly(partial(compute, problem, lowering))
         result = compiled(run, *made, count)(*made, count)
         assert (result.shape, result.dtype) == (expected.shape, dtype)
         largest = np.abs(np.asarray(expected, np.float32)).max()
         error = np.abs(np.asarray(result, np.float32) - np.asarray(expected, np.float32)).max()
-        assert error <= TOLERANCE[dtype] * largest, f"{way}: {error}"
+        assert error <= TOLERANCE[dtype] * largest, f"{lowering}: {error}"
 
 
 def compiled(function: Any, *args: Any) -> Any:

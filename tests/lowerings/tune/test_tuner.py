@@ -13,7 +13,8 @@ import jax
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.lowerings.candidates import FAMILIES, candidates
+from pipeline.files.knowledge_bank import read_bank
+from pipeline.lowerings.candidates import FORMULAS, candidates
 from pipeline.lowerings.problem.lowering import (
     DEFAULT,
     DEFAULTS,
@@ -70,7 +71,7 @@ class Bench:
     def choose(
         self, mode: Mode, problems: Sequence[Problem] = THREE, **changes: Any
     ) -> LoweringChoice:
-        """What the tuner chooses, on the processor unless told otherwise."""
+        """The tuner's choice, by default on the CPU."""
         tuning = Tuning(mode, changes.get("strategy", "exhaustive"), self.folder / "autotune")
         watch = changes.get("watch", Watched())
         return choose_lowerings(problems, changes.get("device", DEVICE), tuning, watch)
@@ -81,7 +82,7 @@ class Bench:
 
     @property
     def entries(self) -> dict[str, Any]:
-        """What the user's bank has, without the device in the keys."""
+        """Entries of the user's bank, without the device in the keys."""
         entries = json.loads(self.bank.read_text())["entries"]
         end = f" on {describe_device(DEVICE)}"
         assert all(key.endswith(end) for key in entries)
@@ -173,7 +174,7 @@ def test_exhaustive_tuning_times_every_candidate_and_takes_the_fastest(bench: Be
     stopwatch = bench.time_by(times)
     chosen = bench.choose("tune")
     assert taken(chosen) == list(fastest.values())
-    expected = [(problem, way) for problem in THREE for way in candidates(problem, BOTH)]
+    expected = [(problem, lowering) for problem in THREE for lowering in candidates(problem, BOTH)]
     assert sorted(stopwatch.asked, key=str) == sorted(expected, key=str)
 
 
@@ -439,7 +440,7 @@ SHIPPED = json.loads(tuner.BUILT_IN.read_text())
 
 
 def test_the_built_in_bank_can_be_read() -> None:
-    assert tuner.read_bank(tuner.BUILT_IN, tuner._checked) == SHIPPED["entries"]
+    assert read_bank(tuner.BUILT_IN, tuner._checked) == SHIPPED["entries"]
 
 
 def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
@@ -450,13 +451,13 @@ def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
         assert device.startswith("cpu ")
         assert entry["after"]["us"] <= entry["plain"]["us"] <= entry["before_us"], key
         for name, engines in (("after", BOTH), ("plain", XLA)):
-            way = Lowering.parse(entry[name]["lowering"])
-            family = FAMILIES[kind][role][way.family]
-            assert way.engine in family.engines
-            assert family.chunked or way.images is None
+            lowering = Lowering.parse(entry[name]["lowering"])
+            family = FORMULAS[kind][role][lowering.family]
+            assert lowering.engine in family.engines
+            assert family.chunked or lowering.images is None
             if kind == "conv2d":
                 problem = parse_problem(text)
-                assert way in candidates(problem, engines), f"{name} of {key}"
+                assert lowering in candidates(problem, engines), f"{name} of {key}"
 
 
 def test_engines_are_asked_for_once_a_type(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,10 +489,14 @@ def test_what_a_run_began_with_is_kept_whatever_the_bank_says(bench: Bench) -> N
     assert choose_lowerings((LARGE,), DEVICE, tuning, Watched()).lowerings == kept
 
 
-@pytest.mark.parametrize("way", ["nonsense/xla", "convolution/xla/7", "pixels/xla", "phases/xla"])
-def test_what_a_run_began_with_and_cannot_be_is_refused(way: str, bench: Bench) -> None:
-    kept = Lowerings(((str(LARGE), Lowering.parse(way)),))
-    with pytest.raises(RunError, match=f"{way} can't compute conv2d forward .* as this run did"):
+@pytest.mark.parametrize(
+    "lowering", ["nonsense/xla", "convolution/xla/7", "pixels/xla", "phases/xla"]
+)
+def test_what_a_run_began_with_and_cannot_be_is_refused(lowering: str, bench: Bench) -> None:
+    kept = Lowerings(((str(LARGE), Lowering.parse(lowering)),))
+    with pytest.raises(
+        RunError, match=f"{lowering} can't compute conv2d forward .* as this run did"
+    ):
         choose_lowerings(
             (LARGE,), DEVICE, Tuning("bank", "exhaustive", bench.folder, kept), Watched()
         )

@@ -1,4 +1,4 @@
-"""What each layer computes in, by level (P-01, P-03) and by path (M-07)."""
+"""Types that layers compute in, by level (P-01, P-03) and by path (M-07)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ BLOCK = (
 
 
 def types(module: Network, images: np.ndarray) -> dict[str, str]:
-    """What each flax module gives, by path."""
+    """The output of each flax module, by path."""
     found: dict[str, str] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

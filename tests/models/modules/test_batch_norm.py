@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from pipeline.models.modules.batch_norm import BatchNorm
+from pipeline.models.modules.batch_norm import BatchNormModule
 from tests.models.build import Variables, random
 from tests.models.conftest import GOLDEN
 
 X = 3 * random(4, 5, 2, 6) + 2
 
 
-def ours(train: bool = True, axis: int = -1, dtype: str = "float32") -> BatchNorm:
-    return BatchNorm(
+def ours(train: bool = True, axis: int = -1, dtype: str = "float32") -> BatchNormModule:
+    return BatchNormModule(
         train=train, axis=axis, momentum=0.9, epsilon=1e-5, dtype=dtype, scale_init=1.0
     )
 

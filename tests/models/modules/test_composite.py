@@ -24,7 +24,7 @@ ROWS = random(6, 4)
 
 
 def out(layer: LayerSpec, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """What the layer gives, in the shape that a flatten leaves, and its parameters."""
+    """The output of the layer after a flatten, and its parameters."""
     module = network(layer, Flatten())
     variables = initialise(module, x)
     found = parameters(variables) if "params" in variables else {}

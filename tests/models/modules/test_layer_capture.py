@@ -1,4 +1,4 @@
-"""What layers read and give, against the gradients that must follow from it."""
+"""Captured inputs and cotangents, against the gradients that must follow from them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def observe(module: nn.Module, images: np.ndarray) -> tuple[Any, Any, Any, Any, 
 
 
 def patches(layer: LayerCapture) -> np.ndarray:
-    """What every output was made of, pixel by pixel: (batch, height, width, kernel * channels)."""
+    """The patch of every output pixel: (batch, height, width, kernel * channels)."""
     assert layer.window is not None
     chwn = layer.layout == "chwn"
     images = np.asarray(layer.inputs)

@@ -116,7 +116,7 @@ def problems(
 ) -> list[Problem]:
     """The convolutions of a training step."""
     listing = RecordingPolicy()
-    module = network(*stack, dtype=dtype).clone(chooser=listing)
+    module = network(*stack, dtype=dtype).clone(policy=listing)
     images = jax.ShapeDtypeStruct(image, jnp.float32)
     jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)
     return list(listing.problems)

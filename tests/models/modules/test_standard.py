@@ -55,7 +55,7 @@ def run(
 
 
 def images_out(layer: LayerSpec, x: np.ndarray = IMAGES) -> tuple[np.ndarray, dict[str, Any]]:
-    """What a layer makes of images, seen through a flatten."""
+    """The output of a layer on images, after a flatten."""
     y, variables = run(network(layer, Flatten()), x)
     return y, parameters(variables) if "params" in variables else {}
 

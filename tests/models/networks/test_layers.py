@@ -13,7 +13,7 @@ HEAD = ["flatten", {"name": "dense", "features": "$classes"}]
 
 
 def problems(**changes: Any) -> dict[str, str]:
-    """What is said of the example with some keys changed, by dotted location."""
+    """Problems of the example with some keys changed, by dotted location."""
     with pytest.raises(ValidationError) as caught:
         conf_model("layers", **changes)
     return {".".join(map(str, d["loc"])): d["msg"] for d in caught.value.errors()}

@@ -4,7 +4,7 @@ from tests.models.build import conf_model, parameters, positions, shapes
 
 
 def fires(name: str) -> list[str]:
-    """What kind of layer each fire module is."""
+    """The kind of layer of each fire module."""
     layers = conf_model(name).layers_for(10)
     return [layer.name for layer in layers if layer.scope]
 

@@ -30,7 +30,7 @@ Directions = Callable[[Iterator[np.ndarray], np.ndarray], Iterator[np.ndarray]]
 
 
 def gradient_at(p: np.ndarray) -> np.ndarray:
-    """Changes its sign along the way."""
+    """Changes its sign in between."""
     return np.sin(3 * p) + 0.2
 
 
@@ -39,11 +39,11 @@ def expected(rule: Callable[..., Iterator[np.ndarray]]) -> list[np.ndarray]:
     p = start()
     directions = rule()
     next(directions)
-    found = []
+    result = []
     for _ in range(STEPS):
         p = p - LR * directions.send(p)
-        found.append(p)
-    return found
+        result.append(p)
+    return result
 
 
 def start() -> np.ndarray:

@@ -69,12 +69,12 @@ def some_gradients(params):
 def directions(optimizer, params, gradients):
     """The directions of one parameter with the given gradients, updated with LR between."""
     state = optimizer.init({"p": params})
-    found = []
+    result = []
     for gradient in gradients:
         step, state = optimizer.update({"p": jnp.float32(gradient)}, state, {"p": params})
         params = params - LR * step["p"]
-        found.append(float(step["p"]))
-    return found
+        result.append(float(step["p"]))
+    return result
 
 
 @pytest.mark.parametrize(

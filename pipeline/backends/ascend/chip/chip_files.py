@@ -1,4 +1,4 @@
-"""Chips from YAML files: one of conf/device by its name, or any file, checked before it is used."""
+"""Read chips from YAML files: one of conf/device by name, or any file, checked before its use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 
 class ChipError(PipelineError):
-    """A chip that can't be used. Carries every problem found, each opening with its key."""
+    """A chip that can't be used. Carries every problem of its file, each opening with its key."""
 
     exit_status = 2
 
@@ -36,7 +36,7 @@ class ChipError(PipelineError):
 
 
 def load_chip(name_or_path: str | Path) -> Any:
-    """The `Chip` of a shipped device file, by name, or of any YAML file.
+    """Return the `Chip` of a shipped device file, by name, or of any YAML file.
 
     A file may start from another with `defaults: [ascend910, _self_]`, as in Hydra: names are
     looked up beside the file, then among the shipped ones, and the later overrides the earlier,
@@ -64,7 +64,7 @@ def _run_keys() -> frozenset[str]:
 
 
 def _unknown_key(key: str, value: Any) -> str:
-    """Near to a known key, or like it but for the unit."""
+    """Return the message for an unknown key, with a near key or one that differs by its unit."""
     stem = key.rpartition("_")[0] or key
     alike = [name for name in sorted(OWN_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
     guess = nearest(key, alike) or nearest(key, OWN_KEYS)
@@ -90,7 +90,7 @@ def _shipped_chips() -> list[str]:
 
 
 def _read(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What a file and those that it starts from say together, as plain data."""
+    """Return a file merged over those that it starts from, as plain data."""
     if file in origins:
         chain = " -> ".join(origin.name for origin in (*origins, file))
         raise ChipError(file, [f"defaults: go in a circle, {chain}"])
@@ -106,7 +106,7 @@ def _read(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are merged key by key, all else is replaced: as Hydra does."""
+    """Merge sections key by key and replace all else, as Hydra does."""
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -125,7 +125,7 @@ def _parse(file: Path) -> dict[str, Any]:
 
 
 def _origin(name: Any, file: Path) -> Path:
-    """The file of a name in `defaults`."""
+    """Return the file of a name in `defaults`."""
     for folder in (file.parent, DEVICES):
         candidate = folder / f"{name}.yaml"
         named = isinstance(name, str) and _NAME.fullmatch(name)

@@ -1,4 +1,4 @@
-"""The figures of a chip, its host and its links: read from YAML, each with unit and source."""
+"""Figures of a chip, its host and its links, read from YAML, each with unit and source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Confidence = Literal["measured", "stated", "derived", "assumed"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device, and the server that it stands in.
+    """Figures of one kind of device, and of the server around it.
 
     Every name ends in its unit. Rates `_bytes_per_cycle` are of one core; `_gb_per_s` are 10^9
     bytes a second; `_gib` are 2^30 bytes.
@@ -27,7 +27,7 @@ class Hardware:
     cube_fp16_macs_per_cycle: float
     vector_bytes_per_cycle: float
     fp32_matmul_gmacs_per_s: float
-    """float32 products run on the vector unit of one core."""
+    """Rate of float32 products, which run on the vector unit of one core."""
     l0a_kib: float
     l0b_kib: float
     l0c_kib: float
@@ -55,7 +55,7 @@ class Hardware:
     ai_cpu_workers_count: float
     event_handover_us: float
     sink_interval_us: float
-    """GetNext, loop control and stream switches between two steps of a sink, one device."""
+    """GetNext, loop control and stream switches between two steps of a sink, on one device."""
     sink_interval_distributed_us: float
 
     op_launch_us: float
@@ -69,19 +69,19 @@ class Hardware:
     host_worker_images_per_s: float
     """224 x 224 JPEG images that one worker of the host decodes and augments."""
     host_images_per_s: float
-    """The same by the whole host, for all its devices."""
+    """224 x 224 JPEG images that the whole host decodes and augments, for all its devices."""
 
     devices_per_server_count: float
     hccs_bus_gb_per_s: float
     hccs_hop_us: float
     hccs_pair_gb_per_s: float
-    """Two devices alone."""
+    """The link between two devices that communicate alone."""
     hccs_pair_hop_us: float
     roce_gb_per_s: float
     roce_hop_us: float
     collective_launch_us: float
     overlapped_collective_slowdown_ratio: float
-    """How much longer an all-reduce takes while the device computes."""
+    """Factor by which an all-reduce slows down while the device computes."""
 
     @property
     def peak_fp16_macs_per_us(self) -> float:
@@ -90,7 +90,7 @@ class Hardware:
 
     @property
     def vector_bytes_per_us(self) -> float:
-        """Bytes that all vector units take in a microsecond."""
+        """Bytes that all vector units process in a microsecond."""
         return self.ai_cores_count * self.vector_bytes_per_cycle * self.ai_core_clock_mhz
 
     @property
@@ -100,7 +100,7 @@ class Hardware:
 
 
 class Figure(Spec):
-    """One number, where it is from and how sure it is."""
+    """One number with its source and how sure it is."""
 
     value: Annotated[float, Field(gt=0)]
     source: Annotated[str, Field(min_length=1)]
@@ -117,7 +117,7 @@ class Figure(Spec):
 
 
 class Overhead(Figure):
-    """A cost that may be nothing."""
+    """A cost that may be zero."""
 
     value: Annotated[float, Field(ge=0)]
 
@@ -135,7 +135,7 @@ Dtype = Literal[
 
 
 class ChipSpec(Spec):
-    """What every chip file says besides its figures."""
+    """Keys of every chip file besides its figures."""
 
     chip: Annotated[str, Field(min_length=1)]
     dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)]
@@ -143,7 +143,7 @@ class ChipSpec(Spec):
 
 
 def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
-    """Figures that no chip has would divide by nothing, or overflow, far from their file."""
+    """Refuse figures that no chip has, which would divide by zero or overflow elsewhere."""
     value, name = figure.value, str(info.field_name)
     if name.endswith(("_count", "_bytes")) and value != int(value):
         raise ValueError(f"{value:g} must be a whole number")
@@ -167,5 +167,5 @@ Chip: Any = create_model(
 
 
 def hardware_of(chip: Any) -> Hardware:
-    """The plain numbers of a checked chip."""
+    """Return the plain numbers of a checked chip."""
     return Hardware(**{name: getattr(chip, name).value for name in FIGURES})

@@ -1,4 +1,4 @@
-"""How a step is launched, fed and spread over devices: what a schedule is asked for."""
+"""Options of a priced step: types, launch mode, sinks, devices, data, AutoTune."""
 
 from __future__ import annotations
 
@@ -11,30 +11,56 @@ from pipeline.errors import PipelineError
 
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+Precision = Literal["O0", "O2", "O3"]
+TuneMode = Literal["exhaustive", "ga", "rl"]
 MAX_DEVICES = 1024
 
 
 class OptionError(PipelineError):
-    """What was asked of the emulated device makes no sense, or does not fit it."""
+    """An option of a priced step is out of range or does not fit the emulated device."""
 
     exit_status = 2
 
 
+@dataclass(frozen=True)
+class ExecutionConfig:
+    """Options of a priced step; its defaults are those of `pipeline.backends.ascend.price`.
+
+    `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
+    traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
+    processes prepare the data of one device; None: data is always ready. `auto_tune` searches the
+    tiles of every product, `tune_bank` is the file that keeps the results. `strict` makes an
+    unknown primitive an error. `without` names buffer fusions to skip.
+    """
+
+    precision: Precision | None = "O2"
+    mode: Mode = "loop_sink"
+    sink_size: int = 1000
+    devices: int = 1
+    fusion: tuple[int, ...] | None = None
+    host_workers: int | None = None
+    data_sink: bool = True
+    auto_tune: TuneMode | None = None
+    tune_bank: str | None = None
+    strict: bool = False
+    without: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """A launch mode and what goes with it.
+    """A launch mode and its settings.
 
-    `op_by_op` launches every kernel from the host, `graph_sink` the whole step, `loop_sink` a
-    loop of `sink_size` steps. A loop sink takes its batches from the queue on the device and
-    op-by-op launch never does (MindSpore's `dataset_sink_mode` turns on all three at once), so
-    `data_sink` decides for `graph_sink` alone.
+    `op_by_op` launches every kernel from the host, `graph_sink` the whole step, `loop_sink` a loop
+    of `sink_size` steps. A loop sink takes its batches from the queue on the device and op-by-op
+    launch never does (MindSpore's `dataset_sink_mode` turns on all three at once), so `data_sink`
+    decides for `graph_sink` alone.
 
     `fusion` has MindSpore's `all_reduce_fusion_config`; None is one all-reduce. `overlap` lets an
     all-reduce start before the backward pass ends. `batch_size` and `batch_bytes` are of one
     device. `host_images_per_s` is what the host prepares for one device (see
     `feeding.device_images_per_s`); None means that data is always ready. `op_launch_us` replaces
-    the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in the
-    msprof trace of AlexNet (2023) both dropout masks follow one another on one.
+    the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in the msprof
+    trace of AlexNet (2023) both dropout masks follow one another on one.
 
     Raises:
         OptionError: a value is out of its range; the message names it.
@@ -70,11 +96,12 @@ class StepOptions:
 
     @property
     def steps_per_launch(self) -> int:
+        """Steps that one launch from the host runs."""
         return self.sink_size if self.mode == "loop_sink" else 1
 
 
 def whole(name: str, value: Any, most: int | None = None) -> int:
-    """A count as an int. Raises OptionError unless it is a whole number from 1 to `most`."""
+    """Return a count as an int. Raises OptionError unless it is a whole number from 1 to `most`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise OptionError(f"{name}: {value!r} should be a whole number")
     if value < 1:
@@ -85,7 +112,7 @@ def whole(name: str, value: Any, most: int | None = None) -> int:
 
 
 def switch(name: str, value: Any) -> bool:
-    """True or False. Raises OptionError for anything else."""
+    """Return True or False. Raises OptionError for anything else."""
     if not isinstance(value, bool):
         raise OptionError(f"{name}: {value!r} should be True or False")
     return value

@@ -1,4 +1,4 @@
-"""What an Ascend executes: tasks over buffers, with no figure of any hardware in them."""
+"""Tasks over buffers, as an Ascend executes them, without any figure of the hardware."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CostClass = Literal[
     "ai_cpu",
     "all_reduce",
 ]
-"""What efficiencies are fitted by.
+"""Classes of kernels that share one efficiency.
 
 `rows` works along the minor axis (softmax, layer norm), `reduce` across rows, `bn_reduce` and
 `bn_update` are batch normalisation's passes over feature maps, `bias_grad` sums a gradient over
@@ -54,7 +54,7 @@ for float32 (ascend-910-hardware.md, section 5)."""
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A value in device memory. `nbytes` counts what its layout pads; masks are 1 bit an element.
+    """A value in device memory. `nbytes` includes its layout's padding; masks are 1 bit an element.
 
     `within` is the buffer that this one is a part of: a slice that a scan reads or writes.
     """
@@ -106,11 +106,11 @@ class VectorWork:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kernel. A scan's body is there once, with `repeat` its length.
+    """One kernel. A scan's body appears once, with its length as `repeat`.
 
-    `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path that
-    JAX kept, `fused` the primitives or ops that the kernel does besides. `reads` and `writes` are
-    indices of buffers; `reads` has every buffer once.
+    `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path that JAX
+    kept, `fused` the other primitives or ops that the kernel does. `reads` and `writes` are indices
+    of buffers; `reads` has every buffer once.
     """
 
     type: str
@@ -130,10 +130,10 @@ class Task:
 class TaskGraph:
     """Tasks in the order of execution over their buffers.
 
-    `primitives` counts every equation of the traced function by what became of it: "task",
-    "fused", "free" or "unsupported". `gradients` are (parameter name, bytes all-reduced, index of
-    the task that makes it), in the order in which they are made; `inputs` are the buffers that a
-    batch fills, `parameters`, `state` those that live from step to step.
+    `primitives` counts every equation of the traced function by its outcome: "task", "fused",
+    "free" or "unsupported". `gradients` are (parameter name, bytes all-reduced, index of the task
+    that writes it), in the order in which they are written; `inputs` are the buffers that a batch
+    fills, `parameters`, `state` those that live from step to step.
     """
 
     buffers: tuple[Buffer, ...]
@@ -151,10 +151,10 @@ class TaskGraph:
 
 @dataclass(frozen=True, slots=True)
 class TaskTime:
-    """What one execution of a task costs.
+    """Cost of one execution of a task.
 
     `us` is never below `roofline_us`, the time that the peak rates of engine and memory allow.
-    `bound` says what decided it; `provenance` how sure its class is: "measured" where kernels of
+    `bound` names the limit; `provenance` says how sure its class is: "measured" where kernels of
     that class were timed, "derived" by analogy, "assumed" otherwise.
     """
 

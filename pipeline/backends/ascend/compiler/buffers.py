@@ -1,4 +1,4 @@
-"""The buffers of a step's values: layout, size, role and name of each."""
+"""Buffers of a step's values: layout, size, role and name of each."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.tasks import Buffer, Layout, Role
-from pipeline.backends.ascend.compiler.dataflow import Wiring
+from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.device_formats import (
     channel_axes,
-    item_bytes,
     padded_elements,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
@@ -20,8 +20,9 @@ from pipeline.backends.ascend.frontend.graph import Graph
 
 @dataclass(frozen=True)
 class Signature:
-    """What the inputs of a step are, by the index of their values; `updates` says which output
-    takes the place of which input.
+    """Roles of a step's inputs, by the index of their values.
+
+    `updates` maps outputs to the inputs that they replace.
     """
 
     parameters: Mapping[int, str]
@@ -31,7 +32,7 @@ class Signature:
 
 
 class Buffers:
-    """Buffers by value, made when they are first asked for."""
+    """Buffers by value, created at their first use."""
 
     def __init__(
         self,
@@ -39,31 +40,31 @@ class Buffers:
         signature: Signature,
         phases: Phases,
         dtypes: Sequence[str],
-        wiring: Wiring,
+        dataflow: Dataflow,
     ) -> None:
         self.graph, self.signature, self.phases = graph, signature, phases
-        self.dtypes, self.wiring, self.alias = dtypes, wiring, wiring.alias
-        self.axes = channel_axes(graph, wiring)
+        self.dtypes, self.dataflow, self.alias = dtypes, dataflow, dataflow.alias
+        self.axes = channel_axes(graph, dataflow)
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
         self.index: dict[int, int] = {}
         self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
-        self.within = _wholes(graph, wiring)
+        self.within = _wholes(graph, dataflow)
         self._roles = _roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
     def of(self, value: int) -> int:
-        """The buffer of a value."""
+        """Return the buffer of a value."""
         if value in self.index:
             return self.index[value]
         whole = self.within.get(value)
         within = self.of(whole) if whole is not None and whole != value else None
-        made = self.add(value, self.dtypes[value], self._layout(value), within)
-        self.index[value] = made
-        return made
+        added = self.add(value, self.dtypes[value], self._layout(value), within)
+        self.index[value] = added
+        return added
 
     def add(self, value: int, dtype: str, layout: Layout, within: int | None = None) -> int:
-        """Another buffer for a value, in a type and a layout."""
+        """Add another buffer for a value, in a type and a layout."""
         stored = padded_elements(self.graph.values[value], layout, self.axes.get(value))
         self.all.append(
             Buffer(
@@ -71,7 +72,7 @@ class Buffers:
                 shape=self._stored_shape(value, layout),
                 dtype=dtype,
                 layout=layout,
-                nbytes=math.ceil(stored * item_bytes(dtype)),
+                nbytes=math.ceil(stored * stored_bytes(dtype)),
                 role=self._roles.get(value, "activation"),
                 name=self._name(value),
                 within=within,
@@ -84,7 +85,7 @@ class Buffers:
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
     def aliases(self) -> dict[int, int]:
-        """Which output buffers take the place of which inputs."""
+        """Return which output buffers replace which inputs."""
         pairs = (
             (self.index.get(self.alias[out]), self.index.get(into))
             for out, into in self.signature.updates.items()
@@ -94,7 +95,7 @@ class Buffers:
         }
 
     def _stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
-        """Plain feature maps are stored as NCHW, as the vendor's frameworks do."""
+        """Return the stored shape: plain feature maps are NCHW, as in the vendor's frameworks."""
         shape, axis = self.graph.values[value].shape, self.axes.get(value)
         if layout != "ND" or axis is None or len(shape) != 4:
             return shape
@@ -108,21 +109,21 @@ class Buffers:
             return "NC1HWC0"
         if value in self.replaced and self.replaced[value] != value:
             return self._layout(self.replaced[value])
-        producer = self.wiring.producer.get(value)
+        producer = self.dataflow.producer.get(value)
         kind = kind_of(self.graph.nodes[producer].primitive) if producer is not None else None
         if kind in ("conv", "matmul"):
             return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
         return "FRACTAL_Z" if self._is_kernel(value) else "ND"
 
     def _is_kernel(self, value: int) -> bool:
-        """Weights of convolutions, and their moments, are kept in the cube's layout."""
+        """Return whether it is a convolution's weight or its moment, in the cube's layout."""
         kept = value in self.signature.parameters or value in self.signature.state
         return kept and len(self.graph.values[value].shape) >= 4
 
     def _name(self, value: int) -> str:
         if value in self._names:
             return self._names[value]
-        producer = self.wiring.producer.get(value)
+        producer = self.dataflow.producer.get(value)
         if producer is None:
             return "constant"
         node = self.graph.nodes[producer]
@@ -137,11 +138,11 @@ def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int,
     return roles | dict.fromkeys(signature.parameters, "parameter")
 
 
-def _wholes(graph: Graph, wiring: Wiring) -> dict[int, int]:
-    """What a scan slices and stacks lies within the whole that it slices or stacks."""
+def _wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+    """Return the whole buffers that slices of a scan, read or stacked, lie within."""
     within: dict[int, int] = {}
     for node in graph.nodes:
-        source, out = wiring.alias[node.inputs[0]] if node.inputs else 0, node.outputs[0]
+        source, out = dataflow.alias[node.inputs[0]] if node.inputs else 0, node.outputs[0]
         if node.primitive == "scan_stack":
             within[source] = out
         elif node.primitive in ("scan_slice", "scan_carry"):

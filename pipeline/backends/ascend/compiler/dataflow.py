@@ -1,4 +1,4 @@
-"""What each node is to the device given its shapes, and where values come from and go to."""
+"""Kinds of nodes on the device, given their shapes, and where values come from and go to."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ROW_ELEMENTS = 32768
 float16 rows of this length twice, with room for double buffering."""
 
 TINY_ELEMENTS = 1024
-"""Moves of up to so many elements are done by whatever reads them, as scalar work is."""
+"""Largest number of elements of a move that the reading kernel does itself, as scalar work."""
 
 
 @dataclass(frozen=True)
-class Wiring:
-    """Where values come from and go to, views looked through."""
+class Dataflow:
+    """Producers and readers of values, with views resolved."""
 
     alias: tuple[int, ...]
     """Value -> the value whose memory it is a view of."""
@@ -30,14 +30,14 @@ class Wiring:
     kinds: tuple[str, ...]
 
 
-def wire(graph: Graph, phases: Phases) -> Wiring:
-    """Look through views, and through what only turns a weight around for a product."""
+def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
+    """Resolve views, and rearrangements of weights for products."""
     alias = list(range(len(graph.values)))
     kinds: list[str] = []
-    turned = _turned_for_products(graph, phases)
+    rearranged = _rearranged_for_products(graph, phases)
     for position, node in enumerate(graph.nodes):
         kind = _kind_here(graph, node)
-        if kind == "view" or position in turned:
+        if kind == "view" or position in rearranged:
             kind = "view"
             alias[node.outputs[0]] = alias[viewed(node)]
         kinds.append(kind)
@@ -49,16 +49,16 @@ def wire(graph: Graph, phases: Phases) -> Wiring:
         producer.update(dict.fromkeys(node.outputs, position))
         for index in dict.fromkeys(alias[index] for index in node.inputs):
             consumers[index].append(position)
-    return Wiring(tuple(alias), producer, dict(consumers), tuple(kinds))
+    return Dataflow(tuple(alias), producer, dict(consumers), tuple(kinds))
 
 
 def viewed(node: Node) -> int:
-    """What a view is a view of: a scatter that fills the whole of it, of what it scatters."""
+    """Return the base of a view; for a scatter that fills all of it, the scattered value."""
     return node.inputs[2 if kind_of(node.primitive) == "scatter" else 0]
 
 
 def _kind_here(graph: Graph, node: Node) -> str:
-    """The kind of a node, given its shapes."""
+    """Return the kind of a node, given its shapes."""
     kind = kind_of(node.primitive)
     if kind == "random":
         return "elementwise"
@@ -78,7 +78,9 @@ def _kind_here(graph: Graph, node: Node) -> str:
 
 
 def _kind_of_picking(graph: Graph, node: Node) -> str:
-    """Rows of one pick each are done by whoever reads them; one that takes all is a view."""
+    """Return the kind of a gather: rows of one element each are done by the reader, a full one is a
+    view.
+    """
     known = node.inputs[1] in graph.constants
     if node.primitive == "gather":
         if known and math.prod(node.params["slice_sizes"]) == graph.values[node.outputs[0]].size:
@@ -100,20 +102,23 @@ def _kind_of_reduction(graph: Graph, node: Node) -> str:
     return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
 
 
-def find_random_values(graph: Graph, wiring: Wiring) -> set[int]:
-    """Random numbers, and what is computed from them alone, such as the mask of a dropout."""
-    found: set[int] = set()
+def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
+    """Return random numbers and values computed from them alone, such as a dropout's mask."""
+    random: set[int] = set()
     for node in graph.nodes:
-        inputs = [wiring.alias[index] for index in node.inputs]
-        others = [index for index in inputs if index not in found]
+        inputs = [dataflow.alias[index] for index in node.inputs]
+        others = [index for index in inputs if index not in random]
         drawn = kind_of(node.primitive) == "random" or len(others) < len(inputs)
         if drawn and all(graph.values[index].size <= 16 for index in others):
-            found.update(node.outputs)
-    return found
+            random.update(node.outputs)
+    return random
 
 
 def _is_one_per_row(graph: Graph, node: Node) -> bool:
-    """Picking one class of every row, as a cross entropy does, and its gradient: one-hot rows."""
+    """Return whether a node picks one class per row, as a cross entropy does, or its gradient.
+
+    The gradient's rows are one-hot.
+    """
     table = graph.values[node.inputs[0]]
     if len(table.shape) < 2 or table.shape[-1] < 2:
         return False
@@ -131,12 +136,12 @@ def _is_tiny(graph: Graph, node: Node) -> bool:
 
 
 def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
-    """Whether the axes are the minor ones, of rows that fit into a core's buffer."""
-    real = [axis for axis, size in enumerate(shape) if size > 1]
-    reduced = [axis for axis in real if axis in set(axes)]
+    """Return whether the axes are the minor ones, of rows that fit into a core's buffer."""
+    sized = [axis for axis, size in enumerate(shape) if size > 1]
+    reduced = [axis for axis in sized if axis in set(axes)]
     row = math.prod(shape[axis] for axis in reduced)
-    kept = len(real) - len(reduced)
-    return real[kept:] == reduced and row <= ROW_ELEMENTS and (kept > 0 or row <= TINY_ELEMENTS)
+    kept = len(sized) - len(reduced)
+    return sized[kept:] == reduced and row <= ROW_ELEMENTS and (kept > 0 or row <= TINY_ELEMENTS)
 
 
 def _keeps_order(graph: Graph, node: Node) -> bool:
@@ -145,13 +150,13 @@ def _keeps_order(graph: Graph, node: Node) -> bool:
     return order == sorted(order)
 
 
-def _turned_for_products(graph: Graph, phases: Phases) -> set[int]:
-    """Transposes and reversals of weights and of their gradients: the cube reads either way."""
+def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
+    """Return transposes and reversals of weights and their gradients; the cube reads any order."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:
             users[index].append(node)
-    turned = set()
+    rearranged = set()
     for position, node in enumerate(graph.nodes):
         if node.primitive not in ("transpose", "rev"):
             continue
@@ -161,5 +166,5 @@ def _turned_for_products(graph: Graph, phases: Phases) -> set[int]:
             for user in users[out]
         )
         if (node.inputs[0] in phases.weights and into_product) or out in phases.gradients:
-            turned.add(position)
-    return turned
+            rearranged.add(position)
+    return rearranged

@@ -1,50 +1,41 @@
-"""How values lie in device memory, and how many bytes that takes."""
+"""Layouts of values in device memory, and the elements that they store."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Layout
-from pipeline.backends.ascend.compiler.dataflow import Wiring
+from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.frontend.graph import Graph, Node, Value
 
-ITEM_BYTES = {"bfloat16": 2.0, "bool": 1 / 8, "key<fry>": 8.0, "float8_e4m3fn": 1.0}
 
+def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+    """Return which axis of each feature map holds its channels.
 
-def item_bytes(dtype: str) -> float:
-    """Bytes of one element; a mask has one bit for each."""
-    if dtype in ITEM_BYTES:
-        return ITEM_BYTES[dtype]
-    return 8.0 if dtype.startswith("key") else float(np.dtype(dtype).itemsize)
-
-
-def channel_axes(graph: Graph, wiring: Wiring) -> dict[int, int]:
-    """Which axis of each feature map holds its channels: those that convolutions read and write,
-    and what element-wise work makes of them.
+    Feature maps are the inputs and outputs of convolutions and the results of element-wise work on
+    them.
     """
     axes: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
         if node.primitive == "conv_general_dilated":
-            _mark_convolution(graph, wiring, node, axes)
-        elif wiring.kinds[position] in ("elementwise", "rows", "window", "move", "loop_view"):
-            _carry(graph, wiring, node, axes)
+            _mark_convolution(graph, dataflow, node, axes)
+        elif dataflow.kinds[position] in ("elementwise", "rows", "window", "move", "loop_view"):
+            _carry(graph, dataflow, node, axes)
     return axes
 
 
-def _mark_convolution(graph: Graph, wiring: Wiring, node: Node, axes: dict[int, int]) -> None:
+def _mark_convolution(graph: Graph, dataflow: Dataflow, node: Node, axes: dict[int, int]) -> None:
     numbers = node.params["dimension_numbers"]
     if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
-        axes.setdefault(wiring.alias[node.inputs[0]], numbers.lhs_spec[1])
+        axes.setdefault(dataflow.alias[node.inputs[0]], numbers.lhs_spec[1])
         axes[node.outputs[0]] = numbers.out_spec[1]
 
 
-def _carry(graph: Graph, wiring: Wiring, node: Node, axes: dict[int, int]) -> None:
+def _carry(graph: Graph, dataflow: Dataflow, node: Node, axes: dict[int, int]) -> None:
     if node.primitive == "transpose":
         return
-    for index in (wiring.alias[index] for index in node.inputs):
+    for index in (dataflow.alias[index] for index in node.inputs):
         rank = len(graph.values[index].shape)
         if index in axes and rank == len(graph.values[node.outputs[0]].shape):
             axes.update(dict.fromkeys(node.outputs, axes[index]))
@@ -52,7 +43,10 @@ def _carry(graph: Graph, wiring: Wiring, node: Node, axes: dict[int, int]) -> No
 
 
 def padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
-    """Elements that a layout stores: channels in blocks of 16, or both minor axes of a matrix."""
+    """Return the elements that a layout stores.
+
+    Channels are padded to blocks of 16, in FRACTAL_NZ both minor axes of a matrix.
+    """
     shape = list(value.shape)
     if layout == "NC1HWC0" and channel_axis is not None:
         shape[channel_axis] = _blocks(shape[channel_axis])
@@ -64,7 +58,9 @@ def padded_elements(value: Value, layout: Layout, channel_axis: int | None = Non
 
 
 def _fractal_kernel(shape: Sequence[int]) -> list[int]:
-    """A kernel's two channel axes are its two largest... the taps are the others."""
+    """Return a weight's shape with its two largest axes, the channels, padded; the taps are the
+    others.
+    """
     order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
     minor = order[-2:]
     return [_blocks(size) if axis in minor else size for axis, size in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""Buffer fusion: vector kernels that take over a product's result before it is in memory."""
+"""Buffer fusion: vector kernels that take a product's result before it reaches memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from pipeline.backends.ascend.compiler.op_patterns import FusionPattern, Pattern
 
 
 def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
-    """The graph with every fusion made that the patterns allow, each product once."""
+    """Return the graph with every fusion that the patterns allow, each product fused once."""
     uses = _uses(graph)
     into: dict[int, tuple[int, FusionPattern]] = {}
     for place, task in enumerate(graph.tasks):
         if task.cube is None:
             continue
-        found = _partner(graph, uses, place, patterns)
-        if found is not None and found[0] not in into:
-            into[found[0]] = (place, found[1])
+        partner = _partner(graph, uses, place, patterns)
+        if partner is not None and partner[0] not in into:
+            into[partner[0]] = (place, partner[1])
     return _rewritten(graph, into)
 
 
 @dataclass(frozen=True)
 class _Uses:
+    """Readers of each buffer in program order, and the graph's outputs."""
+
     readers: dict[int, list[int]]
     outputs: frozenset[int]
 
@@ -39,14 +41,14 @@ def _uses(graph: TaskGraph) -> _Uses:
 def _partner(
     graph: TaskGraph, uses: _Uses, place: int, patterns: Patterns
 ) -> tuple[int, FusionPattern] | None:
-    """The first reader of a product, which may take it over: no other may run before it."""
+    """Return the first reader of a product, which may fuse with it: no other may run before it."""
     task = graph.tasks[place]
-    made = task.writes[0]
-    readers = uses.readers.get(made, [])
+    output = task.writes[0]
+    readers = uses.readers.get(output, [])
     for pattern in patterns.fusions:
         if task.cost_class not in pattern.producer or pattern.phase not in (None, task.phase):
             continue
-        single = len(readers) == 1 and made not in uses.outputs
+        single = len(readers) == 1 and output not in uses.outputs
         if readers and (pattern.keep or single) and _takes(pattern, task, graph.tasks[readers[0]]):
             return readers[0], pattern
     return None
@@ -64,7 +66,7 @@ def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
 
 
 def _rewritten(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]]) -> TaskGraph:
-    """Partners run at the vector kernel's place, where all that both read is there."""
+    """Return the tasks with partners at the vector kernel's place, after all inputs of both."""
     products = {producer for producer, _ in into.values()}
     tasks: list[Task] = []
     places: dict[int, int] = {}
@@ -82,8 +84,8 @@ def _rewritten(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]]) -> 
 
 
 def _joined(product: Task, other: Task, pattern: FusionPattern) -> Task:
-    made = product.writes[0]
-    reads = [*product.reads, *(buffer for buffer in other.reads if buffer != made)]
+    output = product.writes[0]
+    reads = [*product.reads, *(buffer for buffer in other.reads if buffer != output)]
     writes = [*product.writes, *other.writes] if pattern.keep else list(other.writes)
     return replace(
         product,

@@ -1,7 +1,7 @@
-"""Kernels that read the same values run as one, and all in an order in which they can run.
+"""Join kernels that read the same values, and order all kernels.
 
-Kernels have levels: one above the highest of those that make what they read. A join puts both on
-one level, and is made only where every other kernel may keep its own: so none waits for itself.
+A kernel's level is one above the highest level of its producers. A join puts two kernels on one
+level, and is allowed only where every other kernel may keep its own, so that none waits for itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from pipeline.backends.ascend.chip.tasks import Phase
 
 SMALL_ELEMENTS = 16384
-"""Values of up to so many elements, 64 KiB in float32, are computed again rather than kept."""
+"""Values of up to this many elements, 64 KiB in float32, are computed again rather than kept."""
 
 FUSABLE = ("elementwise", "rows")
 
@@ -27,7 +27,7 @@ class Kernel:
     """Nodes that run together; `roots` are the values that it leaves in memory.
 
     `form` is "single" for a node that is a kernel of its own. `elements` is the size of the
-    iteration. `sources` are what it reads, in the order in which it meets them.
+    iteration. `sources` are the values that it reads, in the order of first use.
     """
 
     form: Form
@@ -43,14 +43,14 @@ class Kernel:
 
     @property
     def first(self) -> int:
-        """The node after which it can't run any more, for the order."""
+        """The last node in program order, by which kernels are ordered."""
         return max(self.nodes)
 
 
 def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Kernels joined where the device would, in the order in which they run."""
+    """Return kernels joined where the device would join them, in the order in which they run."""
     _set_levels(kernels)
-    return _ordered(_Joins(_merged(kernels, is_large)).made())
+    return _ordered(_Joins(_merged(kernels, is_large)).joined())
 
 
 def _set_levels(kernels: list[Kernel]) -> None:
@@ -61,7 +61,7 @@ def _set_levels(kernels: list[Kernel]) -> None:
 
 
 def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Kernels of the same size become one where all that one reads, the other reads too."""
+    """Join kernels of the same size where one reads all that the other reads."""
     leader: dict[tuple[object, ...], Kernel] = {}
     merged: list[Kernel] = []
     for kernel in kernels:
@@ -75,7 +75,9 @@ def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kern
             if is_large(index) or kernel.elements <= SMALL_ELEMENTS
         ]
         hosts = (leader[key] for key in keys if key in leader)
-        host = next((found for found in hosts if _reads_as_much(found, kernel, is_large)), None)
+        host = next(
+            (candidate for candidate in hosts if _reads_as_much(candidate, kernel, is_large)), None
+        )
         if host is None:
             merged.append(kernel)
             host = kernel
@@ -86,7 +88,7 @@ def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kern
 
 
 def _reads_as_much(one: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
-    """Whether either's large sources are all among the other's.
+    """Return whether either kernel's large sources are all among the other's.
 
     Two normalisations that share a gradient stay apart: each reads its own feature map too.
     """
@@ -116,14 +118,14 @@ class _Joins:
             for index in kernel.sources:
                 self.readers[index].append(kernel)
 
-    def made(self) -> list[Kernel]:
-        """The kernels that are left."""
+    def joined(self) -> list[Kernel]:
+        """Join statistics and updates, and return the remaining kernels."""
         self._join_statistics()
         self._join_updates()
         return self.kernels
 
     def _may_join(self, host: Kernel, guest: Kernel) -> bool:
-        """Whether the guest can take the host's level and every other kernel keep its own."""
+        """Return whether the guest can take the host's level while all others keep their own."""
         if host is guest or host.loop != guest.loop or host.phase != guest.phase:
             return False
         if guest.level < host.level:
@@ -140,8 +142,9 @@ class _Joins:
         _join(host, guest)
 
     def _join_statistics(self) -> None:
-        """What is computed of sums alone, such as running statistics and the gradient of a scale,
-        is computed by the kernel that normalises with the same sums.
+        """Join statistics with the kernel that normalises by them.
+
+        Statistics are computed from sums alone, such as running means and the gradient of a scale.
         """
         sums = (kernel.roots for kernel in self.kernels if kernel.form == "reduce")
         reduced = {root for roots in sums for root in roots}
@@ -153,8 +156,8 @@ class _Joins:
         left = []
         for kernel in self.kernels:
             small = _normalises(kernel) and kernel.elements <= SMALL_ELEMENTS
-            found = (hosts.get((kernel.phase, index)) for index in kernel.sources if small)
-            host = next((host for host in found if host is not None), None)
+            joinable = (hosts.get((kernel.phase, index)) for index in kernel.sources if small)
+            host = next((host for host in joinable if host is not None), None)
             if host is not None and self._may_join(host, kernel):
                 self._join(host, kernel)
             else:
@@ -162,7 +165,7 @@ class _Joins:
         self.kernels = left
 
     def _join_updates(self) -> None:
-        """An optimizer's kernels of one parameter are one, moments first: ApplyAdam writes all."""
+        """Join an optimizer's kernels of one parameter, moments first: ApplyAdam writes all."""
         gone: set[int] = set()
         for kernel in self.kernels:
             if kernel.phase != "optimizer" or kernel.form != "elementwise":
@@ -175,8 +178,8 @@ class _Joins:
         self.kernels = [kernel for kernel in self.kernels if id(kernel) not in gone]
 
     def _moments(self, kernel: Kernel) -> list[Kernel]:
-        """The kernels of as many elements that make what an update reads, all on one level."""
-        found = {
+        """Return the kernels of the same size whose results an update reads, if on one level."""
+        makers = {
             id(maker): maker
             for maker in (self.maker.get(index) for index in kernel.sources)
             if maker is not None
@@ -184,7 +187,7 @@ class _Joins:
             and maker.form == "elementwise"
             and maker.elements == kernel.elements
         }
-        hosts = list(found.values())
+        hosts = list(makers.values())
         return [host for host in hosts if host.level == hosts[-1].level]
 
     def _may_join_all(self, hosts: list[Kernel], kernel: Kernel) -> bool:
@@ -199,7 +202,7 @@ def _normalises(kernel: Kernel) -> bool:
 
 
 def _ordered(kernels: list[Kernel]) -> list[Kernel]:
-    """In program order, but never before what a kernel reads."""
+    """Return the kernels in program order, but none before the producers of its inputs."""
     maker = {root: place for place, kernel in enumerate(kernels) for root in kernel.roots}
     waits = [0] * len(kernels)
     followers: dict[int, list[int]] = defaultdict(list)

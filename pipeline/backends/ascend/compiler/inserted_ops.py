@@ -1,20 +1,20 @@
-"""What the vendor's graph compiler puts around kernels: Cast, TransData, MemSet."""
+"""Ops that the vendor's graph compiler inserts around kernels: Cast, TransData, MemSet."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import CostClass, Layout, Task, VectorWork
 from pipeline.backends.ascend.compiler.buffers import Buffers
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.phases import Precision
 from pipeline.backends.ascend.frontend.graph import Graph
 
 
-class Operands:
-    """The tasks of a step so far, and values in the type and layout that a kernel wants.
+class InsertedOps:
+    """Tasks of a step so far, and values in the type and layout that a kernel needs.
 
-    What a loop's turns share is prepared before the loop.
+    Values that a loop's iterations share are prepared before the loop.
     """
 
     def __init__(self, graph: Graph, buffers: Buffers, precision: Precision | None) -> None:
@@ -44,16 +44,18 @@ class Operands:
         return task
 
     def flush(self) -> None:
-        """Gradients are laid out anew once they are all there."""
+        """Convert gradients to another layout once all of them are there."""
         self.tasks += self._deferred
         self._deferred = []
 
     def clear(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
-        """MemSet of what a kernel accumulates into."""
+        """Add the MemSet of a value that a kernel accumulates into."""
         self.add(kernel, "MemSet", "fill", (), writes[:1])
 
     def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
-        """A value as a product reads it: float16, in the cube's layout; once a step."""
+        """Return a value as a product reads it: float16, in the cube's layout; converted once a
+        step.
+        """
         value = self.alias[value]
         key = (value, layout)
         if key not in self._prepared:
@@ -68,44 +70,47 @@ class Operands:
             ready, dtype = self._cast(value, ready, kernel), "float16"
         if layout != "ND" and plain and self._changes_layout(value):
             ready = self.convert(value, ready, layout, kernel, dtype)
-        self._move_out_of_loops(before, self._repeat_of(value))
+        self._hoist_out_of_loops(before, self._repeat_of(value))
         return ready
 
     def _changes_layout(self, value: int) -> bool:
-        """Weights of matrix products and a batch's images lie plainly; feature maps do not."""
+        """Return whether a value changes its layout: feature maps do.
+
+        Weights of matrix products and a batch's images have the plain layout.
+        """
         return value in self.buffers.phases.weights or value in self.buffers.signature.inputs
 
     def _cast(self, value: int, source: int, kernel: Kernel) -> int:
-        made = self.buffers.add(value, "float16", self.buffers.all[source].layout)
-        self.buffers.change(made, role="activation", name="float16 copy")
+        copy = self.buffers.add(value, "float16", self.buffers.all[source].layout)
+        self.buffers.change(copy, role="activation", name="float16 copy")
         work = VectorWork(self.graph.values[value].size, "float32")
-        self.add(kernel, "Cast", "cast", (source,), (made,), vector=work)
-        return made
+        self.add(kernel, "Cast", "cast", (source,), (copy,), vector=work)
+        return copy
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
-        """A copy in another layout: a TransData task."""
-        made = self.buffers.add(value, dtype, layout)
-        self.buffers.change(made, role="activation")
+        """Add a TransData task: a copy in another layout."""
+        copy = self.buffers.add(value, dtype, layout)
+        self.buffers.change(copy, role="activation")
         work = VectorWork(self.graph.values[value].size, dtype)
-        self.add(kernel, "TransData", "trans_data", (source,), (made,), vector=work)
-        return made
+        self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work)
+        return copy
 
     def prepare_plain(self, value: int, kernel: Kernel) -> int:
-        """A feature map in the plain layout, laid out once for all that read it so."""
+        """Return a feature map in the plain layout, converted once for all its readers."""
         key: tuple[int, Layout] = (value, "ND")
         if key not in self._prepared:
             source, dtype = self.buffers.of(value), self.buffers.dtypes[value]
             blocked = self.buffers.all[source].layout == "NC1HWC0"
-            made = self.convert(value, source, "ND", kernel, dtype) if blocked else source
-            self._prepared[key] = made
+            copy = self.convert(value, source, "ND", kernel, dtype) if blocked else source
+            self._prepared[key] = copy
         return self._prepared[key]
 
     def _repeat_of(self, value: int) -> int:
-        producer = self.buffers.wiring.producer.get(value)
+        producer = self.buffers.dataflow.producer.get(value)
         return self.graph.nodes[producer].repeat if producer is not None else 1
 
-    def _move_out_of_loops(self, first: int, repeat: int) -> None:
-        """Tasks from `first` on, before the loop whose turns share what they make."""
+    def _hoist_out_of_loops(self, first: int, repeat: int) -> None:
+        """Put tasks from `first` on before the loop whose iterations share their results."""
         added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
         place = first
         if any(task.repeat > repeat for task in self.tasks[first:]):
@@ -114,9 +119,11 @@ class Operands:
         self.tasks[first:] = []
         self.tasks[place:place] = added
 
-    def lay_gradient_out(self, value: int, kernel: Kernel) -> None:
-        """A weight's gradient is laid out plainly for its update: after the all-reduce, but in a
-        loop at once, where it is stacked, and not at all where turns add to a sum.
+    def convert_gradient(self, value: int, kernel: Kernel) -> None:
+        """Convert a weight's gradient to the plain layout for its update.
+
+        That is after the all-reduce; in a loop at once where gradients are stacked, and not at all
+        where iterations add to a sum.
         """
         stacked = value in self.buffers.within
         if self.graph.values[value].size <= max(self.graph.values[value].shape, default=1):
@@ -124,17 +131,17 @@ class Operands:
         if kernel.loop and not stacked:
             return
         source = self.buffers.index[value]
-        made = self.convert(value, source, "ND", kernel, "float32")
+        copy = self.convert(value, source, "ND", kernel, "float32")
         whole = self.buffers.all[source].within
-        self.buffers.change(made, role="gradient", within=whole)
+        self.buffers.change(copy, role="gradient", within=whole)
         self.buffers.change(source, within=None)
-        self.buffers.index[value] = made
+        self.buffers.index[value] = copy
         if not kernel.loop:
             self._deferred.append(replace(self.tasks.pop(), phase="optimizer"))
-            self.laid_out[made] = source
+            self.laid_out[copy] = source
 
     def cast_biases(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """A float32 bias is cast before it is added to a float16 feature map."""
+        """Cast a float32 bias before it is added to a float16 feature map."""
         if self.precision not in ("O2", "O3") or kernel.elements <= 1:
             return reads
         return tuple(
@@ -150,7 +157,7 @@ class Operands:
         return value in self.buffers.phases.weights
 
     def plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """BiasAddGrad reads plain layouts: a blocked gradient is laid out anew first."""
+        """Convert a blocked gradient for BiasAddGrad, which reads plain layouts."""
         dtypes, axes = self.buffers.dtypes, self.buffers.axes
         return tuple(
             self.convert(index, buffer, "ND", kernel, dtypes[index])

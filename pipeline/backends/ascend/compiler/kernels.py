@@ -1,8 +1,8 @@
-"""Which primitives run as one kernel.
+"""Group primitives into kernels.
 
 A kernel of the vector unit computes its results from values in memory: everything between is
-computed on the way, again if several kernels need it. What must be in memory is what a product, a
-window, a move or the caller reads; a reduction over rows of a feature map ends a kernel, one along
+computed on the way, again if several kernels need it. Values that a product, a window, a move or
+the caller reads must be in memory; a reduction over rows of a feature map ends a kernel, one along
 the minor axis does not. This gives batch normalisation its two kernels forward and two backward,
 and layer norm, softmax, GELU and an optimizer one each, however they were written.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from pipeline.backends.ascend.compiler.dataflow import find_random_values, wire
+from pipeline.backends.ascend.compiler.dataflow import find_dataflow, find_random_values
 from pipeline.backends.ascend.compiler.horizontal_fusion import (
     FUSABLE,
     SMALL_ELEMENTS,
@@ -24,19 +24,19 @@ from pipeline.backends.ascend.compiler.primitives import VIRTUAL
 from pipeline.backends.ascend.frontend.graph import Graph, Node
 
 RECOMPUTE_RATIO = 1.3
-"""A value used by several kernels is kept in memory where computing it again would read this many
-times its own bytes."""
+"""A value used by several kernels is kept in memory where computing it again would read more than
+this factor times its own bytes."""
 
 LONGEST_CHAIN = 100
 """Operations on the way to a value within one kernel. The vendor's fusion passes stop far earlier;
 this bound is for chains of thousands, which no kernel holds."""
 
 WELL_CONNECTED = 300
-"""A value that has so many nodes between it and the ends of its kernels is kept, whatever it is."""
+"""A value with more nodes than this between it and the ends of its kernels is always kept."""
 
 
 class Kernels:
-    """Forms the kernels of a graph."""
+    """Groups of nodes that become a graph's kernels."""
 
     def __init__(
         self,
@@ -47,71 +47,73 @@ class Kernels:
         by_op: bool = False,
     ) -> None:
         self.graph, self.phases, self.nbytes, self.by_op = graph, phases, nbytes, by_op
-        self.wiring = wire(graph, phases)
-        self.outputs = {self.wiring.alias[index] for index in graph.outputs}
-        self.random = find_random_values(graph, self.wiring)
+        self.dataflow = find_dataflow(graph, phases)
+        self.outputs = {self.dataflow.alias[index] for index in graph.outputs}
+        self.random = find_random_values(graph, self.dataflow)
         self.kept = self._must_keep()
 
     def form(self) -> list[Kernel]:
-        """All kernels, in an order in which they can run."""
+        """Return all kernels, in an order in which they can run."""
         self._break_long_chains()
         self._keep_masked_gradients()
-        self._keep_what_is_dear_to_recompute()
+        self._keep_expensive_values()
         kernels = [self._kernel(position) for position in self._roots()]
         return join_kernels(kernels, self._is_large)
 
     def _kind(self, position: int) -> str:
-        return self.wiring.kinds[position]
+        return self.dataflow.kinds[position]
 
     def _is_large(self, index: int) -> bool:
         return self.graph.values[index].size > SMALL_ELEMENTS
 
     def _must_keep(self) -> set[int]:
-        """Fusable values that something outside their kernels reads."""
+        """Keep fusable values that something outside their kernels reads."""
         kept = set()
-        for index, position in self.wiring.producer.items():
+        for index, position in self.dataflow.producer.items():
             if self._kind(position) not in FUSABLE:
                 continue
-            users = self.wiring.consumers.get(index, [])
+            users = self.dataflow.consumers.get(index, [])
             if index in self.outputs or any(self._needs_memory(position, user) for user in users):
                 kept.add(index)
         return kept
 
     def _needs_memory(self, producer: int, user: int) -> bool:
-        made, used = self.graph.nodes[producer], self.graph.nodes[user]
+        source, used = self.graph.nodes[producer], self.graph.nodes[user]
         if self._kind(user) not in (*FUSABLE, "reduce"):
-            return made.primitive not in VIRTUAL or self._kind(user) != "loop_view"
+            return source.primitive not in VIRTUAL or self._kind(user) != "loop_view"
         if self._is_final_gradient(producer, user):
             return True
-        if made.primitive in VIRTUAL and made.loop == used.loop:
+        if source.primitive in VIRTUAL and source.loop == used.loop:
             return False
-        if made.loop != used.loop or self._is_saved_mask(producer, user):
+        if source.loop != used.loop or self._is_saved_mask(producer, user):
             return True
-        if made.outputs[0] in self.random and used.outputs[0] not in self.random:
-            return self._is_large(made.outputs[0])
+        if source.outputs[0] in self.random and used.outputs[0] not in self.random:
+            return self._is_large(source.outputs[0])
         same_phase = self.phases.of_node[producer] == self.phases.of_node[user]
-        alone = self.by_op and same_phase and _another_op(made, used)
-        return alone and self._is_large(made.outputs[0])
+        alone = self.by_op and same_phase and _another_op(source, used)
+        return alone and self._is_large(source.outputs[0])
 
     def _is_final_gradient(self, producer: int, user: int) -> bool:
-        """Gradients are there when they are all-reduced, before any update."""
+        """Return whether a value is a final gradient, which is ready at its all-reduce, before any
+        update.
+        """
         phases = self.phases.of_node[producer], self.phases.of_node[user]
         out = self.graph.nodes[producer].outputs[0]
         return phases == ("backward", "optimizer") and out in self.phases.gradients
 
     def _is_saved_mask(self, producer: int, user: int) -> bool:
-        """Masks are kept for the backward pass, an element a bit."""
+        """Return whether a value is a mask for the backward pass, one bit an element."""
         out = self.graph.nodes[producer].outputs[0]
         differ = self.phases.of_node[producer] != self.phases.of_node[user]
         return differ and self.graph.values[out].dtype == "bool" and self._is_large(out)
 
     def _is_interior(self, index: int) -> bool:
-        """Whether a value is computed on the way, by whoever needs it."""
-        position = self.wiring.producer.get(index)
+        """Return whether every kernel that needs a value computes it itself."""
+        position = self.dataflow.producer.get(index)
         return position is not None and self._kind(position) in FUSABLE and index not in self.kept
 
     def _is_written(self, index: int) -> bool:
-        """Whether a kernel puts a value into memory, be it for the optimizer alone."""
+        """Return whether a kernel writes a value to memory, be it for the optimizer alone."""
         return not self._is_interior(index) or index in self.phases.shared_gradients
 
     def _break_long_chains(self) -> None:
@@ -119,7 +121,7 @@ class Kernels:
         for position, node in enumerate(self.graph.nodes):
             if self._kind(position) not in FUSABLE:
                 continue
-            inputs = (self.wiring.alias[index] for index in node.inputs)
+            inputs = (self.dataflow.alias[index] for index in node.inputs)
             length = 1 + max((lengths.get(index, 0) for index in inputs), default=0)
             for out in node.outputs:
                 if length >= LONGEST_CHAIN:
@@ -127,7 +129,7 @@ class Kernels:
                 lengths[out] = 0 if out in self.kept else length
 
     def _keep_masked_gradients(self) -> None:
-        """What a ReluGrad gives is kept: several kernels read it, and it closes a chain."""
+        """Keep the result of a ReluGrad: several kernels read it, and it closes a chain."""
         users = self._kernel_keys()
         for position, node in enumerate(self.graph.nodes):
             backward = self.phases.of_node[position] == "backward"
@@ -136,29 +138,30 @@ class Kernels:
                 if self._is_large(out) and len(users.get(out, ())) > 1:
                     self.kept.add(out)
 
-    def _keep_what_is_dear_to_recompute(self) -> None:
-        """Keep large values of several kernels where reading them is cheaper than their sources,
-        but for those that the kernels read anyhow.
+    def _keep_expensive_values(self) -> None:
+        """Keep large values of several kernels where reading them is cheaper than their sources.
+
+        Sources that the kernels read anyhow count nothing.
         """
         users = self._kernel_keys()
         sources: dict[int, frozenset[int]] = {}
         for position, node in enumerate(self.graph.nodes):
             if self._kind(position) not in FUSABLE:
                 continue
-            found: set[int] = set()
-            for index in (self.wiring.alias[index] for index in node.inputs):
+            sources_of: set[int] = set()
+            for index in (self.dataflow.alias[index] for index in node.inputs):
                 if self._is_interior(index):
-                    found |= sources[index]
+                    sources_of |= sources[index]
                 elif self._is_large(index) and index not in self.graph.constants:
-                    found.add(index)
+                    sources_of.add(index)
             for out in node.outputs:
-                sources[out] = frozenset(found)
+                sources[out] = frozenset(sources_of)
                 shared = self._is_large(out) and len(users.get(out, ())) > 1
-                if shared and out not in self.kept and self._is_dear(out, found):
+                if shared and out not in self.kept and self._is_expensive(out, sources_of):
                     self.kept.add(out)
 
-    def _is_dear(self, out: int, sources: set[int]) -> bool:
-        """Whether a kernel would have to read much more to compute a value than to read it."""
+    def _is_expensive(self, out: int, sources: set[int]) -> bool:
+        """Return whether a kernel reads much more to compute a value than to read it."""
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False
@@ -172,11 +175,13 @@ class Kernels:
         return False
 
     def _ends(self, value: int) -> list[int] | None:
-        """The nodes that end the kernels which would compute a value; None where they are many."""
+        """Return the nodes that end the kernels which would compute a value; None where they are
+        many.
+        """
         ends: dict[int, None] = {}
         stack, seen = [value], {value}
         while stack:
-            for user in self.wiring.consumers.get(stack.pop(), ()):
+            for user in self.dataflow.consumers.get(stack.pop(), ()):
                 outputs = self.graph.nodes[user].outputs
                 if self._kind(user) == "reduce" or any(out in self.kept for out in outputs):
                     ends[user] = None
@@ -188,21 +193,23 @@ class Kernels:
         return list(ends)
 
     def _read_besides(self, value: int, end: int) -> set[int] | None:
-        """What the kernel that ends in a node reads, were a value in memory; None if too much."""
-        found: set[int] = set()
+        """Return the inputs of the kernel that ends in a node, were a value in memory; None if too
+        many.
+        """
+        inputs: set[int] = set()
         stack, seen = [end], {end}
         while stack and len(seen) <= WELL_CONNECTED:
             node = self.graph.nodes[stack.pop()]
-            for index in {self.wiring.alias[index] for index in node.inputs} - {value}:
+            for index in {self.dataflow.alias[index] for index in node.inputs} - {value}:
                 if not self._is_interior(index):
-                    found.add(index)
-                elif self.wiring.producer[index] not in seen:
-                    seen.add(self.wiring.producer[index])
-                    stack.append(self.wiring.producer[index])
-        return found if not stack else None
+                    inputs.add(index)
+                elif self.dataflow.producer[index] not in seen:
+                    seen.add(self.dataflow.producer[index])
+                    stack.append(self.dataflow.producer[index])
+        return inputs if not stack else None
 
     def _levels(self) -> dict[int, int]:
-        """How many kernels, one after the other, it takes to have each value in memory."""
+        """Return how many kernels in sequence it takes until each value is in memory."""
         levels: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
             if self._kind(position) == "view":
@@ -213,7 +220,9 @@ class Kernels:
         return levels
 
     def _kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
-        """For each value, the kernels that would compute it, as far as they can be told apart."""
+        """Return, for each value, the kernels that would compute it, where they can be
+        distinguished.
+        """
         levels = self._levels()
         keys: dict[int, frozenset[tuple[object, ...]]] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
@@ -225,16 +234,18 @@ class Kernels:
                     phase = self.phases.of_node[position]
                     keys[out] = frozenset({(phase, kind == "reduce", levels[out], node.loop)})
                 else:
-                    keys[out] = frozenset().union(*(keys.get(made, ()) for made in self._made(out)))
+                    keys[out] = frozenset().union(
+                        *(keys.get(reader, ()) for reader in self._results_of(out))
+                    )
         return keys
 
-    def _made(self, value: int) -> Iterator[int]:
-        """What is computed from a value."""
-        for user in self.wiring.consumers.get(value, ()):
+    def _results_of(self, value: int) -> Iterator[int]:
+        """Return the nodes that are computed from a value."""
+        for user in self.dataflow.consumers.get(value, ()):
             yield from self.graph.nodes[user].outputs
 
     def _roots(self) -> list[int]:
-        """Nodes that end a kernel."""
+        """Return the nodes that end a kernel."""
         return [
             position
             for position, node in enumerate(self.graph.nodes)
@@ -243,12 +254,12 @@ class Kernels:
         ]
 
     def _kernel(self, position: int) -> Kernel:
-        """The kernel that ends in a node: everything back to what is in memory."""
+        """Return the kernel that ends in a node: everything back to values in memory."""
         node, kind = self.graph.nodes[position], self._kind(position)
         fused = kind in (*FUSABLE, "reduce")
         nodes, sources = self._gather(position) if fused else ([position], self._inputs(position))
-        made = (index for member in nodes for index in self.graph.nodes[member].outputs)
-        elements = max(self.graph.values[index].size for index in (*node.inputs, *made))
+        outputs = (index for member in nodes for index in self.graph.nodes[member].outputs)
+        elements = max(self.graph.values[index].size for index in (*node.inputs, *outputs))
         form: Form = "reduce" if kind == "reduce" else "single"
         if kind in FUSABLE:
             form = "rows" if self._works_along_rows(nodes, elements) else "elementwise"
@@ -265,18 +276,18 @@ class Kernels:
         )
 
     def _inputs(self, position: int) -> list[int]:
-        """What a node reads, views looked through, each once."""
+        """Return a node's inputs with views resolved, each once."""
         inputs = self.graph.nodes[position].inputs
-        return list(dict.fromkeys(self.wiring.alias[index] for index in inputs))
+        return list(dict.fromkeys(self.dataflow.alias[index] for index in inputs))
 
     def _gather(self, end: int) -> tuple[list[int], list[int]]:
-        """The nodes of the kernel that ends in one, and the values in memory that it reads."""
+        """Return the nodes of the kernel that ends in one, and its inputs in memory."""
         nodes, sources = {end: None}, dict[int, None]()
         updates = self.phases.of_node[end] == "optimizer"
         stack = [end]
         while stack:
             for index in self._inputs(stack.pop()):
-                producer = self.wiring.producer.get(index)
+                producer = self.dataflow.producer.get(index)
                 is_given = updates and index in self.phases.shared_gradients
                 if producer is None or is_given or not self._is_interior(index):
                     sources[index] = None
@@ -286,7 +297,7 @@ class Kernels:
         return list(nodes), list(sources)
 
     def _works_along_rows(self, nodes: Iterable[int], elements: int) -> bool:
-        """Whether a reduction along rows is a fair part of a kernel, not of a vector beside it."""
+        """Return whether a reduction along rows is a large part of a kernel."""
         return any(
             self._kind(position) == "rows"
             and 2 * self.graph.values[self.graph.nodes[position].inputs[0]].size >= elements
@@ -294,6 +305,9 @@ class Kernels:
         )
 
 
-def _another_op(made: Node, used: Node) -> bool:
-    """Whether a framework would run two nodes as separate ops: another module, another function."""
-    return (made.scope, made.calls) != (used.scope, used.calls)
+def _another_op(source: Node, used: Node) -> bool:
+    """Return whether a framework would run two nodes as separate ops.
+
+    It does for another module or another function.
+    """
+    return (source.scope, source.calls) != (used.scope, used.calls)

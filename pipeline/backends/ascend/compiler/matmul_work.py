@@ -1,4 +1,4 @@
-"""What a convolution or a matrix product is to the cube."""
+"""Cube work of convolutions and matrix products."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TYPES: dict[CostClass, str] = {
 def convolution_work(
     graph: Graph, node: Node, phases: Phases, backward: bool
 ) -> tuple[CostClass, CubeWork]:
-    """The class and the im2col view of a convolution.
+    """Return the class and the im2col view of a convolution.
 
-    A gradient of the kernel is a convolution of two feature maps; one of the input convolves with
-    the kernel's transpose, the gradient spread by the stride, as a transposed convolution does.
+    A weight gradient is a convolution of two feature maps; an input gradient convolves with the
+    weight's transpose, the gradient spread by the stride, as a transposed convolution does.
     """
     role: ConvRole = "forward"
     if backward:
@@ -47,10 +47,11 @@ def _channels_of_a_group(work: CubeWork, role: ConvRole) -> int:
 
 
 def _product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
-    """Rows are positions, columns are output channels, what is summed are taps x channels.
+    """Return the product with positions as rows, output channels as columns, taps x channels
+    summed.
 
     Of a gradient spread by a stride only one in `stride` positions is not zero, which the vendor's
-    kernels make use of: the sum is that much shorter.
+    kernels make use of: the sum is shorter by that factor.
     """
     numbers = node.params["dimension_numbers"]
     kernel, out = graph.values[node.inputs[1]].shape, graph.values[node.outputs[0]].shape
@@ -70,7 +71,7 @@ def _product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
 
 
 def _kernel_gradient(graph: Graph, node: Node) -> CubeWork:
-    """Rows are taps x input channels, what is summed are the positions of the batch."""
+    """Return the product with taps x input channels as rows, summed over the batch's positions."""
     numbers = node.params["dimension_numbers"]
     gradient, out = graph.values[node.inputs[1]].shape, graph.values[node.outputs[0]].shape
     groups = max(node.params["batch_group_count"], node.params["feature_group_count"])
@@ -86,7 +87,7 @@ def _kernel_gradient(graph: Graph, node: Node) -> CubeWork:
 
 
 def matrix_work(graph: Graph, node: Node, dtype: str) -> CubeWork:
-    """The sizes of a `dot_general`, its batch axes counted together."""
+    """Return the sizes of a `dot_general`, its batch axes multiplied."""
     (left_sum, _), (left_batch, _) = node.params["dimension_numbers"]
     left, right = graph.values[node.inputs[0]].shape, graph.values[node.inputs[1]].shape
     batch = math.prod(left[axis] for axis in left_batch)
@@ -97,8 +98,10 @@ def matrix_work(graph: Graph, node: Node, dtype: str) -> CubeWork:
 
 
 def window_area(node: Node) -> int:
-    """Positions under a pooling window. A jitted `max_pool` takes one axis after the other, by a
-    slice for each position forward and a pad backward.
+    """Return the number of positions under a pooling window.
+
+    A jitted `max_pool` takes one axis after the other, by a slice for each position forward and a
+    pad backward.
     """
     if "window_dimensions" in node.params:
         return math.prod(node.params["window_dimensions"])

@@ -1,4 +1,4 @@
-"""What the vendor would call a kernel: an ordered list of patterns, read from YAML."""
+"""The vendor's names of kernels: an ordered list of patterns, read from YAML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATTERNS = Path(__file__).with_name("patterns.yaml")
 
 
 class KernelPattern(Spec):
-    """What a kernel must be like to be called `type` and to be priced as `class`."""
+    """Conditions of a kernel that is called `type` and priced as `class`."""
 
     type: str
     cost_class: Annotated[CostClass, Field(alias="class")]
@@ -39,7 +39,7 @@ class KernelPattern(Spec):
 
 
 class FusionPattern(Spec):
-    """A vector kernel that a product's kernel takes in."""
+    """A vector kernel that a product's kernel fuses with."""
 
     name: str
     producer: Seq[CostClass]
@@ -50,13 +50,13 @@ class FusionPattern(Spec):
 
 
 class Patterns(Spec):
-    """Both lists, in the order in which they are tried."""
+    """Both lists of patterns, in the order in which they are tried."""
 
     kernels: Seq[KernelPattern]
     fusions: Seq[FusionPattern]
 
     def without(self, names: Collection[str]) -> Patterns:
-        """The same with some fusions switched off."""
+        """Return the patterns without some fusions."""
         return self.model_copy(
             update={"fusions": tuple(f for f in self.fusions if f.name not in names)}
         )
@@ -64,14 +64,14 @@ class Patterns(Spec):
 
 @cache
 def vendor_patterns() -> Patterns:
-    """The patterns that come with the package."""
+    """Return the patterns that come with the package."""
     loaded: Any = OmegaConf.to_container(OmegaConf.load(PATTERNS))
     return Patterns.model_validate(loaded)
 
 
 @dataclass(frozen=True)
 class Features:
-    """What the patterns look at in a kernel."""
+    """Properties of a kernel that patterns look at."""
 
     form: str
     phase: Phase
@@ -86,11 +86,11 @@ class Features:
 
 
 def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
-    """The vendor's op type and the cost class of a kernel."""
+    """Return the vendor's op type and the cost class of a kernel."""
     for pattern in patterns.kernels:
         if _fits(pattern, features):
             return pattern.type, pattern.cost_class
-    return _unrecognised(features)
+    return _default_type(features)
 
 
 def _fits(pattern: KernelPattern, features: Features) -> bool:
@@ -112,7 +112,7 @@ def _fits(pattern: KernelPattern, features: Features) -> bool:
     )
 
 
-def _unrecognised(features: Features) -> tuple[str, CostClass]:
+def _default_type(features: Features) -> tuple[str, CostClass]:
     ops = [OPS.get(name, name) for name in features.primitives if name != "broadcast_in_dim"]
     name = ops[0] if len(ops) == 1 else "FusionOp_" + "_".join(dict.fromkeys(ops[:4]))
     classes: dict[str, CostClass] = {"rows": "rows", "reduce": "reduce"}

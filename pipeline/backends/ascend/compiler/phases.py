@@ -1,28 +1,26 @@
-"""Which values are weights, gradients and updates, and which type each has on the device."""
+"""Find weights, gradients and updates, and the type of each value on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import Phase
 from pipeline.backends.ascend.compiler.primitives import kind_of
 from pipeline.backends.ascend.frontend.graph import VIEWS_OF_SCAN, Graph, Node
 
-Precision = Literal["O0", "O2", "O3"]
-
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
-"""What a gradient passes through on its way to the optimizer."""
+"""Kinds of nodes that a gradient passes through on its way to the optimizer."""
 
 
 @dataclass(frozen=True)
 class Phases:
-    """What a step's nodes and values are for. Indices are those of the graph.
+    """Phases of a step's nodes and roles of its values. Indices are those of the graph.
 
-    `weights` are the parameters and what is only another form of one; `gradients` are what leads
-    only to updates; `shared_gradients` lead to updates and are read by the backward pass, too, as
-    that of batch norm's scale is.
+    `weights` are the parameters and other forms of them; `gradients` are values that lead only to
+    updates; `shared_gradients` lead to updates and are read by the backward pass, too, as that of
+    batch norm's scale is.
     """
 
     of_node: tuple[Phase, ...]
@@ -32,7 +30,7 @@ class Phases:
 
 
 def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
-    """Phases from JAX's marks, and from what depends on what where JAX leaves none."""
+    """Find phases from JAX's marks, and from dependencies where JAX leaves none."""
     of_node = _phases_of_nodes(graph)
     gradients = _gradients(graph, of_node)
     shared = _handed_over(graph, of_node) - gradients
@@ -40,8 +38,11 @@ def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
 
 
 def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
-    """Where JAX leaves no mark, what the loss depends on, or what depends on the forward pass
-    alone, is forward; the rest is the optimizer's, but for sums of gradients over a loop's turns.
+    """Return the phase of each node.
+
+    Without a mark from JAX, nodes that the loss depends on, or that depend on the forward pass
+    alone, are forward; the rest is the optimizer's, but for sums of gradients over a loop's
+    iterations.
     """
     if all(node.mark != "backward" for node in graph.nodes):
         return tuple("forward" for _ in graph.nodes)
@@ -59,7 +60,7 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
 
 
 def _phase_of(node: Node, before: set[Phase | None], needed: frozenset[int]) -> Phase:
-    """The phase of a node, given those of what makes its inputs."""
+    """Return the phase of a node, given those of its inputs' producers."""
     if node.mark != "unmarked":
         return node.mark
     if before == {"backward"} and node.primitive in VIEWS_OF_SCAN:
@@ -71,7 +72,7 @@ def _phase_of(node: Node, before: set[Phase | None], needed: frozenset[int]) -> 
 
 
 def _needed_by_marked(graph: Graph) -> frozenset[int]:
-    """What nodes that are marked depend on."""
+    """Return the values that marked nodes depend on."""
     needed: set[int] = set()
     for node in reversed(graph.nodes):
         if node.mark != "unmarked" or any(index in needed for index in node.outputs):
@@ -80,7 +81,7 @@ def _needed_by_marked(graph: Graph) -> frozenset[int]:
 
 
 def _accumulating_loops(graph: Graph) -> frozenset[int]:
-    """Loops with a backward pass in them whose turns don't train what the next turn reads."""
+    """Return loops with a backward pass whose iterations don't train what the next one reads."""
     late: set[int] = set()
     for node in graph.nodes:
         if node.mark == "backward" or any(index in late for index in node.inputs):
@@ -111,40 +112,40 @@ def _only_reforms(node: Node) -> bool:
 
 
 def _gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
-    """Values of the backward pass that only the optimizer, or an output, uses in the end."""
+    """Return values of the backward pass that only the optimizer, or an output, uses in the end."""
     elsewhere: set[int] = set()
-    made: set[int] = set()
+    written: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
         if phase == "backward":
-            made.update(node.outputs)
+            written.update(node.outputs)
         if phase == "optimizer":
             continue
         carries = phase == "backward" and kind_of(node.primitive) in CARRIERS
         if not carries or any(index in elsewhere for index in node.outputs):
             elsewhere.update(node.inputs)
-    return frozenset(made - elsewhere)
+    return frozenset(written - elsewhere)
 
 
 def _handed_over(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
-    """Values of the backward pass that the optimizer reads."""
-    made: set[int] = set()
+    """Return values of the backward pass that the optimizer reads."""
+    written: set[int] = set()
     read: set[int] = set()
     for node, phase in zip(graph.nodes, of_node, strict=True):
         if phase == "backward":
-            made.update(node.outputs)
+            written.update(node.outputs)
         elif phase == "optimizer":
             read.update(node.inputs)
-    return frozenset(made & read)
+    return frozenset(written & read)
 
 
 def device_dtypes(
     graph: Graph, phases: Phases, inputs: Collection[int], precision: Precision | None
 ) -> tuple[str, ...]:
-    """The type of every value on the device.
+    """Return the type of every value on the device.
 
-    None keeps the traced types. O2 and O3 turn float32 feature maps into float16, as MindSpore's
+    None keeps the traced types. O2 and O3 make float32 feature maps float16, as MindSpore's
     amp_level does; weights, their gradients and updates, vectors and the loss stay float32. O0
-    leaves everything float32; what a convolution then casts is the lowering's business.
+    leaves everything float32; the casts of convolutions are inserted by the lowering.
     """
     traced = [value.dtype for value in graph.values]
     if precision in (None, "O0"):
@@ -162,7 +163,7 @@ def device_dtypes(
 
 
 def _loss_values(graph: Graph, phases: Phases) -> set[int]:
-    """What comes after the last product of the forward pass and before the first backward one."""
+    """Return the values after the last forward product and before the first backward one."""
     products = ("conv", "matmul")
     before: set[int] = set()
     loss: set[int] = set()

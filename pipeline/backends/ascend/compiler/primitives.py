@@ -1,4 +1,4 @@
-"""What each JAX primitive is to the device: which unit does it, and how much work it is."""
+"""Units and work of JAX's primitives on the device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HEAVY = frozenset(
 """Several passes: the vector unit iterates or interpolates."""
 
 VIRTUAL = frozenset({"broadcast_in_dim", "iota", "tile", "axis_index", "empty", "zeros_like"})
-"""Made on the fly by whatever reads them."""
+"""Computed by every kernel that reads them."""
 
 REDUCTIONS = frozenset(
     {
@@ -122,14 +122,14 @@ OPS: dict[str, str] = {
 
 
 def kind_of(primitive: str) -> Kind:
-    """What a primitive is to the device."""
+    """Return the kind of a primitive on the device."""
     if primitive in _KINDS:
         return _KINDS[primitive]
     return "random" if primitive.startswith(("random_", *GENERATORS)) else "unsupported"
 
 
 def passes_of(primitive: str) -> tuple[float, float]:
-    """Simple and heavy operations for each element that a primitive makes."""
+    """Return simple and heavy operations per output element of a primitive."""
     if primitive in HEAVY:
         return 0.0, 1.0
     return (1.0, 0.0) if primitive in SIMPLE else (0.0, 0.0)

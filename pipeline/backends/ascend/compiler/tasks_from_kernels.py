@@ -1,25 +1,26 @@
-"""From kernels to the tasks of a device: types, layouts, and what the compiler adds.
+"""Lower kernels to a device's tasks: types, layouts, and ops that the compiler inserts.
 
-It adds what the vendor's graph compiler does: a Cast of every float32 weight that a product reads,
-every step; TransData where a value changes its layout; MemSet before what accumulates; GetNext.
+The vendor's graph compiler inserts a Cast of every float32 weight that a product reads, every step;
+TransData where a value changes its layout; MemSet before accumulation; GetNext.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
+from pipeline.backends.ascend.chip.item_sizes import stored_bytes
+from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import CostClass, Layout, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.buffers import Buffers, Signature
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS
-from pipeline.backends.ascend.compiler.device_formats import item_bytes
 from pipeline.backends.ascend.compiler.fusion import fuse
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.inserted_ops import Operands
+from pipeline.backends.ascend.compiler.inserted_ops import InsertedOps
 from pipeline.backends.ascend.compiler.kernels import Kernels
 from pipeline.backends.ascend.compiler.matmul_work import TYPES, convolution_work, matrix_work
 from pipeline.backends.ascend.compiler.op_patterns import Features, Patterns, match_pattern
 from pipeline.backends.ascend.compiler.parameter_gradients import find_gradients
-from pipeline.backends.ascend.compiler.phases import Precision, device_dtypes, find_phases
+from pipeline.backends.ascend.compiler.phases import device_dtypes, find_phases
 from pipeline.backends.ascend.compiler.pooling import lower_window
 from pipeline.backends.ascend.compiler.primitives import OPS, kind_of, passes_of
 from pipeline.backends.ascend.frontend.graph import Graph, Node
@@ -32,7 +33,7 @@ MOVERS: dict[str, CostClass] = {
     "collective": "all_reduce",
     "cumulative": "rows",
 }
-"""Classes of what moves data, where it isn't `transpose` or `copy`."""
+"""Cost classes of moves other than `transpose` and `copy`."""
 
 
 class UnsupportedError(RunError):
@@ -48,7 +49,7 @@ def lower(
     by_op: bool = False,
     strict: bool = False,
 ) -> TaskGraph:
-    """The tasks of one step. `by_op` runs every op of the framework on its own, unfused.
+    """Return the tasks of one step. `by_op` runs every op of the framework on its own, unfused.
 
     Raises UnsupportedError on unknown primitives when `strict`.
     """
@@ -65,6 +66,8 @@ def lower(
 
 
 class _Lowering:
+    """One lowering of a graph to tasks."""
+
     def __init__(
         self,
         graph: Graph,
@@ -79,18 +82,18 @@ class _Lowering:
         every_input = {*signature.parameters, *signature.state, *signature.inputs}
         self.dtypes = device_dtypes(graph, self.phases, every_input, precision)
         self.kernels = Kernels(graph, self.phases, self._plain_bytes, by_op=by_op)
-        self.wiring = self.kernels.wiring
-        self.alias = self.wiring.alias
-        self.buffers = Buffers(graph, signature, self.phases, self.dtypes, self.wiring)
-        self.operands = Operands(graph, self.buffers, precision)
+        self.dataflow = self.kernels.dataflow
+        self.alias = self.dataflow.alias
+        self.buffers = Buffers(graph, signature, self.phases, self.dtypes, self.dataflow)
+        self.inserted = InsertedOps(graph, self.buffers, precision)
         self.updated = {self.alias[out] for out in signature.updates}
         self.classes: dict[int, CostClass] = {}
 
     def _plain_bytes(self, index: int) -> float:
-        return self.graph.values[index].size * item_bytes(self.dtypes[index])
+        return self.graph.values[index].size * stored_bytes(self.dtypes[index])
 
     def run(self, unsupported: Counter[str]) -> TaskGraph:
-        """All tasks."""
+        """Return all tasks."""
         signature, of = self.signature, self.buffers.of
         for index in (*signature.parameters, *signature.state, *signature.inputs):
             of(index)
@@ -98,13 +101,13 @@ class _Lowering:
         kernels = self.kernels.form()
         for kernel in kernels:
             if kernel.phase == "optimizer":
-                self.operands.flush()
+                self.inserted.flush()
             self._lower(kernel)
-        self.operands.flush()
+        self.inserted.flush()
         outputs = tuple(of(index) for index in sorted(self.buffers.outputs))
         return TaskGraph(
             buffers=tuple(self.buffers.all),
-            tasks=tuple(self.operands.tasks),
+            tasks=tuple(self.inserted.tasks),
             inputs=tuple(map(of, signature.inputs)),
             parameters=tuple(map(of, signature.parameters)),
             state=tuple(map(of, signature.state)),
@@ -118,34 +121,38 @@ class _Lowering:
     def _fetch(self) -> None:
         if self.signature.inputs:
             filled = tuple(map(self.buffers.of, self.signature.inputs))
-            self.operands.tasks.append(Task("GetNext", "", "ai_cpu", "data", "ai_cpu", (), filled))
+            self.inserted.tasks.append(Task("GetNext", "", "ai_cpu", "data", "ai_cpu", (), filled))
 
     def _coverage(self, kernels: list[Kernel]) -> dict[str, int]:
-        """What became of every equation."""
+        """Count every equation by its outcome."""
         roots = {root for kernel in kernels for root in kernel.roots}
         counts = Counter({"task": 0, "fused": 0, "free": self.graph.folded, "unsupported": 0})
-        for node, kind in zip(self.graph.nodes, self.wiring.kinds, strict=True):
+        for node, kind in zip(self.graph.nodes, self.dataflow.kinds, strict=True):
             if kind_of(node.primitive) == "unsupported":
                 counts["unsupported"] += 1
             elif kind != "loop_view":
-                made = "task" if roots.intersection(node.outputs) else "fused"
-                counts["free" if kind == "view" else made] += 1
+                outcome = "task" if roots.intersection(node.outputs) else "fused"
+                counts["free" if kind == "view" else outcome] += 1
         return dict(counts)
 
     def _gradients(self) -> tuple[tuple[str, int, int], ...]:
-        """Each parameter's gradient: its bytes before the update, and the last task to write it."""
+        """Return each parameter's gradient: its bytes before the update, and the last task to write
+        it.
+        """
         whole = [each.index if each.within is None else each.within for each in self.buffers.all]
         maker: dict[int, int] = {}
-        for place, task in enumerate(self.operands.tasks):
+        for place, task in enumerate(self.inserted.tasks):
             if task.phase == "backward":
-                maker.update(dict.fromkeys((_root(whole, made) for made in task.writes), place))
-        found = find_gradients(self.graph, self.signature, self.phases, self.wiring)
+                maker.update(
+                    dict.fromkeys((_root(whole, written) for written in task.writes), place)
+                )
+        values = find_gradients(self.graph, self.signature, self.phases, self.dataflow)
         gradients = []
-        for parameter, value in found.items():
+        for parameter, value in values.items():
             if value not in self.buffers.index:
                 continue
             buffer = self.buffers.of(value)
-            buffer = self.operands.laid_out.get(buffer, buffer)
+            buffer = self.inserted.laid_out.get(buffer, buffer)
             root = _root(whole, buffer)
             if root in maker:
                 name = self.signature.parameters[parameter]
@@ -153,20 +160,20 @@ class _Lowering:
         return tuple(sorted(gradients, key=lambda gradient: (gradient[2], gradient[0])))
 
     def _lower(self, kernel: Kernel) -> None:
-        """One kernel's task, and those that prepare it."""
+        """Add one kernel's task, after those that prepare it."""
         node = self.graph.nodes[kernel.nodes[0]]
-        kind = self.wiring.kinds[kernel.nodes[0]]
+        kind = self.dataflow.kinds[kernel.nodes[0]]
         if kernel.form != "single":
             self._vector_kernel(kernel)
         elif kind in ("conv", "matmul"):
             self._product(kernel, node, kind)
         elif kind == "window":
-            lower_window(kernel, node, self.operands)
+            lower_window(kernel, node, self.inserted)
         else:
             self._move(kernel, node, kind)
 
     def _vector_kernel(self, kernel: Kernel) -> None:
-        """Element-wise work, a reduction, or both along rows."""
+        """Add element-wise work, a reduction, or both along rows."""
         nodes = [self.graph.nodes[position] for position in kernel.nodes]
         reads = tuple(map(self.buffers.of, kernel.sources))
         writes = tuple(map(self.buffers.of, kernel.roots))
@@ -175,32 +182,32 @@ class _Lowering:
             return
         type_, cost_class = match_pattern(self._features(kernel, nodes), self.patterns)
         if cost_class == "elementwise" and kernel.phase == "forward":
-            reads = self.operands.cast_biases(kernel, reads)
+            reads = self.inserted.cast_biases(kernel, reads)
         if cost_class == "bias_grad":
-            reads = self.operands.plain(kernel, reads)
+            reads = self.inserted.plain(kernel, reads)
         if cost_class in ("bias_grad", "reduce"):
-            self.operands.clear(kernel, writes)
+            self.inserted.clear(kernel, writes)
         self.classes.update(dict.fromkeys(kernel.roots, cost_class))
         names = tuple(dict.fromkeys(node.primitive for node in nodes))
-        self.operands.add(
+        self.inserted.add(
             kernel, type_, cost_class, reads, writes,
             vector=self._vector_work(kernel, nodes), fused=names,
         )  # fmt: skip
 
     def _random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        """Random numbers are the AI CPU's; a few of them, such as keys, are scalar work."""
+        """Add random numbers as AI CPU work; a few of them, such as keys, are scalar work."""
         drawn = self.graph.values[kernel.roots[0]]
         if drawn.size <= TINY_ELEMENTS:
             work = VectorWork(drawn.size, "float32")
-            self.operands.add(kernel, "Random", "elementwise", reads, writes, vector=work)
+            self.inserted.add(kernel, "Random", "elementwise", reads, writes, vector=work)
             return
         name = "DropoutGenMask" if drawn.dtype == "bool" else "StatelessRandomUniform"
-        self.operands.add(kernel, name, "ai_cpu", reads, writes, engine="ai_cpu")
+        self.inserted.add(kernel, name, "ai_cpu", reads, writes, engine="ai_cpu")
 
     def _features(self, kernel: Kernel, nodes: list[Node]) -> Features:
         root = self.graph.values[kernel.roots[0]]
         after = (self.classes[index] for index in kernel.sources if index in self.classes)
-        kinds = {self.wiring.kinds[position] for position in kernel.nodes}
+        kinds = {self.dataflow.kinds[position] for position in kernel.nodes}
         return Features(
             form=kernel.form,
             phase=kernel.phase,
@@ -215,7 +222,7 @@ class _Lowering:
         )
 
     def _is_map_or_matrix(self, kernel: Kernel, index: int) -> bool:
-        """A feature map with more than one position, or a matrix; vectors don't count."""
+        """Return whether a value is a feature map with more than one position, or a matrix."""
         value = self.graph.values[index]
         if len(value.shape) <= 2 or value.size < kernel.elements:
             return True
@@ -235,7 +242,7 @@ class _Lowering:
         return VectorWork(kernel.elements, "float32" if widest else "float16", simple, heavy)
 
     def _passes(self, node: Node) -> tuple[float, float]:
-        """Operations for each element: a division by a known number is a product with another."""
+        """Return operations per element: a division by a known number is a product with another."""
         if kind_of(node.primitive) in ("reduce", "scatter", "gather"):
             return 1.0, 0.0
         if node.primitive == "div" and node.inputs[1] in self.graph.constants:
@@ -245,7 +252,7 @@ class _Lowering:
         return passes_of(node.primitive)
 
     def _product(self, kernel: Kernel, node: Node, kind: str) -> None:
-        """A convolution or a matrix product on the cube."""
+        """Add a convolution or a matrix product on the cube."""
         backward = kernel.phase == "backward"
         gives_gradient = backward and node.outputs[0] in self.phases.gradients
         if kind == "conv":
@@ -256,20 +263,20 @@ class _Lowering:
             work = matrix_work(self.graph, node, self._matrix_dtype(node))
         cast = kind == "conv" or work.dtype != "float32"
         reads = tuple(
-            self.operands.prepare(index, layout, kernel)
+            self.inserted.prepare(index, layout, kernel)
             if cast
             else self.buffers.of(self.alias[index])
             for index, layout in zip(node.inputs, layouts, strict=False)
         )
         writes = (self.buffers.of(node.outputs[0]),)
         if gives_gradient:
-            self.operands.clear(kernel, writes)
-        self.operands.add(
+            self.inserted.clear(kernel, writes)
+        self.inserted.add(
             kernel, TYPES[cost_class], cost_class, tuple(dict.fromkeys(reads)), writes,
             engine="cube", cube=work, fused=(node.primitive,),
         )  # fmt: skip
         if gives_gradient and kind == "matmul":
-            self.operands.lay_gradient_out(node.outputs[0], kernel)
+            self.inserted.convert_gradient(node.outputs[0], kernel)
 
     def _matrix_dtype(self, node: Node) -> str:
         if self.precision in ("O2", "O3"):
@@ -278,7 +285,7 @@ class _Lowering:
         return "float32" if "float32" in dtypes else "float16"
 
     def _move(self, kernel: Kernel, node: Node, kind: str) -> None:
-        """Moves, gathers, scatters, sorts, collectives, and what has no rule."""
+        """Add moves, gathers, scatters, sorts, collectives, and primitives without a rule."""
         cut = node.primitive in ("slice", "split") and kernel.phase == "backward"
         if cut and kernel.roots[0] in self.buffers.axes:
             self._slice_plainly(kernel, node)
@@ -287,8 +294,8 @@ class _Lowering:
         writes = tuple(map(self.buffers.of, kernel.roots))
         other: CostClass = "transpose" if node.primitive == "transpose" else "copy"
         if kind == "scatter":
-            self.operands.clear(kernel, writes)
-        self.operands.add(
+            self.inserted.clear(kernel, writes)
+        self.inserted.add(
             kernel,
             OPS.get(node.primitive, node.primitive),
             MOVERS.get(kind, other),
@@ -300,22 +307,23 @@ class _Lowering:
         )
 
     def _slice_plainly(self, kernel: Kernel, node: Node) -> None:
-        """Parts of a concatenation's gradient: the vendor's Slice knows plain layouts only, and
-        runs once for each part.
+        """Slice a concatenation's gradient.
+
+        The vendor's Slice has plain layouts only, and runs once for each part.
         """
-        whole = self.operands.prepare_plain(kernel.sources[0], kernel)
+        whole = self.inserted.prepare_plain(kernel.sources[0], kernel)
         for root in kernel.roots:
             part = self.buffers.add(root, self.dtypes[root], "ND")
             self.buffers.change(part, role="activation")
             work = VectorWork(self.graph.values[root].size, self.dtypes[root])
-            self.operands.add(
+            self.inserted.add(
                 kernel, "Slice", "copy", (whole,), (part,), vector=work, fused=(node.primitive,)
             )
             blocked = (self.buffers.of(root),)
-            self.operands.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work)
+            self.inserted.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work)
 
     def _moved(self, node: Node, kind: str) -> int:
-        """Elements that move: what is gathered or scattered, not the table."""
+        """Return the elements that a node copies: the gathered or scattered ones, not the table."""
         if kind == "scatter":
             return self.graph.values[node.inputs[2]].size
         return max(self.graph.values[index].size for index in node.outputs)

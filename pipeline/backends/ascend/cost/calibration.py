@@ -1,4 +1,4 @@
-"""What published steps say that kernels don't: a few multipliers on whole groups of classes."""
+"""Calibration by published steps: multipliers on groups of classes, and time between tasks."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
         "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
     }
 )
-"""Classes that share a multiplier; those in no group stay as the kernels have them."""
+"""Classes that share a multiplier; those in no group keep the rates fitted to kernels."""
 
 TRACED = ("products", "windows")
-"""Groups of which kernels were timed, by more than one network."""
+"""Groups whose kernels were timed, in more than one network."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fitted to published steps, on top of what was fitted to kernels.
+    """Parameters fitted to published steps, on top of those fitted to kernels.
 
-    `multipliers` are of the rates of groups. `task_us` is time that every task of a graph takes
-    beyond what single kernels show. `log_sd` is the spread of log(published / modelled) over
-    families that were left out, `interval_scale` what makes an 80 % interval cover 80 % of them.
+    `multipliers` are of the rates of groups. `task_us` is the time of every task of a graph beyond
+    that of single kernels. `log_sd` is the spread of log(published / modelled) over held-out
+    families, `interval_scale` the factor that makes an 80 % interval cover 80 % of them.
     """
 
     efficiency: Efficiency
@@ -48,7 +48,7 @@ class Calibration:
     interval_scale: float
 
     def adjusted(self, hardware: Hardware) -> Hardware:
-        """The chip with the fitted time between tasks."""
+        """Return the chip with the fitted time between tasks."""
         return replace(hardware, task_gap_us=hardware.task_gap_us + self.task_us)
 
 
@@ -59,7 +59,7 @@ def calibrate_with(
     interval_scale: float = 1.0,
     kernels: Efficiency | None = None,
 ) -> Calibration:
-    """A calibration from its parameters; kernels' constants are those of the package."""
+    """Return a calibration from its parameters; kernels' constants are those of the package."""
     by_class: dict[str, float] = {
         name: multipliers[group] for group in GROUPS for name in GROUPS[group]
     }
@@ -69,7 +69,7 @@ def calibrate_with(
 
 @cache
 def load_calibration(path: Path = CALIBRATION_FILE) -> Calibration:
-    """The calibration that comes with the package. Raises RunError for a file that is not one."""
+    """Return the calibration that comes with the package. Raises RunError for an invalid file."""
     try:
         fitted: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         return calibrate_with(

@@ -1,4 +1,4 @@
-"""All-reduces: what one costs, and how gradients are put together into some."""
+"""Times of all-reduces, and the grouping of gradients into them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Gradient = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """What one all-reduce costs: `in_server_us` over HCCS, `between_us` over RoCE."""
+    """Time of one all-reduce: `in_server_us` over HCCS, `between_us` over RoCE."""
 
     algorithm: Algorithm
     in_server_us: float = 0.0
@@ -24,19 +24,20 @@ class AllReduce:
 
     @property
     def us(self) -> float:
+        """Microseconds over both kinds of link."""
         return self.in_server_us + self.between_us
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that are all-reduced together, as indices in the order in which they are made."""
+    """Gradients that are all-reduced together, as indices in the order in which they are ready."""
 
     gradients: tuple[int, ...]
     nbytes: int
 
 
 def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
-    """Time of one all-reduce of `nbytes` a device over `devices` devices.
+    """Return the time of one all-reduce of `nbytes` a device over `devices` devices.
 
     Raises:
         OptionError: devices below 1, or more than a server and no whole number of servers.
@@ -45,13 +46,13 @@ def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
 
 
 def all_reduce(nbytes: int, devices: int, hw: Hardware) -> AllReduce:
-    """The same with the algorithm and the two kinds of link apart.
+    """Return the time of one all-reduce, by the kind of link.
 
-    The formulas are those of HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1)
-    hops and carries 2 (n - 1) / n of the data over each link. Short messages go by doubling,
-    log2(n) hops with all the data. Over several servers: reduce-scatter in each server, an
-    all-reduce of each device's share between servers (halving and doubling, NHR if their number
-    is no power of two), all-gather in each server.
+    The formulas are those of HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops
+    and carries 2 (n - 1) / n of the data over each link. Short messages go by doubling, log2(n)
+    hops with all the data. Over several servers: reduce-scatter in each server, an all-reduce of
+    each device's share between servers (halving and doubling, NHR if their number is no power of
+    two), all-gather in each server.
 
     Raises:
         OptionError: as `all_reduce_us`; or nbytes below 0.
@@ -69,7 +70,7 @@ def all_reduce(nbytes: int, devices: int, hw: Hardware) -> AllReduce:
 
 
 def check_devices(devices: int, hw: Hardware) -> None:
-    """Raises OptionError for a number of devices that no cluster has."""
+    """Check that a cluster can have this number of devices. Raises OptionError."""
     per_server = int(hw.devices_per_server_count)
     if devices < 1:
         raise OptionError(f"devices: {devices} should be at least 1")
@@ -111,12 +112,12 @@ def _between_servers_us(nbytes: float, servers: int, hw: Hardware) -> float:
 
 
 def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
-    """What is all-reduced together, in the order in which it is ready.
+    """Return the gradients that are all-reduced together, in the order in which they are ready.
 
     `fusion` is MindSpore's `all_reduce_fusion_config`: each index is the last parameter of a
-    segment, counted from the network's input, and what is left is one more segment (`[85, 160]`
-    on 161 parameters makes two). The backward pass makes gradients from the network's output, so
-    the last segment is ready first. None is one all-reduce.
+    segment, counted from the network's input, and the rest is one more segment (`[85, 160]` on 161
+    parameters makes two). The backward pass computes gradients from the network's output, so the
+    last segment is ready first. None is one all-reduce.
 
     Raises:
         OptionError: indices that don't grow, or are no parameter's.
@@ -141,9 +142,9 @@ def _bucket(gradients: Sequence[Gradient], members: Sequence[int]) -> Bucket:
 def split_rounds(
     bucket: Bucket, gradients: Sequence[Gradient], rounds: Sequence[int]
 ) -> tuple[Bucket, ...]:
-    """Part a bucket by round, as with two optimizers of which one is done before the other.
+    """Split a bucket by round, as with two optimizers of which one updates before the other.
 
-    `rounds[i]` counts the rounds of updates that are over before gradient i is made.
+    `rounds[i]` counts the rounds of updates that are over before gradient i is computed.
     """
     groups = groupby(bucket.gradients, key=rounds.__getitem__)
     return tuple(_bucket(gradients, tuple(members)) for _, members in groups)

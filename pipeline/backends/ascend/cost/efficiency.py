@@ -1,4 +1,4 @@
-"""What no document says of the chip: fitted constants, each class with its spread and source."""
+"""Fitted constants of the chip that no document has, each class with its spread and source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE_BOUNDS = (0.05, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class ClassEfficiency:
-    """How a class of kernels does against the physics: its work takes `1 / rate` of the time.
+    """Rate of a class of kernels: its work takes `1 / rate` of the time at the hardware's rates.
 
     `log_sd` is the spread of log(measured / modelled) from kernel to kernel.
     """
@@ -38,22 +38,22 @@ class Constants:
     """Numbers that all classes share. Those in `_cycles` are of one core."""
 
     hbm_read: float
-    """Reads that miss the L2, against the sustained rate."""
+    """Rate of reads that miss the L2, relative to the sustained rate."""
     hbm_write: float
     l2_full: float
-    """Data moved since a buffer was made, in sizes of the L2, up to which it is wholly there."""
+    """Traffic since a buffer was written, in sizes of the L2, up to which it is wholly there."""
     l2_none: float
     cube_overlap: float
     """Exponent of the sum of a product's stages: 1 adds them, infinity overlaps them."""
     few_channels: float
-    """Rate of a kernel gradient whose input has fewer channels than a block, against others."""
+    """Rate of a weight gradient whose input has fewer channels than a block, relative to others."""
     vector_overlap: float
     vector_rate: float
-    """Lanes in use against those there are."""
+    """Lanes in use, relative to all lanes."""
     heavy_operations: float
-    """Simple operations that a division, root or exponential is worth."""
+    """Simple operations that one division, root or exponential takes."""
     core_bytes: float
-    """Bytes worth a core: a vector kernel uses bytes / core_bytes cores."""
+    """Bytes per core in use: a vector kernel uses bytes / core_bytes cores."""
     gather_row_cycles: float
     scatter_row_cycles: float
     minor_row_cycles: float
@@ -74,13 +74,13 @@ class Efficiency:
     classes: Mapping[str, ClassEfficiency]
 
     def rate(self, cost_class: str) -> float:
-        """Work per time of the class against the physics."""
+        """Return the class's work per time, relative to the hardware's rates."""
         return self.classes[cost_class].rate
 
     def scaled(self, multipliers: Mapping[str, float]) -> Efficiency:
-        """The same with the rates of some classes multiplied, kept within the bounds.
+        """Return the model with the rates of some classes multiplied, kept within the bounds.
 
-        Raises RunError for a class that there is not or a multiplier that is not positive.
+        Raises RunError for an unknown class or a multiplier that is not positive.
         """
         classes = dict(self.classes)
         for name, multiplier in multipliers.items():
@@ -96,7 +96,7 @@ class Efficiency:
 
 @cache
 def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
-    """Fitted constants from YAML. Raises RunError for a file that is not one."""
+    """Return fitted constants from YAML. Raises RunError for an invalid file."""
     try:
         document = yaml.safe_load(path.read_text())
         constants = Constants(**{f.name: float(document["constants"][f.name]) for f in _CONSTANTS})

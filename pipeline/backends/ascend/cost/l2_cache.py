@@ -1,4 +1,4 @@
-"""What is still in the L2 when a task reads it: stack distances over the order of the tasks."""
+"""Share of a task's reads that hit the L2, by stack distances over the order of the tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that one execution of a task moves: read from the L2, from device memory, written."""
+    """Bytes of one execution of a task: read from the L2, from device memory, written."""
 
     l2_bytes: float
     hbm_bytes: float
@@ -19,6 +19,7 @@ class Traffic:
 
     @property
     def read_bytes(self) -> float:
+        """Bytes read from the L2 and from device memory."""
         return self.l2_bytes + self.hbm_bytes
 
 
@@ -29,14 +30,14 @@ LONG_RUN_BYTES = 512
 def measure_traffic(
     graph: TaskGraph, l2_bytes: float, full: float, none: float
 ) -> tuple[Traffic, ...]:
-    """Traffic of every task, in one pass over them.
+    """Return the traffic of every task, in one pass over them.
 
-    A byte that was touched `d` bytes of traffic ago is in the L2 for certain while d is under
-    `full * l2_bytes`, never when over `none * l2_bytes`, in between by a straight line.
+    A byte last touched `d` bytes of traffic ago is in the L2 for certain while d is under `full *
+    l2_bytes`, never when over `none * l2_bytes`, in between by a straight line.
     """
     touched_at: dict[int, float] = {}
     clock_bytes = 0.0
-    found = []
+    traffic = []
     for task in graph.tasks:
         reads = [(index, read_bytes(task, graph.buffers, index)) for index in task.reads]
         write_bytes = float(sum(graph.buffers[index].nbytes for index in task.writes))
@@ -48,11 +49,11 @@ def measure_traffic(
                 distance = since + size + 0.5 * (moved_bytes - size)
                 hit_bytes += size * _resident(distance / l2_bytes, full, none)
         total = sum(size for _, size in reads)
-        found.append(Traffic(hit_bytes, total - hit_bytes, write_bytes))
+        traffic.append(Traffic(hit_bytes, total - hit_bytes, write_bytes))
         clock_bytes += moved_bytes
         for index in (*task.reads, *task.writes):
             touched_at[index] = clock_bytes
-    return tuple(found)
+    return tuple(traffic)
 
 
 def _resident(distance: float, full: float, none: float) -> float:
@@ -60,7 +61,9 @@ def _resident(distance: float, full: float, none: float) -> float:
 
 
 def read_bytes(task: Task, buffers: Sequence[Buffer], index: int) -> float:
-    """Bytes of a buffer that the task reads: rows of a table, the part that a slice takes."""
+    """Return the bytes of a buffer that the task reads: rows of a table, the part that a slice
+    takes.
+    """
     buffer = buffers[index]
     written = sum(buffers[write].nbytes for write in task.writes)
     if task.cost_class == "gather" or (task.cost_class == "copy" and _leading(task, buffers)):
@@ -69,7 +72,7 @@ def read_bytes(task: Task, buffers: Sequence[Buffer], index: int) -> float:
 
 
 def _leading(task: Task, buffers: Sequence[Buffer]) -> bool:
-    """Whether a copy takes long runs of what it reads, so that it reads no more than it takes.
+    """Return whether a copy takes long runs of its input, so that it reads no more than it takes.
 
     In the Wide & Deep trace (2020) slices of 32 bytes a row cost as much as the whole.
     """

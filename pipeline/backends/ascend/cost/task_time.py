@@ -1,8 +1,8 @@
-"""What one execution of a task takes: stages from the hardware's figures, one fitted rate a class.
+"""Time of one execution of a task: stages from the hardware's figures, one fitted rate a class.
 
     us = floor + work        never below the roofline
 
-The work is what the class is bound by: the stages of a product, a streaming kernel's traffic and
+The work is that of the class's bound: the stages of a product, a streaming kernel's traffic and
 lanes, the segments that a pooling or a bias gradient walks, the rows that a gather picks. The form
 and its constants follow the kernels of public traces (`fit_kernels.py`).
 """
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import (
     CHANNEL_BLOCK,
     Buffer,
@@ -36,7 +37,6 @@ from pipeline.backends.ascend.cost.vector_work import (
     CostContext,
     Work,
     depthwise_work,
-    item_bytes,
     join,
     vector_product,
     vector_work,
@@ -52,7 +52,7 @@ def price_tasks(
     efficiency: Efficiency | None = None,
     tiles: Mapping[int, Tiling] | None = None,
 ) -> tuple[TaskTime, ...]:
-    """Time of one execution of every task, in their order.
+    """Return the time of one execution of every task, in their order.
 
     `tiles` are tilings by index of the task, as AutoTune finds them; the others get the vendor's
     rule of thumb. An `all_reduce` takes no time here: links are priced by their own model.
@@ -60,22 +60,22 @@ def price_tasks(
     efficiency = efficiency or load_efficiency()
     constants = efficiency.constants
     traffic = measure_traffic(graph, hw.l2_mib * 2**20, constants.l2_full, constants.l2_none)
-    setting = CostContext(hw, constants, graph.buffers, tiles or {})
+    context = CostContext(hw, constants, graph.buffers, tiles or {})
     return tuple(
-        _price(index, task, moved, setting, efficiency)
-        for index, (task, moved) in enumerate(zip(graph.tasks, traffic, strict=True))
+        _price(index, task, transferred, context, efficiency)
+        for index, (task, transferred) in enumerate(zip(graph.tasks, traffic, strict=True))
     )
 
 
 def _price(
-    index: int, task: Task, traffic: Traffic, setting: CostContext, efficiency: Efficiency
+    index: int, task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
 ) -> TaskTime:
-    hw, entry = setting.hw, efficiency.classes[task.cost_class]
+    hw, entry = context.hw, efficiency.classes[task.cost_class]
     if task.cost_class == "all_reduce" or task.engine == "hccl":
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
-    work = _work_of(index, task, traffic, setting, entry.rate)
+    work = _work_of(index, task, traffic, context, entry.rate)
     floor_us = floor_us_of(work.cores, hw)
     roofline_us = roofline_us_of(task, traffic, hw)
     bound: Bound = "floor" if floor_us > work.us else work.bound
@@ -83,9 +83,9 @@ def _price(
 
 
 def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
-    """The time that peak rates allow: useful products, traffic of device memory, of the L2.
+    """Return the time at peak rates: useful products, traffic of device memory, of the L2.
 
-    What a task writes may stay in the L2, one L2 of it at most.
+    A task's output may stay in the L2, up to the L2's size.
     """
     macs = task.cube.macs if task.cube else 0
     spilt_bytes = traffic.hbm_bytes + max(traffic.write_bytes - hw.l2_mib * 2**20, 0)
@@ -99,37 +99,39 @@ def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
 
 
 def floor_us_of(cores: float, hw: Hardware) -> float:
-    """A straight line from the shortest kernel on one core to the shortest on all of them."""
+    """Return the floor on a straight line from the shortest kernel on one core to that on all
+    cores.
+    """
     span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
 
 
-def _work_of(index: int, task: Task, traffic: Traffic, setting: CostContext, rate: float) -> Work:
-    """Products on the cube take the rate for what they compute, the others for all they do."""
+def _work_of(index: int, task: Task, traffic: Traffic, context: CostContext, rate: float) -> Work:
+    """Return a task's work; the rate counts for a cube product's compute alone."""
     if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
-        return _cube_work(index, task, task.cube, traffic, setting, rate)
+        return _cube_work(index, task, task.cube, traffic, context, rate)
     if task.cube and task.cost_class in DEPTHWISE_CLASSES:
-        work = depthwise_work(task.cube, traffic, setting)
+        work = depthwise_work(task.cube, traffic, context)
     elif task.cube and runs_on_vector(task):
-        return vector_product(task.cube, setting.hw)
+        return vector_product(task.cube, context.hw)
     else:
-        work = vector_work(task, traffic, setting)
+        work = vector_work(task, traffic, context)
     return replace(work, us=work.us / rate)
 
 
 def runs_on_vector(task: Task) -> bool:
-    """Whether a product has operands that the cube doesn't take; convolutions are cast for it."""
+    """Return whether a product's operands don't fit the cube; convolutions are cast for it."""
     if task.cube is None or task.cost_class != "matmul":
         return False
     return task.cube.dtype in ("float32", "float64", "int32", "int64")
 
 
 def _cube_work(
-    index: int, task: Task, work: CubeWork, traffic: Traffic, setting: CostContext, rate: float
+    index: int, task: Task, work: CubeWork, traffic: Traffic, context: CostContext, rate: float
 ) -> Work:
-    """Stages of the tiling, those that move data as slow as device memory makes them."""
-    plan = _plan(index, task, work, setting)
-    hw, constants = setting.hw, setting.constants
+    """Return the stages of the tiling, with traffic as slow as device memory makes it."""
+    plan = _plan(index, task, work, context)
+    hw, constants = context.hw, context.constants
     cube_us, load_us, l2_us, out_us = (
         cycles / hw.ai_core_clock_mhz
         for cycles in (plan.cycles_cube, plan.cycles_load, plan.cycles_l2, plan.cycles_out)
@@ -148,22 +150,22 @@ def _cube_work(
 
 
 def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
-    """The first layer's kernel gradient is slower than its padding explains."""
+    """Return the rate of the first layer's weight gradient, slower than its padding explains."""
     whole = task.cost_class == "conv_kernel_grad" and work.batch == 1
     few = whole and work.m // work.taps < CHANNEL_BLOCK
     return constants.few_channels if few else 1.0
 
 
-def _plan(index: int, task: Task, work: CubeWork, setting: CostContext) -> TilePlan:
-    product = task_product(task, work, setting.buffers)
-    overlap = setting.constants.cube_overlap
-    if index in setting.tiles:
-        return plan_of(setting.tiles[index], product, setting.hw, overlap)
-    return default_tiling(product, setting.hw, overlap)
+def _plan(index: int, task: Task, work: CubeWork, context: CostContext) -> TilePlan:
+    product = task_product(task, work, context.buffers)
+    overlap = context.constants.cube_overlap
+    if index in context.tiles:
+        return plan_of(context.tiles[index], product, context.hw, overlap)
+    return default_tiling(product, context.hw, overlap)
 
 
 def task_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:
-    """A cube task in fractals: what it writes gives the width of the output, reads the images."""
+    """Return a cube task in fractals: outputs give the width, inputs the number of images."""
     out_bytes = item_bytes(buffers[task.writes[0]].dtype) if task.writes else 2
     shapes = [buffers[index].shape for index in task.reads]
     images = max((shape[0] for shape in shapes if len(shape) >= 3), default=1)

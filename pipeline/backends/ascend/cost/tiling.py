@@ -1,7 +1,7 @@
-"""How a product of matrices runs on the cube units: its split over cores and its tiles.
+"""A matrix product on the cube units: its split over cores and its tiles.
 
-Everything is counted in fractals, blocks of 16 x 16 float16 (512 bytes): the cube multiplies two
-in a cycle. Rates and sizes are those of CANN's platform file (AICoreSpec, AICoreMemoryRates).
+All sizes are in fractals, blocks of 16 x 16 float16 (512 bytes): the cube multiplies two in a
+cycle. Rates and sizes are those of CANN's platform file (AICoreSpec, AICoreMemoryRates).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAD_HEAD_CYCLES = 6
 class Product:
     """A cube task in fractals: `batch` times (m x k) by (k x n).
 
-    `expansion` is by how much im2col makes the left operand larger than it is in memory;
-    `out_bytes` are those of an element of the output. `images` are what the vendor cuts the depth
-    of a kernel gradient into, adding the parts up in memory; 0 elsewhere.
+    `expansion` is the factor by which im2col makes the left operand larger than it is in memory;
+    `out_bytes` are those of an element of the output. `images` is the number of parts into which
+    the vendor cuts the depth of a weight gradient, adding them up in memory; 0 elsewhere.
     """
 
     batch: int
@@ -64,9 +64,9 @@ class Tiling:
 class TilePlan:
     """A tiling and the cycles of each stage on the busiest core.
 
-    `cycles_load` are L1 -> L0A and L0B, hidden behind the cube by double buffering; `cycles_l2`
-    are L2 -> L1 with what is read again; `cycles_out` L0C -> UB -> L2. `us` sums them by the
-    exponent that the search was given.
+    `cycles_load` are L1 -> L0A and L0B, overlapped with the cube by double buffering; `cycles_l2`
+    are L2 -> L1 with repeated reads; `cycles_out` L0C -> UB -> L2. `us` sums them by the exponent
+    that the search was given.
     """
 
     tiling: Tiling
@@ -78,10 +78,10 @@ class TilePlan:
 
 
 def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
-    """Padded fractals of a task: every tap of a convolution has its channels padded apart.
+    """Return padded fractals of a task: the channels of each convolution tap are padded apart.
 
     A 1 x 1 input gradient skips the zeros that a stride puts between rows; others multiply them.
-    `images` are those of the batch, which a kernel gradient sums over.
+    `images` are those of the batch, which a weight gradient sums over.
     """
     m, k, n = _blocks(work.m), _blocks(work.k), _blocks(work.n)
     reuse = max(work.taps / work.stride, 1.0)
@@ -97,7 +97,7 @@ def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int 
 
 
 def _rows_that_matter(work: CubeWork) -> int:
-    """Rows of an input gradient but those that a strided 1 x 1 convolution never reads."""
+    """Return the rows of an input gradient that a strided 1 x 1 convolution reads."""
     share = work.macs / (work.batch * work.m * work.k * work.n)
     return max(math.ceil(work.m * share), 1) if work.taps == 1 and share < 1 else work.m
 
@@ -108,17 +108,19 @@ def _blocks(length: int) -> int:
 
 @cache
 def default_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
-    """The vendor's rule of thumb: images first where the depth can be cut, then the best area."""
+    """Return the vendor's rule of thumb: images first where the depth can be cut, then the best
+    area.
+    """
     return _best(product, hw, overlap, _default_candidates(product, hw))
 
 
 def plan_of(tiling: Tiling, product: Product, hw: Hardware, overlap: float) -> TilePlan:
-    """Cycles of one given tiling."""
+    """Return the cycles of one given tiling."""
     return _best(product, hw, overlap, row_of(tiling))
 
 
 def row_of(tiling: Tiling) -> NDArray[np.float64]:
-    """A tiling as the only row of an array of candidates."""
+    """Return a tiling as the only row of an array of candidates."""
     return np.array([astuple(tiling)], dtype=np.float64)
 
 
@@ -138,7 +140,7 @@ def total_cycles(
     read_cycles: float = 0.0,
     write_cycles: float = 0.0,
 ) -> NDArray[np.float64]:
-    """Cycles of a product: cube beside L0 loads, reads, writes, summed by a p-norm.
+    """Return the cycles of a product: cube beside L0 loads, reads, writes, summed by a p-norm.
 
     Reads and writes are as slow as device memory makes them: `read_cycles`, `write_cycles`.
     """
@@ -151,7 +153,7 @@ def total_cycles(
 def stage_cycles(
     product: Product, hw: Hardware, rows: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
-    """Cycles (cube, load, l2, out) of the busiest core, for each candidate row."""
+    """Return cycles (cube, load, l2, out) of the busiest core, for each candidate row."""
     cores_batch, cores_m, cores_k, cores_n, block_m, block_n = rows.T
     times = np.ceil(product.batch / cores_batch)
     m, k = np.ceil(product.m / cores_m), np.ceil(product.k / cores_k)
@@ -186,14 +188,14 @@ def stage_cycles(
 def _tile_depth(
     hw: Hardware, m: NDArray[np.float64], n: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Fractals of depth that fit the L0A and L0B twice."""
+    """Return the fractals of depth that fit the L0A and L0B twice."""
     a = hw.l0a_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES // m
     b = hw.l0b_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES // n
     return np.maximum(np.minimum(a, b), 1)
 
 
 def _largest_block(hw: Hardware) -> tuple[int, int, int]:
-    """Fractals of an output block: area by the L0C, rows by the L0A, columns by the L0B."""
+    """Return the largest output block in fractals: area by L0C, rows by L0A, columns by L0B."""
     return (
         max(int(hw.l0c_kib * 1024 / BUFFERS_COUNT / ACCUMULATOR_BYTES), 1),
         max(int(hw.l0a_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1),
@@ -202,7 +204,7 @@ def _largest_block(hw: Hardware) -> tuple[int, int, int]:
 
 
 def blocks_of(hw: Hardware) -> tuple[tuple[int, int], ...]:
-    """Blocks (rows, columns) of the output that fit: columns are powers of two, rows the rest."""
+    """Return output blocks (rows, columns) that fit: columns are powers of two, rows the rest."""
     area, most_m, most_n = _largest_block(hw)
     columns = [2**power for power in range(int(np.log2(min(area, most_n))) + 1)]
     return tuple((min(area // n, most_m), n) for n in columns)
@@ -222,13 +224,13 @@ def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
 
 
 def _pairs(cores: int, most_m: int, most_n: int) -> list[tuple[int, int]]:
-    """Splits of the area that no other with more cores contains."""
+    """Return splits of the area that are part of no split with more cores."""
     return [(m, min(cores // m, most_n)) for m in range(1, min(cores, most_m) + 1)]
 
 
 @cache
 def _search_space(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np.float64]:
-    """Every split of up to `cores` cores over m, k, n with every block."""
+    """Return every split of up to `cores` cores over m, k, n with every block."""
     splits = [
         (m, k, n)
         for m in range(1, cores + 1)
@@ -239,13 +241,13 @@ def _search_space(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np
 
 
 def candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
-    """Rows (cores of batch, m, k, n, block rows, block columns) that a search may try."""
+    """Return rows (cores of batch, m, k, n, block rows, block columns) that a search may try."""
     cores = int(hw.ai_cores_count)
-    found = [_default_candidates(product, hw)]
+    rows_by_split = [_default_candidates(product, hw)]
     for shared in sorted({1, min(cores, product.batch)}):
         rows = _search_space(cores // shared, blocks_of(hw)).copy()
         rows[:, 0] = shared
         limits = np.array([product.batch, product.m, product.k, product.n], dtype=np.float64)
         rows[:, :4] = np.minimum(rows[:, :4], limits)
-        found.append(rows)
-    return np.unique(np.concatenate(found), axis=0)
+        rows_by_split.append(rows)
+    return np.unique(np.concatenate(rows_by_split), axis=0)

@@ -1,4 +1,4 @@
-"""Time of the vector unit's kernels at the rates of the physics, by what bounds their class."""
+"""Time of the vector unit's kernels at the hardware's rates, by the bound of their class."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, CubeWork, Task
 from pipeline.backends.ascend.cost.efficiency import Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
 
 Bound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1, "int16": 2}
 BIAS_CHANNELS_PER_CORE = 8
 """BiasAddGrad ran on 8, 16, 24 and 32 cores for 64, 128, 192 and 256 channels (trace of 2023)."""
 
@@ -25,7 +25,7 @@ with numbers of the channel, as are the sums; the backward pass has two and a ma
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Time of a task beyond its floor at the rates of the physics, and what bounds it."""
+    """Time of a task beyond its floor at the hardware's rates, and its bound."""
 
     us: float
     bound: Bound
@@ -34,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class CostContext:
-    """What the price of one task depends on besides itself. `tiles` are by index of the task."""
+    """Inputs of one task's price besides the task itself. `tiles` are by index of the task."""
 
     hw: Hardware
     constants: Constants
@@ -42,26 +42,21 @@ class CostContext:
     tiles: Mapping[int, Tiling]
 
 
-def item_bytes(dtype: str) -> int:
-    """Bytes of an element."""
-    return ITEM_BYTES.get(dtype, 8 if dtype.endswith("64") else 4)
-
-
 def join(*parts_us: float, power: float) -> float:
-    """Between the sum (power 1) and the largest (power infinity) of what runs side by side."""
+    """Return the p-norm of parallel parts: their sum at power 1, the largest at infinity."""
     largest = max(parts_us)
     if largest <= 0:
         return 0.0
     return float(largest * sum((part / largest) ** power for part in parts_us) ** (1 / power))
 
 
-def vector_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Work of any task of the vector unit but products."""
-    return WORK_BY_CLASS.get(task.cost_class, _streaming_work)(task, traffic, setting)
+def vector_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of any task of the vector unit but products."""
+    return WORK_BY_CLASS.get(task.cost_class, _streaming_work)(task, traffic, context)
 
 
 def vector_product(work: CubeWork, hw: Hardware) -> Work:
-    """float32 products: 16 rows a core at the rate of one core's vector unit.
+    """Return the work of float32 products: 16 rows a core at the rate of one core's vector unit.
 
     The trace of 2020 has them on one core where there are 2 rows, on all for 4096.
     """
@@ -71,20 +66,22 @@ def vector_product(work: CubeWork, hw: Hardware) -> Work:
     return Work(macs / (hw.fp32_matmul_gmacs_per_s * 1e3), "vector", cores)
 
 
-def depthwise_work(work: CubeWork, traffic: Traffic, setting: CostContext) -> Work:
-    """Depthwise convolutions: a lane of the vector unit for a multiply-add."""
-    lanes_us = work.macs * item_bytes(work.dtype) / setting.hw.vector_bytes_per_us
-    return _joined(lanes_us, traffic, setting, setting.hw.ai_cores_count)
+def depthwise_work(work: CubeWork, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of depthwise convolutions: one lane of the vector unit per multiply-add."""
+    lanes_us = work.macs * item_bytes(work.dtype) / context.hw.vector_bytes_per_us
+    return _joined(lanes_us, traffic, context, context.hw.ai_cores_count)
 
 
-def _streaming_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Lanes of the vector unit beside the traffic."""
-    return _joined(_lanes_us(task, setting), traffic, setting, _cores(traffic, setting))
+def _streaming_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a stream: lanes of the vector unit beside the traffic."""
+    return _joined(_lanes_us(task, context), traffic, context, _cores(traffic, context))
 
 
-def _joined(lanes_us: float, traffic: Traffic, setting: CostContext, cores: float) -> Work:
-    """Reads and writes take turns at the cores' ports; the lanes work beside them."""
-    hw, constants = setting.hw, setting.constants
+def _joined(lanes_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
+    """Return the joined time: reads and writes alternate at the cores' ports, lanes run beside
+    them.
+    """
+    hw, constants = context.hw, context.constants
     hbm_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     hbm_us += traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
     l2_bytes_per_us = hw.ai_cores_count * hw.ai_core_clock_mhz * hw.l2_read_bytes_per_cycle
@@ -98,49 +95,52 @@ def _joined(lanes_us: float, traffic: Traffic, setting: CostContext, cores: floa
     return Work(us, max(stages)[1], cores)
 
 
-def _lanes_us(task: Task, setting: CostContext) -> float:
-    work, constants = task.vector, setting.constants
+def _lanes_us(task: Task, context: CostContext) -> float:
+    work, constants = task.vector, context.constants
     if work is None:
         return 0.0
     passes = work.simple + constants.heavy_operations * work.heavy
     if task.cost_class in ("bn_reduce", "bn_update"):
         passes = min(passes, NORMALISATION_PASSES)
     lane_bytes = work.elements * max(item_bytes(work.dtype), 2)
-    return lane_bytes * passes / (setting.hw.vector_bytes_per_us * constants.vector_rate)
+    return lane_bytes * passes / (context.hw.vector_bytes_per_us * constants.vector_rate)
 
 
-def _cores(traffic: Traffic, setting: CostContext) -> float:
-    wanted = math.ceil(max(traffic.read_bytes, traffic.write_bytes) / setting.constants.core_bytes)
-    return min(setting.hw.ai_cores_count, max(wanted, 1))
+def _cores(traffic: Traffic, context: CostContext) -> float:
+    wanted = math.ceil(max(traffic.read_bytes, traffic.write_bytes) / context.constants.core_bytes)
+    return min(context.hw.ai_cores_count, max(wanted, 1))
 
 
-def _cycles_us(pieces: float, cores: float, cycles_each: float, hw: Hardware) -> float:
-    """Pieces of work dealt out to cores, one after another on each."""
-    return math.ceil(pieces / cores) * cycles_each / hw.ai_core_clock_mhz
+def _cycles_us(chunks: float, cores: float, cycles_each: float, hw: Hardware) -> float:
+    """Return the time of equal chunks of work on the cores, one after another on each."""
+    return math.ceil(chunks / cores) * cycles_each / hw.ai_core_clock_mhz
 
 
-def _bias_grad_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """A matrix is streamed; a feature map is walked by image and channel."""
-    source = setting.buffers[task.reads[0]]
+def _bias_grad_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a bias gradient: a matrix is streamed, a feature map walked by channel.
+
+    The walk is by image and channel.
+    """
+    source = context.buffers[task.reads[0]]
     if len(source.shape) <= 2:
-        return _streaming_work(task, traffic, setting)
-    channels = max(math.prod(setting.buffers[task.writes[0]].shape), 1)
-    cores = min(setting.hw.ai_cores_count, math.ceil(channels / BIAS_CHANNELS_PER_CORE))
+        return _streaming_work(task, traffic, context)
+    channels = max(math.prod(context.buffers[task.writes[0]].shape), 1)
+    cores = min(context.hw.ai_cores_count, math.ceil(channels / BIAS_CHANNELS_PER_CORE))
     segments = source.shape[0] * channels
-    constants = setting.constants
+    constants = context.constants
     each = constants.bias_segment_cycles
     each += traffic.read_bytes / segments / constants.bias_bytes_per_cycle
-    return _joined(_cycles_us(segments, cores, each, setting.hw), traffic, setting, cores)
+    return _joined(_cycles_us(segments, cores, each, context.hw), traffic, context, cores)
 
 
-def _pool_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Pooling walks blocks of one image and 16 channels: every tap of every pooled position.
+def _pool_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a pooling, which walks blocks of one image and 16 channels, tap by tap.
 
     The three maxima of the AlexNet trace and their gradients (msprof, 2023) are linear in the
     pooled positions, not in the larger map's: windows that overlap more cost more.
     """
-    constants, vector = setting.constants, task.vector
-    shapes = [setting.buffers[index].shape for index in (*task.reads, *task.writes)]
+    constants, vector = context.constants, task.vector
+    shapes = [context.buffers[index].shape for index in (*task.reads, *task.writes)]
     shape = max((shape for shape in shapes if len(shape) >= 3), key=math.prod, default=(1, 1))
     blocks = max(shape[0] * math.ceil(shape[-1] / CHANNEL_BLOCK), 1)
     taps = vector.elements * vector.simple / CHANNEL_BLOCK / blocks if vector else 1.0
@@ -148,72 +148,75 @@ def _pool_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
         each = constants.pool_grad_block_cycles + taps * constants.pool_grad_tap_cycles
     else:
         each = constants.pool_block_cycles + taps * constants.pool_tap_cycles
-    cores = min(setting.hw.ai_cores_count, blocks)
-    return _joined(_cycles_us(blocks, cores, each, setting.hw), traffic, setting, cores)
+    cores = min(context.hw.ai_cores_count, blocks)
+    return _joined(_cycles_us(blocks, cores, each, context.hw), traffic, context, cores)
 
 
-def _row_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Gather and scatter: a latency a row besides the bytes."""
-    hw, constants = setting.hw, setting.constants
-    rows = _picked_rows(task, setting.buffers)
+def _row_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a gather or scatter: a latency a row besides the bytes."""
+    hw, constants = context.hw, context.constants
+    rows = _picked_rows(task, context.buffers)
     gather = task.cost_class == "gather"
     each = constants.gather_row_cycles if gather else constants.scatter_row_cycles
     cores = min(hw.ai_cores_count, rows)
-    return _joined(_cycles_us(rows, cores, each, hw), traffic, setting, cores)
+    return _joined(_cycles_us(rows, cores, each, hw), traffic, context, cores)
 
 
 def _picked_rows(task: Task, buffers: tuple[Buffer, ...]) -> int:
-    """Rows of a gather or scatter: its indices, or rows of what it makes where it has none."""
+    """Return the rows of a gather or scatter: its indices, or its output's rows if it has none."""
     indices = [buffers[i] for i in task.reads if "int" in buffers[i].dtype]
     if indices:
         return max(math.prod(min(indices, key=lambda buffer: buffer.nbytes).shape), 1)
     return max(math.prod(buffers[task.writes[0]].shape[:-1]), 1)
 
 
-def _minor_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """Softmax, layer norm: rows of the minor axis, a fixed cost each besides lanes and traffic."""
-    shape = max((setting.buffers[index].shape for index in task.reads), key=math.prod, default=())
+def _minor_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of softmax and layer norm: a fixed cost a row besides lanes and traffic."""
+    shape = max((context.buffers[index].shape for index in task.reads), key=math.prod, default=())
     long = [length for length in shape if length > 1]
-    cores = _cores(traffic, setting)
-    each = setting.constants.minor_row_cycles
-    fixed_us = _cycles_us(max(math.prod(long[:-1]), 1), cores, each, setting.hw)
-    return _joined(fixed_us + _lanes_us(task, setting), traffic, setting, cores)
+    cores = _cores(traffic, context)
+    each = context.constants.minor_row_cycles
+    fixed_us = _cycles_us(max(math.prod(long[:-1]), 1), cores, each, context.hw)
+    return _joined(fixed_us + _lanes_us(task, context), traffic, context, cores)
 
 
-def _trans_data_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """A stream where rows are whole blocks of 32 bytes; else row by row, short ones by element."""
-    constants, cores = setting.constants, _cores(traffic, setting)
-    row = _plain_row(setting.buffers[task.reads[0]], setting.buffers[task.writes[0]])
+def _trans_data_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of TransData: a stream where rows are whole blocks of 32 bytes.
+
+    Other rows are copied one by one, short ones by element.
+    """
+    constants, cores = context.constants, _cores(traffic, context)
+    row = _plain_row(context.buffers[task.reads[0]], context.buffers[task.writes[0]])
     if row % CHANNEL_BLOCK == 0:
-        return _joined(0.0, traffic, setting, cores)
-    rows = math.prod(setting.buffers[task.writes[0]].shape) // row
+        return _joined(0.0, traffic, context, cores)
+    rows = math.prod(context.buffers[task.writes[0]].shape) // row
     each = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
-    return _joined(_cycles_us(rows, cores, each, setting.hw), traffic, setting, cores)
+    return _joined(_cycles_us(rows, cores, each, context.hw), traffic, context, cores)
 
 
-def _plain_row(source: Buffer, made: Buffer) -> int:
-    """Elements that lie together in the plain layout: a row, a channel's plane where those are."""
-    plain, blocked = (source, made) if source.layout == "ND" else (made, source)
+def _plain_row(source: Buffer, output: Buffer) -> int:
+    """Return the adjacent elements in the plain layout: a row, or a channel's plane."""
+    plain, blocked = (source, output) if source.layout == "ND" else (output, source)
     planes = blocked.layout == "NC1HWC0" and plain.shape[-1:] != blocked.shape[-1:]
     return max(math.prod(plain.shape[2:] if planes else plain.shape[-1:]), 1)
 
 
-def _transpose_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """A copy of rows where the minor axis stays; else element by element."""
-    source, made = setting.buffers[task.reads[0]], setting.buffers[task.writes[0]]
-    cores = _cores(traffic, setting)
-    if source.shape[-1:] == made.shape[-1:]:
-        return _joined(0.0, traffic, setting, cores)
-    each = setting.constants.transpose_element_cycles
-    elements = max(math.prod(made.shape), 1)
-    return _joined(_cycles_us(elements, cores, each, setting.hw), traffic, setting, cores)
+def _transpose_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a transpose: rows where the minor axis stays, else single elements."""
+    source, output = context.buffers[task.reads[0]], context.buffers[task.writes[0]]
+    cores = _cores(traffic, context)
+    if source.shape[-1:] == output.shape[-1:]:
+        return _joined(0.0, traffic, context, cores)
+    each = context.constants.transpose_element_cycles
+    elements = max(math.prod(output.shape), 1)
+    return _joined(_cycles_us(elements, cores, each, context.hw), traffic, context, cores)
 
 
-def _sort_work(task: Task, traffic: Traffic, setting: CostContext) -> Work:
-    """A merge sort: every element as many times as the length has bits."""
+def _sort_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a merge sort: every element once per bit of the length."""
     elements = max(task.vector.elements if task.vector else 1, 2)
-    lanes_us = _lanes_us(task, setting) * math.log2(elements)
-    return _joined(lanes_us, traffic, setting, _cores(traffic, setting))
+    lanes_us = _lanes_us(task, context) * math.log2(elements)
+    return _joined(lanes_us, traffic, context, _cores(traffic, context))
 
 
 WORK_BY_CLASS: Mapping[str, Callable[[Task, Traffic, CostContext], Work]] = {
@@ -228,4 +231,4 @@ WORK_BY_CLASS: Mapping[str, Callable[[Task, Traffic, CostContext], Work]] = {
     "transpose": _transpose_work,
     "sort": _sort_work,
 }
-"""Classes that are more than a stream."""
+"""Classes with a rule of their own; the others are streams."""

@@ -1,9 +1,9 @@
 """Fit the calibration to published steps: `python -m pipeline.backends.ascend.fit.calibrate`.
 
-Few parameters, each with a prior: the log of a multiplier for every group of classes, and the time
-that a task takes beyond its kernel. The loss is Huber's on log(modelled / published), one-sided
-for rows that the host's pipeline may have bounded; a row of a family of n weighs 1 / sqrt(n). A
-step is taken as linear in the groups' times, which one step of a stream is.
+It has few parameters, each with a prior: the log of a multiplier for every group of classes, and a
+task's time beyond its kernel. The loss is Huber's on log(modelled / published), one-sided for rows
+that the host's pipeline may have bounded; a row of a family of n weighs 1 / sqrt(n). A step is
+taken as linear in the groups' times, which holds for one step of a stream.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import yaml
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import (
     CALIBRATION_FILE,
     GROUPS,
@@ -24,13 +25,13 @@ from pipeline.backends.ascend.cost.calibration import (
     calibrate_with,
 )
 from pipeline.backends.ascend.fit.workloads import Published, published_steps, traced
-from pipeline.backends.ascend.price.pricing import Chipset, ExecutionConfig, Pricing, chipset
-from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.pricing.pricing import PricedChip, Pricing, chipset
+from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
 
 TRACED_LOG_SD, UNTRACED_LOG_SD = 0.05, 0.15
-"""How far a group's multiplier may be from 1: published steps of one network differ by a third from
-one software to the next, so that they say little against kernels that were timed."""
+"""Prior spread of a group's multiplier: published steps of one network differ by a third from one
+software to the next, so that they say little against kernels that were timed."""
 TASK_US_PRIOR = (1.0, 0.7)
 """Mean and spread: the floors come from AlexNet, whose kernels are few and large."""
 HUBER = 0.2
@@ -38,10 +39,11 @@ HUBER = 0.2
 
 @dataclass(frozen=True)
 class Parts:
-    """A published row, and its modelled step in ms taken apart.
+    """A published row, and its modelled step in ms by groups.
 
     `groups` are the groups' work at multiplier 1, `tasks` the number of tasks in thousands, `rest`
-    what no parameter changes; `spread` is what the spreads of its classes give together.
+    the part that no parameter changes; `spread` is the standard deviation from its classes'
+    spreads.
     """
 
     row: Published
@@ -51,39 +53,41 @@ class Parts:
     spread: float
 
     def step_ms(self, point: np.ndarray) -> float:
-        """The step at (log multipliers, task_us)."""
+        """Return the step at (log multipliers, task_us)."""
         return float(self.rest + self.groups @ np.exp(-point[:-1]) + self.tasks * point[-1])
 
 
-def question_of(row: Published) -> ExecutionConfig:
-    """What a published row asks."""
+def config_of(row: Published) -> ExecutionConfig:
+    """Return the options that a published row was run with."""
     return ExecutionConfig(row.precision, row.mode, 1000, row.devices, row.fusion)
 
 
-def report_of(row: Published, calibration: Calibration, chip: Chipset | None = None) -> Report:
-    """The modelled step of a row."""
+def price_row(
+    row: Published, calibration: Calibration, chip: PricedChip | None = None
+) -> PricedStep:
+    """Return the modelled step of a row."""
     chip = chip or chipset("ascend910")
     pricing = Pricing(traced(row), chip, calibration)
     if row.op_launch_us is not None:
         pricing = pricing.on(op_launch_us=row.op_launch_us)
-    return pricing.report(question_of(row))
+    return pricing.step(config_of(row))
 
 
 def split_by_group(row: Published) -> Parts:
-    """Price a row with each group at twice its rate; what is saved is half the group's work."""
+    """Price a row with each group at twice its rate; the time saved is half the group's work."""
     ones = dict.fromkeys(GROUPS, 1.0)
-    whole = report_of(row, calibrate_with(ones, 0.0))
+    whole = price_row(row, calibrate_with(ones, 0.0))
     groups = []
     for group in GROUPS:
-        faster = report_of(row, calibrate_with({**ones, group: 2.0}, 0.0))
+        faster = price_row(row, calibrate_with({**ones, group: 2.0}, 0.0))
         groups.append(2 * (whole.step_ms - faster.step_ms))
     tasks = sum(task.repeat for task in whole.graph.tasks if task.engine in ("cube", "vector"))
-    spread = class_spread(whole.graph, whole.times, whole.timeline, whole.pricing.calibration)
+    spread = class_spread(whole.graph, whole.times, whole.timeline, whole.calibration)
     return Parts(row, np.array(groups), tasks / 1e3, whole.step_ms - sum(groups), spread)
 
 
 def fit(parts: Sequence[Parts]) -> np.ndarray:
-    """The parameters that fit best, by damped Gauss-Newton steps on Huber weights."""
+    """Return the best parameters, by damped Gauss-Newton steps on Huber weights."""
     families = Counter(part.row.family for part in parts)
     weights = np.array([families[part.row.family] ** -0.5 for part in parts])
     point = np.append(np.zeros(len(GROUPS)), TASK_US_PRIOR[0])
@@ -107,7 +111,7 @@ def _prior_precision() -> np.ndarray:
 
 
 def _errors(parts: Sequence[Parts], point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """log(modelled / published) of every row, 0 where a bound is kept, and its derivatives."""
+    """Return log(modelled / published) by row, 0 where a bound is kept, and its derivatives."""
     errors, slopes = [], []
     for part in parts:
         modelled = part.step_ms(point)
@@ -122,13 +126,13 @@ def _errors(parts: Sequence[Parts], point: np.ndarray) -> tuple[np.ndarray, np.n
 def calibration_at(
     point: np.ndarray, log_sd: float = 0.2, interval_scale: float = 1.0
 ) -> Calibration:
-    """The calibration that a fitted point stands for."""
+    """Return the calibration at a fitted point."""
     multipliers = dict(zip(GROUPS, np.exp(point[:-1]).tolist(), strict=True))
     return calibrate_with(multipliers, float(point[-1]), log_sd, interval_scale)
 
 
 def left_out_errors(parts: Sequence[Parts]) -> np.ndarray:
-    """log(modelled / published) of every row, by the fit to all families but its own."""
+    """Return log(modelled / published) of every row, by the fit to all families but its own."""
     errors = np.zeros(len(parts))
     for family in sorted({part.row.family for part in parts}):
         point = fit([part for part in parts if part.row.family != family])
@@ -139,10 +143,10 @@ def left_out_errors(parts: Sequence[Parts]) -> np.ndarray:
 
 
 def spread_of(parts: Sequence[Parts]) -> tuple[float, float]:
-    """What to add to the classes' spread, and the scale that makes 80 % of rows lie inside.
+    """Return the spread beyond the classes' own, and the scale that puts 80 % of rows inside.
 
-    Families weigh as in the fit. The first is the normal standard deviation that the median
-    absolute error of left-out rows stands for (0.6745 is the normal's 75th percentile).
+    Families weigh as in the fit. The first is the normal standard deviation that corresponds to the
+    median absolute error of held-out rows (0.6745 is the normal's 75th percentile).
     """
     device = [place for place, part in enumerate(parts) if part.row.quality == "device"]
     errors = np.abs(left_out_errors(parts))[device]
@@ -154,7 +158,7 @@ def spread_of(parts: Sequence[Parts]) -> tuple[float, float]:
 
 
 def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """The weighted quantile: the least value that this share of the weight does not exceed."""
+    """Return the weighted quantile: the least value with this share of the weight below it."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) / weights.sum()
     return float(values[order][np.searchsorted(reached, share)])
@@ -163,7 +167,7 @@ def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
 def fitted_parts(
     watch: Callable[[Published], None] = lambda row: None,
 ) -> tuple[Parts, ...]:
-    """All rows that are fitted to, taken apart."""
+    """Return all rows of the fit, by groups."""
     parts = []
     for row in published_steps():
         if row.quality != "pair":

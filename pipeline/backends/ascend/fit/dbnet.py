@@ -27,7 +27,7 @@ from pipeline.models.networks.mobilenet_v3 import MobileNetV3
 from pipeline.models.networks.resnet import ResNet
 
 STRIDES = (4, 8, 16, 32)
-"""By how much the backbone shrinks the images where the pyramid reads it."""
+"""Factor by which the backbone shrinks the images where the pyramid reads it."""
 
 STEEPNESS = 50.0
 """k of the binarisation (Liao et al. 2020, eq. 2)."""
@@ -45,15 +45,15 @@ class DBNet(nn.Module):
     backbone: tuple[LayerSpec, ...]
     initializers: InitSpec
     features: int
-    """Of each level of the pyramid."""
+    """Features of each level of the pyramid."""
     dtype: str
-    """What activations are computed in."""
+    """Type of the activations."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
-        """Maps (batch, height, width, 3), float32: probability, threshold and binary map.
+        """Return maps (batch, height, width, 3), float32: probability, threshold and binary map.
 
-        Height and width must be multiples of 32; ValueError where they are not.
+        Height and width must be multiples of 32; raises ValueError otherwise.
         """
         if images.ndim != 4 or images.shape[1] % 32 or images.shape[2] % 32:
             raise ValueError(
@@ -72,7 +72,9 @@ class DBNet(nn.Module):
         return jnp.concatenate([probability, threshold, binary], axis=-1)
 
     def _pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
-        """All levels at a quarter of the size, side by side: (batch, h / 4, w / 4, features)."""
+        """Return all levels at a quarter of the size, side by side: (batch, h / 4, w / 4,
+        features).
+        """
         lateral, smooth = Conv(features=self.features, kernel=1), self.features // 4
         above: Array | None = None
         smoothed = []
@@ -87,12 +89,14 @@ class DBNet(nn.Module):
 
 
 class _Backbone(nn.Module):
+    """A network without its classifier, read at every size."""
+
     layers: tuple[LayerSpec, ...]
     site: LayerContext
 
     @nn.compact
     def __call__(self, images: Array) -> dict[int, Array]:
-        """The last activations of every size, by how many times smaller than the images."""
+        """Return the last activations of every size, by the factor that they are shrunk by."""
         x, levels = images, {}
         for name, layer in zip(scope_names(self.layers), self.layers, strict=True):
             x = apply_layer(layer, x, self.site.inside(name))
@@ -106,7 +110,8 @@ def dbnet(
     features: int = 256,
     dtype: str = "float32",
 ) -> nn.Module:
-    """DBNet on a backbone without its classifier, called as `module(images NHWC, train=bool)`.
+    """Return DBNet on a backbone without its classifier, called as `module(images NHWC,
+    train=bool)`.
 
     `features` are those of each level of the pyramid, a multiple of 4. With ResNet-18 it has
     12,340,930 parameters. Raises ValueError on a backbone of another name, or one that doesn't
@@ -142,7 +147,7 @@ def _backbone(name: str) -> LayeredModelSpec:
 
 
 def _head(features: int) -> tuple[LayerSpec, ...]:
-    """Twice the size, and again: one value between 0 and 1 for every pixel of the images."""
+    """Double the size twice: one value between 0 and 1 for every pixel of the images."""
     return (
         Conv(features=features, kernel=3),
         BatchNorm(),

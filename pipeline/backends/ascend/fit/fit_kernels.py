@@ -1,9 +1,9 @@
-"""Fits the cost model to timed kernels: `python -m pipeline.backends.ascend.fit.fit_kernels`.
+"""Fit the cost model to timed kernels: `python -m pipeline.backends.ascend.fit.fit_kernels`.
 
-Shared constants first start from what documents and arithmetic suggest (`PRIORS`), rates of the
-classes from 1. Coordinate descent lowers a Huber loss of log(measured / modelled), in which a
-kernel weighs by its time, plus the distance from the start. No kernel is singled out. Classes with
-fewer than `FEWEST` kernels keep the rates that the file has.
+Shared constants start from the figures of documents and arithmetic (`PRIORS`), rates of the classes
+from 1. Coordinate descent lowers a Huber loss of log(measured / modelled), in which a kernel weighs
+by its time, plus the distance from the start. No kernel is singled out. Classes with fewer than
+`FEWEST` kernels keep the rates of the file.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ PRIORS = Constants(
     pool_grad_block_cycles=5300.0,
     pool_grad_tap_cycles=4.1,
 )
-"""Where the fit starts. Overlap: 1 adds stages, infinity hides all but the longest. The cycles are
-slopes of a few kernels of one kind that differ in size, read off the traces by hand. Writes are
-held at device memory's nominal rate, which MemSet reaches."""
+"""Start of the fit. Overlap: 1 adds stages, infinity counts only the longest. The cycles are slopes
+of a few kernels of one kind that differ in size, read off the traces by hand. Writes are held at
+device memory's nominal rate, which MemSet reaches."""
 
 AT_LEAST_ONE = ("cube_overlap", "vector_overlap")
 FEWEST = 5
@@ -66,7 +66,7 @@ SHORT_US = 10.0
 STEPS = (0.2, 0.07, 0.02)
 LEAST_SD = 0.1
 OTHER_SCHEDULE_CORES = 16
-"""Products of the 2020 trace on fewer cores are left out: its release put batches of 2 on 1 to 8
+"""Products of the 2020 trace on fewer cores are skipped: its release put batches of 2 on 1 to 8
 cores, which the one of 2023 doesn't."""
 
 
@@ -82,12 +82,13 @@ class Residual:
 
     @property
     def log_ratio(self) -> float:
+        """log(measured / modelled)."""
         return math.log(self.measured_us / self.modelled_us)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassFit:
-    """How a class does: median of measured / modelled, median absolute log deviation from it."""
+    """Fit of a class: median of measured / modelled, median absolute log deviation from it."""
 
     cost_class: str
     count: int
@@ -101,20 +102,20 @@ class ClassFit:
 def measure_residuals(
     traces: Sequence[Trace], hw: Hardware, efficiency: Efficiency
 ) -> list[Residual]:
-    """The kernels of the traces against the model; float32 products are shown apart."""
-    found = []
+    """Return the traces' kernels against the model; float32 products are separate."""
+    compared = []
     for trace in traces:
         times = price_tasks(trace.graph, hw, efficiency)
         for kernel, task, time in zip(trace.kernels, trace.graph.tasks, times, strict=True):
             if task.cost_class == "conv" and 0 < kernel.cores < OTHER_SCHEDULE_CORES:
                 continue
             name = "matmul (float32)" if runs_on_vector(task) else task.cost_class
-            found.append(Residual(trace.name, kernel.name, name, kernel.us, time.us))
-    return found
+            compared.append(Residual(trace.name, kernel.name, name, kernel.us, time.us))
+    return compared
 
 
 def fit(traces: Sequence[Trace], hw: Hardware, start: Efficiency) -> Efficiency:
-    """Constants and rates that lower the loss; deterministic."""
+    """Return the constants and rates that lower the loss; deterministic."""
     fitted = _fitted_classes(measure_residuals(traces, hw, start))
     point = {**_logs(asdict(PRIORS)), **_logs({f"rate {name}": 1.0 for name in fitted})}
     origin = dict(point)
@@ -129,7 +130,7 @@ def fit(traces: Sequence[Trace], hw: Hardware, start: Efficiency) -> Efficiency:
 
 
 def _descend(point: dict[str, float], step: float, loss: Any) -> dict[str, float]:
-    """Steps along one coordinate after another until none helps, at most ten times round."""
+    """Step along one coordinate after another until none helps, at most ten times round."""
     best = loss(point)
     for _ in range(10):
         before = best
@@ -197,7 +198,7 @@ def _distance(at: Mapping[str, float], origin: Mapping[str, float]) -> float:
 def _with_spread(
     efficiency: Efficiency, fitted: Mapping[str, int], traces: Sequence[Trace], hw: Hardware
 ) -> Efficiency:
-    """The spread of each class and where it is from; numbers rounded as the file has them."""
+    """Return each class's spread and source; numbers are rounded as in the file."""
     residuals = measure_residuals(traces, hw, efficiency)
     classes = dict(efficiency.classes)
     for name, count in fitted.items():
@@ -211,7 +212,7 @@ def _with_spread(
 
 
 def summarise(residuals: Sequence[Residual], efficiency: Efficiency) -> list[ClassFit]:
-    """One row for each class that the traces have."""
+    """Return one row for each class of the traces."""
     names = sorted({residual.cost_class for residual in residuals})
     return [_summary(name, residuals, efficiency) for name in names]
 
@@ -233,7 +234,7 @@ def _summary(name: str, residuals: Sequence[Residual], efficiency: Efficiency) -
 
 
 def write_efficiency(efficiency: Efficiency, path: Path = EFFICIENCY_FILE) -> None:
-    """The file that `load_efficiency` reads."""
+    """Return the file that `load_efficiency` reads."""
     head = (
         "# Written by python -m pipeline.backends.ascend.fit.fit_kernels; fields: efficiency.py.\n"
     )

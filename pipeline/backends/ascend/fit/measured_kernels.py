@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import (
     Buffer,
     CostClass,
@@ -26,7 +27,6 @@ from pipeline.backends.ascend.chip.tasks import (
 from pipeline.errors import RunError
 
 KERNELS_FILE = Path(__file__).parent / "data" / "kernels.csv"
-ITEM_BITS = {"bool": 8, "uint8": 8, "float16": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Trace:
 
 
 def read_traces(path: Path = KERNELS_FILE) -> tuple[Trace, ...]:
-    """Every trace of the file, in its order. Raises RunError for a row that is not a kernel."""
+    """Return every trace of the file, in its order. Raises RunError for a row that is no kernel."""
     rows: dict[str, list[dict[str, str]]] = {}
     with path.open(newline="") as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             if row.get("cost_class") not in get_args(CostClass):
                 raise RunError(f"{path}:{number}: no cost class {row.get('cost_class')!r}")
             rows.setdefault(row["trace"], []).append(row)
-    return tuple(_trace(name, found) for name, found in rows.items())
+    return tuple(_trace(name, kernels) for name, kernels in rows.items())
 
 
 def _trace(name: str, rows: list[dict[str, str]]) -> Trace:
@@ -72,13 +72,13 @@ def _trace(name: str, rows: list[dict[str, str]]) -> Trace:
 
 
 def _buffer(text: str, buffers: dict[str, Buffer]) -> int:
-    """Index of the buffer that the text names. A name with another shape is another buffer."""
+    """Return the index of the named buffer. A name with another shape is another buffer."""
     if text not in buffers:
         name, dtype, shape_text, layout = text.split(":")
         shape = tuple(int(length) for length in shape_text.split("x"))
-        nbytes = math.prod(shape) * ITEM_BITS.get(dtype, 32) // 8
-        made = Buffer(len(buffers), shape, dtype, layout, nbytes, "activation", name)  # type: ignore[arg-type]
-        buffers[text] = made
+        nbytes = math.prod(shape) * item_bytes(dtype)
+        buffer = Buffer(len(buffers), shape, dtype, layout, nbytes, "activation", name)  # type: ignore[arg-type]
+        buffers[text] = buffer
     return buffers[text].index
 
 
@@ -99,13 +99,13 @@ def _task(row: dict[str, str], reads: tuple[int, ...], writes: tuple[int, ...]) 
 
 
 def _cube(text: str) -> CubeWork:
-    """From "batch m k n taps stride dtype"."""
+    """Parse "batch m k n taps stride dtype"."""
     *numbers, dtype = text.split()
     batch, m, k, n, taps, stride = (int(number) for number in numbers)
     return CubeWork(batch, m, k, n, batch * m * k * n, taps, stride, dtype)
 
 
 def _vector(text: str) -> VectorWork:
-    """From "elements dtype simple heavy"."""
+    """Parse "elements dtype simple heavy"."""
     elements, dtype, simple, heavy = text.split()
     return VectorWork(int(elements), dtype, float(simple), float(heavy))

@@ -1,8 +1,8 @@
-"""The modelled AlexNet step against every kernel of a published trace of the same step.
+"""Compare the modelled AlexNet step with every kernel of a published trace of the same step.
 
 The trace (msprof, 2023: MindSpore's AlexNet for CIFAR-10, batch 32 on each of 8 devices) also
 normalises and transposes its images on the device, four kernels of 317 us together, which the
-modelled step has done on the host; they are left out of the sums.
+modelled step has done on the host; the sums skip them.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import Calibration
 from pipeline.backends.ascend.fit.measured_kernels import read_traces
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
-from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.report.priced_step import PricedStep
 
 TRACE = "alexnet_b32_2023"
 ON_THE_HOST = ("Cast-op239", "Sub-op5", "RealDiv-op6", "Transpose-op524")
 PHASES_MS = {"forward and backward": 4.27 - 0.317, "all-reduce": 9.30, "update": 1.69}
 STEP_MS = 15.375
-"""Of the trace's step_trace, median of 9 steps; the first without the kernels left out."""
+"""Median of 9 steps of the trace's step_trace; the first phase without the skipped kernels."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One line: what was traced and what the model says, in the same unit."""
+    """One line: traced and modelled value, in the same unit."""
 
     name: str
     published: float
@@ -38,34 +39,34 @@ class Compared:
         return self.modelled / self.published
 
 
-def alexnet_report(calibration: Calibration) -> Report:
-    """The traced step, priced."""
+def alexnet_step(calibration: Calibration) -> PricedStep:
+    """Return the traced step, priced."""
     traced = image_step("alexnet", 32, 227, 10)
     pricing = Pricing(traced, chipset("ascend910"), calibration)
-    return pricing.report(ExecutionConfig(devices=8))
+    return pricing.step(ExecutionConfig(devices=8))
 
 
-def compare_step(report: Report) -> list[Compared]:
-    """The step and its phases, in ms."""
-    phases = report.phases
+def compare_step(step: PricedStep) -> list[Compared]:
+    """Compare the step and its phases, in ms."""
+    phases = step.phases
     modelled = {
-        "forward and backward": report.iteration.fp_bp_us / 1e3,
+        "forward and backward": step.iteration.fp_bp_us / 1e3,
         "all-reduce": phases["communication"],
         "update": phases["optimizer"],
     }
     parts = [Compared(name, ms, modelled[name]) for name, ms in PHASES_MS.items()]
-    return [Compared("step", STEP_MS, report.step_ms), *parts]
+    return [Compared("step", STEP_MS, step.step_ms), *parts]
 
 
-def compare_classes(report: Report) -> list[Compared]:
-    """Kernels by class, in us."""
-    (trace,) = [found for found in read_traces() if found.name == TRACE]
+def compare_classes(step: PricedStep) -> list[Compared]:
+    """Compare kernels by class, in us."""
+    (trace,) = [known for known in read_traces() if known.name == TRACE]
     published: dict[str, float] = defaultdict(float)
     for kernel, task in zip(trace.kernels, trace.graph.tasks, strict=True):
         if kernel.name not in ON_THE_HOST:
             published[task.cost_class] += kernel.us
     modelled: dict[str, float] = defaultdict(float)
-    for priced in report.tasks:
+    for priced in step.tasks:
         modelled[priced.cost_class] += priced.us
     return [
         Compared(name, us, modelled[name])
@@ -73,11 +74,11 @@ def compare_classes(report: Report) -> list[Compared]:
     ]
 
 
-def lines(report: Report) -> Iterator[str]:
-    """The comparison as text."""
+def lines(step: PricedStep) -> Iterator[str]:
+    """Return the comparison as text."""
     for name, unit, rows in (
-        ("AlexNet's trace", "ms", compare_step(report)),
-        ("its kernels", "us", compare_classes(report)),
+        ("AlexNet's trace", "ms", compare_step(step)),
+        ("its kernels", "us", compare_classes(step)),
     ):
         yield f"{name:22} {'published':>10} {'modelled':>10}  ratio"
         for row in rows:

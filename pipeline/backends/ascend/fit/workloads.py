@@ -15,10 +15,9 @@ import optax
 from flax import linen as nn
 from omegaconf import OmegaConf
 
-from pipeline.backends.ascend.chip.options import Mode
-from pipeline.backends.ascend.compiler.phases import Precision
+from pipeline.backends.ascend.chip.options import Mode, Precision
 from pipeline.backends.ascend.fit.dbnet import dbnet
-from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 from pipeline.data.columns import ColumnSpec
 from pipeline.errors import RunError
 from pipeline.files.package_paths import CONF
@@ -28,15 +27,16 @@ from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.first_order import Adam, Momentum
 from pipeline.training.part_specs import OptimizerSpec
+from pipeline.training.state import StepConfig
 from pipeline.training.step import make_train_step, make_update_only_step
-from pipeline.training.step_parts import StepConfig
 
 PUBLISHED = Path(__file__).with_name("data") / "published.csv"
 
 Quality = Literal["device", "at_most", "pair"]
 """`device`: the device's own speed. `at_most`: the host's pipeline was, or may have been, slower,
-so that the device took at most so long. `pair`: eager and graph mode of one training that does
-more than is modelled (DBNet mines its negatives by a sort); only their ratio is compared."""
+so that the time is an upper bound of the device's. `pair`: eager and graph mode of one training
+that does more than is modelled (DBNet mines its negatives by a sort); only their ratio is
+compared."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Published:
 
 @cache
 def published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
-    """The rows of the table, in its order."""
+    """Return the rows of the table, in its order."""
     with file.open(newline="", encoding="utf-8") as lines:
         return tuple(_row(row) for row in csv.DictReader(lines))
 
@@ -92,7 +92,7 @@ def _row(row: Mapping[str, str]) -> Published:
 
 
 def model_spec(name: str) -> ModelSpec:
-    """A network by the name of its file in conf/model. Raises RunError where there is none."""
+    """Return a network by the name of its file in conf/model. Raises RunError."""
     known = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
     if name not in known:
         raise RunError(f"there is no network {name!r}; there is {', '.join(known)}")
@@ -102,7 +102,9 @@ def model_spec(name: str) -> ModelSpec:
 
 @cache
 def image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
-    """A step of a network on images (batch, pixels, pixels, 3), with momentum; 1 channel at 32."""
+    """Return a step of a network on images (batch, pixels, pixels, 3), with momentum; 1 channel at
+    32.
+    """
     channels = 1 if model.startswith("lenet") else 3
     return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
 
@@ -114,7 +116,7 @@ def trace_network(
     classes: int,
     optimizer: OptimizerSpec | None = None,
 ) -> TracedStep:
-    """A step of a classifier on samples of a shape, from shapes alone."""
+    """Return a step of a classifier on samples of a shape, from shapes alone."""
     loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="uniform").build()
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     network = spec.build(classes, "float32")
@@ -129,7 +131,7 @@ def trace_module(
     classes: int,
     optimizer: OptimizerSpec | None = None,
 ) -> TracedStep:
-    """A step of any network on a batch of a shape, its loss one number for each sample."""
+    """Return a step of any network on a batch of a shape, with one loss for each sample."""
     chosen = optimizer or Momentum(
         lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
     )
@@ -155,14 +157,14 @@ def _params(state: Any) -> Any:
 
 
 def _wide_deep(row: Published) -> TracedStep:
-    """A sample of Wide & Deep is so many fields, each a number and a value."""
+    """Return a step of Wide & Deep, whose samples are fields of a number and a value each."""
     adam = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     shape = (row.pixels, 1, 2)
     return trace_network(model_spec(row.model), row.batch, shape, row.classes, adam)
 
 
 def _text_detector(row: Published) -> TracedStep:
-    """DBNet's maps against maps: of its three losses only their traffic matters here."""
+    """Return the loss of DBNet's maps: of its three losses only the traffic matters here."""
     shape = (row.batch, row.pixels, row.pixels, 3)
 
     def loss(maps: jax.Array, truth: jax.Array) -> jax.Array:
@@ -183,7 +185,7 @@ SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
 
 
 def traced(row: Published) -> TracedStep:
-    """The step of a published row."""
+    """Return the step of a published row."""
     special = SPECIAL.get(row.model)
     if special is not None:
         return special(row)

@@ -15,7 +15,7 @@ Marked = Literal["forward", "backward", "unmarked"]
 
 
 class UnboundedLoopError(RunError):
-    """A while loop without a trip count that can be read off."""
+    """A while loop whose trip count can't be derived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Value:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -35,8 +35,8 @@ class Value:
 class Node:
     """One application of a primitive; inputs and outputs are indices of values.
 
-    `mark` is what JAX's name stack says of differentiation. `calls` are the jitted functions that
-    it is in. Nodes of one `loop` run `repeat` times.
+    `mark` is the differentiation mark of JAX's name stack (jvp, transpose). `calls` are the jitted
+    functions around it. Nodes of one `loop` run `repeat` times.
     """
 
     primitive: str
@@ -52,7 +52,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """Values and the nodes that make them, in an order that can be executed."""
+    """Values and the nodes that compute them, in an order that can be executed."""
 
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
@@ -60,15 +60,15 @@ class Graph:
     outputs: tuple[int, ...] = ()
     constants: set[int] = field(default_factory=set)
     equations: int = 0
-    """Of the function as traced, dead and constant ones too."""
+    """Numbers of equations of the function as traced, dead and constant ones too."""
     folded: int = 0
     """Equations that were dead, or computed at compile time."""
     carried: list[tuple[int, int]] = field(default_factory=list)
-    """What a loop carries: the value at the start of a turn, and what the turn makes of it."""
+    """Values that a loop carries: at the start of an iteration, and at its end."""
 
 
 def pruned(graph: Graph) -> Graph:
-    """Without what no output needs and what is known at compile time."""
+    """Return the graph without values that no output needs or that are known at compile time."""
     _find_constants(graph)
     needed = _needed(graph)
     kept = [
@@ -83,7 +83,7 @@ def pruned(graph: Graph) -> Graph:
 
 
 def _find_constants(graph: Graph) -> None:
-    """Everything computed from constants alone; a loop's counters count as known too."""
+    """Return everything computed from constants alone; a loop's counters count as known too."""
     made_of = dict(graph.carried)
     varying: set[int] = set()
     given = set(graph.constants)
@@ -101,20 +101,20 @@ def _find_constants(graph: Graph) -> None:
 
 
 def _constants_unless(graph: Graph, given: set[int], varying: set[int]) -> set[int]:
-    """Constants, if what loops carry is constant but for the `varying`."""
+    """Return the constants if all values that loops carry are constant but the `varying` ones."""
     carried = {before for before, _ in graph.carried}
     constants = set(given)
     for node in graph.nodes:
         known = all(index in constants for index in node.inputs) and "random" not in node.primitive
         for out in node.outputs:
-            turns = out in carried and (out in varying or graph.values[out].size > 1)
-            if known and not turns:
+            changes = out in carried and (out in varying or graph.values[out].size > 1)
+            if known and not changes:
                 constants.add(out)
     return constants
 
 
 def _needed(graph: Graph) -> set[int]:
-    """What the outputs depend on, by way of a loop's next turn too."""
+    """Return the values that the outputs depend on, also through a loop's next iteration."""
     maker = {out: node for node in graph.nodes for out in node.outputs}
     made_of = dict(graph.carried)
     needed: set[int] = set()

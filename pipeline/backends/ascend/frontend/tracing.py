@@ -1,7 +1,7 @@
-"""From a JAX function to its graph, from shapes alone: no weight is made.
+"""Trace a JAX function to its graph, from shapes alone: no weight is allocated.
 
-Calls are inlined. A scan's body is there once, its nodes repeated by the scan's length. Of a `cond`
-the dearest branch is kept, and of one that asks for the platform the one for any platform.
+Calls are inlined. A scan's body appears once, its nodes repeated by the scan's length. Of a `cond`
+the slowest branch is kept; of a platform-dependent one, the branch for any platform.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPAQUE_CALLS = frozenset({"max_pool"})
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the walk is."""
+    """Position of the walk: scope, mark, loop and repeats."""
 
     scope: str = ""
     calls: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class _Place:
 
 
 def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
-    """The graph of `function(*arguments)`; arguments may be `jax.ShapeDtypeStruct`s.
+    """Return the graph of `function(*arguments)`; arguments may be `jax.ShapeDtypeStruct`s.
 
     Raises UnboundedLoopError where a while loop has no trip count.
     """
@@ -47,7 +47,7 @@ def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
 
 
 def trace_with_result(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
-    """The graph, and the shapes of what the function gives, as `jax.eval_shape` has them."""
+    """Return the graph, and the shapes of the function's result as `jax.eval_shape` has them."""
     traced = jax.jit(lambda *given: function(*given)).trace(*arguments)
     closed = traced.jaxpr
     walk = _Walk()
@@ -65,18 +65,18 @@ class _Walk:
         self.loops = 0
 
     def fresh(self, var: Any) -> int:
-        """A new value of the shape of a variable."""
+        """Add a value of the shape of a variable."""
         self.graph.values.append(Value(tuple(var.aval.shape), str(var.aval.dtype)))
         return len(self.graph.values) - 1
 
     def constant(self, var: Any) -> int:
-        """A new value that is known when the graph is compiled."""
+        """Add a value that is known when the graph is compiled."""
         index = self.fresh(var)
         self.graph.constants.add(index)
         return index
 
     def open(self, jaxpr: Any, inputs: Sequence[int], place: _Place) -> tuple[int, ...]:
-        """Inline a jaxpr; gives its outputs."""
+        """Inline a jaxpr and return its outputs."""
         env: dict[Any, int] = {var: self.constant(var) for var in jaxpr.constvars}
         env |= dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -89,7 +89,7 @@ class _Walk:
         return tuple(read(atom) for atom in jaxpr.outvars)
 
     def equation(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """One equation: inlined where it holds a jaxpr, else a node."""
+        """Add one equation: inlined where it holds a jaxpr, else as a node."""
         name = eqn.primitive.name
         stack = str(eqn.source_info.name_stack)
         scope = "/".join(part for part in (place.scope, stack) if part)
@@ -135,7 +135,7 @@ class _Walk:
         self.graph.nodes.append(node)
 
     def scan(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """The body once, repeated; what it scans over is sliced, what it stacks is written."""
+        """Add the body once, repeated; scanned inputs are sliced, stacked outputs are written."""
         params = eqn.params
         consts, carries = params["num_consts"], params["num_carry"]
         body = params["jaxpr"].jaxpr
@@ -145,36 +145,44 @@ class _Walk:
             self._view("scan_slice", index, var, inside)
             for index, var in zip(inputs[first:], body.invars[first:], strict=True)
         ]
-        carried = self._turn(body, consts, inputs[:first], inside)
-        made = self.open(body, [*inputs[:consts], *carried, *sliced], inside)
+        carried = self._carries(body, consts, inputs[:first], inside)
+        outputs = self.open(body, [*inputs[:consts], *carried, *sliced], inside)
         stacked = [
             self._view("scan_stack", index, var, inside)
-            for index, var in zip(made[carries:], eqn.outvars[carries:], strict=True)
+            for index, var in zip(outputs[carries:], eqn.outvars[carries:], strict=True)
         ]
-        return (*self._after(carried, made[:carries], eqn.outvars, place), *stacked)
+        return (*self._final_carries(carried, outputs[:carries], eqn.outvars, place), *stacked)
 
     def _loop(self, place: _Place, length: int) -> _Place:
         self.loops += 1
         return _Place(place.scope, place.calls, self.loops, place.repeat * length)
 
-    def _turn(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
-        """What the body starts a turn with: what it hands on as it is needs no other place."""
+    def _carries(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
+        """Add the carry at an iteration's start; one that the body returns unchanged stays as it
+        is.
+        """
         variables = body.invars[consts : len(inputs)]
         return [
             index if before is after else self._view("scan_carry", index, before, inside)
             for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False)
         ]
 
-    def _after(
-        self, carried: Sequence[int], made: Sequence[int], variables: Sequence[Any], place: _Place
+    def _final_carries(
+        self,
+        carried: Sequence[int],
+        returned: Sequence[int],
+        variables: Sequence[Any],
+        place: _Place,
     ) -> list[int]:
-        """What a loop leaves of what it carries."""
+        """Add the final values of a loop's carry."""
         self.graph.carried += [
-            (before, after) for before, after in zip(carried, made, strict=True) if before != after
+            (before, after)
+            for before, after in zip(carried, returned, strict=True)
+            if before != after
         ]
         return [
             after if before == after else self._view("scan_carry", after, var, place)
-            for before, after, var in zip(carried, made, variables, strict=False)
+            for before, after, var in zip(carried, returned, variables, strict=False)
         ]
 
     def _view(self, primitive: str, source: int, var: Any, place: _Place) -> int:
@@ -183,7 +191,7 @@ class _Walk:
         return index
 
     def while_loop(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """A loop that counts to a constant, as often as it counts; others can't be priced."""
+        """Add a loop that counts to a constant, repeated by its count. Refuse any other."""
         count = trip_count(eqn)
         if count is None:
             raise UnboundedLoopError(
@@ -194,12 +202,12 @@ class _Walk:
         body = eqn.params["body_jaxpr"].jaxpr
         inside = self._loop(place, count)
         given = inputs[skipped:]
-        carried = self._turn(body, consts, given, inside)
-        made = self.open(body, [*given[:consts], *carried], inside)
-        return tuple(self._after(carried, made, eqn.outvars, place))
+        carried = self._carries(body, consts, given, inside)
+        outputs = self.open(body, [*given[:consts], *carried], inside)
+        return tuple(self._final_carries(carried, outputs, eqn.outvars, place))
 
     def cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """One of the branches: that for any platform, or else the dearest."""
+        """Add one of the branches: that for any platform, or else the slowest."""
         branches = eqn.params["branches"]
         if eqn.params.get("branches_platforms") is not None:
             chosen = branches[-1]
@@ -209,7 +217,7 @@ class _Walk:
 
 
 def _inner_jaxpr(eqn: Any) -> Any:
-    """The jaxpr that a call-like equation calls, if it is one."""
+    """Return the jaxpr that a call-like equation calls, or None."""
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         inner = eqn.params.get(key)
         if inner is not None:
@@ -219,7 +227,7 @@ def _inner_jaxpr(eqn: Any) -> Any:
 
 
 def _only_moves(jaxpr: Any) -> bool:
-    """Whether a jaxpr is of slices and comparisons alone, as this package's pooling is."""
+    """Return whether a jaxpr holds slices and comparisons alone, as this package's pooling does."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
     return not any(name.startswith(heavy) for name in names)
@@ -232,7 +240,10 @@ def _mark_of(scope: str) -> Marked:
 
 
 def _weight(jaxpr: Any) -> int:
-    """Elements that a jaxpr makes, matrix products by their multiply-adds: enough to compare."""
+    """Return the elements that a jaxpr writes, matrix products by their multiply-adds.
+
+    An estimate that is good enough to compare branches.
+    """
     return sum(_weight_of(eqn) for eqn in jaxpr.eqns)
 
 
@@ -244,7 +255,7 @@ def _weight_of(eqn: Any) -> int:
         return max(_weight(branch.jaxpr) for branch in eqn.params["branches"])
     if eqn.primitive.name == "while":
         return (trip_count(eqn) or 1) * _weight(eqn.params["body_jaxpr"].jaxpr)
-    made = sum(math.prod(var.aval.shape) for var in eqn.outvars)
+    elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        made *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
-    return made
+        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
+    return elements

@@ -1,4 +1,4 @@
-"""How often a while loop runs, where that can be read off."""
+"""Trip counts of while loops, where they can be derived."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax.extend import core
 
 
 def trip_count(eqn: Any) -> int | None:
-    """How often a `while` equation that counts by one up to a literal runs; None for others."""
+    """Return the trip count of a `while` equation that counts by one up to a literal, else None."""
     cond = eqn.params["cond_jaxpr"].jaxpr
     if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
         return None

@@ -1,4 +1,4 @@
-"""When each buffer of a step is live: from the first task that touches it to the last."""
+"""Lifetimes of a step's buffers: from the first task that touches each to the last."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 
 Lifetime = tuple[int, int]
-"""The first task during which a buffer is live, and the first one after that during which not."""
+"""First task during which a buffer is live, and the first one after its last."""
 
 
 def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
-    """Buffer -> lifetime, for buffers that have memory of their own, by ascending index.
+    """Return buffer -> lifetime, for buffers that have memory of their own, by ascending index.
 
-    What a task reads lives until the task ends. Parameters, state and constants live always.
-    Inputs live from the start of a step, outputs to its end. A value that crosses the border of a
-    loop lives through all of it, for the loop's tasks are in the graph once and run many times.
-    What no task touches has no lifetime; what has another owner (see `owners`) adds to its.
+    A task's inputs live until the task ends. Parameters, state and constants live always. Inputs
+    live from the start of a step, outputs to its end. A value that crosses the border of a loop
+    lives through all of it, as the loop's tasks are in the graph once and run many times. A buffer
+    that no task touches has no lifetime; one with another owner (see `owners`) adds to its.
     """
     end = max(len(graph.tasks), 1)
     owner = owners(graph)
@@ -39,27 +39,27 @@ def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
 
 
 def owners(graph: TaskGraph) -> list[int]:
-    """For every buffer the one whose memory it uses.
+    """Return, for every buffer, the one whose memory it uses.
 
-    That is its own, or the buffer that it updates in place or is a part of. Raises ValueError
-    where buffers are parts of each other in a circle.
+    That is its own, or the buffer that it updates in place or is a part of. Raises ValueError where
+    buffers are parts of each other in a circle.
     """
     above = [graph.aliases.get(each.index, each.within) for each in graph.buffers]
-    found = []
+    owner_of = []
     for index in range(len(above)):
         owner, steps = index, 0
         while (whole := above[owner]) is not None and whole != owner:
             owner, steps = whole, steps + 1
             if steps > len(above):
                 raise ValueError(f"buffer {index} ({graph.buffers[index].name}) is within itself")
-        found.append(owner)
-    return found
+        owner_of.append(owner)
+    return owner_of
 
 
 def _spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """First and last task that touches a buffer, -1 where none does.
+    """Return the first and last task that touch each buffer, -1 where none does.
 
-    What is read before it is written was there from the start.
+    A buffer that is read before it is written was there from the start.
     """
     first, last = [-1] * len(owner), [-1] * len(owner)
     for position, task in enumerate(graph.tasks):
@@ -72,7 +72,7 @@ def _spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _permanent(graph: TaskGraph) -> Iterator[int]:
-    """Buffers that outlive the step."""
+    """Return buffers that outlive the step."""
     named = {*graph.parameters, *graph.state}
     for buffer in graph.buffers:
         if buffer.role in ("parameter", "state", "constant") or buffer.index in named:
@@ -80,7 +80,7 @@ def _permanent(graph: TaskGraph) -> Iterator[int]:
 
 
 def _loops(graph: TaskGraph) -> Iterator[Lifetime]:
-    """Runs of tasks that are repeated: a scan, with the scans in it."""
+    """Return runs of tasks that are repeated: a scan, with the scans in it."""
     start = None
     for position, task in enumerate(graph.tasks):
         if task.repeat > 1 and start is None:

@@ -1,4 +1,4 @@
-"""What a step holds in device memory: where every buffer lies, what for, and whether it fits."""
+"""Device memory of a step: the place and purpose of every buffer, and whether all fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.backends.ascend.memory.placement import Block, find_overlap, live_
 
 GIB = 2**30
 TIGHT = 0.1
-"""A plan with less than this share of a budget to spare is tight."""
+"""A plan that leaves less than this share of a budget free is tight."""
 
 Pool = Literal["parameters", "feature maps", "communication"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
@@ -39,7 +39,7 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a buffer lies in its pool, and during which tasks: `birth` .. `death - 1`.
+    """Place of a buffer in its pool, and its tasks: `birth` .. `death - 1`.
 
     `nbytes` are aligned. Gradients that are all-reduced together have the lifetime of them all.
     """
@@ -55,7 +55,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """What a plan takes of a pool; `lower_bound_bytes` are the most that live at once."""
+    """Bytes that a plan takes of a pool; `lower_bound_bytes` are the most that live at once."""
 
     used_bytes: int
     lower_bound_bytes: int
@@ -63,7 +63,7 @@ class PoolUse:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Bytes used of those there are: of one pool, or of all together."""
+    """Used and available bytes of one pool, or of all together."""
 
     what: str
     used_bytes: int
@@ -74,8 +74,8 @@ class Limit:
 class MemoryPlan:
     """Device memory of one step on one device.
 
-    `live_bytes` has the bytes live during each task, all pools together, `peak_task` where they
-    are most; `components` say what they are there for.
+    `live_bytes` has the bytes live during each task, all pools together, `peak_task` where they are
+    most; `components` divide them by purpose.
     """
 
     placements: tuple[Placement, ...]
@@ -92,29 +92,29 @@ class MemoryPlan:
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Bytes below which no placement of these lifetimes gets."""
+        """Bytes that any placement of these lifetimes takes at least."""
         return sum(pool.lower_bound_bytes for pool in self.pools.values())
 
     @property
     def fragmentation(self) -> float:
-        """The share by which the plan is above its lower bound."""
+        """Excess of the plan over its lower bound, as a share."""
         return self.used_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
 
     @property
     def tightest(self) -> Limit:
-        """The limit that the plan comes nearest to, or is furthest above."""
+        """The limit that is nearest to full, or furthest exceeded."""
         return max(self.limits, key=lambda limit: limit.used_bytes / limit.limit_bytes)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the plan fits; tight with less than a tenth to spare."""
+        """Whether the plan fits; tight if less than a tenth is free."""
         share = self.tightest.used_bytes / self.tightest.limit_bytes
         if share > 1:
             return "out of memory"
         return "tight" if share > 1 - TIGHT else "fits"
 
     def verify(self) -> None:
-        """Check again, in another way, that no two live buffers overlap.
+        """Check independently that no two live buffers overlap.
 
         Raises AssertionError that names the two.
         """
@@ -146,7 +146,7 @@ def plan_memory(
     budget: Budget = "split",
     buckets: Sequence[Sequence[int]] | None = None,
 ) -> MemoryPlan:
-    """Place every buffer of a step: parameters and state for good, the rest by lifetime.
+    """Place every buffer of a step: parameters and state permanently, the rest by lifetime.
 
     On several devices, gradients that are all-reduced together lie side by side, with a guard of
     one alignment at both ends (as MindSpore allocates communication memory); `buckets` has the
@@ -194,7 +194,7 @@ def _lay_out(
 def _buckets(
     graph: TaskGraph, lives: Collection[int], buckets: Sequence[Sequence[int]] | None
 ) -> list[tuple[int, ...]]:
-    """The buffers of each all-reduce, in the order in which the gradients are made."""
+    """Return the buffers of each all-reduce, in the order in which the gradients are computed."""
     positions = [range(len(graph.gradients))] if buckets is None else buckets
     owner = owners(graph)
     taken: set[int] = set()
@@ -208,7 +208,7 @@ def _buckets(
 
 
 def _gradient_buffers(graph: TaskGraph, position: int) -> Sequence[int]:
-    """What the task that makes a gradient writes, without what it makes besides."""
+    """Return the gradient's own buffers among the outputs of the task that computes it."""
     task = graph.tasks[graph.gradients[position][2]]
     return [i for i in task.writes if graph.buffers[i].role == "gradient"] or task.writes
 
@@ -245,11 +245,11 @@ def _single(
 
 
 def _saved(graph: TaskGraph) -> set[int]:
-    """Buffers that the forward pass writes and the backward pass reads."""
+    """Return buffers that the forward pass writes and the backward pass reads."""
     owner = owners(graph)
-    made = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
+    written = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
     used = {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
-    return made & used
+    return written & used
 
 
 def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:
@@ -274,7 +274,7 @@ def _placements(chunk: _Chunk, offset: int, sizes: Mapping[int, int]) -> Iterato
 
 
 def _components(chunks: Iterable[_Chunk], peak: int) -> dict[Component, int]:
-    """Bytes live at the peak, by what they are for."""
+    """Return the bytes live at the peak, by purpose."""
     total = dict.fromkeys(COMPONENTS, 0)
     for chunk in chunks:
         if chunk.block.birth <= peak < chunk.block.death:
@@ -283,7 +283,7 @@ def _components(chunks: Iterable[_Chunk], peak: int) -> dict[Component, int]:
 
 
 def _pool_limits(hw: Hardware) -> dict[Pool, int]:
-    """The split as the chip has it; scaled down where its memory is smaller than the three."""
+    """Return the chip's split; scaled down where its memory is smaller than the three pools."""
     split = (hw.parameter_memory_gib, hw.feature_map_memory_gib, hw.communication_memory_gib)
     scale = GIB * min(1.0, hw.hbm_gib / sum(split))
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}

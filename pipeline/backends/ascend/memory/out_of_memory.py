@@ -1,4 +1,4 @@
-"""What is said of a step that a device has no room for: who asked, who holds most, what fits."""
+"""The message for a step that doesn't fit: the failing kernel, the largest tensors, what fits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ BATCHED = ("activation", "input", "output")
 def out_of_memory_message(
     plan: MemoryPlan, graph: TaskGraph, *, batch: int | None = None, device_id: int = 0
 ) -> str:
-    """The message for a plan whose verdict is "out of memory", in MindSpore's manner.
+    """Return the message for a plan whose verdict is "out of memory", in MindSpore's manner.
 
-    It names the first kernel that finds no room and what it asks for, then the ten largest tensors
-    that are live at the peak and, where the batch size is given, the largest that should fit.
+    It names the first kernel that gets no memory and the size of its request, then the ten largest
+    tensors that are live at the peak and, where the batch size is given, the largest that should
+    fit.
     """
     limit = plan.tightest
     victim = _first_beyond(plan, limit)
@@ -41,13 +42,13 @@ def out_of_memory_message(
 
 
 def largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
-    """The largest buffers that are live at the peak, by size, then index."""
+    """Return the largest buffers that are live at the peak, by size, then index."""
     live = [p for p in plan.placements if p.birth <= plan.peak_task < p.death]
     return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:count]
 
 
 def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
-    """The largest batch size that fits, estimated from a plan for `batch`; 0 where none does.
+    """Return the largest batch size that fits, estimated from a plan for `batch`; 0 for none.
 
     A part of the feature maps at the peak grows with the batch, the rest of the plan does not:
     floor(batch * (1 + (limit - used) / growing)), where `growing` has its share of the pool's
@@ -66,9 +67,9 @@ def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
 
 
 def _growing(plan: MemoryPlan, graph: TaskGraph, batch: int) -> Iterator[Placement]:
-    """Buffers live at the peak that come of the inputs and have the batch in their first axis.
+    """Return buffers live at the peak that depend on the inputs and have the batch as first axis.
 
-    In what a scan stacks that is the second axis.
+    In a scan's stacked outputs the batch is the second axis.
     """
     batched = _from_inputs(graph)
     stacked = {buffer.within for buffer in graph.buffers}
@@ -82,7 +83,10 @@ def _growing(plan: MemoryPlan, graph: TaskGraph, batch: int) -> Iterator[Placeme
 
 
 def _from_inputs(graph: TaskGraph) -> set[int]:
-    """What the forward and backward passes make of a batch: no cast of a weight, no update."""
+    """Return values of the forward and backward passes that depend on the batch.
+
+    No cast of a weight and no update is among them.
+    """
     owner = owners(graph)
     reached = {owner[index] for index in graph.inputs}
     for task in graph.tasks:
@@ -93,7 +97,7 @@ def _from_inputs(graph: TaskGraph) -> set[int]:
 
 
 def _first_beyond(plan: MemoryPlan, limit: Limit) -> Placement:
-    """The largest buffer of the first task during which more is live than the limit allows.
+    """Return the largest buffer of the first task during which more is live than the limit allows.
 
     Where gaps alone are too much, the largest that ends above the limit. With one limit for all
     pools, the feature maps have what the others leave.
@@ -110,7 +114,7 @@ def _first_beyond(plan: MemoryPlan, limit: Limit) -> Placement:
 
 
 def _maker(graph: TaskGraph, placed: Placement) -> str:
-    """The task that writes a buffer as `scope/Type-op3`; a buffer that is given by its name."""
+    """Return the task that writes a buffer as `scope/Type-op3`; an input by its name."""
     owner = owners(graph)
     for position, task in enumerate(graph.tasks):
         if placed.buffer in (owner[index] for index in task.writes):

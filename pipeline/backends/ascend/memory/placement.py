@@ -1,4 +1,4 @@
-"""Where blocks of memory lie: best-fit offsets for blocks of which it is known when they live."""
+"""Best-fit offsets for blocks of memory with known lifetimes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Fit = Literal["best", "lowest"]
 FITS: tuple[Fit, ...] = ("best", "lowest")
 ORDERS = ("size", "area")
 CLOSE = 0.005
-"""No further heuristic is tried for a share of memory smaller than this."""
+"""Other heuristics are tried only to save more than this share of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes that are taken from the start of task `birth` to the end of task `death - 1`."""
+    """Bytes that are in use from the start of task `birth` to the end of task `death - 1`."""
 
     nbytes: int
     birth: int
@@ -28,7 +28,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Packing:
-    """An offset for every block, and the bytes that all of them span."""
+    """An offset for every block, and the extent of all blocks in bytes."""
 
     offsets: tuple[int, ...]
     extent_bytes: int
@@ -36,7 +36,7 @@ class Packing:
 
 
 def live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
-    """Bytes live during each of `tasks` tasks: int64, shape (tasks,)."""
+    """Return the bytes live during each of `tasks` tasks: int64, shape (tasks,)."""
     change = np.zeros(tasks + 1, np.int64)
     for block in blocks:
         change[block.birth] += block.nbytes
@@ -45,12 +45,12 @@ def live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
 
 
 def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
-    """Offsets at which no two blocks that live together overlap.
+    """Return offsets at which no two blocks that live together overlap.
 
-    Blocks are placed from the largest down, each in the tightest gap that the placed ones it
-    conflicts with leave, as MindSpore's SOMAS does. Other orders and the lowest gap are tried
-    while the extent is not `CLOSE` to `bound_bytes`, the most bytes that are live at once; the
-    best is kept.
+    Blocks are placed from the largest down, each in the tightest gap between the placed ones that
+    it conflicts with, as MindSpore's SOMAS does. Other orders and the lowest gap are tried while
+    the extent is not `CLOSE` to `bound_bytes`, the most bytes that are live at once; the best is
+    kept.
     """
     table = np.array([(b.nbytes, b.birth, b.death) for b in blocks], np.int64).reshape(-1, 3)
     best: Packing | None = None
@@ -67,17 +67,17 @@ def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
 
 
 def _ordered(table: np.ndarray, order: str) -> np.ndarray:
-    """Indices of blocks by size, or size times lifetime, descending; then by index."""
+    """Return indices of blocks by size, or size times lifetime, descending; then by index."""
     nbytes, birth, death = table.T
     weight = nbytes if order == "size" else nbytes * (death - birth)
     return np.argsort(-weight, kind="stable")
 
 
 def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) -> np.ndarray | None:
-    """Offsets of the blocks, or None once they reach `limit`.
+    """Return offsets of the blocks, or None once they reach `limit`.
 
-    `placed` has a column (start, end, birth, death) for every placed block, by ascending start;
-    its first one stands for address 0 and conflicts with all.
+    `placed` has a column (start, end, birth, death) for every placed block, by ascending start; its
+    first one stands for address 0 and conflicts with all.
     """
     offsets = np.zeros(len(table), np.int64)
     placed = np.zeros((4, len(table) + 1), np.int64)
@@ -100,7 +100,7 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
 
 
 def _fit(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
-    """The offset for a block among its rivals, which come by ascending start."""
+    """Return the offset for a block among its rivals, which are sorted by ascending start."""
     tops = np.maximum.accumulate(ends)
     gaps = starts[1:] - tops[:-1]
     wide = (gaps >= nbytes).nonzero()[0]
@@ -110,10 +110,10 @@ def _fit(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
 
 
 def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[int, int] | None:
-    """Two blocks that live together and overlap; None where there are none.
+    """Return two blocks that live together and overlap, or None.
 
-    Walks through time with the live blocks by address, apart from how offsets were found: as long
-    as nothing overlaps, a new block can only run into its neighbours.
+    Walks through time with the live blocks by address, independently of how offsets were found: as
+    long as nothing overlaps, a new block can only run into its neighbours.
     """
     born = [(b.birth, 1, i) for i, b in enumerate(blocks) if b.death > b.birth and b.nbytes]
     died = [(b.death, 0, i) for i, b in enumerate(blocks) if b.death > b.birth and b.nbytes]

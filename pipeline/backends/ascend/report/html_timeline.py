@@ -1,4 +1,4 @@
-"""A timeline as a page to look at: streams as lanes, what the time went to, the dearest layers."""
+"""A timeline as a page: streams as lanes, shares of the time, the slowest layers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.report.svg import drawing, line, page, rectangle, text, ticks
-from pipeline.backends.ascend.report.time_by_layer import Layer, dearest_layers
+from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
 from pipeline.files.atomic_write import write_whole
+from pipeline.files.svg_page import drawing, line, page, rectangle, text, ticks
 
 COLOURS: dict[Kind, str] = {
     "cube": "#2b5c8f",
@@ -46,7 +46,7 @@ def write_picture(
 
 
 def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
-    """The page's text."""
+    """Return the page's text."""
     return page(
         title,
         (
@@ -55,12 +55,12 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
             _figures(timeline),
             "<h2>One step</h2>",
             _lanes(timeline, graph),
-            "<h2>What the step is spent on</h2>",
+            "<h2>Shares of the step</h2>",
             _shares(timeline),
-            "<h2>Dearest layers</h2>",
-            _table(dearest_layers(timeline, graph), timeline),
-            "<footer>All times are modelled, none was measured on a device. What is hidden "
-            "behind other work counts in no share.</footer>",
+            "<h2>Slowest layers</h2>",
+            _table(slowest_layers(timeline, graph), timeline),
+            "<footer>All times are modelled, none was measured on a device. Overlapped "
+            "time counts in no share.</footer>",
         ),
     )
 
@@ -154,7 +154,7 @@ def _blocks(spans: Sequence[Span], y: float, timeline: Timeline, graph: TaskGrap
 
 
 def _merged(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
-    """Neighbours of one kind that are too thin to tell apart, drawn as one."""
+    """Merge neighbours of one kind that are too thin to distinguish."""
     held: Span | None = None
     count = 0
     for span in spans:

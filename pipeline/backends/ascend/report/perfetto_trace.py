@@ -24,7 +24,7 @@ CATEGORIES: dict[Stream, str] = {
     "ai_cpu": "AI_CPU",
     "hccl": "HCCL",
 }
-"""The task types of msprof; what is not in here is the host's."""
+"""The task types of msprof; streams that are not in here are the host's."""
 
 
 def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int = 3) -> None:
@@ -57,7 +57,7 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
 
 
 def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
-    """The spans of steps one after another, each sink after its launch."""
+    """Return the spans of steps one after another, each sink after its launch."""
     if timeline.steps_per_launch == 1:
         for step in range(steps):
             yield from _shifted(timeline.spans, step * timeline.step_us)
@@ -71,7 +71,7 @@ def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
             at_us, us = begin_us - timeline.launch_us, timeline.launch_us
             yield from (replace(span, start_us=at_us, duration_us=us) for span in launch)
         yield from _shifted(rest, begin_us - timeline.launch_us / timeline.steps_per_launch)
-        # What feeds the queue keeps the mean pace, through the launches of sinks as well.
+        # The feed of the queue keeps the mean pace, through the launches of sinks as well.
         yield from _shifted(fed, step * timeline.step_us)
 
 
@@ -80,7 +80,7 @@ def _shifted(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
 
 
 def _begin_us(timeline: Timeline, step: int) -> float:
-    """When a step begins, once what launches it or its sink is done."""
+    """Return the start of a step, after its launch or that of its sink."""
     launches = step // timeline.steps_per_launch + 1
     within_us = timeline.step_us - timeline.launch_us / timeline.steps_per_launch
     return launches * timeline.launch_us + step * within_us
@@ -91,7 +91,7 @@ def _is_launch(span: Span) -> bool:
 
 
 def _iterations(timeline: Timeline, steps: int) -> Iterator[Event]:
-    """The step trace: interval, FP and BP, tail."""
+    """Return the step trace: interval, FP and BP, tail."""
     share_us = timeline.launch_us / timeline.steps_per_launch
     parts = (
         ("Interval", timeline.iteration.interval_us - share_us),
@@ -144,7 +144,7 @@ def _tid(span: Span) -> int:
 
 
 def _names(spans: tuple[Span, ...]) -> Iterator[Event]:
-    """Metadata: what processes and threads are called, in the order of their numbers."""
+    """Return metadata: names of processes and threads, in the order of their numbers."""
     for pid, name in ((HOST_PID, "Host (modelled)"), (DEVICE_PID, "Ascend (modelled)")):
         yield _metadata("process_name", pid, 0, {"name": name})
         yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})

@@ -1,18 +1,15 @@
-"""A price in lines for a terminal: what the step takes, goes to, is limited by and would gain."""
+"""A report as lines for a terminal: time, modes, shares, memory, layers, recommendations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
 from pipeline.backends.ascend.memory.memory_plan import GIB
-from pipeline.backends.ascend.report.advice import Recommendation
+from pipeline.backends.ascend.report.figures import Figures
 from pipeline.backends.ascend.report.html_timeline import LABELS
+from pipeline.backends.ascend.report.recommendation import Recommendation
 from pipeline.backends.ascend.simulate.breakdown import FORMAT
-
-if TYPE_CHECKING:
-    from pipeline.backends.ascend.report.report import Report
 
 LAYERS = 10
 UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -28,16 +25,16 @@ LIMITS = {
     "host data": "the host, which prepares the data",
     "pcie": "copies of batches over PCIe",
 }
-"""What a bound means."""
+"""The meaning of each bound."""
 
 
 def printout(
-    report: Report, changes: Sequence[Recommendation] | None = None, steps: int | None = None
+    report: Figures, changes: Sequence[Recommendation] | None = None, steps: int | None = None
 ) -> str:
-    """Everything that a user asks first, about 40 lines of at most 100 columns.
+    """Return the main figures of a report, about 40 lines of at most 100 columns.
 
-    `changes` are those that would help, best first, None where none was looked for; `steps` is
-    the length of the whole run.
+    `changes` are recommendations, best first, None where none were searched for; `steps` is the
+    length of the whole run.
     """
     helpful = [] if changes is None else ["", *_changes(report, changes)]
     return "\n".join(
@@ -57,20 +54,20 @@ def printout(
     )
 
 
-def _unit(report: Report) -> str:
-    return "images/s" if report.pricing.traced.batch_pixels else "samples/s"
+def _unit(report: Figures) -> str:
+    return "images/s" if report.batch_pixels else "samples/s"
 
 
-def _how(report: Report) -> str:
-    question = report.question
-    of_sink = f" of {question.sink_size:,} steps" if question.mode == "loop_sink" else ""
-    types = question.precision or "types as traced"
-    count = f"{question.devices:,} x " if question.devices > 1 else ""
-    chip, batch = report.pricing.chip.name, report.pricing.traced.batch_size
-    return f"{count}{chip}, batch {batch:,}, {types}, {question.mode}{of_sink}"
+def _how(report: Figures) -> str:
+    config = report.config
+    of_sink = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
+    types = config.precision or "types as traced"
+    count = f"{config.devices:,} x " if config.devices > 1 else ""
+    chip, batch = report.chip, report.batch_size
+    return f"{count}{chip}, batch {batch:,}, {types}, {config.mode}{of_sink}"
 
 
-def _head(report: Report, steps: int | None) -> Iterator[str]:
+def _head(report: Figures, steps: int | None) -> Iterator[str]:
     low, high = report.interval_ms
     yield f"MODELLED, not measured: {_how(report)}"
     yield (
@@ -78,17 +75,17 @@ def _head(report: Report, steps: int | None) -> Iterator[str]:
         f"{report.samples_per_s:,.0f} {_unit(report)}"
     )
     if steps is not None:
-        count = report.question.devices
+        count = report.config.devices
         shared = f", the data shared by {count:,} devices" if count > 1 else ""
         yield f"  whole run  {steps:,} steps in {_duration(report.step_ms * steps / 1e3)}{shared}"
     yield f"  limit      {report.bound}: {LIMITS[report.bound]}"
-    dearest = _dearest_types(report)
-    if dearest:
-        yield f"             above all {dearest}"
+    slowest = _slowest_types(report)
+    if slowest:
+        yield f"             above all {slowest}"
 
 
-def _dearest_types(report: Report, count: int = 2) -> str:
-    """The op types that most of what limits the step goes to, with their share of it."""
+def _slowest_types(report: Figures, count: int = 2) -> str:
+    """The op types that take most of the limiting resource's time, with their share of the step."""
     spent: dict[str, float] = {}
     for task in report.tasks:
         # Tasks at the floor of their engine count with it, as they do in the timeline's bound.
@@ -96,22 +93,22 @@ def _dearest_types(report: Report, count: int = 2) -> str:
         own = "format" if task.cost_class in FORMAT else engine
         if own == report.bound:
             spent[task.type] = spent.get(task.type, 0.0) + task.us
-    dearest = sorted(spent, key=lambda name: (-spent[name], name))[:count]
-    return ", ".join(f"{name} {spent[name] / report.timeline.step_us:.0%}" for name in dearest)
+    slowest = sorted(spent, key=lambda name: (-spent[name], name))[:count]
+    return ", ".join(f"{name} {spent[name] / report.timeline.step_us:.0%}" for name in slowest)
 
 
-def _modes(report: Report) -> Iterator[str]:
+def _modes(report: Figures) -> Iterator[str]:
     yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_unit(report):>14}"
     for mode, other in report.modes.items():
         low, high = other.interval_ms
-        chosen = "  <- as asked" if mode == report.question.mode else ""
+        chosen = "  <- as asked" if mode == report.config.mode else ""
         yield (
             f"  {mode:<12}{other.step_ms:>12,.2f}{f'{low:,.2f} to {high:,.2f}':>24}"
             f"{other.samples_per_s:>14,.0f}{chosen}"
         )
 
 
-def _spent(report: Report) -> Iterator[str]:
+def _spent(report: Figures) -> Iterator[str]:
     kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
     lines = wrap(", ".join(kind.replace(" ", UNBROKEN) for kind in kinds), 86)
     (first, *rest) = (line.replace(UNBROKEN, " ") for line in lines)
@@ -125,7 +122,7 @@ def _spent(report: Report) -> Iterator[str]:
     )
 
 
-def _tuning(report: Report) -> Iterator[str]:
+def _tuning(report: Figures) -> Iterator[str]:
     if report.tuning is not None and report.tuning.tasks:
         before, after = report.tuned_us
         count = len(report.tuning.tasks)
@@ -136,7 +133,7 @@ def _tuning(report: Report) -> Iterator[str]:
         yield ""
 
 
-def _memory(report: Report) -> Iterator[str]:
+def _memory(report: Figures) -> Iterator[str]:
     plan = report.memory
     pools = [
         f"{limit.what} {limit.used_bytes / GIB:.2f} of {limit.limit_bytes / GIB:.0f}"
@@ -145,17 +142,17 @@ def _memory(report: Report) -> Iterator[str]:
     yield f"  memory     {plan.verdict}; in GiB: {', '.join(pools)}"
 
 
-def _layers(report: Report) -> Iterator[str]:
-    dearest = report.layers[:LAYERS]
-    wide = max((len(layer.layer) for layer in dearest), default=0)
-    wide = min(max(wide, len("dearest layers")), 60)
-    yield f"  {'dearest layers':<{wide}}{'ms':>10}{'of all':>9}{'tasks':>7}"
-    for layer in dearest:
+def _layers(report: Figures) -> Iterator[str]:
+    slowest = report.layers[:LAYERS]
+    wide = max((len(layer.layer) for layer in slowest), default=0)
+    wide = min(max(wide, len("slowest layers")), 60)
+    yield f"  {'slowest layers':<{wide}}{'ms':>10}{'of all':>9}{'tasks':>7}"
+    for layer in slowest:
         name = layer.layer if len(layer.layer) <= wide else f"...{layer.layer[3 - wide :]}"
         yield f"  {name:<{wide}}{layer.us / 1e3:>10,.3f}{layer.share:>9.1%}{layer.tasks:>7}"
 
 
-def _changes(report: Report, changes: Sequence[Recommendation]) -> Iterator[str]:
+def _changes(report: Figures, changes: Sequence[Recommendation]) -> Iterator[str]:
     yield "  what would help most"
     if not changes:
         yield "    nothing that was tried"

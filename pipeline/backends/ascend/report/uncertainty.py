@@ -1,4 +1,4 @@
-"""How sure a step's time is: the spread of its kernels' classes and of whole published steps."""
+"""Uncertainty of a step's time: the spread of its kernels' classes and of published steps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NORMAL_90 = 1.2816
 def interval_of(
     graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
 ) -> tuple[float, float]:
-    """The 80 % interval of a step, in us, log-normal around the modelled time.
+    """Return the 80 % interval of a step, in us, log-normal around the modelled time.
 
-    Errors of one class are common to all its kernels, those of classes are independent; what
-    whole steps show beyond that (`log_sd`) is added, and the sum scaled by `interval_scale`, so
-    that the interval covers 80 % of the published steps of families that the fit had not seen.
+    Errors of one class are common to all its kernels, those of classes are independent; the further
+    spread of whole steps (`log_sd`) is added, and the sum scaled by `interval_scale`, so that the
+    interval covers 80 % of the published steps of families that were held out of the fit.
     """
     spread = math.hypot(class_spread(graph, times, timeline, calibration), calibration.log_sd)
     factor = math.exp(NORMAL_90 * spread * calibration.interval_scale)
@@ -31,7 +31,7 @@ def interval_of(
 def class_spread(
     graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
 ) -> float:
-    """Standard deviation of the log of a step that its classes' spreads give together."""
+    """Return the standard deviation of the log of a step, from its classes' spreads."""
     spent: dict[str, float] = defaultdict(float)
     for task, time in zip(graph.tasks, times, strict=True):
         if task.engine in ("cube", "vector"):

@@ -1,4 +1,4 @@
-"""What a step's time went to, by kind, and what limits it."""
+"""A step's time by kind, and the resource that limits it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.backends.ascend.simulate.streams import Cause, Run
 from pipeline.backends.ascend.simulate.timeline import KINDS, Bound, Kind
 
 FORMAT = frozenset({"cast", "trans_data", "transpose", "fill"})
-"""Classes that only change a value's form: types, layouts, clearing before atomic adds."""
+"""Classes that only convert types or layouts, or clear memory before atomic adds."""
 
 LIMITS: dict[str, Bound] = {"cube": "cube", "vector": "vector", "memory": "memory", "l2": "memory"}
 HOLES: dict[Cause, tuple[Kind, Bound]] = {
@@ -22,7 +22,7 @@ HOLES: dict[Cause, tuple[Kind, Bound]] = {
 
 @dataclass(frozen=True, slots=True)
 class TimeSlice:
-    """Some time that a step takes, to which no other part adds."""
+    """A slice of a step's time that overlaps no other slice."""
 
     kind: Kind
     bound: Bound
@@ -30,7 +30,7 @@ class TimeSlice:
 
 
 def kind_of(task: Task) -> Kind:
-    """The share that a task belongs to."""
+    """Return the kind of time that a task counts as."""
     if task.engine == "hccl":
         return "communication"
     if task.engine == "ai_cpu":
@@ -39,7 +39,7 @@ def kind_of(task: Task) -> Kind:
 
 
 def parts_of(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> Iterator[TimeSlice]:
-    """A run's end, taken apart: compute tasks and what the AI Cores stood still for."""
+    """Return the slices of a run: compute tasks, and the causes of the AI Cores' idle time."""
     for task, time, us in zip(graph.tasks, times, run.compute_us, strict=True):
         if us:
             kind = kind_of(task)
@@ -51,7 +51,7 @@ def parts_of(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> Iterator[
 
 
 def exposed_of(parts: Sequence[TimeSlice]) -> dict[Kind, float]:
-    """Time by kind, in us; what is hidden behind something else is not in it."""
+    """Return time by kind, in us; overlapped time counts 0."""
     exposed: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     for part in parts:
         exposed[part.kind] += part.us
@@ -59,7 +59,7 @@ def exposed_of(parts: Sequence[TimeSlice]) -> dict[Kind, float]:
 
 
 def bound_of(parts: Sequence[TimeSlice]) -> Bound:
-    """What the largest part of the time is bound by; the first of equals."""
+    """Return the bound of the largest slice of the time; the first of equals."""
     limits: dict[Bound, float] = {}
     for part in parts:
         limits[part.bound] = limits.get(part.bound, 0.0) + part.us
@@ -67,7 +67,7 @@ def bound_of(parts: Sequence[TimeSlice]) -> Bound:
 
 
 def busy_of(graph: TaskGraph, run: Run) -> dict[Kind, float]:
-    """How long each kind of task is at work on the device, in us, hidden or not."""
+    """Return the device time of each kind of task, in us, overlapped time included."""
     busy: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     for index, task in enumerate(graph.tasks):
         busy[kind_of(task)] += run.compute_us[index] or run.ends_us[index] - run.starts_us[index]

@@ -1,4 +1,4 @@
-"""How batches reach the device: the host prepares, PCIe carries, a queue on the device holds."""
+"""Batches prepared by the host, copied over PCIe and queued on the device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import OptionError, StepOptions
 
 REFERENCE_PIXELS = 224 * 224
-"""The image size that the chip's rates of the host are given for."""
+"""The image size of the chip's figures for the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one batch costs before it is on the device; the stages work side by side."""
+    """Times of one batch before it is on the device; the stages run in parallel."""
 
     host_us: float
     pcie_us: float
@@ -25,7 +25,7 @@ class Feed:
 
 
 def device_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -> float:
-    """Images that the host prepares for one device in a second.
+    """Return the images that the host prepares for one device in a second.
 
     `workers` processes serve one device; all devices of a server share its host. Work grows with
     the pixels of an image (height x width). The rate of a worker follows from MindSpore's r1.5
@@ -43,7 +43,7 @@ def device_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -
 
 
 def feed_of(options: StepOptions, hw: Hardware) -> Feed:
-    """The stages that feed one device.
+    """Return the stages that feed one device.
 
     Raises:
         OptionError: the batch does not fit the queue on the device that it should go through.
@@ -56,7 +56,8 @@ def feed_of(options: StepOptions, hw: Hardware) -> Feed:
 
 
 def queue_batches(options: StepOptions, hw: Hardware) -> int:
-    """Batches that the queue on the device holds (mindspore.data_sink: 100 batches and 2 GB).
+    """Return the batches that the queue on the device holds (mindspore.data_sink: 100 batches and 2
+    GB).
 
     Raises:
         OptionError: not even one fits.

@@ -1,4 +1,4 @@
-"""The host's side of op-by-op launch: when it launches what, and how far it runs ahead."""
+"""The host's op-by-op launches: when it launches each op, and how far it runs ahead."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.simulate.stream_assignment import Plan
+from pipeline.backends.ascend.simulate.stream_assignment import StreamAssignment
 from pipeline.backends.ascend.simulate.timeline import Span
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """When the host launches each task and each all-reduce of a step, and `each_us` a launch.
+    """Launch times of each task and each all-reduce of a step, and the time `each_us` of a launch.
 
-    `end_us` is when it has launched all.
+    `end_us` is the end of the last launch.
     """
 
     tasks_us: tuple[float, ...]
@@ -24,7 +24,7 @@ class Issue:
     end_us: float
 
     def ahead_by(self, us: float, hw: Hardware) -> Issue:
-        """The same launches earlier, none before the first launch can reach the device."""
+        """Return the same launches earlier, none before the first launch can reach the device."""
         least_us = hw.graph_launch_us
         return replace(
             self,
@@ -33,11 +33,13 @@ class Issue:
         )
 
 
-def issue_times(graph: TaskGraph, plan: Plan, op_launch_us: float, hw: Hardware) -> Issue:
-    """Launches op by op: the first takes as long as a graph's at least, then one follows another.
+def issue_times(
+    graph: TaskGraph, plan: StreamAssignment, op_launch_us: float, hw: Hardware
+) -> Issue:
+    """Return op-by-op launch times: the first takes at least as long as a graph's.
 
-    Each turn of a scan is launched on its own, and each all-reduce after its last gradient. What
-    gets the batch is no launch: the host copies it between steps.
+    Each iteration of a scan is launched on its own, and each all-reduce after its last gradient.
+    Getting the batch is no launch: the host copies it between steps.
     """
     tasks_us = [0.0] * len(graph.tasks)
     buckets_us = [0.0] * len(plan.costs_us)
@@ -53,9 +55,9 @@ def issue_times(graph: TaskGraph, plan: Plan, op_launch_us: float, hw: Hardware)
 
 
 def launch_spans(
-    graph: TaskGraph, plan: Plan, issue: Issue, begin_us: float, step_us: float
+    graph: TaskGraph, plan: StreamAssignment, issue: Issue, begin_us: float, step_us: float
 ) -> Iterator[Span]:
-    """The launches that fall into a step, those for the next one at its end.
+    """Return the launches within a step; those for the next one are at its end.
 
     `begin_us` is when those for this step began, before 0 where the host runs ahead.
     """
@@ -77,7 +79,7 @@ def launch_spans(
 
 
 def wrapped(span: Span, step_us: float) -> Iterator[Span]:
-    """What a span that repeats with every step covers between 0 and the step's end."""
+    """Return the parts of a span between 0 and the step's end, as it repeats with every step."""
     start_us = span.start_us % step_us
     over_us = max(0.0, start_us + span.duration_us - step_us)
     yield replace(span, start_us=start_us, duration_us=span.duration_us - over_us)

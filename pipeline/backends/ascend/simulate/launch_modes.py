@@ -1,13 +1,12 @@
 """A step under a launch mode: op by op, the graph at once, or a loop of steps on the device.
 
-`op_by_op` and `graph_sink` return to the host after every step, which reads the loss, calls back
-and feeds the next batch (`host_step_us`); a sink does so once for all its steps. Between two steps
-there is at least the interval that MindInsight shows in a sink (GetNext, loop control): no figure
-says that a host-driven step has a shorter one.
+`op_by_op` and `graph_sink` return to the host after every step, which reads the loss, runs
+callbacks and feeds the next batch (`host_step_us`); a sink does so once for all its steps. Between
+two steps there is at least the interval that MindInsight shows in a sink (GetNext, loop control):
+no figure says that a host-driven step has a shorter one.
 
-Op by op, the host launches the next step's ops while the device still runs this step's, so that a
-steady step takes what the slower of the two takes: the host its launches, the device a graph's
-step.
+Op by op, the host launches the next step's ops while the device still runs this step's. A steady
+step takes as long as the slower of the two: the host's launches, or a graph's step on the device.
 """
 
 from __future__ import annotations
@@ -29,7 +28,11 @@ from pipeline.backends.ascend.simulate.breakdown import (
 from pipeline.backends.ascend.simulate.feeding import feed_of
 from pipeline.backends.ascend.simulate.host_launch import Issue, issue_times, launch_spans, wrapped
 from pipeline.backends.ascend.simulate.step_interval import Boundary, boundary_of
-from pipeline.backends.ascend.simulate.stream_assignment import Lane, Plan, make_plan
+from pipeline.backends.ascend.simulate.stream_assignment import (
+    Lane,
+    StreamAssignment,
+    assign_streams,
+)
 from pipeline.backends.ascend.simulate.streams import Run, critical_path_us, run_step
 from pipeline.backends.ascend.simulate.timeline import (
     STREAMS,
@@ -44,7 +47,7 @@ from pipeline.backends.ascend.simulate.timeline import (
 def schedule(
     graph: TaskGraph, times: Sequence[TaskTime], hw: Hardware, options: StepOptions
 ) -> Timeline:
-    """One steady step of a graph whose task i takes `times[i]`.
+    """Return one steady step of a graph whose task i takes `times[i]`.
 
     For the same graph and the same options otherwise, loop_sink <= graph_sink <= op_by_op.
 
@@ -54,7 +57,7 @@ def schedule(
     """
     if len(times) != len(graph.tasks):
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
-    plan = make_plan(graph, options, hw)
+    plan = assign_streams(graph, options, hw)
     launched = _launched(graph, times, plan, hw, options)
     run, boundary, issue = launched.run, launched.boundary, launched.issue
     parts = (*boundary.parts(), *parts_of(graph, times, run))
@@ -78,7 +81,7 @@ def schedule(
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step laid out: what precedes it, its tasks, and how far ahead the host launches them."""
+    """A step on the timeline: its boundary, its tasks, and the host's lead over the device."""
 
     boundary: Boundary
     run: Run
@@ -90,11 +93,16 @@ class _Launched:
 
     @property
     def step_us(self) -> float:
+        """Microseconds from the end of the step before to the end of this one."""
         return self.boundary.end_us + self.run.end_us
 
 
 def _launched(
-    graph: TaskGraph, times: Sequence[TaskTime], plan: Plan, hw: Hardware, options: StepOptions
+    graph: TaskGraph,
+    times: Sequence[TaskTime],
+    plan: StreamAssignment,
+    hw: Hardware,
+    options: StepOptions,
 ) -> _Launched:
     feed = feed_of(options, hw)
     alone = run_step(graph, times, plan, hw, options)
@@ -113,7 +121,7 @@ def _launched(
 
 
 def _bound(parts: Sequence[TimeSlice], launched: _Launched) -> Bound:
-    """Who is waited for sets the pace, however little of the step the wait is."""
+    """Return the bound; a stage that is waited for sets the pace, however short the wait."""
     if launched.boundary.wait_us:
         return launched.boundary.starved_by
     return "host launch" if launched.host_led else bound_of(parts)
@@ -127,7 +135,7 @@ def _busy(graph: TaskGraph, run: Run, boundary: Boundary, host_us: float) -> dic
 
 
 def _iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
-    """From the first task of the forward pass to the end of the last of the backward pass."""
+    """Return the iteration: forward and backward pass from their first task to their last."""
     passes = [
         index for index, task in enumerate(graph.tasks) if task.phase in ("forward", "backward")
     ]
@@ -156,8 +164,8 @@ def _run_spans(graph: TaskGraph, times: Sequence[TaskTime], launched: _Launched)
         yield Span(name, "hccl", at_us, us, "communication", "communication")
 
 
-def _host_spans(graph: TaskGraph, plan: Plan, launched: _Launched) -> Iterator[Span]:
-    """What precedes the step; a host that runs ahead does its part of it earlier."""
+def _host_spans(graph: TaskGraph, plan: StreamAssignment, launched: _Launched) -> Iterator[Span]:
+    """Return the spans of the boundary; a host that runs ahead does its part earlier."""
     begin_us = launched.boundary.end_us - launched.ahead_us
     for span in launched.boundary.spans():
         if span.stream == "host" and launched.ahead_us:

@@ -1,4 +1,4 @@
-"""What is between two steps: the host's turn, the wait for data, GetNext and loop control."""
+"""The interval between two steps: host time, the wait for data, GetNext and loop control."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pipeline.backends.ascend.simulate.timeline import Bound, Span
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """From the end of a step to the moment at which the next may begin.
+    """Time from the end of a step to the earliest start of the next.
 
-    `host_us` is the step's share of what the host does for a launch, `wait_us` the device's wait
-    for a batch, `copy_us` the copy of a batch that no queue hides, `interval_us` all of GetNext,
-    loop control and that copy.
+    `host_us` is the step's share of the host's time for a launch, `wait_us` the device's wait for a
+    batch, `copy_us` the copy of a batch that no queue overlaps, `interval_us` all of GetNext, loop
+    control and that copy.
     """
 
     host_us: float
@@ -29,26 +29,28 @@ class Boundary:
 
     @property
     def end_us(self) -> float:
+        """Microseconds of the whole boundary."""
         return self.host_us + self.wait_us + self.interval_us
 
     @property
     def starved_by(self) -> Bound:
+        """The stage that a wait for data is due to."""
         return "host data" if self.feed.host_us >= self.feed.pcie_us or self.copy_us else "pcie"
 
     @property
     def busy_us(self) -> float:
-        """Work on a batch, hidden or not: preparing, copying, GetNext and loop control."""
+        """Time of work on a batch, overlapped or not: prepare, copy, GetNext, loop control."""
         return self.feed.host_us + self.feed.pcie_us + self.interval_us - self.copy_us
 
     def parts(self) -> Iterator[TimeSlice]:
-        """The boundary's time, taken apart."""
+        """Return the boundary's time in slices."""
         yield TimeSlice("host", "host launch", self.host_us)
         yield TimeSlice("data", self.starved_by, self.wait_us)
         yield TimeSlice("data", "pcie", self.copy_us)
         yield TimeSlice("data", "interval", self.interval_us - self.copy_us)
 
     def spans(self) -> Iterator[Span]:
-        """What a picture shows of it; the host prepares the next batch while the step runs."""
+        """Return the boundary's spans; the host prepares the next batch while the step runs."""
         begin_us = self.host_us + self.wait_us
         yield Span("Callbacks and launch", "host", 0.0, self.host_us, "host")
         yield Span("Prepare a batch", "feed", 0.0, self.feed.host_us, "data")
@@ -59,11 +61,11 @@ class Boundary:
 
 
 def boundary_of(feed: Feed, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
-    """What precedes a step that then runs for `run_us`.
+    """Return the boundary before a step that then runs for `run_us`.
 
-    A queue fills while the device computes and while the host calls back, so data is waited for
-    only where preparing or copying a batch takes longer than a whole step. Without a queue the
-    copy is in the step; workers still prepare the next batch meanwhile.
+    A queue fills while the device computes and while the host runs callbacks, so data is waited for
+    only where preparing or copying a batch takes longer than a whole step. Without a queue the copy
+    is in the step; workers still prepare the next batch meanwhile.
     """
     host_us = hw.host_step_us
     if options.mode != "op_by_op":

@@ -1,4 +1,4 @@
-"""Which stream a task runs on, in what order, and what it has to wait for."""
+"""Streams of tasks, their order, and the tasks that each has to wait for."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from pipeline.backends.ascend.cost.collectives import (
 Lane = Literal["compute", "ai_cpu", "hccl"]
 LANES: dict[str, Lane] = {"ai_cpu": "ai_cpu", "hccl": "hccl"}
 TAIL = frozenset({"optimizer", "communication"})
-"""Phases of what comes after an all-reduce: re-forming what it gave, and the update."""
+"""Phases after an all-reduce: layout of the result, and the update."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StreamAssignment:
     """A graph's tasks on streams.
 
-    `order` has the tasks as they are launched. `producers[i]` made what task i reads or writes,
-    `waits[i]` those of them that run elsewhere, `needs[i]` is the all-reduce that task i waits
-    for, or -1. `costs_us` and `sources` are by all-reduce: its time alone, and the tasks that
-    make its gradients; `issued_after[i]` are the all-reduces that can start once i has run.
+    `order` has the tasks as they are launched. `producers[i]` wrote the buffers that task i reads
+    or writes, `waits[i]` are those of them on other streams, `needs[i]` is the all-reduce that task
+    i waits for, or -1. `costs_us` and `sources` are by all-reduce: its time alone, and the tasks
+    that compute its gradients; `issued_after[i]` are the all-reduces that can start once i has run.
     """
 
     order: tuple[int, ...]
@@ -47,14 +47,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class AllReduceRound:
-    """Passes that make gradients, then the updates that use them. Most steps have one round."""
+    """Passes that compute gradients, then the updates that use them. Most steps have one round."""
 
     passes: list[int] = field(default_factory=list)
     updates: list[int] = field(default_factory=list)
 
 
-def make_plan(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Plan:
-    """Streams, order and dependencies; nothing in it depends on how long a task takes.
+def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> StreamAssignment:
+    """Return streams, order and dependencies, which don't depend on the tasks' times.
 
     Raises:
         OptionError: the number of devices or the fusion of gradients makes no sense.
@@ -73,7 +73,7 @@ def make_plan(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Plan:
     issued: list[tuple[int, ...]] = [()] * len(tasks)
     for number, made_by in enumerate(sources):
         issued[made_by[-1]] += (number,)
-    return Plan(
+    return StreamAssignment(
         order=_order(rounds, needs),
         lanes=lanes,
         producers=producers,
@@ -86,22 +86,22 @@ def make_plan(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Plan:
 
 
 def _producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
-    """The last tasks before each that wrote a buffer which it reads, or writes into."""
+    """Return the last tasks before each that wrote a buffer which it reads, or writes into."""
     writer: dict[int, int] = {}
-    found = []
+    producers = []
     for index, task in enumerate(tasks):
         touched = [writer[buffer] for buffer in task.reads if buffer in writer]
         touched += [writer[buffer] for buffer in task.writes if buffer in writer]
-        found.append(tuple(dict.fromkeys(touched)))
+        producers.append(tuple(dict.fromkeys(touched)))
         for buffer in task.writes:
             writer[buffer] = index
-    return tuple(found)
+    return tuple(producers)
 
 
 def _waits(
     lanes: Sequence[Lane], producers: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
-    """A stream keeps its own order, so only other streams are waited for; AI CPU has several."""
+    """Return producers on other streams, as a stream keeps its own order; AI CPU has several."""
     return tuple(
         tuple(one for one in made_by if lanes[one] != lane or lane == "ai_cpu")
         for lane, made_by in zip(lanes, producers, strict=True)
@@ -111,9 +111,9 @@ def _waits(
 def _rounds(
     tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], makers: Collection[int]
 ) -> tuple[AllReduceRound, ...]:
-    """Put off what follows all-reduces until the passes are over, or until one depends on it.
+    """Put off tasks after all-reduces until the passes are over, or until one depends on them.
 
-    A pass depends on an update where an adversary is updated before the other network's turn.
+    A pass depends on an update where an adversary is updated before the other network is trained.
     """
     rounds = [AllReduceRound()]
     put_off: set[int] = set()
@@ -147,9 +147,9 @@ def _needs(
     sources: Sequence[tuple[int, ...]],
     rounds: Sequence[AllReduceRound],
 ) -> tuple[int, ...]:
-    """The last all-reduce that each task depends on, itself or through others.
+    """Return the last all-reduce that each task depends on, itself or through others.
 
-    An update whose gradient can't be told waits for the last all-reduce of its round.
+    An update whose gradient is unknown waits for the last all-reduce of its round.
     """
     bucket_of = {made_by: number for number, group in enumerate(sources) for made_by in group}
     needs = [-1] * len(tasks)
@@ -167,7 +167,9 @@ def _needs(
 
 
 def _order(rounds: Sequence[AllReduceRound], needs: Sequence[int]) -> tuple[int, ...]:
-    """Updates in the order in which their gradients are all-reduced; all else as it was."""
+    """Return updates in the order in which their gradients are all-reduced, others in program
+    order.
+    """
     return tuple(
         index
         for one in rounds

@@ -1,7 +1,7 @@
-"""Streams of the device under a plan: when each task and each all-reduce starts and ends.
+"""Start and end of each task and each all-reduce on the device's streams.
 
-Every start is a maximum over what has to come before, plus constants (max-plus). So nothing that
-comes later makes anything else come earlier, and launching op by op is never faster than at once.
+Every start is a maximum over earlier ends, plus constants (max-plus). So a delay never makes
+another task earlier, and launching op by op is never faster than at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.simulate.host_launch import Issue
-from pipeline.backends.ascend.simulate.stream_assignment import Lane, Plan
+from pipeline.backends.ascend.simulate.stream_assignment import Lane, StreamAssignment
 
 Cause = Literal["host", "ai_cpu", "communication"]
 CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
@@ -23,10 +23,10 @@ CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Times of a step's tasks and all-reduces (start, end), from the moment it may begin.
+    """Times of a step's tasks and all-reduces (start, end), from the earliest start of the step.
 
-    `compute_us[i]` keeps the AI Cores busy, with the gap before each kernel; with `holes_us`,
-    the time for which they stood still and for what, that adds up to `end_us`.
+    `compute_us[i]` keeps the AI Cores busy, with the gap before each kernel; with `holes_us`, the
+    idle time of the AI Cores by cause, that adds up to `end_us`.
     """
 
     starts_us: Sequence[float]
@@ -41,12 +41,12 @@ class Run:
 def run_step(
     graph: TaskGraph,
     times: Sequence[TaskTime],
-    plan: Plan,
+    plan: StreamAssignment,
     hw: Hardware,
     options: StepOptions,
     issue: Issue | None = None,
 ) -> Run:
-    """Lay out one step; `issue` has the host launch op by op, else all is there from the start."""
+    """Simulate one step; with `issue` the host launches op by op, else all at once."""
     device = _Device(graph, times, plan, hw, options, issue)
     for index in plan.order:
         lane = plan.lanes[index]
@@ -60,13 +60,13 @@ def run_step(
 
 
 class _Device:
-    """The streams while a step is laid out."""
+    """State of the streams while a step is simulated."""
 
     def __init__(
         self,
         graph: TaskGraph,
         times: Sequence[TaskTime],
-        plan: Plan,
+        plan: StreamAssignment,
         hw: Hardware,
         options: StepOptions,
         issue: Issue | None,
@@ -84,6 +84,7 @@ class _Device:
         self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
 
     def compute(self, index: int) -> None:
+        """Run a task on the AI Cores."""
         at, cause = self.available(index)
         if at > self.compute_free:
             self.holes[cause] += at - self.compute_free
@@ -91,32 +92,34 @@ class _Device:
         one_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
         self.busy[index] = one_us * self.tasks[index].repeat
-        late_us = self.turns_us(index, one_us) - self.busy[index]
+        late_us = self.iterations_us(index, one_us) - self.busy[index]
         self.holes["host"] += late_us
         self.compute_free += self.busy[index] + late_us
         self.ends[index] = self.compute_free
 
     def ai_cpu(self, index: int) -> None:
+        """Run a task on an AI CPU stream."""
         at, _ = self.available(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(at, free) + self.turns_us(index, self.times[index].us)
+        end = max(at, free) + self.iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.lanes[index] = lane
         self.starts[index], self.ends[index] = max(at, free), end
 
     def collective(self, index: int) -> None:
+        """Run a collective of the graph on the links."""
         at, _ = self.available(index)
         start = max(at + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = start + self.turns_us(index, self.times[index].us)
+        self.hccl_free = start + self.iterations_us(index, self.times[index].us)
         self.starts[index], self.ends[index] = start, self.hccl_free
 
-    def turns_us(self, index: int, one_us: float) -> float:
-        """All turns of a scan's task; the host may be late with each."""
+    def iterations_us(self, index: int, one_us: float) -> float:
+        """Return the time of all iterations of a scan's task; the host may be late with each."""
         each_us = self.issue.each_us if self.issue else 0.0
         return one_us + (self.tasks[index].repeat - 1) * max(one_us, each_us)
 
     def available(self, index: int) -> tuple[float, Cause]:
-        """From when the host and other streams let a task start, and which of them was last."""
+        """Return when the host and other streams let a task start, and which of them was last."""
         at = self.issue.tasks_us[index] if self.issue else 0.0
         cause: Cause = "host"
         for producer in self.plan.waits[index]:
@@ -132,11 +135,11 @@ class _Device:
         return at, cause
 
     def handover_us(self, producer: int) -> float:
-        """An event between streams; the one after GetNext is in the interval between steps."""
+        """Return the time of an event between streams; the step's interval has GetNext's."""
         return 0.0 if self.tasks[producer].phase == "data" else self.hw.event_handover_us
 
     def reduce_until(self, last: int) -> None:
-        """Lay out the all-reduces up to `last`, the AI Cores having computed until now."""
+        """Run the all-reduces up to `last`, the AI Cores having computed until now."""
         for number in range(len(self.buckets), last + 1):
             ready = max(self.ends[index] for index in self.plan.sources[number])
             if self.issue:
@@ -148,7 +151,9 @@ class _Device:
             self.buckets.append((start, self.hccl_free))
 
     def reduced_at(self, start: float, alone_us: float) -> float:
-        """An all-reduce is slower for as long as the AI Cores use the memory as well."""
+        """Return the end of an all-reduce, which is slower while the AI Cores use the memory as
+        well.
+        """
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
         shared = self.compute_free - start
         if shared <= 0:
@@ -158,6 +163,7 @@ class _Device:
         return self.compute_free + alone_us - shared / slowdown
 
     def finish(self) -> Run:
+        """Run the remaining all-reduces and return the step's times."""
         self.reduce_until(len(self.plan.costs_us) - 1)
         end = max(self.compute_free, self.hccl_free)
         self.holes["communication"] += end - self.compute_free
@@ -176,8 +182,8 @@ class _Device:
         )
 
 
-def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: Plan) -> float:
-    """The longest chain of tasks and all-reduces of which each needs the one before."""
+def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: StreamAssignment) -> float:
+    """Return the longest chain of tasks and all-reduces of which each needs the one before."""
     ends = [0.0] * len(graph.tasks)
     reduced = [-1.0] * len(plan.costs_us)
     for index in plan.order:
@@ -190,8 +196,10 @@ def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: Plan) ->
     return max((*ends, *unread), default=0.0)
 
 
-def _reduced_at(number: int, reduced: list[float], ends: Sequence[float], plan: Plan) -> float:
+def _reduced_at(
+    number: int, reduced: list[float], ends: Sequence[float], plan: StreamAssignment
+) -> float:
     if reduced[number] < 0:
-        made = max(ends[index] for index in plan.sources[number])
-        reduced[number] = made + plan.costs_us[number]
+        ready_us = max(ends[index] for index in plan.sources[number])
+        reduced[number] = ready_us + plan.costs_us[number]
     return reduced[number]

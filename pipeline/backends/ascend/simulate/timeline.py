@@ -1,4 +1,4 @@
-"""One steady step on the device: who did what when, and what the time went to."""
+"""One steady step on the device: the spans of each stream, and time by kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bound = Literal[
     "host data",
     "pcie",
 ]
-"""What a step is limited by. `interval` is GetNext and loop control between two steps."""
+"""Resources that limit a step. `interval` is GetNext and loop control between two steps."""
 
 STREAMS: tuple[tuple[Stream, str], ...] = (
     ("host", "Host"),
@@ -34,7 +34,7 @@ STREAMS: tuple[tuple[Stream, str], ...] = (
     ("ai_cpu", "AI CPU"),
     ("hccl", "HCCL"),
 )
-"""Streams from the host to the links, with what to call them."""
+"""Streams from the host to the links, with their labels."""
 
 KINDS: tuple[Kind, ...] = (
     "cube",
@@ -49,10 +49,10 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that keeps a stream busy.
+    """A stretch of time in which a stream is busy.
 
-    `task` is the index of the task that it is or launches, `limit` what decided that task's time;
-    `lane` parts what runs side by side on one stream.
+    `task` is the index of the task that it is or launches, `limit` the bound of that task's time;
+    `lane` separates spans that run side by side on one stream.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Span:
 
     @property
     def end_us(self) -> float:
+        """Microseconds from the step's start to the span's end."""
         return self.start_us + self.duration_us
 
 
@@ -75,7 +76,7 @@ class IterationTrace:
     """An iteration in the terms of MindInsight's step trace.
 
     The interval is the time from the end of the iteration before to the first forward task (data
-    fetch, launch), `tail_us` what is left of all-reduces after the backward pass, and the update.
+    fetch, launch), `tail_us` the rest of all-reduces after the backward pass, and the update.
     """
 
     interval_us: float
@@ -84,6 +85,7 @@ class IterationTrace:
 
     @property
     def iteration_us(self) -> float:
+        """Microseconds of the whole iteration."""
         return self.interval_us + self.fp_bp_us + self.tail_us
 
 
@@ -91,11 +93,11 @@ class IterationTrace:
 class Timeline:
     """One steady step, from the end of the step before to its own end.
 
-    `spans` cover the step, in order of start within a stream; the launch of a sink is there with
-    its share of one step. `device_us` is the step's work on the device if nothing had to wait for
-    the host, `host_us` what the host spends on launches and callbacks. `exposed_us` says by kind
-    what the step was spent on and sums to `step_us`; `busy_us` is how long each kind was at work,
-    hidden or not. `launch_us` is what the host spends before a sink of `steps_per_launch` steps.
+    `spans` cover the step, in order of start within a stream; the launch of a sink has its share of
+    one step. `device_us` is the step's work on the device without waits for the host, `host_us` the
+    host's time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`;
+    `busy_us` is the time for which each kind was at work, overlapped or not. `launch_us` is the
+    host's time before a sink of `steps_per_launch` steps.
     """
 
     mode: Mode

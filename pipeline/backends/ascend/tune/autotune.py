@@ -1,7 +1,7 @@
-"""AutoTune, emulated: a search for the tiling of every product, with a bank of what was found.
+"""AutoTune, emulated: a search for the tiling of every product, with a knowledge bank.
 
 The flow is CANN's: an operator is looked up in the custom bank, then in the built-in one. A hit is
-used as it is unless tuning is asked to repeat; a miss is tuned, and the better of the tuned and
+used as it is unless tuning is repeated on request; a miss is tuned, and the better of the tuned and
 the default tiling is stored in the custom bank. The modes are CANN's GA (genetic search over
 tilings) and RL (a tree search over a chain of decisions), besides an exhaustive one.
 """
@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
 from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
 from pipeline.backends.ascend.cost.task_time import (
@@ -25,9 +26,10 @@ from pipeline.backends.ascend.cost.task_time import (
     task_product,
 )
 from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling
-from pipeline.backends.ascend.tune.tile_search import Objective, TuneMode, search_tiles
+from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.errors import RunError
-from pipeline.files.knowledge_bank import Round, Status, add_to_bank, read_bank, ticks_best
+from pipeline.files.knowledge_bank import Round, Status, ticks_best
+from pipeline.files.tuning_flow import Banks, operator_record, reuse_or_search
 
 CORE_FIGURES = (
     "ai_cores_count",
@@ -43,12 +45,12 @@ CORE_FIGURES = (
     "ub_to_l2_bytes_per_cycle",
     "l2_read_bytes_per_cycle",
 )
-"""What a tiling depends on: a bank's entries are of one kind of core."""
+"""Figures of the core that a tiling depends on: a bank's entries are of one kind of core."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedTask:
-    """One product, before and after. `trials` is how many tilings were priced; 0 for a bank hit."""
+    """One product, before and after. `trials` is the number of tilings priced; 0 for a bank hit."""
 
     index: int
     type: str
@@ -69,7 +71,7 @@ class TunedTask:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What AutoTune did to a graph. `tiles` are what `price_tasks` takes."""
+    """Result of AutoTune for a graph. `tiles` are the tilings for `price_tasks`."""
 
     mode: TuneMode
     tasks: tuple[TunedTask, ...]
@@ -86,10 +88,11 @@ class TuneResult:
 
     @property
     def after_us(self) -> float:
+        """Time of all products with the tuned tilings."""
         return sum(task.after_us for task in self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result file: times in microseconds, the bank's part as booleans, as CANN has it."""
+        """Return CANN's result file: times in microseconds, the bank's part as booleans."""
         operators = [_operator(task, self.mode) for task in self.tasks]
         totals = {"before_tune": self.before_us, "after_tune": self.after_us}
         return {"mode": self.mode, "result_data": totals, "operators": operators}
@@ -106,7 +109,7 @@ def tune(
     repeat: bool = False,
     efficiency: Efficiency | None = None,
 ) -> TuneResult:
-    """Tilings for every product of the graph, none slower than the vendor's default.
+    """Return tilings for every product of the graph, none slower than the vendor's default.
 
     `bank_path` is the custom bank: read first, written after; `repeat` tunes what it has again.
     Raises RunError for an unknown mode and for a bank that is not one.
@@ -115,23 +118,22 @@ def tune(
         raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
-    custom = read_bank(bank_path, _checked) if bank_path else {}
-    builtin = read_bank(builtin_path, _checked) if builtin_path else {}
-    looks: dict[str, _Look] = {}
+    banks = Banks(bank_path, builtin_path, _checked)
+    known = banks.read()
+    outcomes: dict[str, _Outcome] = {}
     for index in tunable_tasks(graph):
         key, product = _product_at(graph, index, hw)
-        if key not in looks:
-            known = custom.get(key) or builtin.get(key)
-            looks[key] = _look(key, known, product, hw, overlap, mode, seed, repeat)
-    if bank_path:
-        found = {key: _entry(look) for key, look in looks.items() if look.status != "bank_hit"}
-        add_to_bank(bank_path, found, _checked)
-    return TuneResult(mode, _before_and_after(graph, hw, efficiency, looks))
+        if key not in outcomes:
+            outcomes[key] = _tune_one(key, known.get(key), product, hw, overlap, mode, seed, repeat)
+    banks.add(
+        {key: _entry(outcome) for key, outcome in outcomes.items() if outcome.status != "bank_hit"}
+    )
+    return TuneResult(mode, _before_and_after(graph, hw, efficiency, outcomes))
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What the banks or a search have for a key."""
+class _Outcome:
+    """Result for a key, from the banks or from a search."""
 
     tiling: Tiling
     us: float
@@ -147,7 +149,7 @@ def _product_at(graph: TaskGraph, index: int, hw: Hardware) -> tuple[str, Produc
     return bank_key(task.cost_class, product, hw), product
 
 
-def _look(
+def _tune_one(
     key: str,
     known: Mapping[str, Any] | None,
     product: Product,
@@ -156,36 +158,39 @@ def _look(
     mode: TuneMode,
     seed: int,
     repeat: bool,
-) -> _Look:
+) -> _Outcome:
     """Bank, else search; of a repeated search and the bank the better."""
-    if known and not repeat:
-        return _Look(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
-    default = default_tiling(product, hw, overlap).tiling
-    found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
-    us, rounds = found.rounds[-1].best_us, found.rounds
-    if known and float(known["us"]) <= us:
-        tiling = Tiling(*known["tiling"])
-        return _Look(tiling, float(known["us"]), found.trials, "bank_reserved", rounds)
-    status: Status = "bank_update" if known else "bank_append"
-    return _Look(found.tiling, us, found.trials, status, rounds)
+    banked = None
+    if known is not None:
+        banked = _Outcome(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
+
+    def search() -> _Outcome:
+        default = default_tiling(product, hw, overlap).tiling
+        found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
+        us = found.rounds[-1].best_us
+        return _Outcome(found.tiling, us, found.trials, "bank_append", found.rounds)
+
+    tuned = reuse_or_search(banked, search, repeat=repeat)
+    source = tuned.searched or tuned.best
+    return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 
 
-def _entry(look: _Look) -> dict[str, Any]:
-    return {"tiling": list(astuple(look.tiling)), "us": look.us}
+def _entry(outcome: _Outcome) -> dict[str, Any]:
+    return {"tiling": list(astuple(outcome.tiling)), "us": outcome.us}
 
 
 def _before_and_after(
-    graph: TaskGraph, hw: Hardware, efficiency: Efficiency, looks: Mapping[str, _Look]
+    graph: TaskGraph, hw: Hardware, efficiency: Efficiency, outcomes: Mapping[str, _Outcome]
 ) -> tuple[TunedTask, ...]:
-    """Every product in its graph, where the default stays if the tuned tiling gains nothing."""
-    found = {index: _product_at(graph, index, hw) for index in tunable_tasks(graph)}
-    tiles = {index: looks[key].tiling for index, (key, _) in found.items()}
+    """Return every product in its graph, with the default where the tuned tiling gains nothing."""
+    products = {index: _product_at(graph, index, hw) for index in tunable_tasks(graph)}
+    tiles = {index: outcomes[key].tiling for index, (key, _) in products.items()}
     before = price_tasks(graph, hw, efficiency)
     after = price_tasks(graph, hw, efficiency, tiles)
     tuned = []
-    for index, (key, product) in found.items():
-        task, look = graph.tasks[index], looks[key]
-        tiling, after_us = look.tiling, after[index].us
+    for index, (key, product) in products.items():
+        task, outcome = graph.tasks[index], outcomes[key]
+        tiling, after_us = outcome.tiling, after[index].us
         if after_us >= before[index].us:
             tiling = default_tiling(product, hw, efficiency.constants.cube_overlap).tiling
             after_us = before[index].us
@@ -198,16 +203,16 @@ def _before_and_after(
                 before_us=before[index].us,
                 after_us=after_us,
                 tiling=tiling,
-                trials=look.trials,
-                status=look.status,
-                rounds=look.rounds,
+                trials=outcome.trials,
+                status=outcome.status,
+                rounds=outcome.rounds,
             )
         )
     return tuple(tuned)
 
 
 def tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
-    """Indices of the tasks that the cube runs."""
+    """Return the indices of the tasks that the cube runs."""
     return tuple(index for index, task in enumerate(graph.tasks) if _runs_on_cube(task))
 
 
@@ -216,7 +221,7 @@ def _runs_on_cube(task: Task) -> bool:
 
 
 def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
-    """Op class, shape in fractals, and a digest of the core's figures."""
+    """Return the bank's key: op class, shape in fractals, and a digest of the core's figures."""
     figures = json.dumps([getattr(hw, name) for name in CORE_FIGURES])
     chip = hashlib.sha256(figures.encode()).hexdigest()[:12]
     p = product
@@ -232,14 +237,11 @@ def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _operator(task: TunedTask, mode: TuneMode) -> dict[str, Any]:
-    names: tuple[Status, ...] = get_args(Status)
+    op = [part for part in (task.scope, task.type) if part]
     return {
-        "op": [part for part in (task.scope, task.type) if part],
+        **operator_record(op, task.key, task.before_us, task.after_us, task.status),
         "mode": mode,
-        "key": task.key,
-        "result_data": {"before_tune": task.before_us, "after_tune": task.after_us},
         "gain": task.gain,
-        "status_data": {name: task.status == name for name in names},
         "tiling": asdict(task.tiling),
         "trials": task.trials,
         "ticks_best": ticks_best(task.rounds),

@@ -6,12 +6,12 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.cost.tiling import (
     Product,
     Tiling,
@@ -23,7 +23,6 @@ from pipeline.backends.ascend.cost.tiling import (
 )
 from pipeline.files.knowledge_bank import Round
 
-TuneMode = Literal["exhaustive", "ga", "rl"]
 POPULATION_COUNT, GENERATIONS_COUNT, ELITE_COUNT = 24, 12, 6
 MUTATION_CHANCE = 0.3
 ROUNDS_COUNT, WALKS_PER_ROUND = 10, 20
@@ -36,14 +35,14 @@ Genes = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Time of a product, its stages summed as `overlap` says, and of starting the cores."""
+    """Time of a product: its stages summed by `overlap`, plus the start of the cores."""
 
     product: Product
     hw: Hardware
     overlap: float
 
     def times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Microseconds of each candidate row."""
+        """Return the microseconds of each candidate row."""
         cycles = total_cycles(stage_cycles(self.product, self.hw, rows), self.overlap)
         span_us = max(self.hw.task_floor_all_cores_us - self.hw.task_floor_one_core_us, 0.0)
         core_us = span_us / self.hw.ai_cores_count
@@ -52,7 +51,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search found, how many tilings it priced, the best time after each of its rounds."""
+    """Result of a search: tiling, number of tilings priced, best time after each round."""
 
     tiling: Tiling
     trials: int
@@ -62,7 +61,7 @@ class Search:
 def search_tiles(
     objective: Objective, default: Tiling, mode: TuneMode, seed: int, key: str
 ) -> Search:
-    """The best tiling that the mode finds, the default among what it tries.
+    """Return the best tiling that the mode finds; the default is among the candidates.
 
     The random numbers depend on `seed` and `key` alone.
     """
@@ -96,6 +95,7 @@ class _Ledger:
         self.rounds: list[Round] = []
 
     def price(self, genes: Sequence[Genes]) -> None:
+        """Price genes that were not priced before."""
         fresh = sorted(set(genes) - self.known.keys())
         if not fresh:
             return
@@ -107,9 +107,11 @@ class _Ledger:
             self.best_us, self.best_row = float(times_us[at]), rows[at]
 
     def end_round(self) -> None:
+        """Record the best time so far as a round's."""
         self.rounds.append(Round(self.best_us))
 
     def result(self) -> Search:
+        """Return the best tiling of all rounds."""
         return Search(_tiling(self.best_row), len(self.known) + 1, tuple(self.rounds))
 
 
@@ -119,12 +121,12 @@ def _limits(objective: Objective) -> tuple[int, int, int, int]:
 
 
 def _repaired(genes: Sequence[int], objective: Objective) -> Genes:
-    """Genes within the product and the cores; what is over is taken from the later ones."""
-    left, found = int(objective.hw.ai_cores_count), []
+    """Return genes within the product and the cores; excess is taken from the later ones."""
+    left, cores = int(objective.hw.ai_cores_count), []
     for value, limit in zip(genes, _limits(objective), strict=False):
-        found.append(max(min(int(value), limit, left), 1))
-        left //= found[-1]
-    batch, m, k, n = found
+        cores.append(max(min(int(value), limit, left), 1))
+        left //= cores[-1]
+    batch, m, k, n = cores
     return batch, m, k, n, int(genes[4])
 
 
@@ -136,7 +138,7 @@ def _random_genes(objective: Objective, generator: np.random.Generator, blocks: 
 
 
 def _search_genes(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
-    """Generations of crossings and mutations of the fittest."""
+    """Search by generations of crossings and mutations of the fittest."""
     ledger = _Ledger(objective, default)
     blocks = len(ledger.blocks)
     population = [_random_genes(objective, generator, blocks) for _ in range(POPULATION_COUNT)]
@@ -168,7 +170,7 @@ def _child(
 
 @dataclass(slots=True)
 class _Node:
-    """A decision of the chain that was taken: how often, and the sum of what came of it."""
+    """A decision taken in the chain: its visits, and the sum of their rewards."""
 
     visits: int = 0
     reward: float = 0.0
@@ -176,7 +178,7 @@ class _Node:
 
 
 def _search_tree(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
-    """Walks down a chain of decisions, each chosen by its upper confidence bound."""
+    """Search by walks down a chain of decisions, each chosen by its upper confidence bound."""
     ledger = _Ledger(objective, default)
     root = _Node()
     for _ in range(ROUNDS_COUNT):
@@ -206,7 +208,7 @@ def _walk(
 
 
 def _options(depth: int, chosen: Sequence[int], objective: Objective, blocks: int) -> list[int]:
-    """Powers of two of cores that are left, and all of them; at the end the blocks."""
+    """Return powers of two of the remaining cores, and all of them; at the end the blocks."""
     if depth == 4:
         return list(range(blocks))
     left = int(objective.hw.ai_cores_count) // math.prod(chosen)

@@ -1,14 +1,14 @@
-"""The Kronecker factors of a layer's curvature, their damped inverses, and what those do.
+"""The Kronecker factors of a layer's curvature, their damped inverses, and their application.
 
 The curvature of a layer with weights (n, m), which is its Fisher matrix averaged over samples, is
 taken to be T * A (x) G with T positions per sample (the pixels that a convolution gives, or
 tokens; 1 for vectors), where over all positions of all samples
 
-    A = mean of a a'     a (n): what the weights multiply, for a convolution a patch of the images
+    A = mean of a a'     a (n): input of the weights, for a convolution a patch of the images
     G = mean of d d'     d (m): the gradient of one sample's loss at the layer's output
 
 (Grosse & Martens 2016, secs. 3 and 4; THOR, Chen et al. 2021). A bias is no part of it. Both are
-cut into blocks along their diagonal and the rest is left out: a block costs its size cubed.
+cut into blocks along their diagonal, without the rest: a block costs its size cubed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.lowerings.formulas.matmuls import multiply_by_rows, patches
-from pipeline.lowerings.problem.conv_window import Window
+from pipeline.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first, shape_nhwc
 from pipeline.training.optimizers.thor.inverses import inverses_by_size
 
 ROWS_LIMIT_BYTES = 8 << 20
-"""The most rows that are written at once: patches are some times as large as their images, and a
-product of what lies in the cache is faster."""
+"""The most rows that are written at once: patches are several times as large as their images, and
+a product within the cache is faster."""
 
 
 class Blocks(NamedTuple):
-    """How many blocks a factor is cut into, and how many rows each has; the last may reach over."""
+    """The number of blocks of a factor, and of rows in each; the last may reach beyond its end."""
 
     number: int
     size: int
@@ -48,7 +48,7 @@ class Factors(NamedTuple):
 
 
 def cut(features: int, split_dim: int) -> Blocks:
-    """The fewest blocks of at most `split_dim` rows, of one size, that hold so many features."""
+    """The fewest blocks of at most `split_dim` rows, of one size, that hold `features`."""
     number = ceil(features / split_dim)
     return Blocks(number, ceil(features / number))
 
@@ -58,13 +58,13 @@ def curvature_factors(
 ) -> Factors:
     """The blocks of A and G.
 
-    The first `count` samples are real, the others padding. `scale` times the cotangents are the
+    The first `count` samples are valid, the others padding. `scale` times the cotangents are the
     gradients of each sample's own loss.
     """
     inputs = batch_first(observation.inputs, observation.layout)
     cotangents = batch_first(observation.cotangents, observation.layout)
-    real = jnp.arange(inputs.shape[0]) < count
-    inputs = jnp.where(real.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
+    mask = jnp.arange(inputs.shape[0]) < count
+    inputs = jnp.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
     positions = jnp.asarray(count, jnp.float32) * positions_per_sample(observation)
     return Factors(
         _second_moment(inputs, observation.window, split_dim) / positions,
@@ -106,11 +106,11 @@ def precondition(gradient: Array, inverses: Factors, positions: int) -> Array:
 
 
 def positions_per_sample(observation: LayerCapture) -> int:
-    """How many outputs of each feature one sample has."""
+    """The number of outputs of each feature in one sample."""
     return prod(shape_nhwc(observation.cotangents, observation.layout)[1:-1])
 
 
-def _second_moment(samples: Array, window: Window | None, split_dim: int) -> Array:
+def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
     """The blocks of the sum of r r' over rows r: patches under the window, or all positions.
 
     Samples (batch, ..., features) are taken a few at a time, one after the other.
@@ -125,7 +125,7 @@ def _second_moment(samples: Array, window: Window | None, split_dim: int) -> Arr
     return lax.scan(lambda total, chunk: (total + moment(chunk), None), zero, chunks)[0]
 
 
-def _samples_at_once(samples: Array, window: Window | None) -> int:
+def _samples_at_once(samples: Array, window: ConvWindow | None) -> int:
     """The largest part of the batch, a divisor of it, whose rows stay below the limit; or 1."""
     batch, *_ = samples.shape
     rows = jax.eval_shape(functools.partial(_rows, window=window), samples)
@@ -133,7 +133,7 @@ def _samples_at_once(samples: Array, window: Window | None) -> int:
     return next(size for size in range(min(batch, most), 0, -1) if batch % size == 0)
 
 
-def _moment_of_rows(samples: Array, window: Window | None, split_dim: int) -> Array:
+def _moment_of_rows(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
     rows = _rows(samples, window)
     blocks = cut(rows.shape[1], split_dim)
     padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])
@@ -142,6 +142,6 @@ def _moment_of_rows(samples: Array, window: Window | None, split_dim: int) -> Ar
     return multiply_by_rows("xla", tiles, tiles)
 
 
-def _rows(samples: Array, window: Window | None) -> Array:
+def _rows(samples: Array, window: ConvWindow | None) -> Array:
     """(samples * positions, features), samples slowest."""
     return samples.reshape(-1, samples.shape[-1]) if window is None else patches(window, samples)

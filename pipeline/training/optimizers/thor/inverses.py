@@ -10,15 +10,15 @@ import numpy as np
 from jax import Array, lax
 
 AT_ONCE_BYTES = 256 << 10
-"""How much of a stack is eliminated at once: every one of its rows is read and written as often as
-there are rows, so it should stay in the cache of a core."""
+"""Bytes of a stack that are eliminated at once: each of its rows is read and written once per row,
+so it should stay in the cache of a core."""
 
 
 def inverses_by_size(stacks: Sequence[Array]) -> list[Array]:
     """The inverses of stacks of symmetric positive definite matrices (number, n, n) each, float32.
 
-    Those of one size are inverted together, whatever stack they are from: that takes a program as
-    long as there are sizes, not stacks. A matrix that is not positive definite becomes NaN.
+    Those of one size are inverted together, whatever stack they are from: the program grows
+    with the number of sizes, not of stacks. A matrix that is not positive definite becomes NaN.
     """
     places: dict[int, list[int]] = defaultdict(list)
     for place, stack in enumerate(stacks):
@@ -45,8 +45,8 @@ def by_elimination(matrices: Array) -> Array:
 def _eliminated(matrix: Array) -> Array:
     """The inverse of a matrix M (n, n), from its factors M = L D L'.
 
-    Elimination of what is below the diagonal turns M into D L', and the identity beside it into the
-    inverse of L. The one comes to stand where the other has become 0: both fit into one matrix.
+    Elimination below the diagonal transforms M into D L', and the identity beside it into the
+    inverse of L. The one fills the zeros of the other, so both fit into one matrix.
     """
     rows = jnp.arange(matrix.shape[0])
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DampingSpec(Spec):
-    """What is added to the curvature: initial * decay_rate^(t / decay_steps) after t updates."""
+    """Damping, added to the curvature: initial * decay_rate^(t / decay_steps) after t updates."""
 
     initial: PositiveFloat
     decay_rate: Annotated[float, Field(gt=0, le=1)]
@@ -40,9 +40,9 @@ class Thor(OptimizerSpec):
     nesterov: bool
     damping: DampingSpec
     frequency: PositiveInt
-    """The curvature is computed and inverted in every so many updates, the first one included."""
+    """The period, in updates, of computing and inverting the curvature; the first update does."""
     split_dim: PositiveInt
-    """Factors with more rows are cut into blocks of at most so many along their diagonal."""
+    """The most rows of a block; factors with more are cut into blocks along their diagonal."""
     clip_norm: PositiveFloat | None
     """The largest L2 norm that F^-1 g + weight_decay * p of one array may have; null: any."""
 

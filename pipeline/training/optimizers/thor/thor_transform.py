@@ -1,8 +1,8 @@
 """THOR as an optax transformation: precondition gradients by inverses that are refreshed at times.
 
 Every `frequency` updates the factors of all observed layers are computed from that batch alone, and
-inverted; the updates between use the inverses as they are. Both ways are branches of one compiled
-step, chosen by the number of the update, so that a sink may end anywhere.
+inverted; the updates between use the inverses as they are. Both variants are branches of one
+compiled step, chosen by the number of the update, so that a sink may end anywhere.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def scale_by_thor(
     """Gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as is.
 
     `damping` gives the damping at an update from its number, 0 first. Each factor is cut into
-    blocks of at most `split_dim`. `update` takes `observed=Observed(...)`, and raises ValueError
+    blocks of at most `split_dim`. `update` takes `observed=Captured(...)`, and raises ValueError
     without it. Inverses are kept for every kernel of two or four axes, since `init` can't know
     which of them are observed; those of others stay 0 and are not read.
     """
@@ -61,7 +61,9 @@ def scale_by_thor(
         **_: Any,
     ) -> tuple[optax.Updates, ThorState]:
         if observed is None:
-            raise ValueError("thor needs what layers saw: update(gradients, ..., observed=...)")
+            raise ValueError(
+                "thor needs the inputs of layers: update(gradients, ..., observed=...)"
+            )
         seen = {
             path: observed.layers[path.removesuffix("/kernel")]
             for path in state.inverses
@@ -88,7 +90,7 @@ def scale_by_thor(
 def _directions(
     gradients: optax.Updates, positions: Mapping[str, int], inverses: Mapping[str, Factors]
 ) -> optax.Updates:
-    """The gradients of the kernels that have positions preconditioned, the others as they are."""
+    """Precondition the gradients of the kernels that have positions; keep the others."""
 
     def direction(path: Any, gradient: Array) -> Array:
         kernel = joined_path(path)

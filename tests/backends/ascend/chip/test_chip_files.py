@@ -50,7 +50,7 @@ def test_the_variants_differ_in_their_cores_alone() -> None:
 
 
 def test_peaks_are_the_published_ones() -> None:
-    """262.14 TFLOPS in float16 is what MindInsight's screenshots divide by; 4.1 T float16 lanes."""
+    """MindInsight's screenshots divide by 262.14 TFLOPS in float16; 4.1 T float16 lanes."""
     hw = hardware_of(load_chip("ascend910"))
     assert 2 * hw.peak_fp16_macs_per_us * 1e6 == pytest.approx(262.144e12)
     assert hw.vector_bytes_per_us / 2 * 1e6 == pytest.approx(4.096e12)

@@ -1,4 +1,4 @@
-"""What layouts store."""
+"""Elements that layouts store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.tasks import Layout
 from pipeline.backends.ascend.compiler.device_formats import (
     channel_axes,
-    item_bytes,
     padded_elements,
 )
 from pipeline.backends.ascend.compiler.kernels import Kernels
@@ -50,21 +49,6 @@ def test_padding_never_loses_elements(sides: list[int], layout: Layout) -> None:
     assert math.prod(sides) <= stored <= math.prod(sides) * 256
 
 
-@pytest.mark.parametrize(
-    ("dtype", "nbytes"),
-    [
-        ("float32", 4),
-        ("float16", 2),
-        ("bfloat16", 2),
-        ("int8", 1),
-        ("bool", 1 / 8),
-        ("key<fry>", 8),
-    ],
-)
-def test_bytes_of_an_element(dtype: str, nbytes: float) -> None:
-    assert item_bytes(dtype) == nbytes
-
-
 def test_channels_follow_element_wise_work() -> None:
     def network(x: jax.Array, kernel: jax.Array) -> jax.Array:
         numbers = ("NCHW", "OIHW", "NCHW")
@@ -73,5 +57,5 @@ def test_channels_follow_element_wise_work() -> None:
 
     graph = trace_graph(network, of(2, 3, 8, 8), of(4, 3, 3, 3))
     kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
-    axes = channel_axes(graph, kernels.wiring)
+    axes = channel_axes(graph, kernels.dataflow)
     assert axes[graph.outputs[0]] == 1

@@ -9,7 +9,7 @@ from jax import Array
 from pipeline.backends.ascend.chip.tasks import CubeWork, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.fusion import fuse
 from pipeline.backends.ascend.compiler.op_patterns import vendor_patterns
-from pipeline.backends.ascend.price.traced_step import TracedStep
+from pipeline.backends.ascend.pricing.traced_step import TracedStep
 from tests.backends.ascend.products import buffer
 from tests.backends.ascend.steps import (
     ROWS,
@@ -63,7 +63,7 @@ def test_statistics_are_summed_on_the_way_and_the_product_kept() -> None:
     assert all(len(task.writes) == 2 for task in joined)
 
 
-def test_gradients_point_at_what_makes_them() -> None:
+def test_gradients_point_at_their_producers() -> None:
     for without in (frozenset[str](), frozenset(FUSIONS)):
         graph = convolutional().tasks("O2", without=without)
         for _, size, place in graph.gradients:
@@ -71,7 +71,7 @@ def test_gradients_point_at_what_makes_them() -> None:
 
 
 @pytest.mark.parametrize("first", ["reduce", "other"])
-def test_a_product_that_another_kernel_reads_first_is_not_moved_behind_it(first: str) -> None:
+def test_a_product_that_another_kernel_reads_first_is_not_put_after_it(first: str) -> None:
     """A fused task runs where the kernel that it takes in ran."""
     work = VectorWork(4096, "float16")
     product = Task(

@@ -1,4 +1,4 @@
-"""Which primitives share a kernel, told by the tasks and by what they read and write."""
+"""Primitives that share a kernel, by the tasks and by what they read and write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 from tests.backends.ascend.steps import ROWS, WIDTH, gradient_step, normalised, of, only, types
 
 ELEMENTS = ROWS * WIDTH

@@ -24,7 +24,7 @@ def convolve(x: Any, kernel: Any, stride: int = 1, groups: int = 1) -> Any:
 
 
 def tasks_of(stride: int = 1, groups: int = 1, channels: int = 32, inner: int = 16) -> TaskGraph:
-    """A convolution behind another, so that its input has a gradient."""
+    """A convolution after another, so that its input has a gradient."""
 
     def forward(p: Any, x: Any) -> Any:
         return convolve(jnp.tanh(convolve(x, p["first"])), p["kernel"], stride, groups)

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from pipeline.backends.ascend.compiler.phases import device_dtypes, find_phases
 from pipeline.backends.ascend.frontend.tracing import trace_graph
-from pipeline.backends.ascend.price.traced_step import trace_step
+from pipeline.backends.ascend.pricing.traced_step import trace_step
 from tests.backends.ascend.steps import ROWS, WIDTH, macs, of, perceptron
 
 
@@ -52,10 +52,10 @@ def test_metrics_of_the_forward_pass_are_forward() -> None:
 
 def test_sums_of_gradients_over_a_loop_are_backward() -> None:
     def step(weight: Array, batch: Array) -> tuple[Array, None]:
-        def turn(total: Array, part: Array) -> tuple[Array, None]:
+        def iteration(total: Array, part: Array) -> tuple[Array, None]:
             return total + jax.grad(lambda w: jnp.sum(jnp.sin(part @ w)))(weight), None
 
-        total, _ = lax.scan(turn, jnp.zeros_like(weight), batch)
+        total, _ = lax.scan(iteration, jnp.zeros_like(weight), batch)
         return weight - 0.1 * total, None
 
     traced = trace_step(step, of(WIDTH, WIDTH), of(4, ROWS, WIDTH), None)
@@ -66,11 +66,11 @@ def test_sums_of_gradients_over_a_loop_are_backward() -> None:
 
 def test_steps_in_a_loop_keep_their_optimizer() -> None:
     def step(weight: Array, batch: Array) -> tuple[Array, None]:
-        def turn(weight: Array, part: Array) -> tuple[Array, None]:
+        def iteration(weight: Array, part: Array) -> tuple[Array, None]:
             gradient = jax.grad(lambda w: jnp.sum(jnp.sin(part @ w)))(weight)
             return weight - 0.1 * gradient, None
 
-        return lax.scan(turn, weight, batch)
+        return lax.scan(iteration, weight, batch)
 
     traced = trace_step(step, of(WIDTH, WIDTH), of(4, ROWS, WIDTH), None)
     assert "sub" in phases_of(traced)["optimizer"]

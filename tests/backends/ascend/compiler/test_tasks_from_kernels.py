@@ -12,7 +12,7 @@ import pytest
 from jax import Array, lax
 
 from pipeline.backends.ascend.compiler.tasks_from_kernels import UnsupportedError
-from pipeline.backends.ascend.price.traced_step import TracedStep
+from pipeline.backends.ascend.pricing.traced_step import TracedStep
 from tests.backends.ascend.steps import (
     ROWS,
     WIDTH,
@@ -57,7 +57,7 @@ def test_weights_are_cast_once_a_step() -> None:
     assert all(graph.buffers[task.writes[0]].dtype == "float16" for task in casts)
 
 
-def recurrent(turns: int, recomputed: bool = False) -> TracedStep:
+def recurrent(iterations: int, recomputed: bool = False) -> TracedStep:
     """A recurrent network with a tanh."""
 
     def cell(weight: Array, state: Array, x: Array) -> Array:
@@ -66,31 +66,31 @@ def recurrent(turns: int, recomputed: bool = False) -> TracedStep:
     body = jax.checkpoint(cell) if recomputed else cell
 
     def forward(p: Array, xs: Array) -> Array:
-        def turn(state: Array, x: Array) -> tuple[Array, None]:
+        def iteration(state: Array, x: Array) -> tuple[Array, None]:
             return body(p, state, x), None
 
-        return lax.scan(turn, jnp.zeros((ROWS, WIDTH)), xs)[0]
+        return lax.scan(iteration, jnp.zeros((ROWS, WIDTH)), xs)[0]
 
-    return gradient_step(forward, of(WIDTH, WIDTH), of(turns, ROWS, WIDTH))
+    return gradient_step(forward, of(WIDTH, WIDTH), of(iterations, ROWS, WIDTH))
 
 
-def test_a_loop_costs_its_turns() -> None:
-    short, long = (recurrent(turns).tasks("O2") for turns in (3, 12))
+def test_a_loop_costs_its_iterations() -> None:
+    short, long = (recurrent(iterations).tasks("O2") for iterations in (3, 12))
     assert macs(long) == 4 * macs(short) == 12 * 6 * PRODUCT
     assert len(long.tasks) == len(short.tasks)
     repeats = {task.type for task in long.tasks if task.repeat == 12}
     assert repeats == {task.type for task in short.tasks if task.repeat == 3}
 
 
-def test_what_turns_share_is_prepared_once() -> None:
+def test_values_that_iterations_share_are_prepared_once() -> None:
     graph = recurrent(12).tasks("O2")
     weight = graph.parameters[0]
     shared = [task for task in graph.tasks if task.type == "Cast" and weight in task.reads]
     assert [task.repeat for task in shared] == [1]
 
 
-def test_loops_stay_in_one_piece() -> None:
-    """Memory lives as long as a loop does: tasks of one turn are side by side."""
+def test_tasks_of_a_loop_stay_together() -> None:
+    """Memory lives as long as a loop does: tasks of one iteration are side by side."""
     repeats = [task.repeat for task in recurrent(12).tasks("O2").tasks]
     runs = sum(a != b for a, b in pairwise(repeats) if 12 in (a, b))
     assert runs == 4

@@ -1,4 +1,4 @@
-"""The fit recovers what made its data, bounds are one-sided, and the trace's step is met."""
+"""The fit recovers its data's parameters, bounds are one-sided, and the trace's step is met."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import GROUPS, calibrate_with, load_calibration
 from pipeline.backends.ascend.fit.calibrate import (
     Parts,
@@ -23,7 +24,7 @@ from pipeline.backends.ascend.fit.calibrate import (
     spread_of,
 )
 from pipeline.backends.ascend.fit.validate_trace import (
-    alexnet_report,
+    alexnet_step,
     compare_classes,
     compare_step,
     lines,
@@ -35,7 +36,7 @@ from pipeline.backends.ascend.fit.workloads import (
     model_spec,
     published_steps,
 )
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.validate import kendall_tau
 from pipeline.errors import RunError
 
@@ -49,8 +50,8 @@ def part(
     return Parts(row, np.array(groups), tasks, 1.0, 0.1)
 
 
-def made_from(truth: np.ndarray, count: int = 12) -> list[Parts]:
-    """Rows whose published times are exactly what the parameters say, each group dear in some."""
+def rows_from(truth: np.ndarray, count: int = 12) -> list[Parts]:
+    """Rows whose published times follow exactly from the parameters, each group slow in some."""
     parts = []
     for index in range(count):
         groups = [1.0] * len(GROUPS)
@@ -61,31 +62,31 @@ def made_from(truth: np.ndarray, count: int = 12) -> list[Parts]:
     return parts
 
 
-def test_fit_moves_from_the_priors_towards_what_made_the_rows():
+def test_fit_moves_from_the_priors_towards_the_parameters_of_the_rows():
     truth = np.append(np.full(len(GROUPS), 0.1), 1.0)
-    found = fit(made_from(truth, 200))
+    found = fit(rows_from(truth, 200))
     assert np.all((found[:-1] > 0.05) & (found[:-1] < 0.1))
 
 
 def test_rows_that_the_priors_explain_leave_them_alone():
     truth = np.append(np.zeros(len(GROUPS)), 1.0)
-    assert fit(made_from(truth)) == pytest.approx(truth, abs=1e-6)
+    assert fit(rows_from(truth)) == pytest.approx(truth, abs=1e-6)
 
 
 def test_a_bound_that_is_kept_says_nothing():
-    rows = made_from(np.append(np.zeros(len(GROUPS)), 1.0))
+    rows = rows_from(np.append(np.zeros(len(GROUPS)), 1.0))
     bound = part([10.0] * len(GROUPS), 1e6, "bounded", "at_most")
     assert fit([*rows, bound]) == pytest.approx(fit(rows))
 
 
 def test_a_bound_that_is_broken_speeds_the_model_up():
-    rows = made_from(np.append(np.zeros(len(GROUPS)), 1.0))
+    rows = rows_from(np.append(np.zeros(len(GROUPS)), 1.0))
     bounds = [part([10.0] * len(GROUPS), 20.0, f"b{i}", "at_most") for i in range(50)]
     assert np.all(fit([*rows, *bounds])[:-1] > 0.01)
 
 
-def test_left_out_errors_are_zero_where_every_family_tells_the_same():
-    rows = made_from(np.append(np.zeros(len(GROUPS)), 1.0))
+def test_left_out_errors_are_zero_where_every_family_agrees():
+    rows = rows_from(np.append(np.zeros(len(GROUPS)), 1.0))
     assert left_out_errors(rows) == pytest.approx(np.zeros(len(rows)), abs=1e-6)
 
 
@@ -156,7 +157,7 @@ def test_interval_holds_the_step_and_grows_with_the_spread():
 
 def test_alexnet_is_as_its_trace():
     """The goals: the step within 15 %, phases 25 %, classes of kernels 35 % in the median."""
-    report = alexnet_report(load_calibration())
+    report = alexnet_step(load_calibration())
     step, *phases = compare_step(report)
     assert abs(step.ratio - 1) < 0.15
     assert all(abs(phase.ratio - 1) < 0.25 for phase in phases)

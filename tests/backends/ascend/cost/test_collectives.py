@@ -28,7 +28,7 @@ def test_a_pair_sends_everything_once_over_its_link() -> None:
 
 
 @pytest.mark.parametrize("devices", [4, 8])
-def test_a_ring_takes_two_turns_but_two_hops(devices: int) -> None:
+def test_a_ring_takes_two_rounds_but_two_hops(devices: int) -> None:
     hops = 2 * (devices - 1)
     expected = hops * 12 + 100e6 * hops / devices / 43e3
     assert all_reduce_us(100_000_000, devices, HW) == pytest.approx(expected)

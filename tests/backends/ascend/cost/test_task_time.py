@@ -179,7 +179,7 @@ def test_a_slice_of_leading_rows_reads_only_them() -> None:
 
 
 def _chain(length: int) -> TaskGraph:
-    """A producer, then a consumer of what it made `length` unrelated kernels later."""
+    """A producer, then a consumer of its output `length` unrelated kernels later."""
     shape = (5_000_000,)
     work = VectorWork(shape[0], "float16")
 
@@ -191,7 +191,7 @@ def _chain(length: int) -> TaskGraph:
     return TaskGraph(tuple(buffer(index, shape) for index in range(3 + 2 * length)), tasks)
 
 
-def test_what_was_just_made_is_read_from_the_l2() -> None:
+def test_a_recent_output_is_read_from_the_l2() -> None:
     times = [price_tasks(_chain(length), HW)[-1].us for length in range(12)]
     assert times == sorted(times)
     assert times[0] < 0.75 * times[-1]

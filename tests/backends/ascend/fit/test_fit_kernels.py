@@ -1,4 +1,4 @@
-"""The fit to timed kernels: what it recovers, what it ignores, and how traces are read."""
+"""The fit to timed kernels recovers constants and ignores outliers; traces are read."""
 
 from __future__ import annotations
 

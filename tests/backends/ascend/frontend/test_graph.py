@@ -76,14 +76,14 @@ def test_scans_within_scans_multiply() -> None:
     assert next(node.repeat for node in graph.nodes if node.primitive == "sin") == 21
 
 
-def test_what_only_the_next_turn_needs_is_kept() -> None:
-    """The gradient of a recurrent state: the first turn's is thrown away, the others' are not."""
+def test_values_for_the_next_iteration_alone_are_kept() -> None:
+    """The gradient of a recurrent state: the first iteration's is dropped, the others' are not."""
 
     def loss(weight: Array, xs: Array) -> Array:
-        def turn(state: Array, x: Array) -> tuple[Array, None]:
+        def iteration(state: Array, x: Array) -> tuple[Array, None]:
             return jnp.tanh(state @ weight + x), None
 
-        return jnp.sum(lax.scan(turn, jnp.zeros((2, 8)), xs)[0])
+        return jnp.sum(lax.scan(iteration, jnp.zeros((2, 8)), xs)[0])
 
     graph = trace_graph(jax.grad(loss), of(8, 8), of(5, 2, 8))
     assert names(graph).count("dot_general") == 3
@@ -91,11 +91,11 @@ def test_what_only_the_next_turn_needs_is_kept() -> None:
 
 def test_counters_are_known_but_accumulators_are_not() -> None:
     def function(x: Array) -> tuple[Array, Array]:
-        def turn(carry: Any, _: Any) -> tuple[Any, None]:
+        def iteration(carry: Any, _: Any) -> tuple[Any, None]:
             count, total = carry
             return (count + 1, total * 2.0 + 1.0), None
 
-        (count, total), _ = lax.scan(turn, (0, jnp.zeros((8,))), None, length=3)
+        (count, total), _ = lax.scan(iteration, (0, jnp.zeros((8,))), None, length=3)
         return total + x, count + x.astype(int)[0]
 
     found = names(trace_graph(function, of(8)))
@@ -103,7 +103,7 @@ def test_counters_are_known_but_accumulators_are_not() -> None:
     assert found.count("add") == 3
 
 
-def test_the_dearest_branch_is_priced() -> None:
+def test_the_slowest_branch_is_priced() -> None:
     def function(flag: Array, x: Array) -> Array:
         return lax.cond(flag, lambda x: x @ x @ x, lambda x: x @ x, x)
 

@@ -191,7 +191,7 @@ def test_an_update_in_place_takes_no_memory(hw: Hardware) -> None:
 
 
 def test_a_slice_lies_in_what_it_is_a_slice_of(hw: Hardware) -> None:
-    """A scan stacks five slices of 512 bytes; they are read again by a scan behind it."""
+    """A scan stacks five slices of 512 bytes; they are read again by a scan after it."""
     slices = (replace(buffer(1, 512), within=0), replace(buffer(2, 512), within=0))
     graph = TaskGraph(
         buffers=(buffer(0, 2560), *slices, buffer(3, 512)),
@@ -280,7 +280,7 @@ def test_a_graph_without_tasks_holds_what_is_permanent(hw: Hardware) -> None:
     assert plan_memory(TaskGraph((), ()), hw).used_bytes == 0
 
 
-def test_a_plan_that_overlaps_is_found_out(hw: Hardware) -> None:
+def test_a_plan_that_overlaps_is_detected(hw: Hardware) -> None:
     plan = plan_memory(chain(4), hw)
     moved = tuple(replace(placed, offset_bytes=0) for placed in plan.placements)
     with pytest.raises(AssertionError, match="live together and overlap"):

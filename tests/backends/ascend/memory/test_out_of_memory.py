@@ -1,4 +1,4 @@
-"""What is said where a step does not fit: the kernel, the tensors, and the batch that would."""
+"""The message for a step that does not fit: the kernel, the tensors, and the batch that would."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hw() -> Hardware:
     return replace(chip, hbm_gib=32 / 1024)
 
 
-def test_the_message_says_who_asked_for_what_and_who_holds_most(hw: Hardware) -> None:
+def test_the_message_names_the_request_and_the_largest_tensors(hw: Hardware) -> None:
     graph = chain(batch=32)
     plan = plan_memory(graph, hw)
     assert plan.verdict == "out of memory"

@@ -1,4 +1,4 @@
-"""Offsets by best fit, on blocks whose best places can be told by hand."""
+"""Offsets by best fit, on blocks whose best places are known by hand."""
 
 from __future__ import annotations
 

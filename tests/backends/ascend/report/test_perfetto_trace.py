@@ -1,4 +1,4 @@
-"""Traces against the Trace Event Format, and what a reader looks for in one."""
+"""Traces against the Trace Event Format, and the events that a reader looks for."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_steps_follow_one_another_after_the_launch(tmp_path: Path) -> None:
     assert cores[2]["ts"] - cores[0]["ts"] == pytest.approx(259 + 150.22, abs=2e-3)
 
 
-def test_iterations_are_told_in_the_terms_of_the_vendor(tmp_path: Path) -> None:
+def test_iterations_are_in_the_terms_of_the_vendor(tmp_path: Path) -> None:
     graph, times = network(4, 100.0, 1_000_000)
     trace = _trace(tmp_path, graph, times, steps=2, devices=8, sink_size=10)
     parts = [event for event in _complete(trace) if event["cat"] == "ITERATION"]

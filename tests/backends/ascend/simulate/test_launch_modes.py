@@ -16,7 +16,7 @@ from pipeline.backends.ascend.chip.options import MODES, OptionError, StepOption
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.collectives import all_reduce_us
 from pipeline.backends.ascend.simulate.launch_modes import schedule
-from pipeline.backends.ascend.simulate.stream_assignment import make_plan
+from pipeline.backends.ascend.simulate.stream_assignment import assign_streams
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from tests.backends.ascend.made_up import BARE, HW, chain, graphs, network, options, task, timed
 
@@ -64,7 +64,7 @@ def test_many_small_ops_take_as_long_as_their_launches_and_large_ones_as_long_as
     assert step_us(graph, times, BARE, mode="op_by_op") == pytest.approx(100 * 1000)
 
 
-def test_a_host_that_runs_ahead_hides_launches_behind_the_all_reduce() -> None:
+def test_a_host_that_runs_ahead_overlaps_launches_with_the_all_reduce() -> None:
     """Ops of 100 us would starve each time, but launches go on while gradients are reduced."""
     graph, times = network(20, 100.0, 10_000_000)
     chosen = StepOptions(mode="op_by_op", devices=8, op_launch_us=200.0)
@@ -81,7 +81,7 @@ def test_a_host_that_runs_ahead_hides_launches_behind_the_all_reduce() -> None:
     assert whole.iteration.interval_us == pytest.approx(1500 + 515 + 242 + 0.11)
 
 
-def test_a_scan_counts_each_turn() -> None:
+def test_a_scan_counts_each_iteration() -> None:
     graph, times = chain(10.0, repeat=12)
     assert step_us(graph, times, BARE) == pytest.approx(120)
     assert step_us(graph, times, replace(BARE, task_gap_us=1.0)) == pytest.approx(132)
@@ -95,7 +95,7 @@ def test_nothing_to_do_takes_the_launch_alone() -> None:
     assert line.iteration.fp_bp_us == 0
 
 
-def test_masks_are_made_while_the_cores_compute() -> None:
+def test_masks_are_computed_while_the_cores_compute() -> None:
     tasks = (
         task(writes=(0,)),
         task("ai_cpu", writes=(1,)),
@@ -157,7 +157,7 @@ def test_without_overlap_all_reduces_wait_for_the_backward_pass() -> None:
 
 def test_two_all_reduces_of_resnet50_as_published() -> None:
     """MindSpore r1.5, case 3: tail 6.15 -> 4.20 ms, step 23.61 -> 22.00, 7.45 ms for both."""
-    # 161 gradients, 12 MB of them of parameters 0..85, made within 11.8 ms.
+    # 161 gradients, 12 MB of them of parameters 0..85, ready within 11.8 ms.
     sizes = [90_000_000 // 75] * 75 + [12_000_000 // 86] * 86
     graph, times = network(161, 11_800 / 161, 1)
     gradients = tuple(
@@ -176,13 +176,13 @@ def test_two_all_reduces_of_resnet50_as_published() -> None:
 
 def test_updates_run_in_the_order_in_which_their_gradients_arrive() -> None:
     graph, _ = network(4, 100.0, 10_000_000)
-    plan = make_plan(graph, StepOptions(devices=8, fusion=(1, 3)), HW)
-    # Written from the last made to the first; the first made are all-reduced first.
+    plan = assign_streams(graph, StepOptions(devices=8, fusion=(1, 3)), HW)
+    # Listed from the last to the first one ready; the first ones ready are all-reduced first.
     assert plan.order[5:] == (7, 8, 5, 6)
     assert [plan.needs[index] for index in plan.order[5:]] == [0, 0, 1, 1]
 
 
-def test_what_re_forms_a_gradient_early_is_put_off_until_it_is_reduced() -> None:
+def test_a_task_that_converts_a_gradient_early_is_put_off_until_it_is_reduced() -> None:
     """Lowering may write it right after the gradient; the backward pass does not wait for it."""
     tasks = (
         task(phase="backward", writes=(0,)),
@@ -191,7 +191,7 @@ def test_what_re_forms_a_gradient_early_is_put_off_until_it_is_reduced() -> None
         task("vector", "optimizer", cost_class="optimizer", reads=(1,), writes=(3,)),
     )
     graph = TaskGraph((), tasks, gradients=(("w", 1000, 0), ("b", 1000, 2)))
-    plan = make_plan(graph, StepOptions(devices=8), HW)
+    plan = assign_streams(graph, StepOptions(devices=8), HW)
     assert plan.order == (0, 2, 1, 3)
     assert plan.needs == (-1, 0, -1, 0)
     assert plan.sources == ((0, 2),)
@@ -228,7 +228,7 @@ def test_two_optimizers_reduce_apart() -> None:
         tasks=(*tasks[:3], task(phase="backward", reads=(1,), writes=(4,)), tasks[3]),
         gradients=(*gradients, ("g2", 22_000_000, 3)),
     )
-    assert make_plan(more, StepOptions(devices=2), HW).sources == ((0,), (2, 3))
+    assert assign_streams(more, StepOptions(devices=2), HW).sources == ((0,), (2, 3))
 
 
 def test_a_gradient_that_the_optimizer_finishes_is_reduced_once_it_is_done() -> None:
@@ -238,7 +238,7 @@ def test_a_gradient_that_the_optimizer_finishes_is_reduced_once_it_is_done() -> 
         task("vector", "optimizer", cost_class="optimizer", reads=(1,), writes=(2,)),
     )
     graph = TaskGraph((), tasks, gradients=(("w", 22_000_000, 1),))
-    plan = make_plan(graph, StepOptions(devices=2), HW)
+    plan = assign_streams(graph, StepOptions(devices=2), HW)
     assert plan.needs == (-1, -1, 0)
     assert plan.order == (0, 1, 2)
 
@@ -310,7 +310,7 @@ def test_sunk_loops_are_never_slower_than_graphs_nor_these_than_ops(
 
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
-def test_a_step_is_between_its_critical_path_and_everything_in_turn(
+def test_a_step_is_between_its_critical_path_and_everything_in_sequence(
     case: Case, chosen: StepOptions
 ) -> None:
     graph, times = case
@@ -320,14 +320,14 @@ def test_a_step_is_between_its_critical_path_and_everything_in_turn(
         assert longest <= line.critical_path_us + EPSILON_US
         assert line.critical_path_us <= line.device_us + EPSILON_US
         assert line.device_us <= line.step_us + EPSILON_US
-        assert line.step_us <= _in_turn_us(case, chosen, line) + EPSILON_US
+        assert line.step_us <= _in_sequence_us(case, chosen, line) + EPSILON_US
 
 
 def _pairs(case: Case) -> list[tuple[object, TaskTime]]:
     return list(zip(case[0].tasks, case[1], strict=True))  # type: ignore[arg-type]
 
 
-def _in_turn_us(case: Case, chosen: StepOptions, line: Timeline) -> float:
+def _in_sequence_us(case: Case, chosen: StepOptions, line: Timeline) -> float:
     graph, times = case
     launch_us = HW.op_launch_us if chosen.op_launch_us is None else chosen.op_launch_us
     total = HW.host_step_us + 2 * HW.graph_launch_us + HW.sink_interval_distributed_us
@@ -385,7 +385,7 @@ def test_overlap_is_never_slower_than_none(case: Case, chosen: StepOptions) -> N
 @settings(max_examples=150, deadline=None)
 def test_nothing_runs_before_what_it_needs(case: Case, chosen: StepOptions) -> None:
     fusion = tuple(range(0, len(case[0].gradients), 2)) or None
-    plan = make_plan(case[0], replace(chosen, fusion=fusion), HW)
+    plan = assign_streams(case[0], replace(chosen, fusion=fusion), HW)
     assert sorted(plan.order) == list(range(len(case[0].tasks)))
     place = {index: number for number, index in enumerate(plan.order)}
     for index, number in place.items():
@@ -405,7 +405,7 @@ def test_ends_are_those_of_a_walk_through_what_each_task_waits_for(
     chosen = replace(chosen, devices=1, ai_cpu_streams=1)
     lanes = ["compute" if one.engine in ("cube", "vector") else one.engine for one in graph.tasks]
     writer = {buffer: index for index, one in enumerate(graph.tasks) for buffer in one.writes}
-    order = make_plan(graph, chosen, HW).order
+    order = assign_streams(graph, chosen, HW).order
 
     @cache
     def end_us(index: int) -> float:

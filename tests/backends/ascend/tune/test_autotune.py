@@ -1,4 +1,4 @@
-"""AutoTune: what it gains, that it repeats itself, and what the knowledge bank is for."""
+"""AutoTune: its gain, its reproducibility, and the use of its knowledge bank."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.cost.tiling import Product, default_tiling, row_of
 from pipeline.backends.ascend.tune import autotune
 from pipeline.backends.ascend.tune.autotune import TuneResult, tunable_tasks, tune
-from pipeline.backends.ascend.tune.tile_search import Objective, TuneMode, search_tiles
+from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.errors import RunError
 from pipeline.files.knowledge_bank import read_bank, write_result
 from tests.backends.ascend.made_up import HW

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.lowerings.formulas.matmuls import patches
-from pipeline.lowerings.problem.conv_window import Window, make_window
+from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.training.optimizers.thor.factors import (
     Factors,
@@ -36,7 +36,7 @@ def dense(inputs: np.ndarray, cotangents: np.ndarray) -> LayerCapture:
 
 
 def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc") -> LayerCapture:
-    """A 3x2 kernel with stride 2, padded by a row above and a column behind."""
+    """A 3x2 kernel with stride 2, padded by a row above and a column after."""
     window = make_window(images.shape[1:3], (3, 2), (2, 2), ((1, 0), (0, 1)), (1, 1), 1)
     if layout == "chwn":
         images, cotangents = images.transpose(3, 1, 2, 0), cotangents.transpose(3, 1, 2, 0)
@@ -118,7 +118,7 @@ def test_rows_are_written_a_few_samples_at_a_time(
     whole = curvature_factors(convolution(images, d, layout), 5, 2.0, 7)
     written: list[int] = []
 
-    def counted(window: Window, images: jax.Array) -> jax.Array:
+    def counted(window: ConvWindow, images: jax.Array) -> jax.Array:
         written.append(images.shape[0])
         return patches(window, images)
 

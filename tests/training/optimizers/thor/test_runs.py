@@ -1,4 +1,4 @@
-"""Whole runs with THOR: sinks change nothing, and a run that was broken off goes on exactly."""
+"""Whole runs with THOR: sinks change nothing, and an interrupted run continues exactly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_sinks_change_the_speed_and_nothing_else(
 def test_a_resumed_run_equals_one_that_was_never_broken(
     reference: Path, tiny: Compose, tmp_path: Path
 ) -> None:
-    """Resumed behind step 6, between two refreshes: the inverses come from the checkpoint."""
+    """Resumed after step 6, between two refreshes: the inverses come from the checkpoint."""
     run_dir = shutil.copytree(reference, tmp_path / "run")
     (run_dir / "summary.json").unlink()
     for step in (12, 18, 22):

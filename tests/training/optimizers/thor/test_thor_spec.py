@@ -21,7 +21,7 @@ def test_conf_gives_every_key_of_the_spec() -> None:
     assert text.startswith("# @package train.optimizer\n")
 
 
-def test_damping_falls_by_a_rate_over_so_many_updates() -> None:
+def test_damping_falls_by_a_rate_over_a_number_of_updates() -> None:
     damping = DampingSpec(initial=0.04, decay_rate=0.25, decay_steps=10)
     counts = np.array([0, 5, 10, 20])
     np.testing.assert_allclose(damping.at(counts), [0.04, 0.02, 0.01, 0.0025])

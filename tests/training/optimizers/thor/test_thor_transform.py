@@ -24,9 +24,8 @@ from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, scale_by_thor
-from pipeline.training.state import TrainState
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import TrainStep, make_train_step, make_update_only_step
-from pipeline.training.step_parts import StepConfig
 
 HIDDEN, CLASSES, BATCH, STEPS = 5, 3, 6, 5
 SHAPE = (2, 2, 1)
@@ -56,7 +55,7 @@ class TwoLayers(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A layer that is observed behind parameters that are not."""
+    """A layer that is observed after parameters that are not."""
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
@@ -64,7 +63,7 @@ class Scaled(nn.Module):
         return nn.Dense(CLASSES)(nn.LayerNorm()(flat))
 
 
-def make_parts(spec: Thor = SPEC, **changed: Any) -> StepConfig:
+def make_config(spec: Thor = SPEC, **changed: Any) -> StepConfig:
     loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="mindspore")
     parts = StepConfig(
         network=TwoLayers(),
@@ -83,7 +82,7 @@ def make_parts(spec: Thor = SPEC, **changed: Any) -> StepConfig:
 
 def make_step(spec: Thor = SPEC, **changed: Any) -> TrainStep:
     """The functions, compiled, but not well."""
-    step = make_train_step(make_parts(spec, **changed))
+    step = make_train_step(make_config(spec, **changed))
     quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
     return replace(step, init=quick(step.init), step=quick(step.step))
 
@@ -165,19 +164,19 @@ def test_five_steps_are_what_they_are_on_paper(frequency: int) -> None:
     start = step.init(seed_words(7)).params
     expected = expected_run(spec, start, batches)
     for state, params in zip(trained(step, batches), expected, strict=True):
-        found = leaves(state.params)
-        assert found.keys() == params.keys()
+        result = leaves(state.params)
+        assert result.keys() == params.keys()
         for path, value in params.items():
-            np.testing.assert_allclose(found[path], value, rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(result[path], value, rtol=1e-3, atol=1e-4)
 
 
-def test_a_short_batch_counts_its_real_samples() -> None:
+def test_a_short_batch_counts_its_valid_samples() -> None:
     batches = [make_batch(0, count=4), make_batch(1, count=2)]
     step = make_step()
     expected = list(expected_run(SPEC, step.init(seed_words(7)).params, batches))[-1]
-    found = leaves(list(trained(step, batches))[-1].params)
+    result = leaves(list(trained(step, batches))[-1].params)
     for path, value in expected.items():
-        np.testing.assert_allclose(found[path], value, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(result[path], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("loss_scale", [2.0**-6, 1024.0])
@@ -212,8 +211,8 @@ def test_inverses_change_when_they_are_refreshed_and_only_then() -> None:
 
 
 def test_factors_are_computed_in_a_branch_only() -> None:
-    """What costs is no part of the steps between: no inverse but inside a conditional."""
-    parts = make_parts()
+    """The expensive part is not in the steps between: no inverse but inside a conditional."""
+    parts = make_config()
     step = make_train_step(parts)
     state = jax.eval_shape(step.init, seed_words(7))
     traced = jax.make_jaxpr(make_update_only_step(parts, 0.1))(
@@ -243,7 +242,7 @@ def _is_jaxpr(value: Any) -> bool:
 
 def test_what_has_no_factors_goes_the_way_of_momentum() -> None:
     """Biases and the scale of a norm: v <- 0.9 v + g + 0.1 p, in the first step g + 0.1 p."""
-    parts = make_parts(network=Scaled())
+    parts = make_config(network=Scaled())
     step = make_train_step(parts)
     before = step.init(seed_words(7))
     plain = replace(parts, optimizer=scale_by_nothing(), observe_layers=False)
@@ -295,7 +294,7 @@ def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
 def test_an_update_without_observations_is_refused() -> None:
     params = {"dense_0": {"kernel": jnp.ones((3, 2))}}
     optimizer = SPEC.build()
-    with pytest.raises(ValueError, match="thor needs what layers saw"):
+    with pytest.raises(ValueError, match="thor needs the inputs of layers"):
         optimizer.update(params, optimizer.init(params), params)
 
 

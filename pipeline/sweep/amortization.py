@@ -1,4 +1,4 @@
-"""What longer sinks buy, as a curve: time of a step against steps per launch."""
+"""A curve of step time against steps per launch, as an HTML page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from pipeline.backends.ascend.report.svg import drawing, line, page, text, ticks
 from pipeline.files.atomic_write import write_whole
+from pipeline.files.svg_page import drawing, line, page, text, ticks
 
 WIDTH, HEIGHT = 1056.0, 420.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 8.0, 26.0, 52.0
@@ -35,7 +35,7 @@ def write_amortisation(
 
 
 def amortisation(points: Sequence[Point], title: str) -> str:
-    """The page's text; points in the order of their sink sizes."""
+    """Return the page's text; points are sorted by sink size."""
     (first, first_ms), (last, last_ms) = points[0], points[-1]
     words = (
         f"A step takes {first_ms:.3g} ms in sinks of {first:,} and {last_ms:.3g} ms in sinks of "

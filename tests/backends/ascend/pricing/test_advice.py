@@ -1,4 +1,4 @@
-"""What would help: every change is priced as it says, in order, one of a kind."""
+"""Recommendations: every change is priced as it says, in order, one of a kind."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import buckets
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.price.pricing import ExecutionConfig, Pricing, chipset
-from pipeline.backends.ascend.report.advice import Recommendation, advise, split_points
+from pipeline.backends.ascend.pricing.advice import Recommendation, advise, split_points
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 
 SMALL = ExecutionConfig(sink_size=10)
 
@@ -52,7 +53,7 @@ CASES: dict[str, tuple[ExecutionConfig, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_gain_is_that_of_the_changed_question(kind: str, pricing: Pricing) -> None:
+def test_a_gain_is_that_of_the_changed_options(kind: str, pricing: Pricing) -> None:
     question, fields, override = CASES[kind]
     change = by_kind(advise(pricing, question))[kind]
     before, after = pricing.report(question), pricing.report(replace(question, **fields))
@@ -62,7 +63,7 @@ def test_a_gain_is_that_of_the_changed_question(kind: str, pricing: Pricing) -> 
     assert change.gain == pytest.approx(after.samples_per_s / before.samples_per_s - 1)
 
 
-def test_a_larger_batch_is_traced_anew(pricing: Pricing) -> None:
+def test_a_larger_batch_is_traced_again(pricing: Pricing) -> None:
     tried: list[int] = []
 
     def retrace(batch: int) -> Pricing:

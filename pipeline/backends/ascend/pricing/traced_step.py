@@ -1,4 +1,4 @@
-"""A training step, traced once and lowered as often as it is priced under another precision."""
+"""A training step, traced once and lowered once for each precision."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
+from pipeline.backends.ascend.chip.item_sizes import stored_bytes
+from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.compiler.device_formats import item_bytes
 from pipeline.backends.ascend.compiler.op_patterns import Patterns, vendor_patterns
-from pipeline.backends.ascend.compiler.phases import Precision
 from pipeline.backends.ascend.compiler.primitives import kind_of
 from pipeline.backends.ascend.compiler.tasks_from_kernels import Signature, lower
 from pipeline.backends.ascend.frontend.graph import Graph
@@ -23,7 +23,7 @@ TRACES_KEPT = 16
 
 
 class TracedStep:
-    """The graph of `step(state, batch) -> (state, anything)`, and what its inputs are."""
+    """The graph of `step(state, batch) -> (state, anything)`, and the roles of its inputs."""
 
     def __init__(self, graph: Graph, signature: Signature) -> None:
         self.graph, self.signature = graph, signature
@@ -33,7 +33,7 @@ class TracedStep:
     def batch_bytes(self) -> int:
         """Bytes of a batch on its way to the device."""
         values = (self.graph.values[index] for index in self.signature.inputs)
-        return round(sum(value.size * item_bytes(value.dtype) for value in values))
+        return round(sum(value.size * stored_bytes(value.dtype) for value in values))
 
     @property
     def batch_size(self) -> int:
@@ -60,7 +60,7 @@ class TracedStep:
         strict: bool = False,
         without: frozenset[str] = frozenset(),
     ) -> TaskGraph:
-        """The tasks of the step; `without` names fusions to leave out."""
+        """Return the tasks of the step; `without` names fusions to skip."""
         key = (precision, by_op, strict, without)
         if key not in self._lowered:
             patterns: Patterns = vendor_patterns().without(without)
@@ -73,9 +73,9 @@ class TracedStep:
 def trace_step(
     step: Step, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
-    """Trace a step from shapes. The last few are remembered by function and shapes.
+    """Trace a step from shapes. The last few are cached by function and shapes.
 
-    Raises RunError where the step doesn't give (state, anything), or `parameters` picks leaves
+    Raises RunError where the step doesn't return (state, anything), or `parameters` picks leaves
     that the state doesn't have.
     """
     leaves, tree = jax.tree.flatten((state, batch))
@@ -108,10 +108,10 @@ def _trace(
     step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
-    graph, made = trace_with_result(step, state, batch)
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise RunError(f"step gives {type(made).__name__}; it must give (state, anything)")
-    return TracedStep(graph, _signature(graph, state, batch, made[0], parameters))
+    graph, result = trace_with_result(step, state, batch)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise RunError(f"step gives {type(result).__name__}; it must give (state, anything)")
+    return TracedStep(graph, _signature(graph, state, batch, result[0], parameters))
 
 
 def _signature(
@@ -136,7 +136,7 @@ def _signature(
 
 
 def _shapes(tree: Any) -> list[tuple[Any, str]]:
-    """Leaves take one another's places by their order: what holds them may differ."""
+    """Return which leaves replace each other, by their order: their containers may differ."""
     return [(tuple(leaf.shape), str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
 
 
@@ -155,8 +155,8 @@ def _trained(
     updates: Mapping[int, int],
     parameters: Callable[[Any], Any] | None,
 ) -> set[int]:
-    """The state's leaves that are trained: those picked, or those that the loss depends on and
-    the step changes.
+    """Return the state's trained leaves: those picked, or those that the loss reads and the step
+    changes.
     """
     if parameters is not None:
         numbered = jax.tree.unflatten(jax.tree.structure(state), list(of_state))
@@ -167,14 +167,16 @@ def _trained(
             )
         return picked
     used = _read_by_the_loss(graph)
-    taught = _updated_leaves(graph)
+    updated = _updated_leaves(graph)
     return {
-        into for out, into in updates.items() if into in of_state and into in used and out in taught
+        into
+        for out, into in updates.items()
+        if into in of_state and into in used and out in updated
     }
 
 
 def _read_by_the_loss(graph: Graph) -> set[int]:
-    """What marked nodes of the forward pass read, also by way of a view, a cast or a loop."""
+    """Return the inputs of marked forward nodes, also by way of a view, a cast or a loop."""
     used: set[int] = set()
     for node in reversed(graph.nodes):
         hands_on = kind_of(node.primitive) in ("view", "loop_view")
@@ -185,12 +187,14 @@ def _read_by_the_loss(graph: Graph) -> set[int]:
 
 
 def _updated_leaves(graph: Graph) -> set[int]:
-    """Values that gradients reach as numbers: not running statistics, which come of the forward
-    pass, nor a loss scale, which depends on no more than whether gradients are finite.
+    """Return values that gradients reach as numbers.
+
+    Running statistics come of the forward pass, and a loss scale depends only on whether gradients
+    are finite: neither is among them.
     """
-    made: set[int] = set()
+    result: set[int] = set()
     for node in graph.nodes:
-        if node.mark == "backward" or any(index in made for index in node.inputs):
+        if node.mark == "backward" or any(index in result for index in node.inputs):
             floats = (out for out in node.outputs if "float" in graph.values[out].dtype)
-            made.update(floats)
-    return made
+            result.update(floats)
+    return result

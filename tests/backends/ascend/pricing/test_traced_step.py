@@ -15,7 +15,7 @@ import optax
 import pytest
 from jax import Array, lax
 
-from pipeline.backends.ascend.price.traced_step import trace_step
+from pipeline.backends.ascend.pricing.traced_step import trace_step
 from pipeline.errors import RunError
 from tests.backends.ascend.steps import ROWS, WIDTH, macs, of
 

@@ -1,4 +1,4 @@
-"""A page that needs nothing but itself: HTML with drawings in SVG, no script, no other file."""
+"""Self-contained HTML pages with SVG drawings: no script, no other file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ footer { margin-top: 32px; font-size: 13px; color: #5d6971; }
 
 
 def page(title: str, body: Sequence[str]) -> str:
-    """A whole HTML document; `body` is markup already escaped."""
+    """Return a whole HTML document; `body` is markup already escaped."""
     return "\n".join(
         (
             "<!doctype html>",
@@ -60,13 +60,13 @@ def page(title: str, body: Sequence[str]) -> str:
 
 
 def drawing(width: float, height: float, label: str, marks: Sequence[str]) -> str:
-    """An SVG that scrolls on a narrow screen; `label` is what a reader without it is told."""
+    """Return an SVG that scrolls on a narrow screen; `label` describes it to a screen reader."""
     head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">'
     return "\n".join(('<div class="drawing">', head, *marks, "</svg>", "</div>"))
 
 
 def rectangle(x: float, y: float, width: float, height: float, colour: str, tip: str = "") -> str:
-    """A filled rectangle, with the text that a pointer over it shows."""
+    """Return a filled rectangle, with the text that a pointer over it shows."""
     shape = f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
     if not tip:
         return f'{shape} fill="{colour}"/>'
@@ -74,7 +74,7 @@ def rectangle(x: float, y: float, width: float, height: float, colour: str, tip:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
-    """A straight line."""
+    """Return a straight line."""
     ends = f'x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"'
     return f'<line {ends} stroke="{colour}" stroke-width="{width:g}"/>'
 
@@ -89,14 +89,14 @@ def text(
     quiet: bool = False,
     light: bool = False,
 ) -> str:
-    """Text whose baseline is at y; `light` for a dark ground."""
+    """Return text whose baseline is at y; `light` for a dark ground."""
     kind = ' class="quiet"' if quiet else ' class="light"' if light else ""
     place = f'x="{x:.2f}" y="{y:.2f}" font-size="{size:g}" text-anchor="{anchor}"'
     return f"<text {place}{kind}>{escape(words)}</text>"
 
 
 def ticks(end: float, most: int = 8) -> tuple[float, ...]:
-    """Round values from 0 to at most `end`, no more than `most` steps."""
+    """Return round values from 0 to at most `end`, no more than `most` steps."""
     if end <= 0:
         return (0.0,)
     rough = end / most

@@ -1,4 +1,4 @@
-"""The public API: any step can be priced, and what can't be is said in one sentence."""
+"""The public API: any step can be priced, or an error says in one sentence why not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -21,11 +22,11 @@ from flax.training.train_state import TrainState
 
 from pipeline.backends.ascend import chipset, price
 from pipeline.backends.ascend.chip.chip_files import ChipError
-from pipeline.backends.ascend.chip.options import OptionError
+from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig, OptionError
 from pipeline.backends.ascend.compiler.tasks_from_kernels import UnsupportedError
 from pipeline.backends.ascend.frontend.graph import UnboundedLoopError
-from pipeline.backends.ascend.price.pricing import Pricing
-from pipeline.backends.ascend.price.traced_step import trace_step
+from pipeline.backends.ascend.pricing.pricing import Pricing
+from pipeline.backends.ascend.pricing.traced_step import trace_step
 from pipeline.backends.ascend.report.report import Report
 from pipeline.errors import PipelineError, RunError
 
@@ -98,7 +99,7 @@ def test_a_flax_model() -> None:
     made = {name.rpartition("params/")[2]: nbytes for name, nbytes, _ in report.graph.gradients}
     assert made.keys() == {"first/bias", "first/kernel", "last/bias", "last/kernel"}
     assert made["first/kernel"] >= 4 * 3 * 3 * 3 * 32
-    assert report.pricing.traced.batch_pixels == 32 * 32
+    assert report.batch_pixels == 32 * 32
     same = price(flax_step, state, (images, labels), devices=8)
     assert same.step_ms == report.step_ms
 
@@ -119,20 +120,20 @@ def test_a_chip_may_be_a_file(tmp_path: Path) -> None:
         "hbm_sustained_gb_per_s: {value: 100, source: a guess, confidence: assumed}\n"
     )
     slow = price(linear_step, WEIGHTS, BATCH, hardware=file)
-    assert slow.pricing.chip.name == "Slow"
+    assert slow.chip == "Slow"
     assert slow.device_ms > price(linear_step, WEIGHTS, BATCH).device_ms
     file.write_text(file.read_text().replace("Slow", "Slow and renamed"))
     again = price(linear_step, WEIGHTS, BATCH, hardware=file)
-    assert again.pricing.chip.name == "Slow and renamed"
+    assert again.chip == "Slow and renamed"
 
 
-def test_what_is_asked_for_is_what_is_imported() -> None:
+def test_names_are_imported_at_their_first_use() -> None:
     """`price` is the function, whatever of the package was imported before; jax is not."""
     script = (
-        "import sys; from pipeline.backends.ascend import hardware;"
+        "import sys; from pipeline.backends.ascend.chip import hardware;"
         "assert 'jax' not in sys.modules;"
-        "import pipeline.backends.ascend.price.pricing, pipeline.backends.ascend.report.report;"
-        "from pipeline.backends.ascend import price, Report, chipset, Chipset;"
+        "import pipeline.backends.ascend.pricing.pricing, pipeline.backends.ascend.report.report;"
+        "from pipeline.backends.ascend import price, Report, chipset, PricedChip;"
         "print(price.__name__)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -248,7 +249,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_cannot_be_priced_is_said_in_one_sentence(what: str) -> None:
+def test_an_error_of_pricing_is_one_sentence(what: str) -> None:
     action, kind, status, message = BAD[what]
     with pytest.raises(PipelineError) as caught:
         action()
@@ -264,11 +265,36 @@ def test_an_unknown_primitive_is_priced_by_its_bytes_and_listed() -> None:
     assert report.coverage["equations"]["unsupported"] == 1
 
 
-def test_questions_share_what_they_have_in_common() -> None:
+def test_options_share_their_common_work() -> None:
     """A launch mode of the same graph does not lower or price it again."""
-    pricing = price(linear_step, WEIGHTS, BATCH).pricing
-    one = pricing.report(price(linear_step, WEIGHTS, BATCH).question)
-    assert one.times is pricing.report(one.question).times
+    pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
+    config = ExecutionConfig(mode="graph_sink")
+    assert pricing.step(config).times is pricing.report(replace(config, mode="loop_sink")).times
+
+
+def test_defaults_are_those_of_the_options() -> None:
+    assert price(linear_step, WEIGHTS, BATCH).config == ExecutionConfig()
+
+
+def test_a_report_is_frozen_and_of_its_own() -> None:
+    """It holds its figures, so that none is priced when it is read."""
+    report = price(linear_step, WEIGHTS, BATCH)
+    with pytest.raises(FrozenInstanceError):
+        report.chip = "another"  # type: ignore[misc]
+    assert [*report.modes] == [*MODES]
+    assert report.modes["loop_sink"].timeline is report.timeline
+    assert report.memory.verdict == "fits"
+
+
+def test_a_mode_that_the_device_cannot_run_is_not_in_a_report() -> None:
+    """A sink takes its batches from the queue on the device, op by op takes none."""
+    pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
+    small = pricing.on(data_queue_gib=1e-6)
+    report = small.report(ExecutionConfig(mode="op_by_op"))
+    assert [*report.modes] == ["op_by_op"]
+    assert "loop_sink" not in str(report)
+    with pytest.raises(OptionError, match="the queue on the device"):
+        small.report(ExecutionConfig(mode="loop_sink"))
 
 
 @pytest.mark.parametrize(
@@ -303,14 +329,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert report.step_ms == same.step_ms
 
 
-def test_what_auto_tune_found_is_kept_in_its_bank(tmp_path: Path) -> None:
+def test_results_of_auto_tune_are_kept_in_its_bank(tmp_path: Path) -> None:
     """The second search finds everything there and prices the same."""
     bank = tmp_path / "bank.json"
 
-    def asked() -> Report:
+    def priced() -> Report:
         return price(linear_step, WEIGHTS, BATCH, auto_tune="ga", tune_bank=bank)
 
-    first, second = asked(), asked()
+    first, second = priced(), priced()
     assert first.tuning is not None
     assert second.tuning is not None
     assert {task.status for task in first.tuning.tasks} == {"bank_append"}

@@ -1,0 +1,274 @@
+"""Price a training step on an emulated Ascend: a recipe's or any JAX function's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from pipeline.backends.ascend.chip.chip_files import load_chip
+from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
+from pipeline.backends.ascend.chip.options import (
+    MAX_DEVICES,
+    MODES,
+    ExecutionConfig,
+    Mode,
+    OptionError,
+    Precision,
+    StepOptions,
+    TuneMode,
+    switch,
+    whole,
+)
+from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
+from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
+from pipeline.backends.ascend.cost.task_time import price_tasks
+from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
+from pipeline.backends.ascend.pricing.traced_step import Step, TracedStep, trace_step
+from pipeline.backends.ascend.report.priced_step import PricedStep
+from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.simulate.feeding import device_images_per_s
+from pipeline.backends.ascend.simulate.launch_modes import schedule
+from pipeline.backends.ascend.simulate.timeline import Timeline
+from pipeline.backends.ascend.tune.autotune import TuneResult, tune
+
+DEFAULTS = ExecutionConfig()
+
+
+@dataclass(frozen=True)
+class PricedChip:
+    """A checked chip for pricing: its name, types and figures."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    hardware: Hardware
+
+
+def price(
+    step: Step,
+    state: Any,
+    batch: Any,
+    *,
+    hardware: str | Path | PricedChip = "ascend910",
+    parameters: Callable[[Any], Any] | None = None,
+    precision: Precision | None = DEFAULTS.precision,
+    mode: Mode = DEFAULTS.mode,
+    sink_size: int = DEFAULTS.sink_size,
+    devices: int = DEFAULTS.devices,
+    all_reduce_fusion: Iterable[int] | None = DEFAULTS.fusion,
+    host_workers: int | None = DEFAULTS.host_workers,
+    data_sink: bool = DEFAULTS.data_sink,
+    auto_tune: TuneMode | None = DEFAULTS.auto_tune,
+    tune_bank: str | Path | None = DEFAULTS.tune_bank,
+    strict: bool = DEFAULTS.strict,
+) -> Report:
+    """Price one step of training on an emulated device.
+
+    `step(state, batch) -> (state, anything)` is any JAX function; `state` and `batch` may hold
+    `jax.ShapeDtypeStruct`s, nothing is computed. `parameters` picks the trained leaves of a state
+    (default: the float leaves that the loss reads and the step changes). `hardware` names a chip in
+    conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets.
+
+    Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
+    arguments out of range. Errors that `step` itself raises when it is traced come through.
+    """
+    config = ExecutionConfig(
+        precision=precision,
+        mode=mode,
+        sink_size=whole("sink_size", sink_size),
+        devices=whole("devices", devices, most=MAX_DEVICES),
+        fusion=_points(all_reduce_fusion),
+        host_workers=whole("host_workers", host_workers) if host_workers is not None else None,
+        data_sink=switch("data_sink", data_sink),
+        auto_tune=_mode_of_tuning(auto_tune),
+        tune_bank=str(tune_bank) if tune_bank is not None else None,
+        strict=switch("strict", strict),
+    )
+    for name, function in (("step", step), ("parameters", parameters)):
+        if not callable(function) and (name == "step" or function is not None):
+            raise OptionError(f"{name}: {function!r} should be a function")
+    chip = hardware if isinstance(hardware, PricedChip) else chipset(str(hardware))
+    return Pricing(trace_step(step, state, batch, parameters), chip).report(config)
+
+
+def _mode_of_tuning(mode: Any) -> TuneMode | None:
+    if mode is not None and mode not in get_args(TuneMode):
+        raise OptionError(
+            f"auto_tune: {mode!r} should be None or one of {', '.join(get_args(TuneMode))}"
+        )
+    return cast(TuneMode | None, mode)
+
+
+def _points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Return the points of `all_reduce_fusion`; their order is checked with the gradients."""
+    if fusion is None:
+        return None
+    if isinstance(fusion, str) or not isinstance(fusion, Iterable):
+        raise OptionError(f"all_reduce_fusion: {fusion!r} should be a list, as [85, 160]")
+    return tuple(whole("all_reduce_fusion", point) for point in fusion)
+
+
+def chipset(name_or_path: str) -> PricedChip:
+    """Return a chip by its name in conf/device, or from its YAML file. Raises ChipError."""
+    file = Path(name_or_path)
+    return _chipset(name_or_path, file.stat().st_mtime_ns if file.is_file() else None)
+
+
+@cache
+def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
+    """Return a chip by its file, cached until the file is written again."""
+    return chipset_of(load_chip(name_or_path))
+
+
+def chipset_of(chip: Any) -> PricedChip:
+    """Return a checked chip for pricing."""
+    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip))
+
+
+class Pricing:
+    """A traced step on a chip, priced under any options; shared results are cached."""
+
+    def __init__(
+        self, traced: TracedStep, chip: PricedChip, calibration: Calibration | None = None
+    ) -> None:
+        self.traced, self.chip = traced, chip
+        self.calibration = calibration or load_calibration()
+        self._priced: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
+        self._tuned: dict[Any, TuneResult] = {}
+        self._memory: dict[Any, MemoryPlan] = {}
+
+    def report(self, config: ExecutionConfig) -> Report:
+        """Price a step under all launch modes, with its memory. Raises OptionError, RunError."""
+        step = self.step(config)
+        return Report(
+            **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
+            memory=self.memory(config),
+            tuning=self.tuning(config),
+            modes=dict(self._modes(step)),
+        )
+
+    def _modes(self, step: PricedStep) -> Iterator[tuple[Mode, PricedStep]]:
+        """Price a step under each launch mode but those that the device can't run it in."""
+        for mode in MODES:
+            if mode == step.config.mode:
+                yield mode, step
+                continue
+            with suppress(OptionError):
+                yield mode, self.step(replace(step.config, mode=mode))
+
+    def step(self, config: ExecutionConfig) -> PricedStep:
+        """Price a step under its own launch mode alone. Raises OptionError, RunError."""
+        graph, times = self.tasks(config)
+        return PricedStep(
+            chip=self.chip.name,
+            config=config,
+            batch_size=self.traced.batch_size,
+            batch_pixels=self.traced.batch_pixels,
+            graph=graph,
+            times=times,
+            timeline=self.timeline(config),
+            calibration=self.calibration,
+        )
+
+    def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
+        """Return the tasks of a step and the time of each."""
+        key = self._key(config)
+        if key not in self._priced:
+            graph = self.traced.tasks(
+                config.precision,
+                by_op=config.mode == "op_by_op",
+                strict=config.strict,
+                without=config.without,
+            )
+            self._refuse_foreign_types(graph)
+            hardware, efficiency = self.chip.hardware, self.calibration.efficiency
+            if config.auto_tune:
+                bank = Path(config.tune_bank) if config.tune_bank else None
+                self._tuned[key] = tune(
+                    graph, hardware, mode=config.auto_tune, bank_path=bank, efficiency=efficiency
+                )
+            tiles = self._tuned[key].tiles if config.auto_tune else None
+            times = price_tasks(graph, hardware, efficiency, tiles)
+            self._priced[key] = graph, _without_data(graph, times)
+        return self._priced[key]
+
+    def tuning(self, config: ExecutionConfig) -> TuneResult | None:
+        """Return the AutoTune result, None where the options don't request it."""
+        self.tasks(config)
+        return self._tuned.get(self._key(config))
+
+    def _key(self, config: ExecutionConfig) -> tuple[Any, ...]:
+        """Return the key of the options that tasks and their times depend on."""
+        by_op, precision = config.mode == "op_by_op", self._precision(config)
+        tuning = (config.auto_tune, config.tune_bank)
+        return (precision, by_op, config.strict, config.without, tuning)
+
+    def _precision(self, config: ExecutionConfig) -> Precision | None:
+        if config.precision not in (*get_args(Precision), None):
+            raise OptionError(
+                f"precision: {config.precision!r} is none of O0, O2, O3; None prices the traced "
+                "types"
+            )
+        return config.precision
+
+    def _refuse_foreign_types(self, graph: TaskGraph) -> None:
+        known = set(self.chip.dtypes)
+        for buffer in graph.buffers:
+            if buffer.dtype not in known and not buffer.dtype.startswith("key"):
+                raise OptionError(
+                    f"{buffer.name}: {buffer.dtype} is not a type of {self.chip.name}, which has "
+                    f"{', '.join(self.chip.dtypes)}; trace the step in float32 and choose a "
+                    "precision, or use float16"
+                )
+
+    def options(self, config: ExecutionConfig) -> StepOptions:
+        """Return the scheduler's options."""
+        pixels, workers = self.traced.batch_pixels, config.host_workers
+        rate = None
+        if workers is not None and pixels is not None:
+            rate = device_images_per_s(workers, pixels, config.devices, self.chip.hardware)
+        return StepOptions(
+            mode=config.mode,
+            sink_size=config.sink_size,
+            devices=config.devices,
+            fusion=config.fusion,
+            batch_size=self.traced.batch_size,
+            batch_bytes=self.traced.batch_bytes,
+            host_images_per_s=rate,
+            data_sink=config.data_sink,
+        )
+
+    def timeline(self, config: ExecutionConfig) -> Timeline:
+        """Return one steady step under the launch mode of the options."""
+        graph, times = self.tasks(config)
+        hardware = self.calibration.adjusted(self.chip.hardware)
+        return schedule(graph, times, hardware, self.options(config))
+
+    def memory(self, config: ExecutionConfig) -> MemoryPlan:
+        """Return the memory plan; it is the same for both modes that sink the graph."""
+        by_op = config.mode == "op_by_op"
+        key = (config.precision, by_op, config.without, config.devices > 1)
+        if key not in self._memory:
+            graph, _ = self.tasks(config)
+            self._memory[key] = plan_memory(graph, self.chip.hardware, config.devices)
+        return self._memory[key]
+
+    def on(self, **figures: float) -> Pricing:
+        """Return the same step on a chip with other figures. Raises OptionError."""
+        known = {field.name for field in fields(Hardware)}
+        unknown = sorted(set(figures) - known)
+        if unknown:
+            raise OptionError(f"hardware has no figure {unknown[0]!r}; it has {sorted(known)}")
+        hardware = replace(self.chip.hardware, **figures)
+        return Pricing(self.traced, replace(self.chip, hardware=hardware), self.calibration)
+
+
+def _without_data(graph: TaskGraph, times: tuple[TaskTime, ...]) -> tuple[TaskTime, ...]:
+    """Set GetNext to 0: the chip's figure for the interval between two steps includes it."""
+    return tuple(
+        replace(time, us=0.0, roofline_us=0.0) if task.phase == "data" else time
+        for task, time in zip(graph.tasks, times, strict=True)
+    )

@@ -1,0 +1,162 @@
+"""One steady step under one launch mode: its time, its interval, and where the time goes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pipeline.backends.ascend.chip.options import ExecutionConfig
+from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
+from pipeline.backends.ascend.cost.calibration import Calibration
+from pipeline.backends.ascend.report.time_by_layer import layer_named
+from pipeline.backends.ascend.report.uncertainty import interval_of
+from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
+
+
+@dataclass(frozen=True)
+class TaskCost:
+    """Time in us of one task of the step, all its repetitions together."""
+
+    type: str
+    scope: str
+    engine: str
+    phase: str
+    cost_class: str
+    us: float
+    roofline_us: float
+    bound: str
+    provenance: str
+    repeat: int
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Time in us of all tasks of one module, forward and backward; `share` is of all layers."""
+
+    layer: str
+    us: float
+    share: float
+    tasks: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PricedStep:
+    """The modelled time of one steady step under one `ExecutionConfig`.
+
+    `batch_size` samples are of one device; `batch_pixels` is height x width of its images, None
+    where it holds none. `times` has one entry for each task of `graph`.
+    """
+
+    chip: str
+    config: ExecutionConfig
+    batch_size: int
+    batch_pixels: int | None
+    graph: TaskGraph
+    times: tuple[TaskTime, ...]
+    timeline: Timeline
+    calibration: Calibration
+
+    def __repr__(self) -> str:
+        low, high = self.interval_ms
+        return (
+            f"<{type(self).__name__} {self.chip}, {self.config.mode}: modelled "
+            f"{self.step_ms:.3g} ms a step ({low:.3g} to {high:.3g})>"
+        )
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds of one steady step."""
+        return self.timeline.step_us / 1e3
+
+    @cached_property
+    def interval_ms(self) -> tuple[float, float]:
+        """The 80 % interval of `step_ms`: the true time lies below, or above, one time in ten."""
+        low, high = interval_of(self.graph, self.times, self.timeline, self.calibration)
+        return low / 1e3, high / 1e3
+
+    @property
+    def device_ms(self) -> float:
+        """Milliseconds of the step's work on the device without waits for the host."""
+        return self.timeline.device_us / 1e3
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of all devices together."""
+        return self.batch_size * self.config.devices / self.timeline.step_us * 1e6
+
+    @cached_property
+    def phases(self) -> Mapping[str, float]:
+        """Device time in ms by phase; of communication only the time that nothing overlaps."""
+        spent: dict[str, float] = defaultdict(float)
+        for task, time in zip(self.graph.tasks, self.times, strict=True):
+            if task.engine in ("cube", "vector"):
+                spent[task.phase] += time.us * task.repeat / 1e3
+        spent["communication"] = self.timeline.exposed_us["communication"] / 1e3
+        return dict(spent)
+
+    @property
+    def iteration(self) -> IterationTrace:
+        """MindInsight's step trace: interval, forward and backward, tail."""
+        return self.timeline.iteration
+
+    @cached_property
+    def tasks(self) -> tuple[TaskCost, ...]:
+        """Every task in the order of execution."""
+        return tuple(
+            TaskCost(
+                task.type,
+                task.scope,
+                task.engine,
+                task.phase,
+                task.cost_class,
+                time.us * task.repeat,
+                time.roofline_us * task.repeat,
+                time.bound,
+                time.provenance,
+                task.repeat,
+            )
+            for task, time in zip(self.graph.tasks, self.times, strict=True)
+        )
+
+    @cached_property
+    def shares(self) -> Mapping[Kind, float]:
+        """Shares of the step by kind of work, adding up to 1; overlapped time counts 0.
+
+        Cube, vector, format conversion, communication, AI CPU, data and host.
+        """
+        exposed = self.timeline.exposed_us
+        return {kind: us / self.timeline.step_us for kind, us in exposed.items()}
+
+    @property
+    def bound(self) -> str:
+        """The resource that limits the step."""
+        return self.timeline.bound
+
+    @cached_property
+    def coverage(self) -> Mapping[str, Any]:
+        """Numbers of equations by outcome, and shares of the time by provenance."""
+        total = sum(task.us for task in self.tasks) or 1.0
+        by_provenance: dict[str, float] = defaultdict(float)
+        for task in self.tasks:
+            by_provenance[task.provenance] += task.us / total
+        return {
+            "equations": dict(self.graph.primitives),
+            "unsupported": dict(self.graph.unsupported),
+            "time": dict(by_provenance),
+        }
+
+    @cached_property
+    def layers(self) -> tuple[LayerCost, ...]:
+        """Modules by their time, slowest first."""
+        spent: dict[str, float] = defaultdict(float)
+        counted: dict[str, int] = defaultdict(int)
+        for task in self.tasks:
+            layer = layer_named(task.scope, task.phase)
+            spent[layer] += task.us
+            counted[layer] += 1
+        total = sum(spent.values()) or 1.0
+        ordered = sorted(spent.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(LayerCost(name, us, us / total, counted[name]) for name, us in ordered)

@@ -1,0 +1,57 @@
+"""The modules of training that an ordinary step goes through, noted while it is traced."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pipeline.training
+from pipeline import load_recipe
+from pipeline.data.batch import Batch
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.random import seed_words
+from pipeline.stages.build import parts_of
+from pipeline.training.step import make_train_step
+
+BATCH = 4
+FOLDER = Path(pipeline.training.__file__).parent
+DRIVERS = {"stages/train/loop.py", "backends/xla.py"}
+"""The files above a step, which call it."""
+MOST_FILES = 7
+
+
+def test_a_plain_step_goes_through_at_most_seven_files() -> None:
+    recipe = load_recipe("lenet5_mnist", ["optimizer=sgd"])
+    config = parts_of(recipe, 10, ColumnSpec((32, 32, 1), "float32"), (), ())
+    step = make_train_step(config)
+    batch = Batch(
+        columns={
+            "image": np.zeros((BATCH, 32, 32, 1), np.float32),
+            "label": np.zeros(BATCH, np.int32),
+        },
+        seed=seed_words(7),
+        pass_=jnp.int32(0),
+        sample=jnp.arange(BATCH),
+        count=jnp.int32(BATCH),
+    )
+    state = jax.eval_shape(step.init, seed_words(7))
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(FOLDER):
+            files.add(str(file.relative_to(FOLDER)))
+
+    sys.setprofile(note)
+    try:
+        jax.eval_shape(step.step, state, batch, np.zeros(1, np.float32))
+    finally:
+        sys.setprofile(None)
+    assert files == {"step.py", "losses.py", "update.py", "state.py", "optimizers/first_order.py"}
+    assert len(files | DRIVERS) <= MOST_FILES
