@@ -147,7 +147,7 @@ def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
             run(tiny(*LENGTH, f"train.resume={run_dir}"))
         refused.append(str(caught.value))
 
-    assert run(tiny(*LENGTH), run_dir, judge=At(8, join)).status == "done"
+    assert run(tiny(*LENGTH), run_dir, pruner=At(8, join)).status == "done"
     assert refused == [f"{run_dir}: another process is writing this run"]
     assert (run_dir / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
 

@@ -147,7 +147,7 @@ def test_a_run_directory_that_goes_away_ends_its_run(
     run_dir = tmp_path / "run"
     recipe = tiny("train.steps=45", "train.sink_size=4", "checkpoint.every_steps=20")
     with pytest.raises(RunError) as caught:
-        run(recipe, run_dir, judge=At(8, lambda: happen(run_dir)))
+        run(recipe, run_dir, pruner=At(8, lambda: happen(run_dir)))
     assert str(caught.value) == f"{run_dir / 'metrics.jsonl'}: can't write: {reason}"
     assert run_dir.is_dir() is (happen is lose_its_log)
 
@@ -165,7 +165,7 @@ def test_a_summary_that_cannot_be_written_is_named(
     """A folder in its place, made while the run went on."""
     there = tmp_path / "summary.json"
     with pytest.raises(RunError) as caught:
-        run(tiny(*LENGTH), tmp_path, judge=At(8, there.mkdir))
+        run(tiny(*LENGTH), tmp_path, pruner=At(8, there.mkdir))
     assert str(caught.value) == f"{there}: Is a directory"
     assert [line["step"] for line in outcome.metrics(tmp_path)] == ALL_STEPS
 
@@ -258,7 +258,7 @@ def test_data_that_was_read_may_go_away(reads: Compose, images: Path, tmp_path: 
         run(
             reads("train.feed=resident", stages),
             tmp_path / "gone",
-            judge=At(4, lambda: images.rename(hidden)),
+            pruner=At(4, lambda: images.rename(hidden)),
         )
     finally:
         hidden.rename(images)
@@ -271,7 +271,7 @@ def test_data_that_is_read_meanwhile_may_not(reads: Compose, images: Path, tmp_p
     hidden, run_dir = images.with_name("hidden"), tmp_path / "gone"
     try:
         with pytest.raises(DataError, match=r"\.png: can't be read.*No such file or directory"):
-            run(reads("train.feed=stream"), run_dir, judge=At(8, lambda: images.rename(hidden)))
+            run(reads("train.feed=stream"), run_dir, pruner=At(8, lambda: images.rename(hidden)))
     finally:
         hidden.rename(images)
     summary = outcome.read_summary(run_dir)
@@ -295,7 +295,7 @@ def test_a_clock_that_jumps_changes_nothing(
         monkeypatch.setattr(time, "time", lambda: clock() + jump_s)
 
     recipe = tiny(*LENGTH, "monitor.tensorboard=true", "checkpoint.every_seconds=1000")
-    assert 0 < run(recipe, tmp_path, judge=At(20, jump)).time["total_s"] < 600
+    assert 0 < run(recipe, tmp_path, pruner=At(20, jump)).time["total_s"] < 600
     assert (tmp_path / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
     assert outcome.checkpoints(tmp_path) == outcome.checkpoints(unbroken)
     assert list(scalars(tmp_path / "tensorboard", "train/loss")) == ALL_STEPS

@@ -11,8 +11,8 @@ from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
 from pipeline.sink.telemetry import Telemetry
 
 PERIOD_S = 0.1
-"""Period at which queued calls are carried out. Seldom, so that many steps are written at once and the
-threads do not alternate at every step."""
+"""Period at which queued calls are carried out. Long, so that many steps are written at once and
+the threads do not alternate at every step."""
 LIMIT_BYTES = 64 << 20
 """Bytes that may be queued before training waits."""
 T = TypeVar("T")

@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_is_repeated_as_far_as_it_went(
 ) -> None:
     stop = At(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
     recipe = tiny("train.steps=16000", "train.sink_size=10", "train.dispatch_seconds=0.01")
-    assert run(recipe, tmp_path / "kept", judge=stop).status == "stopped"
+    assert run(recipe, tmp_path / "kept", pruner=stop).status == "stopped"
     lay_trap(tmp_path / "kept", tmp_path / "trap")
     capfd.readouterr()
     assert reproduce([str(tmp_path / "kept"), "monitor.loss_every=0"]) == 0
