@@ -60,6 +60,10 @@ def top_share_mask(losses: Array, share: float, where: Array | None = None) -> A
     return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & valid
 
 
+hardest = top_share_mask
+"""The name that docs/losses.md gives users."""
+
+
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
     """The mean of the largest `share` of the valid losses (Fan et al., 2017); 0 of none."""
     return masked_mean(losses, top_share_mask(losses, share, where))
@@ -108,8 +112,8 @@ class Masked:
         """The mean of the valid entries, (); 0 where none is."""
         return masked_mean(self.values, self.where)
 
-    def top_share_mask(self, share: float) -> Masked:
-        """Keep the largest share of the valid entries; see the function of that name."""
+    def hardest(self, share: float) -> Masked:
+        """Keep the largest share of the valid entries; see `top_share_mask`."""
         return Masked(self.values, top_share_mask(self.values, share, self.where))
 
 
