@@ -40,7 +40,8 @@ class Conv(LayerSpec):
 
 @part("layer")
 class ConvTranspose(LayerSpec):
-    """The transpose of a convolution: every pixel is added to a window of the result.
+    """The transpose of a convolution: every pixel, times the kernel, is added to a
+    window of the result.
 
     `same` gives size * stride positions, `valid` all positions that a window covers.
     """

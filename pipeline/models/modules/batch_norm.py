@@ -89,9 +89,9 @@ def _scaled(
 _normalised = jax.custom_vjp(_scaled, nondiff_argnums=(0,))
 """`_scaled` by the mean and the variance of x itself, which get no gradient of their own.
 
-The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): a sum of x and the cotangent with
-a factor for each channel, in one pass. The gradient that jax derives also writes and reads float32
-intermediates.
+The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): a sum of x and the cotangent, each
+with a factor per channel. It reads both in their own type, while the gradient that jax derives also
+writes and reads float32 intermediates.
 """
 
 Arrays = tuple[Array, ...]
