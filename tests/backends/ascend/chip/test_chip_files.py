@@ -100,7 +100,7 @@ CASES = {
         {"hbm_gib": {"value": 1e-300}},
         "hbm_gib: 1e-300 must be from 1e-06 to 1e+09",
     ),
-    "without end": ({"l2_mib": {"value": 1e300}}, "l2_mib: 1e+300 must be from 1e-06 to 1e+09"),
+    "without end": ({"l2_mib": {"value": 1e30}}, "l2_mib: 1e+30 must be from 1e-06 to 1e+09"),
     "cores without end": (
         {"ai_cores_count": {"value": 1e9}},
         "ai_cores_count: 1e+09 must be from 1e-06 to 4096",
