@@ -13,9 +13,9 @@ from pipeline.host.allocator import SETTINGS, VARIABLE
 
 PROGRAM = """
 import ctypes, os, sys
-from pipeline.host.allocator import restart_with_kept_memory
+from pipeline.host.allocator import reexec_with_malloc_tunables
 print("begun", flush=True)
-restart_with_kept_memory()
+reexec_with_malloc_tunables()
 print(os.getpid(), os.environ.get("GLIBC_TUNABLES"), *sys.argv[1:], flush=True)
 """
 
@@ -52,8 +52,8 @@ def test_a_large_array_that_is_given_back_stays_with_the_process(tmp_path: Path)
     program = tmp_path / "arrays.py"
     program.write_text(
         "import resource\n"
-        "from pipeline.host.allocator import restart_with_kept_memory\n"
-        "restart_with_kept_memory()\n"
+        "from pipeline.host.allocator import reexec_with_malloc_tunables\n"
+        "reexec_with_malloc_tunables()\n"
         "import numpy as np\n"
         "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "np.ones(8 << 20)\n"
