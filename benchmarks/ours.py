@@ -27,7 +27,7 @@ from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.build import build
-from pipeline.stages.compile import compile_run
+from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History
@@ -47,7 +47,9 @@ class OursTraining:
             dataset = load_data(recipe, reporter)
             self._built = build(recipe, dataset, reporter)
             self._built = lower(recipe, dataset, self._built, self._backend, None, reporter)
-            self._executable = compile_run(recipe, dataset, self._built, self._backend, reporter)
+            self._executable = compile_programs(
+                recipe, dataset, self._built, self._backend, reporter
+            )
         self._state = self._executable.init()
         self._history = History(0)
         leaves = jax.tree.leaves(self._built.state.params)

@@ -57,7 +57,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import SinkChoice, choose, no_sink
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.build import Built, build
-from pipeline.stages.compile import compile_run
+from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import propose
 from pipeline.stages.lower import lower
@@ -138,7 +138,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     if modelled is not None:
         return modelled
     built = lower(recipe, dataset, built, backend, None, reporter)
-    executable = compile_run(recipe, dataset, built, backend, reporter)
+    executable = compile_programs(recipe, dataset, built, backend, reporter)
     run = Sinkable(recipe, built.run_schedule, executable, backend, None)
     terminal = reporter.console.is_terminal
     with (

@@ -38,9 +38,9 @@ from pipeline.runner.record.summary import Summary, start_up, versions
 from pipeline.runner.resume_command import HowToResume, resume_overrides
 from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
-from pipeline.stages.compile import compile_run
+from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data, sample_images
-from pipeline.stages.estimate import estimate_run
+from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History
@@ -154,7 +154,7 @@ def run_stages(context: RunContext) -> None:
 
     # Weights that can't be read are reported before anything is compiled.
     restored = read_restored(context, dataset, built) if trains or evaluates else None
-    estimate = estimate_run(recipe, dataset, built, backend, run_dir, reporter)
+    estimate = estimate_cost(recipe, dataset, built, backend, run_dir, reporter)
     if estimate is not None:
         summary.modelled = dict(estimate.summary())
         if not (trains or evaluates):
@@ -162,7 +162,7 @@ def run_stages(context: RunContext) -> None:
             return
 
     built = lower(recipe, dataset, built, backend, run_dir, reporter)
-    executable = compile_run(recipe, dataset, built, backend, reporter)
+    executable = compile_programs(recipe, dataset, built, backend, reporter)
     summary.time["compile_s"] = executable.report.compile_s
     if not (trains or evaluates):
         return

@@ -15,7 +15,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built
 
 
-def compile_run(
+def compile_programs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""

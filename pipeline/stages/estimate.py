@@ -20,7 +20,7 @@ from pipeline.stages.build import Built
 from pipeline.training.step import image_shape, make_update_only_step
 
 
-def estimate_run(
+def estimate_cost(
     recipe: Recipe,
     dataset: Dataset,
     built: Built,

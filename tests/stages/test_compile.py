@@ -9,7 +9,7 @@ from pipeline.backends.base import CompileReport
 from pipeline.config.recipe import Recipe
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
-from pipeline.stages.compile import compile_run
+from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 
 Compose = Callable[..., Recipe]
@@ -26,7 +26,7 @@ def compiled(recipe: Recipe) -> CompileReport:
     reporter = Reporter()
     dataset = load_data(recipe, reporter)
     made = build(recipe, dataset, reporter)
-    return compile_run(recipe, dataset, made, recipe.device.open(), reporter).report
+    return compile_programs(recipe, dataset, made, recipe.device.open(), reporter).report
 
 
 def caches(report: CompileReport) -> list[str]:

@@ -19,7 +19,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.stages.estimate import estimate_run, propose, steps_on
+from pipeline.stages.estimate import estimate_cost, propose, steps_on
 from tests import outcome
 
 Compose = Callable[..., Recipe]
@@ -48,7 +48,7 @@ def test_a_device_that_is_there_estimates_nothing(tiny: Compose, tmp_path: Path)
     recipe, reporter = tiny(), Reporter()
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
-    assert estimate_run(recipe, dataset, built, recipe.device.open(), tmp_path, reporter) is None
+    assert estimate_cost(recipe, dataset, built, recipe.device.open(), tmp_path, reporter) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,7 +79,7 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
     def never(*_: object) -> None:
         raise AssertionError("nothing is to be compiled")
 
-    monkeypatch.setattr("pipeline.runner.run.compile_run", never)
+    monkeypatch.setattr("pipeline.runner.run.compile_programs", never)
     summary = run(tiny(*PRICED, "device.devices=8"), tmp_path / "run")
     modelled = outcome.read_summary(tmp_path / "run")["modelled"]
     assert (summary.status, "compile_s" in summary.time) == ("done", False)

@@ -17,7 +17,7 @@ from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.stages import evaluate as stage
 from pipeline.stages.build import build
-from pipeline.stages.compile import compile_run
+from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.evaluate import evaluate
 from pipeline.training.metrics import EvalSums, zero_sums
@@ -37,7 +37,7 @@ def prepare(recipe: Recipe) -> tuple[Executable, Dataset]:
     reporter = Reporter(console=Console(file=io.StringIO()))
     dataset = load_data(recipe, reporter)
     made = build(recipe, dataset, reporter)
-    return compile_run(recipe, dataset, made, recipe.device.open(), reporter), dataset
+    return compile_programs(recipe, dataset, made, recipe.device.open(), reporter), dataset
 
 
 def logits_by_hand(state: TrainState, images: np.ndarray) -> np.ndarray:
