@@ -158,7 +158,9 @@ def test_a_run_in_another_thread_hears_no_signals_and_runs(tiny: Compose, tmp_pa
     assert (summary.status, summary.steps) == ("done", 7)
 
 
-@pytest.mark.parametrize("stage", ["load_data", "build", "lower", "compile_programs", "choose_sink"])
+@pytest.mark.parametrize(
+    "stage", ["load_data", "build", "lower", "compile_programs", "choose_sink"]
+)
 def test_a_signal_before_training_ends_the_run_as_stopped(
     stage: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
