@@ -20,7 +20,7 @@ import numpy as np
 import safetensors.numpy
 from PIL import Image
 
-from pipeline.backends.ascend.tune.autotune import _checked as checked_tile
+from pipeline.backends.ascend.tune.autotune import check_tile_entry as checked_tile
 from pipeline.config.compose import load_recipe
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.records.record_writer import write_records
@@ -32,7 +32,7 @@ from pipeline.data.sources.records import Records
 from pipeline.errors import DataError
 from pipeline.files.knowledge_bank import read_bank
 from pipeline.lowerings.tune.tuner import BUILT_IN
-from pipeline.lowerings.tune.tuner import _checked as checked_lowering
+from pipeline.lowerings.tune.tuner import check_lowering_entry as checked_lowering
 from pipeline.runner.run import run
 from pipeline.stages.checkpoint.restore import read_saved
 from pipeline.weights.files.weight_files import read_weights, write_weights

@@ -18,11 +18,11 @@ import orbax.checkpoint as ocp
 import pytest
 import tensorstore
 
-from pipeline.backends.ascend.tune.autotune import _checked as checked_tile
+from pipeline.backends.ascend.tune.autotune import check_tile_entry as checked_tile
 from pipeline.config.renames import RenameSpec
 from pipeline.errors import DataError, PipelineError, RunError
 from pipeline.files.knowledge_bank import read_bank
-from pipeline.lowerings.tune.tuner import _checked as checked_lowering
+from pipeline.lowerings.tune.tuner import check_lowering_entry as checked_lowering
 from pipeline.stages.checkpoint.restore import read_saved
 from pipeline.weights.export import ABOUT, read_export
 from pipeline.weights.files import torch_pickle

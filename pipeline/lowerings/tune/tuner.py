@@ -137,7 +137,7 @@ def choose_lowerings(
         return _as_before(tuning.kept, requested, device, tuning.folder)
     if tuning.mode == "off" or device.platform != "cpu":
         return LoweringChoice()
-    banks = Banks(tuning.bank, BUILT_IN, _checked)
+    banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
     known = banks.read()
     here = describe_device(device)
     keys = {problem: f"{problem} on {here}" for problem in requested}
@@ -263,7 +263,7 @@ def _entry(result: TunedProblem) -> Entry:
     return {"before_us": result.before_us, "after": after, "plain": plain}
 
 
-def _checked(entry: Entry) -> Entry:
+def check_lowering_entry(entry: Entry) -> Entry:
     """The entry. Raises ValueError unless its lowerings can be read and its times are positive."""
     checked: dict[str, Any] = {"before_us": float(entry["before_us"])}
     for name in ("after", "plain"):

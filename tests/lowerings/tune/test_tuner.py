@@ -440,7 +440,7 @@ SHIPPED = json.loads(tuner.BUILT_IN.read_text())
 
 
 def test_the_built_in_bank_can_be_read() -> None:
-    assert read_bank(tuner.BUILT_IN, tuner._checked) == SHIPPED["entries"]
+    assert read_bank(tuner.BUILT_IN, tuner.check_lowering_entry) == SHIPPED["entries"]
 
 
 def test_the_built_in_bank_names_candidates_of_its_problems() -> None:

@@ -118,7 +118,7 @@ def tune(
         raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
-    banks = Banks(bank_path, builtin_path, _checked)
+    banks = Banks(bank_path, builtin_path, check_tile_entry)
     known = banks.read()
     outcomes: dict[str, _Outcome] = {}
     for index in tunable_tasks(graph):
@@ -229,7 +229,7 @@ def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
     return f"{cost_class} {shape} /{p.expansion:g} out{p.out_bytes} images{p.images} core{chip}"
 
 
-def _checked(entry: Mapping[str, Any]) -> dict[str, Any]:
+def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     tiling, us = Tiling(*(int(value) for value in entry["tiling"])), float(entry["us"])
     if min(astuple(tiling)) < 1 or not us > 0:
         raise ValueError(f"entry {entry}")
