@@ -27,6 +27,7 @@ from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.build import build
+from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
@@ -79,7 +80,7 @@ class OursTraining:
             training = Training(
                 recipe, run_schedule, self._executable, mechanism, monitors, _evaluate, None
             )
-            self._state = train(training, self._state, {}, self._history)
+            self._state = train(training, self._state, HostState(), self._history)
         if self._history.status != "done":
             raise RunError(self._history.reason or "stopped")
         return Result(float(np.mean(np.concatenate(tally.losses))), tally.seconds)
