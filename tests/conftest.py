@@ -108,8 +108,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible() -> None:
-    """Ctrl-C raises KeyboardInterrupt, as in any process; those of pytest-xdist ignore it."""
+    """Ctrl-C raises KeyboardInterrupt, as in any process; those of pytest-xdist ignore it.
+
+    SIGHUP is ignored where the tests are started by nohup, and by what they start, too.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -120,8 +120,8 @@ def test_a_checkpoint_without_marks_resumes_as_ever(
 
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
-        assert set(host.pop("logs")) == {"metrics.jsonl", "evals.jsonl"}
-        return state, host if marks is None else {**host, "logs": marks}
+        assert set(host.logs) == {"metrics.jsonl", "evals.jsonl"}
+        return state, host.model_copy(update={"logs": marks or {}})
 
     monkeypatch.setattr(initial_state, "restore_state", without_marks)
     run(tiny(*LENGTH, f"train.resume={half}"))
