@@ -20,6 +20,7 @@ def test_two_names_are_public() -> None:
     assert pipeline.__all__ == ["load_recipe", "run"]
 
 
+@pytest.mark.slow
 def test_a_recipe_is_loaded_and_run(cache: Path, tmp_path: Path) -> None:
     recipe = load_recipe("lenet5_digits", [*TINY, STEPS, f"cache.root={cache}"])
     summary = run(recipe, tmp_path / "new" / "folder")
@@ -28,6 +29,7 @@ def test_a_recipe_is_loaded_and_run(cache: Path, tmp_path: Path) -> None:
     assert outcome.read_summary(tmp_path / "new" / "folder")["metrics"] == summary.metrics
 
 
+@pytest.mark.slow
 def test_a_run_without_a_directory_makes_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +70,7 @@ def test_importing_costs_nothing() -> None:
     assert not {"jax", "hydra", "pydantic", "numpy"} & set(eval(result.stdout))
 
 
+@pytest.mark.slow
 def test_a_run_can_be_made_again_from_the_recipe_it_left(tmp_path: Path) -> None:
     """A whole recipe stands for itself: no default shows through, whatever the parts were."""
     first = load_recipe("mlp_fashion_mnist", ["optimizer=adamw", "train.steps=7", "model=resnet20"])

@@ -101,6 +101,7 @@ def test_a_folder_of_somebody_else_has_no_programs(
     assert line.endswith("neither read nor kept; name another folder: cache.root=DIR")
 
 
+@pytest.mark.slow
 def test_a_run_warns_once_and_compiles(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     root = tmp_path / "cache"
     root.mkdir()

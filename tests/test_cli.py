@@ -108,6 +108,7 @@ def test_help_lists_the_recipes_of_the_working_folder(say: Say, tmp_path: Path) 
     assert re.search(r"^  mine +My own network$", say("-h").out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_command_does_what_it_says_from_any_folder(
     command: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -132,12 +133,14 @@ def test_a_command_does_what_it_says_from_any_folder(
     assert log == said.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_run_may_be_given_its_directory(say: Say, tmp_path: Path) -> None:
     assert say(*TINY, "stages=[data]", "hydra.run.dir=deep/mine").status == 0
     assert (tmp_path / "deep" / "mine" / "summary.json").is_file()
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
     said = say(*TINY, STEPS, "stages=[data,build,compile]", "hydra.run.dir=run")
     assert said.status == 0
@@ -149,6 +152,7 @@ def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_run_returns_1(say: Say) -> None:
     said = say(*TINY, STEPS, "train.optimizer.lr=1e30")
     assert said.status == 1
@@ -156,6 +160,7 @@ def test_a_failed_run_returns_1(say: Say) -> None:
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_step_without_room_on_the_device_returns_1(say: Say) -> None:
     small = ["device.hbm_gib.value=1e-3", "device.feature_map_memory_gib.value=1e-3"]
     said = say(*TINY, STEPS, "device=ascend910", *small)
@@ -216,6 +221,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_a_mistake_is_one_message_without_a_traceback(
     arguments: list[str], message: str, say: Say
@@ -227,6 +233,7 @@ def test_a_mistake_is_one_message_without_a_traceback(
     assert "debug=true" not in said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -248,18 +255,21 @@ def test_a_mistake_in_a_recipe_file_is_named(
     assert "Traceback" not in said.err
 
 
+@pytest.mark.slow
 def test_unknown_names_are_listed_in_whole_sentences(say: Say) -> None:
     said = say("+recipe=zzz")
     # Hydra keeps what other tests in this process have made known.
     assert re.search(r"there is no such recipe[.;] There is (\w+, )*lenet5_digits, ", said.err)
 
 
+@pytest.mark.slow
 def test_all_mistakes_come_at_once(say: Say) -> None:
     said = say("model=lenet6", "train.sink_sise=5", "train.batch_siz=3")
     assert said.err.startswith("error: the recipe has 3 problems:\n  ")
     assert said.err.count("\n") == 4
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback(say: Say) -> None:
     said = say("train.batch_size=0", "debug=true")
     assert said.status == 2
@@ -267,6 +277,7 @@ def test_debug_shows_the_traceback(say: Say) -> None:
     assert said.err.endswith("train.batch_size = 0: must be greater than 0\n")
 
 
+@pytest.mark.slow
 def test_a_place_where_nothing_can_be_written_is_named(say: Say, tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file")
     for arguments in ([], ["hydra.run.dir=outputs/run"]):
@@ -275,6 +286,7 @@ def test_a_place_where_nothing_can_be_written_is_named(say: Say, tmp_path: Path)
         assert "can't make the run directory: " in said.err
 
 
+@pytest.mark.slow
 def test_the_errors_of_a_bug_say_how_to_see_more(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
@@ -287,6 +299,7 @@ def test_the_errors_of_a_bug_say_how_to_see_more(say: Say, monkeypatch: pytest.M
     )
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_no_error_message(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +316,7 @@ def test_an_interrupt_is_no_error_message(
 ALL_RECIPES = sorted(file.stem for file in RECIPES.glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL_RECIPES)
 def test_the_shown_recipe_is_whole_and_resolved(name: str, say: Say) -> None:
     said = say("--cfg", "job", f"+recipe={name}", "train.steps=20_000")
@@ -312,6 +326,7 @@ def test_the_shown_recipe_is_whole_and_resolved(name: str, say: Say) -> None:
     assert check_tree(tree) == load_recipe(name, ["train.steps=20_000"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet5_digits", "mlp_fashion_mnist"])
 def test_the_shown_recipe_is_one_that_can_be_run(name: str, say: Say, tmp_path: Path) -> None:
     """And so is recipe.yaml of a run directory, which holds the same."""
@@ -319,6 +334,7 @@ def test_the_shown_recipe_is_one_that_can_be_run(name: str, say: Say, tmp_path: 
     assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["elsewhere", "recipes"])
 def test_a_file_called_as_a_shipped_recipe_is_the_one_that_is_shown(
     where: str, say: Say, tmp_path: Path

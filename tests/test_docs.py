@@ -37,6 +37,7 @@ def test_there_are_two_examples() -> None:
     assert len(EXAMPLES) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(EXAMPLES)), ids=["flax", "by hand"])
 def test_an_example_runs_as_it_stands(number: int, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(EXAMPLES[number])
@@ -56,6 +57,7 @@ def test_the_readme_has_runs() -> None:
     assert len(RUNS) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", RUNS, ids=str.strip)
 def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
     recipe, *overrides = shlex.split(command)

@@ -40,6 +40,7 @@ def fresh(harness: Harness) -> Prepared:
     return harness.prepare(["fresh"])[0]
 
 
+@pytest.mark.slow
 def test_runs_whose_files_fail_end_well(harness: Harness, fresh: Prepared) -> None:
     rows = try_and_report(harness, [(fresh, fault) for fault in CASES])
     assert {name: row.defects for (_, name), row in rows.items() if row.defects} == {}

@@ -31,6 +31,7 @@ def _prepared() -> None:
 
 
 # What orbax leaves unfinished, where it is stopped by a damaged file, is told when it is collected.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LEFT_OUT])
 def test_a_few_cases_of_a_kind_end_well(kind: str) -> None:
@@ -39,6 +40,7 @@ def test_a_few_cases_of_a_kind_end_well(kind: str) -> None:
         assert judged.outcome not in DEFECTS, f"{case}: {judged.outcome}\n{judged.detail}"
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False))
 def test_whatever_is_changed_in_a_recipe_is_told(rng: Random) -> None:

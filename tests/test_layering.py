@@ -116,6 +116,7 @@ def test_every_package_has_a_level() -> None:
     assert len(modules()) > 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", LEVELS)
 def test_imports_point_from_the_command_line_to_the_ground(package: str) -> None:
     wrong = [
@@ -150,6 +151,7 @@ def test_no_name_of_a_module_stands_for_more_than_two() -> None:
     assert [name for name, count in names.items() if count > 2] == []
 
 
+@pytest.mark.slow
 def test_checking_a_recipe_imports_no_jax() -> None:
     script = (
         "import sys; from pipeline import load_recipe; load_recipe('lenet5_mnist');"

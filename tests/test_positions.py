@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pipeline import load_recipe, run
 from pipeline.runner.record.summary import Summary
@@ -29,6 +30,7 @@ def trained(
     return run(recipe, folder / "run")
 
 
+@pytest.mark.slow
 def test_a_gpt_learns_to_count_on(tmp_path: Path, cache: Path) -> None:
     generator = np.random.default_rng(0)
     first, step = generator.integers(0, 11, (2, 340, 1))
@@ -58,6 +60,7 @@ def test_a_gpt_learns_to_count_on(tmp_path: Path, cache: Path) -> None:
     assert summary.metrics["accuracy"] == summary.metrics["recall"]["micro"]
 
 
+@pytest.mark.slow
 def test_a_unet_learns_which_pixels_are_bright(tmp_path: Path, cache: Path) -> None:
     images = np.random.default_rng(0).random((84, 8, 12, 1), np.float32)
     summary = trained(

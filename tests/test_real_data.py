@@ -1,4 +1,4 @@
-"""Real MNIST and CIFAR-10, where they are at hand."""
+"""Real data: the digits of the package, and MNIST and CIFAR-10 where they are at hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ import pytest
 from pipeline import load_recipe
 from pipeline.runner.run import run
 from tests import outcome
+
+
+def test_lenet5_learns_the_digits_of_the_package(cache: Path, tmp_path: Path) -> None:
+    """Real data that needs no download: 16 passes over 1,438 digits."""
+    overrides = ["train.passes=16", "monitor.tensorboard=false", f"cache.root={cache}"]
+    summary = run(load_recipe("lenet5_digits", overrides), tmp_path)
+    assert summary.status == "done"
+    assert summary.metrics["accuracy"] > 0.9
 
 
 def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> None:

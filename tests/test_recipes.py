@@ -63,6 +63,7 @@ def test_every_recipe_is_accounted_for() -> None:
     assert len(shipped) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*TRAINED, *BUILT])
 def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str], str]) -> None:
     """Rewritten with `pytest --update-golden`, to be read in the diff."""
@@ -93,6 +94,7 @@ def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
         assert said.replace("Measured: ", "") == f"{what} {result}", name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     recipe = load_recipe(name, [*twin(TRAINED[name]), f"cache.root={cache}"])
@@ -104,6 +106,7 @@ def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT)
 def test_a_large_recipe_builds(name: str, cache: Path, tmp_path: Path) -> None:
     stages = "stages=[data,build]"

@@ -67,6 +67,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_lines_that_were_lost_are_restored_from_the_checkpoint(
     damage: str, half: Path, unbroken: Path, tiny: Compose
@@ -83,6 +84,7 @@ def test_lines_that_were_lost_are_restored_from_the_checkpoint(
     assert not list(half.glob("damaged-*"))
 
 
+@pytest.mark.slow
 def test_lines_that_nobody_knows_are_named_to_the_end(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +113,7 @@ def test_lines_that_nobody_knows_are_named_to_the_end(
     assert steps_left == [*range(1, 5), *range(10, 46)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marks", [None, {"metrics.jsonl": {"size_bytes": "x"}, "evals.jsonl": 3}])
 def test_a_checkpoint_without_marks_resumes_as_ever(
     marks: object, half: Path, unbroken: Path, tiny: Compose, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +136,7 @@ def test_a_checkpoint_without_marks_resumes_as_ever(
 # Other processes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [["run.log"], [".lock"], ["run.log", ".lock"]])
 def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
     removed: list[str], unbroken: Path, tiny: Compose, tmp_path: Path
@@ -155,6 +159,7 @@ def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
 # Directories of somebody else's.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["run.log", "metrics.jsonl", "evals.jsonl", "tensorboard", "checkpoints", "checkpoints/32"],
@@ -177,6 +182,7 @@ def test_a_resumed_run_writes_through_no_link(name: str, half: Path, tiny: Compo
     assert (outside / "9.orbax-checkpoint-tmp").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.log", "summary.json"])
 def test_a_pipe_or_a_directory_in_the_place_of_a_file_holds_nobody_up(
     name: str, half: Path, tiny: Compose

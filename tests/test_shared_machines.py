@@ -77,6 +77,7 @@ def failure(run_dir: Path) -> str:
 # The log of steps and the checkpoints: a run can't do without them.
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_ends_a_run_by_the_name_of_the_file(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_disk_that_is_full_ends_a_run_by_the_name_of_the_file(
     assert failure(tmp_path) == str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refuse", "reason"),
     [(no_space, "No space left on device"), (read_only, "Read-only file system")],
@@ -132,6 +134,7 @@ def lose_its_log(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("happen", "reason"),
     [
@@ -159,6 +162,7 @@ def test_a_directory_that_cannot_be_written_at_all_is_named(tiny: Compose, tmp_p
     assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
 
 
+@pytest.mark.slow
 def test_a_summary_that_cannot_be_written_is_named(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +189,7 @@ def test_of_two_failures_the_first_is_told(
 # What a run can do without.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["add_recipe", "flush"])
 def test_a_tensorboard_that_fails_is_told_of_once_and_missed_by_nobody(
     method: str, unbroken: Path, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +204,7 @@ def test_a_tensorboard_that_fails_is_told_of_once_and_missed_by_nobody(
     assert (tmp_path / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_tensorboard_alone_ends_no_run(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -213,6 +219,7 @@ def test_a_disk_that_is_full_for_tensorboard_alone_ends_no_run(
     assert [line["step"] for line in outcome.metrics(tmp_path)] == ALL_STEPS
 
 
+@pytest.mark.slow
 def test_a_console_that_is_gone_ends_no_run(cache: Path, tmp_path: Path) -> None:
     """As /dev/full is one, or the pipe to a program that has ended."""
     arguments = [*TINY, "stages=[data]", "hydra.run.dir=run"]
@@ -251,6 +258,7 @@ def reads(images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compose
     return lambda *overrides: load_recipe("lenet5_digits", [*settings, *overrides])
 
 
+@pytest.mark.slow
 def test_data_that_was_read_may_go_away(reads: Compose, images: Path, tmp_path: Path) -> None:
     hidden = images.with_name("hidden")
     stages = "stages=[data,build,compile,train]"
@@ -265,6 +273,7 @@ def test_data_that_was_read_may_go_away(reads: Compose, images: Path, tmp_path: 
     assert len(outcome.metrics(tmp_path / "gone")) == 40
 
 
+@pytest.mark.slow
 def test_data_that_is_read_meanwhile_may_not(reads: Compose, images: Path, tmp_path: Path) -> None:
     """The file is named, and the run resumed when the data is back."""
     run(reads("train.feed=stream"), tmp_path / "kept")
@@ -284,6 +293,7 @@ def test_data_that_is_read_meanwhile_may_not(reads: Compose, images: Path, tmp_p
 # A clock that jumps.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0], ids=["forward", "back"])
 def test_a_clock_that_jumps_changes_nothing(
     jump_s: float, unbroken: Path, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -315,6 +325,7 @@ for arguments in (sys.argv[1:], [*sys.argv[1:], "hydra.run.dir=one"]):
 """
 
 
+@pytest.mark.slow
 def test_runs_that_start_at_the_same_instant_never_share_a_directory(
     cache: Path, tmp_path: Path
 ) -> None:

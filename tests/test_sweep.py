@@ -47,6 +47,7 @@ def read_table(sweep_dir: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_wrong_leaves_the_others_alone(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def hparams(run_dir: Path) -> dict[str, float]:
 BUILD = "stages=[data,build]"
 
 
+@pytest.mark.slow
 def test_every_combination_is_a_job(pipeline: Main, tmp_path: Path) -> None:
     assert pipeline("-m", BUILD, "seed=1,2", "train.steps=8,16") == 0
     (sweep_dir,) = sweeps(tmp_path)
@@ -106,6 +108,7 @@ def test_every_combination_is_a_job(pipeline: Main, tmp_path: Path) -> None:
     assert outcome.read_summary(sweep_dir / "3")["seed"] == 2
 
 
+@pytest.mark.slow
 def test_groups_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
     assert pipeline("-m", BUILD, "loss=cross_entropy,mse") == 0
     (sweep_dir,) = sweeps(tmp_path)
@@ -114,12 +117,14 @@ def test_groups_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
     assert kept["train"]["loss"]["name"] == "mse"
 
 
+@pytest.mark.slow
 def test_a_sweep_may_be_given_its_directory(pipeline: Main, tmp_path: Path) -> None:
     assert pipeline("-m", BUILD, "seed=1,2", "hydra.sweep.dir=mine") == 0
     assert len(read_table(tmp_path / "mine")) == 2
     assert sweeps(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -138,6 +143,7 @@ def test_a_directory_is_what_hydra_reads(
     assert [row["status"] for row in read_table(table.parent)] == ["done"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "told"),
     [
@@ -159,6 +165,7 @@ def test_a_sweep_without_a_job_is_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_path: Path) -> None:
     """The status that the job alone would have had."""
     small = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
@@ -166,6 +173,7 @@ def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_pa
     assert pipeline("-m", BUILD, "seed=1,2", *small) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -275,6 +283,7 @@ def test_the_table_of_an_emulated_device_can_be_read_in_80_columns(
     assert "…" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "told"),
     [
@@ -310,6 +319,7 @@ def two_jobs(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(
     two_jobs: Path, pipeline: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +335,7 @@ def test_what_is_done_is_not_done_again(
     assert [row["status"] for row in read_table(grown)] == ["done"] * 3
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_tried_once_more_by_every_command(pipeline: Main, tmp_path: Path) -> None:
     sweep = ("-m", "stages=[data]", "train.sink_size=1,0", "hydra.sweep.dir=mine")
     assert pipeline(*sweep) == 2
@@ -334,6 +345,7 @@ def test_a_failed_job_is_tried_once_more_by_every_command(pipeline: Main, tmp_pa
     assert [row["status"] for row in read_table(tmp_path / "mine")] == ["done", "failed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [".lock", "study.log", ".beats", "1"])
 def test_a_sweep_writes_through_no_link(
     name: str, pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -347,6 +359,7 @@ def test_a_sweep_writes_through_no_link(
     assert list((tmp_path / "outside").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_kind_is_made_no_job(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,12 +370,14 @@ def test_a_folder_of_another_kind_is_made_no_job(
     assert [path.name for path in (tmp_path / "mine").glob("*/*")] == ["notes"]
 
 
+@pytest.mark.slow
 def test_jobs_may_be_named_after_what_sets_them_apart(pipeline: Main, tmp_path: Path) -> None:
     named = "hydra.sweep.subdir='seed ${seed}'"
     assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine", named) == 0
     assert [row["job"] for row in read_table(tmp_path / "mine")] == ["seed 1", "seed 2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["same", "deep/${hydra.job.num}", ".."])
 def test_two_jobs_never_share_a_directory(
     name: str, pipeline: Main, capsys: pytest.CaptureFixture[str]
@@ -372,6 +387,7 @@ def test_two_jobs_never_share_a_directory(
     assert "each job needs a folder of its own" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_where_it_was(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +412,7 @@ def terminate(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_auto_goes_on_with_the_newest_sweep_of_the_same_command(
     pipeline: Main, tmp_path: Path
 ) -> None:
@@ -404,6 +421,7 @@ def test_auto_goes_on_with_the_newest_sweep_of_the_same_command(
     assert len(sweeps(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -422,6 +440,7 @@ def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
     assert len(sweeps(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_started_again_names_the_existing_one(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -432,6 +451,7 @@ def test_a_sweep_that_is_started_again_names_the_existing_one(
     assert told == [False, False, True]
 
 
+@pytest.mark.slow
 def test_auto_asks_what_the_sweeper_was_to_do(pipeline: Main, tmp_path: Path) -> None:
     """Its `params` are part of the command; how many jobs it runs at a time is not."""
     for seed, size in ((1, 1), (2, 1), (1, 2)):
@@ -441,6 +461,7 @@ def test_auto_asks_what_the_sweeper_was_to_do(pipeline: Main, tmp_path: Path) ->
     assert sorted(seeds) == [1, 2]
 
 
+@pytest.mark.slow
 def test_joblib_runs_jobs_at_once(pipeline: Main, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install -e '.[dev]'")
     at_once = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=mine")
@@ -456,6 +477,7 @@ def test_a_sweep_goes_on_with_no_single_run(
     assert "train.resume = outputs/some: a sweep can go on with one of the same command" in said
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_sweep_and_not_only_its_job(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,6 +492,7 @@ def test_a_signal_stops_the_sweep_and_not_only_its_job(
     ]
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_too_late_for_its_job_stops_the_sweep(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,6 +505,7 @@ def test_a_signal_that_comes_too_late_for_its_job_stops_the_sweep(
     assert rows == [("done", "45"), ("waiting", "")]
 
 
+@pytest.mark.slow
 def test_recipes_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
     assert main(["-m", "+recipe=lenet5_digits,mlp_mnist", *TINY, "stages=[data]"]) in (0, 2)
     (sweep_dir,) = sweeps(tmp_path)
@@ -489,6 +513,7 @@ def test_recipes_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
     assert len(read_table(sweep_dir)) == 2
 
 
+@pytest.mark.slow
 def test_sink_sizes_on_an_emulated_device_give_the_curve_of_amortisation(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def docstrings(file: Path) -> Iterator[tuple[int, str]]:
                 yield child.lineno, value.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "package", sorted({file.parent for file in FILES}), ids=lambda path: str(path.relative_to(ROOT))
 )
@@ -43,6 +44,7 @@ def test_docstrings_use_plain_words(package: Path) -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
@@ -53,6 +55,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_public_class_outside_networks_shares_its_name() -> None:
     names = Counter(
         node.name

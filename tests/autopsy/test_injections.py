@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("injection", CASES, ids=str)
 def test_what_is_put_in_is_named(injection: Injection, cache: Path) -> None:
     verdict = inject(subject(injection.network, cache), injection)

@@ -69,6 +69,7 @@ def by_platform(x: Array) -> Array:
 PROGRAMS = [scanned, scanned_back, looped, branched, called, drawn, by_platform]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_every_kind_of_control_flow_computes_what_it_does_compiled(
     program: Callable[..., Any],
@@ -80,6 +81,7 @@ def test_every_kind_of_control_flow_computes_what_it_does_compiled(
         assert value.origin is None
 
 
+@pytest.mark.slow
 def test_gradients_of_control_flow_too() -> None:
     def gradient(x: Array) -> Array:
         return jax.grad(lambda y: scanned(called(y))[1].sum() + branched(y).sum())(x)
@@ -115,6 +117,7 @@ def test_what_does_not_reach_the_outcome_is_no_cause() -> None:
     assert cause_of(function, X).origin.scope == "guilty"
 
 
+@pytest.mark.slow
 def test_padding_and_masks_are_meant() -> None:
     """The infinities of a maximum and a softmax come before it, and are no cause."""
 
@@ -127,6 +130,7 @@ def test_padding_and_masks_are_meant() -> None:
     assert cause_of(function, X).origin.scope == "guilty"
 
 
+@pytest.mark.slow
 def test_a_row_that_is_masked_altogether_makes_nan_of_what_was_meant() -> None:
     def function(x: Array) -> Array:
         masked = in_layer("mask", lambda v: jnp.where(jnp.arange(3)[:, None] > 0, v, -jnp.inf), x)

@@ -26,6 +26,7 @@ def test_a_scalar_is_its_value() -> None:
     assert str(range_of(jnp.bfloat16(2.5))) == "bfloat16 scalar, 2.5"
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     arrays.arrays(

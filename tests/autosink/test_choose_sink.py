@@ -47,6 +47,7 @@ def chosen(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sink
 ChooseSink = Callable[..., SinkPlan]
 
 
+@pytest.mark.slow
 def test_the_size_that_the_recipe_names_is_taken_unmeasured(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
     assert chosen(clockwork, "train.sink_size=-1").size == 6
@@ -55,6 +56,7 @@ def test_the_size_that_the_recipe_names_is_taken_unmeasured(chosen: ChooseSink) 
     assert clockwork.ran == []
 
 
+@pytest.mark.slow
 def test_auto_is_what_the_clock_says_is_best(
     chosen: ChooseSink, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +69,7 @@ def test_auto_is_what_the_clock_says_is_best(
     assert capsys.readouterr().out.startswith("sink       1,000 steps, loop; 0.101 ms a step in")
 
 
+@pytest.mark.slow
 def test_an_event_cuts_sinks_short(chosen: ChooseSink) -> None:
     found = chosen(Clockwork(), "eval.every_passes=10")
     assert found.size == 60
@@ -77,6 +80,7 @@ def test_auto_takes_the_mechanism_that_is_faster(chosen: ChooseSink) -> None:
     assert chosen(Clockwork(soft_s=-5e-5)).mechanism == "soft"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["loop", "soft"])
 def test_auto_keeps_to_the_mechanism_that_is_asked_for(asked: str, chosen: ChooseSink) -> None:
     clockwork = Clockwork()
@@ -92,6 +96,7 @@ OFF = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clockwork", "total", "why"), OFF.values(), ids=OFF.keys())
 def test_auto_is_off_where_no_sink_pays(
     clockwork: Clockwork, total: int, why: str, chosen: ChooseSink
@@ -124,6 +129,7 @@ def test_a_signal_stops_a_measurement(chosen: ChooseSink) -> None:
         chosen(clockwork)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_sinks(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
     kept = chosen(clockwork).kept
@@ -153,6 +159,7 @@ def choosing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_measuring_leaves_the_run_as_it_is(eager: None, tiny: Compose, tmp_path: Path) -> None:
     """S-05: auto, a sink per pass and no sinks, bit for bit."""
     for name, how in (("auto", AUTO), ("pass", "train.sink_size=-1"), ("off", "train.sink=false")):
@@ -164,6 +171,7 @@ def test_measuring_leaves_the_run_as_it_is(eager: None, tiny: Compose, tmp_path:
     assert summary["predicted"]["off_ms"] > 0
 
 
+@pytest.mark.slow
 def test_the_sinks_that_were_chosen_are_those_that_run(
     eager: None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +183,7 @@ def test_the_sinks_that_were_chosen_are_those_that_run(
     assert outcome.read_summary(tmp_path / "auto")["sinks"] == 7
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_sinks_that_were_chosen_for_it(
     eager: None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +198,7 @@ def test_a_run_goes_on_with_the_sinks_that_were_chosen_for_it(
     assert sinks == [step // 7 + 1 for step in range(45)]
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_does_so_at_its_step_and_not_before(
     eager: None, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -200,11 +210,13 @@ def test_a_run_that_diverges_does_so_at_its_step_and_not_before(
     assert why.startswith("not measured, steps that were only timed failed: ")
 
 
+@pytest.mark.slow
 def test_an_epoch_is_a_pass(tiny: Compose, tmp_path: Path) -> None:
     """How long a run is does not hang on a measurement."""
     assert run(tiny(AUTO, "train.epochs=2"), tmp_path / "run").steps == 12
 
 
+@pytest.mark.slow
 def test_auto_without_sinks_is_ignored_and_said_so(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny(AUTO, "train.sink=false", "train.steps=6"), tmp_path / "run")
     assert (summary.sink["size"], summary.sink["mechanism"]) == (None, "none")
@@ -212,6 +224,7 @@ def test_auto_without_sinks_is_ignored_and_said_so(tiny: Compose, tmp_path: Path
     assert "warning    train.sink_size = auto: ignored, sink is false" in log
 
 
+@pytest.mark.slow
 def test_an_emulated_device_has_the_sinks_that_its_model_says_are_best(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +241,7 @@ def test_an_emulated_device_has_the_sinks_that_its_model_says_are_best(
     assert f"loop_sink of {chosen:,} steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_on_an_emulated_device_trains_in_those_sinks(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny("device=ascend910", AUTO), tmp_path / "run")
     assert summary.sink["size"] == summary.modelled["sink_size"]

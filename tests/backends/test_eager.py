@@ -34,6 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
+@pytest.mark.slow
 def test_python_in_a_layer_runs_at_every_step_and_sees_values(
     tiny: Compose, calls: list[bool], tmp_path: Path
 ) -> None:
@@ -42,6 +43,7 @@ def test_python_in_a_layer_runs_at_every_step_and_sees_values(
     assert calls.count(True) == 2 * (initialisation + steps + evaluated_batches)
 
 
+@pytest.mark.slow
 def test_python_in_a_layer_runs_when_a_graph_is_traced_alone(
     tiny: Compose, calls: list[bool], tmp_path: Path
 ) -> None:
@@ -49,6 +51,7 @@ def test_python_in_a_layer_runs_when_a_graph_is_traced_alone(
     assert calls.count(True) == 0
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_graph(tiny: Compose, tmp_path: Path) -> None:
     """To float32's last digits: a compiled step fuses what is computed one by one here."""
     graph, eager = tmp_path / "graph", tmp_path / "eager"
@@ -62,6 +65,7 @@ def test_numbers_are_those_of_the_graph(tiny: Compose, tmp_path: Path) -> None:
         np.testing.assert_allclose(array, expected[path], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=4"])
 def test_sinks_change_nothing(sink: str, tiny: Compose, tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
@@ -70,6 +74,7 @@ def test_sinks_change_nothing(sink: str, tiny: Compose, tmp_path: Path) -> None:
     outcome.assert_same_run(one, other)
 
 
+@pytest.mark.slow
 def test_divergence_stops_at_its_step(tiny: Compose, tmp_path: Path) -> None:
     """C-02."""
     with pytest.raises(RunError, match="Invalid loss, terminating training"):

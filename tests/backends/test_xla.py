@@ -61,6 +61,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS.keys())
 def test_sinks_change_the_speed_and_nothing_else(
     overrides: list[str], reference: Path, tiny: Compose, tmp_path: Path
@@ -72,6 +73,7 @@ def test_sinks_change_the_speed_and_nothing_else(
     outcome.assert_same_run(reference, tmp_path)
 
 
+@pytest.mark.slow
 def test_streaming_and_windows_that_end_inside_a_sink_change_nothing(
     reference: Path, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +82,7 @@ def test_streaming_and_windows_that_end_inside_a_sink_change_nothing(
     outcome.assert_same_run(reference, tmp_path)
 
 
+@pytest.mark.slow
 def test_events_change_nothing_but_what_is_written(
     reference: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -90,6 +93,7 @@ def test_events_change_nothing_but_what_is_written(
     outcome.assert_equal_arrays(outcome.arrays(tmp_path), outcome.arrays(reference))
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(reference: Path, tiny: Compose, tmp_path: Path) -> None:
     """The results that the tests above compare do depend on the inputs."""
     run(tiny(*AUGMENTED, "train.sink_size=20", "seed=2"), tmp_path)
@@ -97,6 +101,7 @@ def test_another_seed_is_another_run(reference: Path, tiny: Compose, tmp_path: P
     assert all(one["loss"] != two["loss"] for one, two in zip(first, other, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=20"])
 def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
     sink: str, tiny: Compose, tmp_path: Path
@@ -120,6 +125,7 @@ def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
     assert all(np.isfinite(array).all() for array in saved.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["loop", "soft"])
 def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
     mechanism: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +161,7 @@ def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
     assert outcome.checkpoints(tmp_path) == [4]
 
 
+@pytest.mark.slow
 def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -166,6 +173,7 @@ def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         run(tiny("train.optimizer.lr=1e30"), tmp_path)
@@ -270,6 +278,7 @@ def counting(compiled: Executable, monkeypatch: pytest.MonkeyPatch) -> Executabl
     return compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["loop", "soft", "none"])
 @pytest.mark.parametrize("stops", [(25,), (1, 2, 25), (3, 4, 5, 8, 12, 25)])
 def test_every_step_is_run_once_and_told_of(
@@ -289,6 +298,7 @@ def test_every_step_is_run_once_and_told_of(
     assert (int(state.step), float(state.params["total"])) == (25, 3 + 2 * 55 + 15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bad", "mechanism"), [(1, "loop"), (4, "loop"), (7, "loop"), (7, "soft")])
 def test_nothing_runs_behind_a_step_that_is_not_finite(
     bad: int, mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch

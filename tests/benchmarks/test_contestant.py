@@ -13,6 +13,7 @@ from benchmarks.tasks import Task
 MODULE = "tests.benchmarks.contestants"
 
 
+@pytest.mark.slow
 def test_rounds_run_on_where_the_warm_up_ended(digits: Callable[..., Task]) -> None:
     with started(MODULE, replace(digits(), name="idle"), 0.02) as contestant:
         ready = contestant.warm_up()
@@ -29,6 +30,7 @@ def test_rounds_run_on_where_the_warm_up_ended(digits: Callable[..., Task]) -> N
     assert second.step_ms >= 1.0
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_in_one_line(digits: Callable[..., Task]) -> None:
     with (
         started(MODULE, replace(digits(), name="raising"), 0.02) as contestant,
@@ -37,6 +39,7 @@ def test_a_failure_is_told_in_one_line(digits: Callable[..., Task]) -> None:
         contestant.warm_up()
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_told(digits: Callable[..., Task]) -> None:
     with (
         started(MODULE, replace(digits(), name="dying"), 0.02) as contestant,

@@ -27,6 +27,7 @@ def work(tmp_path: Path) -> Work:
     return Work(path, BATCH, "resident", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["resident", "stream"])
 def test_ours_loads_what_training_would_see(work: Work, way: str) -> None:
     loader = open_loader(replace(work, way=way))
@@ -52,6 +53,7 @@ def test_ours_loads_what_training_would_see(work: Work, way: str) -> None:
     assert (loaded.mean, loaded.std) == pytest.approx((expected.mean(), expected.std()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_all_that_are_installed_take_part_in_every_round(work: Work) -> None:
     lacking = Contestant("torch_loader", "numpy", ("a_package_that_is_not_there",))
     rates, absent = compare({**OURS, "lacking": lacking}, work, rounds=2, round_s=0.01)
@@ -60,6 +62,7 @@ def test_all_that_are_installed_take_part_in_every_round(work: Work) -> None:
     assert all(len(each) == 2 and min(each) > 0 for each in rates.values())
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_fails_is_named(work: Work) -> None:
     broken = replace(work, arrays=work.arrays.with_name("nothing.npz"))
     with pytest.raises(LoaderError, match=r"^ours, .*: FileNotFoundError: .*nothing\.npz"):

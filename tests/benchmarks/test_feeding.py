@@ -45,6 +45,7 @@ def test_a_run_of_one_window_says_nothing() -> None:
         fed_as("r", summary(None))
 
 
+@pytest.mark.slow
 def test_a_run_streams_and_is_told_of_as_it_says_itself(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

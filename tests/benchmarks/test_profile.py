@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from benchmarks.hlo import Instruction, Program
 from benchmarks.profile import Profile, _report, copied_gb_s
 
@@ -42,5 +44,6 @@ def test_kinds_are_told_by_their_time_a_step_without_what_contains_others() -> N
     ]
 
 
+@pytest.mark.slow
 def test_the_memory_is_measured() -> None:
     assert 0.1 < copied_gb_s() < 10_000

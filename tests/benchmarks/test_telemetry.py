@@ -17,6 +17,7 @@ from pipeline.sink.telemetry import COLUMNS
 STEPS = 40
 
 
+@pytest.mark.slow
 def test_every_step_is_in_both_files_before_the_clock_stops(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

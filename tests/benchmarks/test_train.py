@@ -17,6 +17,7 @@ from benchmarks.tasks import Task
 READY = Ready(sizes=(2, 3), proof=(2.0, 1.5, 1.0), steps=4, start_s=0.1)
 
 
+@pytest.mark.slow
 def test_ours_and_jax_train_the_same(
     digits: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_files")
 def test_training_from_records_is_training_from_their_source(cache: Path, tmp_path: Path) -> None:
     """D-13: losses, evaluations and weights, bit for bit, resident and streamed, in any sink."""
@@ -79,6 +80,7 @@ def save_arrays(file: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -122,6 +124,7 @@ def test_what_was_written_is_reported(
     assert json.loads((tmp_path / "out" / DESCRIPTION).read_text())["source"] == "synthetic"
 
 
+@pytest.mark.slow
 def test_records_are_overwritten_on_request(tmp_path: Path, cache: Path) -> None:
     arguments = [str(tmp_path / "out"), *SOURCE, f"cache.root={cache}"]
     convert_records(arguments)
@@ -159,6 +162,7 @@ def test_an_image_that_cannot_be_read_is_named_and_nothing_is_left(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
+@pytest.mark.slow
 def test_the_command_line_knows_it(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

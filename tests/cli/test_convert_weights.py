@@ -56,6 +56,7 @@ def test_a_target_that_is_not_written_is_refused_before_anything_is_read(tmp_pat
         convert(["weights", str(tmp_path / "nowhere.npz"), str(tmp_path / "ours.pth"), LENET5])
 
 
+@pytest.mark.slow
 def test_nothing_is_written_where_something_is_missing(theirs: Path, tmp_path: Path) -> None:
     arrays = read_weights(theirs)
     del arrays["fc1.bias"]
@@ -95,6 +96,7 @@ def test_arguments_that_make_no_sense(args: list[str], message: str) -> None:
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_table_is_what_the_command_ends_in(
     theirs: Path, command: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
@@ -123,6 +125,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_a_run_is_written_and_started_from_again(
     trained: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -138,6 +141,7 @@ def test_a_run_is_written_and_started_from_again(
     assert f"restore    {target}: 8 of 8 arrays matched (own names)" in said
 
 
+@pytest.mark.slow
 def test_a_warm_start_takes_renames_and_makes_a_fresh_optimizer(
     trained: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -174,6 +178,7 @@ def assert_nothing_compiled(run_dir: Path) -> None:
     assert "compile" not in stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -202,6 +207,7 @@ def test_a_checkpoint_of_another_network_is_reported_before_anything_is_compiled
     assert_nothing_compiled(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_renames_apply_to_the_checkpoints_of_runs(
     trained: Path, tiny: Compose, tmp_path: Path
 ) -> None:

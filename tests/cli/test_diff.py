@@ -43,6 +43,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in lines if cells}
 
 
+@pytest.mark.slow
 def test_what_was_changed_and_what_came_of_it_is_shown(runs: tuple[Path, Path], said: Say) -> None:
     text = said(*runs)
     found = rows(text)

@@ -46,6 +46,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
+@pytest.mark.slow
 def test_where_all_is_well_it_says_so_and_leaves_nothing(say: Say, tmp_path: Path) -> None:
     said = say()
     assert (said.status, said.err) == (0, "")
@@ -60,6 +61,7 @@ def test_where_all_is_well_it_says_so_and_leaves_nothing(say: Say, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_recipe_is_looked_at_with_its_overrides(say: Say) -> None:
     """Nothing is downloaded for it."""
     said = say("dataset=mnist")

@@ -53,6 +53,7 @@ def choosing(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
     monkeypatch.setattr(command, "choose", lambda costs, bounds: choice)
 
 
+@pytest.mark.slow
 def test_sinks_of_the_default_recipe_are_explained(
     explained: Explain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_sinks_of_the_default_recipe_are_explained(
         assert re.search(line, out, re.MULTILINE), line
 
 
+@pytest.mark.slow
 def test_a_file_is_written_where_one_is_requested(explained: Explain, tmp_path: Path) -> None:
     status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "hydra.run.dir=deep/mine")
     assert (status, err) == (0, "")
@@ -87,6 +89,7 @@ def test_a_file_is_written_where_one_is_requested(explained: Explain, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.1, 7.0])
 def test_a_machine_that_others_use_is_warned_of(
     load: float, explained: Explain, monkeypatch: pytest.MonkeyPatch
@@ -98,6 +101,7 @@ def test_a_machine_that_others_use_is_warned_of(
     assert (warning in out) is (load > 1)
 
 
+@pytest.mark.slow
 def test_no_sinks_leave_nothing_to_achieve(
     explained: Explain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +112,7 @@ def test_no_sinks_leave_nothing_to_achieve(
     assert "achieved" not in out
 
 
+@pytest.mark.slow
 def test_a_run_of_single_steps_is_not_measured(explained: Explain) -> None:
     status, out, _ = explained(*TINY, "train.steps=1")
     assert status == 0
@@ -115,6 +120,7 @@ def test_a_run_of_single_steps_is_not_measured(explained: Explain) -> None:
     assert "ms/step" not in out
 
 
+@pytest.mark.slow
 def test_an_emulated_device_is_explained_by_its_model(
     explained: Explain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +145,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_returns_2(arguments: list[str], message: str, explained: Explain) -> None:
     status, out, err = explained(*arguments)
@@ -146,6 +153,7 @@ def test_a_mistake_returns_2(arguments: list[str], message: str, explained: Expl
     assert message in err
 
 
+@pytest.mark.slow
 def test_steps_that_diverge_return_1(explained: Explain) -> None:
     status, _, err = explained(*TINY, STEPS, "train.optimizer.lr=1e30")
     assert status == 1
@@ -160,6 +168,7 @@ def test_a_place_where_nothing_can_be_written_returns_1(explained: Explain, tmp_
     assert "file/run: can't write explain.json: " in err
 
 
+@pytest.mark.slow
 def test_the_calendar_is_that_of_the_segments_of_a_run(tiny: Compose) -> None:
     recipe = tiny("eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2")
     run_schedule = RunSchedule(45, 6, 45)

@@ -20,6 +20,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_default_recipe_is_for_its_own_dataset_and_model() -> None:
     """Another network on other data is another run, and 40 passes are not its length."""
     recipe = compose_and_check(["dataset=mnist", "model=resnet20", "train.passes=3"])
@@ -30,6 +31,7 @@ def test_the_default_recipe_is_for_its_own_dataset_and_model() -> None:
         compose_and_check(["dataset=mnist", "model=resnet20"])
 
 
+@pytest.mark.slow
 def test_the_default_recipe_stays_where_parts_or_keys_of_it_are_overridden() -> None:
     for overrides in ([], ["optimizer=adam"], ["device=cpu"], ["model.name=lenet5"]):
         recipe = compose_and_check(overrides)
@@ -54,6 +56,7 @@ def test_one_recipe_is_named() -> None:
         compose_and_check(["+recipe=a", "+recipe=b"])
 
 
+@pytest.mark.slow
 def test_a_part_of_ones_own_has_the_defaults_of_its_name(tmp_path: Path) -> None:
     own = write(tmp_path, "quick.yaml", "name: adam\nlr: 0.5\n")
     plain = load_recipe("lenet5_digits", ["optimizer=adam", "train.optimizer.lr=0.5"])

@@ -29,6 +29,7 @@ def problem(*overrides: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_a_part_can_be_chosen_by_its_file(tmp_path: Path) -> None:
     """It may start from a shipped one, and takes the place of the recipe's part as a name does."""
     net = write(tmp_path, "thin.yaml", "defaults: [resnet20, _self_]\nwidths: [8, 16, 32]\n")

@@ -50,6 +50,7 @@ def whole() -> dict[str, Any]:
     return load_recipe("mlp_mnist").model_dump(mode="json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_that_is_lacking_has_its_default(key: str, whole: dict[str, Any]) -> None:
     stripped = without(whole, key)
@@ -67,6 +68,7 @@ def test_many_may_be_lacking_and_nothing_else_is_touched(whole: dict[str, Any]) 
     assert check_tree(without(filled)) is not None
 
 
+@pytest.mark.slow
 def test_a_part_takes_the_default_of_the_option_it_is_most_like() -> None:
     """All ResNets have one name, and each has a file of its own."""
     for name in ("resnet20_cifar10", "resnet50_cifar10"):
@@ -76,6 +78,7 @@ def test_a_part_takes_the_default_of_the_option_it_is_most_like() -> None:
             assert filled["model"].keys() == tree["model"].keys()
 
 
+@pytest.mark.slow
 def test_a_device_takes_it_from_the_file_that_its_file_starts_from() -> None:
     tree = load_recipe("lenet5_digits", ["device=ascend910_proa"]).model_dump(mode="json")
     assert normalised(without(tree, "device.strict", "device.hbm_gib")) == tree

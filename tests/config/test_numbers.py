@@ -41,6 +41,7 @@ def with_number(tree: dict[str, Any], where: Where, number: float) -> dict[str, 
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_number_out_of_range_is_a_problem_and_no_exception(name: str) -> None:
     tree = load_recipe(name, RECIPES[name]).model_dump(mode="json")
@@ -80,11 +81,13 @@ def unbounded(node: Any, where: str = "") -> Iterator[str]:
         yield from unbounded(value, f"{where}/{key}")
 
 
+@pytest.mark.slow
 def test_every_number_of_the_schema_has_bounds() -> None:
     """Those of other distributions' parts too: the base of all parts gives them."""
     assert list(unbounded(recipe_schema())) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -42,6 +42,7 @@ def optional_keys_that_conf_lacks() -> list[tuple[str, str, str, object]]:
     return list(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "option", "key", "default"), optional_keys_that_conf_lacks())
 def test_every_optional_key_that_conf_lacks_can_be_set(
     group: str, option: str, key: str, default: object
@@ -58,6 +59,7 @@ def test_every_optional_key_that_conf_lacks_can_be_set(
 RULES = "[{pattern: 'conv_*', init: zeros}]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [

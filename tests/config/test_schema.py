@@ -34,6 +34,7 @@ def test_committed_schema_is_current() -> None:
     assert json.loads((ROOT / "recipe.schema.json").read_text()) == recipe_schema()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_shipped_file_fits_the_schema_it_names(file: Path) -> None:
     tree = yaml.safe_load(file.read_text())
@@ -47,6 +48,7 @@ def test_schema_is_looked_up_for_every_shipped_file() -> None:
     assert len(FILES) > 35
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tree",
     [

@@ -15,6 +15,7 @@ def problem(*overrides: str) -> str:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -42,6 +43,7 @@ def test_a_name_alone_makes_no_part(override: str, message: str) -> None:
     assert message in problem(override)
 
 
+@pytest.mark.slow
 def test_a_part_that_is_chosen_whole_is_not_to_be_chosen_again() -> None:
     assert problem("model=lenet5", "model.hidden=[8]") == (
         "model.hidden = [8]: there is no such key"

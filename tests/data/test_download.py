@@ -241,6 +241,7 @@ def test_bytes_from_elsewhere_in_the_file_are_refused(server: Server, tmp_path: 
     assert part.read_bytes() == CONTENT[:1_000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stalling", "silent"])
 def test_mirror_that_stalls_makes_way(server: Server, tmp_path: Path, kind: str) -> None:
     mirrors = [server.mirror(kind), server.mirror("good")]
@@ -310,6 +311,7 @@ def fetch_in_process(mirror: str, folder: Path) -> None:
     fetch(FILE, [mirror], folder)
 
 
+@pytest.mark.slow
 def test_parallel_processes_download_once(server: Server, tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     arguments = (server.mirror("late"), tmp_path)

@@ -83,6 +83,7 @@ def test_every_label_goes_where_its_pixel_goes(op: MapOp) -> None:
     assert result["label"].dtype == np.int32
 
 
+@pytest.mark.slow
 def test_host_and_compiled_step_agree() -> None:
     given = columns()
     ops = moving_labels(

@@ -23,6 +23,7 @@ def pair(xp, words):
     return tuple(xp.asarray([word], np.uint32) for word in words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("xp", [np, jnp])
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_threefry_gives_the_published_answers(xp, counter, key, expected):
@@ -83,6 +84,7 @@ def test_every_coordinate_and_no_mere_sum_of_them_changes_the_draws():
     assert np.unique(uniforms(np, seed_words(0), 0, SAMPLES[:50], 0, draws=4)).size == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["pass", "sample", "op", "draw"])
 def test_uniforms_are_uniform_along_every_coordinate(axis):
     words, count = seed_words(11), 4096

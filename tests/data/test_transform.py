@@ -85,6 +85,7 @@ def test_every_pass_augments_differently():
     assert len({images.tobytes() for images in passes}) == 3
 
 
+@pytest.mark.slow
 def test_one_compiled_program_serves_every_seed_and_pass_and_agrees_with_the_host():
     traces = []
 

@@ -66,6 +66,7 @@ def _flipped(content: bytes, place: int) -> bytes:
     return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [
@@ -123,6 +124,7 @@ def test_a_program_from_before_keys_were_bound_is_replaced(
     assert reported == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("put", "why"),
     [

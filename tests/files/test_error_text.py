@@ -192,6 +192,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "message"), CASES.values(), ids=CASES.keys())
 def test_problem_is_one_clear_line(overrides: list[str], message: str) -> None:
     found = problems(*overrides)
@@ -199,6 +200,7 @@ def test_problem_is_one_clear_line(overrides: list[str], message: str) -> None:
     assert message in found[0]
 
 
+@pytest.mark.slow
 def test_all_problems_come_at_once() -> None:
     found = problems(
         "+train.sink_sise=5", "model.name=lenet6", "train.batch_siz=3", "loss=cros_entropy"
@@ -228,11 +230,13 @@ def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None
     assert table.tolist() == pytest.approx([0.1 / 7810, 0.2 / 7810, 0.3 / 7810])
 
 
+@pytest.mark.slow
 def test_unknown_recipe_is_named_with_the_ones_there_are() -> None:
     (found,) = problems(recipe="lenet5_mnits")
     assert "recipe = lenet5_mnits: there is no such recipe; did you mean lenet5_mnist?" in found
 
 
+@pytest.mark.slow
 def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None:
     """No key of the recipe's own part remains."""
     chosen = load_recipe("lenet5_digits", ["dataset=mnist", "model=resnet20", "optimizer=adam"])
@@ -254,6 +258,7 @@ def _keys(indent: int) -> str:
     return "".join(f"{' ' * indent}k{n}: 1\n" for n in range(MANY))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "opening"),
     [
@@ -293,6 +298,7 @@ def test_an_unknown_key_is_no_proposal_for_another() -> None:
     assert second == "train.abcdef2 = 1: there is no such key"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -317,6 +323,7 @@ def test_the_command_line_is_bounded_too(overrides: list[str], message: str) -> 
     )
 
 
+@pytest.mark.slow
 def test_mistakes_of_every_kind_are_found_in_one_go() -> None:
     found = problems(
         "train.k=1", "+seed=1", "~zzz", "seed", "stages=[data", "model=no", "loss=cros"

@@ -107,6 +107,7 @@ def test_what_is_no_regular_file_is_never_locked(kind: str, tmp_path: Path) -> N
     assert elsewhere.exists() is (kind == "link")
 
 
+@pytest.mark.slow
 def test_of_processes_that_start_at_the_same_instant_one_owns_a_folder(tmp_path: Path) -> None:
     start, end = SPAWN.Barrier(4), SPAWN.Event()
     processes = [SPAWN.Process(target=_own, args=(tmp_path, start, end)) for _ in range(4)]

@@ -152,12 +152,14 @@ def test_handlers_are_put_back() -> None:
     assert [signal.getsignal(number) for number in numbers] == before
 
 
+@pytest.mark.slow
 def test_a_run_in_another_thread_hears_no_signals_and_runs(tiny: Compose, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         summary = pool.submit(run, tiny("train.steps=7"), tmp_path / "run").result()
     assert (summary.status, summary.steps) == ("done", 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage", ["load_data", "build", "lower", "compile_programs", "choose_sink"]
 )
@@ -219,6 +221,7 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> Evaluations:
     return Evaluations(monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [KEPT_BY_ACCURACY, ENDED_EARLY], ids=["to the end", "early"])
 def test_an_evaluation_that_a_signal_stopped_is_done_by_the_resumed_run(
     arguments: list[str], tiny: Compose, tmp_path: Path, evaluations: Evaluations
@@ -244,6 +247,7 @@ def test_an_evaluation_that_a_signal_stopped_is_done_by_the_resumed_run(
     assert outcome.checkpoints(run_dir) == ([30] if arguments is ENDED_EARLY else [30, 45])
 
 
+@pytest.mark.slow
 def test_a_signal_in_an_evaluation_at_the_last_step_stops_the_run(
     tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
@@ -261,6 +265,7 @@ def test_a_signal_in_an_evaluation_at_the_last_step_stops_the_run(
     outcome.assert_same_run(tmp_path / "run", tmp_path / "unbroken")
 
 
+@pytest.mark.slow
 def test_a_signal_to_save_in_an_evaluation_is_answered_after_it(
     tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
@@ -270,6 +275,7 @@ def test_a_signal_to_save_in_an_evaluation_is_answered_after_it(
     assert outcome.checkpoints(tmp_path) == [10, 45]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_signal_in_the_last_evaluation_loses_no_step(
     after: int, tiny: Compose, tmp_path: Path, evaluations: Evaluations
@@ -307,6 +313,7 @@ def interrupt(error: BaseException | None) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow_disk")
 @pytest.mark.parametrize(
     "error",
@@ -336,6 +343,7 @@ def test_what_is_being_written_is_not_lost_whatever_ends_the_run(
     assert outcome.read_summary(tmp_path)["exit_status"] == 1
 
 
+@pytest.mark.slow
 def test_sigusr1_saves_and_goes_on_and_sigterm_saves_and_stops(cache: Path, tmp_path: Path) -> None:
     """A real process in the middle of one long sink."""
     steps = ["train.steps=1_000_000", "train.sink_size=1_000_000", "hydra.run.dir=run"]

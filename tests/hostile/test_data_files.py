@@ -77,6 +77,7 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     assert "has more bytes than the 4 values it announces" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pax", [False, True])
 @pytest.mark.parametrize(("suffix", "packed"), [(".tar.gz", gzip), (".tar.xz", lzma)])
 def test_an_archive_bomb_is_not_unpacked(
@@ -276,6 +277,7 @@ def names_in(file: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_that_is_read_is_run() -> None:
     """No module of the package imports a reader of pickles, or runs a text; each kind of file is
     opened in one place, which has the bounds."""

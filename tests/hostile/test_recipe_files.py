@@ -37,6 +37,7 @@ def refused(text: str | bytes, *overrides: str) -> str:
     return problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [
@@ -64,12 +65,14 @@ def test_a_file_refers_to_keys_and_computes_nothing(
     assert "mellon" not in problem
 
 
+@pytest.mark.slow
 def test_the_user_may_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA", "/data")
     recipe = compose("lenet5_mnist", ["dataset.root=${oc.env:DATA}"])
     assert recipe.dataset.root == Path("/data")
 
 
+@pytest.mark.slow
 def test_a_key_may_be_referred_to() -> None:
     Path("mine.yaml").write_text(
         "train: {batch_size: 8, steps: '${train.batch_size}'}\nseed: '${train.steps}'\n"
@@ -87,6 +90,7 @@ def chain(depth: int, first: str) -> str:
     return "\n".join(keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -128,6 +132,7 @@ def test_a_chain_of_references_is_no_circle(backwards: bool) -> None:
         require_bounded(chained(MAX_CHAIN + 1, backwards=backwards))
 
 
+@pytest.mark.slow
 def test_the_longest_chain_can_be_resolved() -> None:
     rules = ["{pattern: '*', weight_decay: 0.5}"]
     for n in range(MAX_CHAIN):
@@ -153,6 +158,7 @@ def _nested(levels: int, leaf: object) -> object:
     return leaf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -192,6 +198,7 @@ def test_a_file_is_plain_and_bounded(text: str | bytes, message: str) -> None:
     assert os.listdir() == ["mine.yaml"]
 
 
+@pytest.mark.slow
 def test_a_pipe_is_no_recipe() -> None:
     os.mkfifo("mine.yaml")
     with pytest.raises(RecipeError, match="is no regular file"):
@@ -204,6 +211,7 @@ def test_a_pipe_is_no_recipe() -> None:
 TOUCH = "evil: {_target_: os.mkdir, path: pwned}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "defaults",
     [
@@ -234,6 +242,7 @@ def test_defaults_start_from_what_is_shipped(defaults: str, folder: Path) -> Non
     assert not (folder / "pwned").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -266,6 +275,7 @@ def test_a_recipe_takes_parts_from_its_own_folder_alone(
     assert "mellon" not in problem
 
 
+@pytest.mark.slow
 def test_a_recipe_may_start_from_another(folder: Path) -> None:
     (folder / "recipes").mkdir()
     (folder / "recipes" / "base.yaml").write_text("seed: 7\ntrain: {passes: null, steps: 3}\n")
@@ -274,6 +284,7 @@ def test_a_recipe_may_start_from_another(folder: Path) -> None:
     assert (recipe.seed, recipe.train.steps, recipe.model.name) == (7, 3, "mlp")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "key"),
     [
@@ -305,6 +316,7 @@ def test_a_part_file_says_no_more_than_a_recipe() -> None:
         load_recipe("lenet5_digits", ["model=net.yaml"])
 
 
+@pytest.mark.slow
 def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
     """It holds every key; those are of the machine on which the run was made."""
     from pipeline.runner.record.run_directory import write_recipe
@@ -316,6 +328,7 @@ def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
     assert load_recipe(str(folder / "recipe.yaml"), ["cache.root=mine"]).cache.root == Path("mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -358,6 +371,7 @@ def test_blocks_do_not_multiply_without_end() -> None:
     assert "blocks are used more than 1,000 times" in refused(blocks(40))
 
 
+@pytest.mark.slow
 def test_an_override_is_no_program() -> None:
     for override in (
         "dataset.root=" + "[" * 500 + "]" * 500,

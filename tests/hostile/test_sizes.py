@@ -18,6 +18,7 @@ LAYERS = "flatten, {name: dense, features: $classes}]"
 NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, body: [relu]}]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -54,6 +55,7 @@ def test_sizes_without_end_are_told(
         assert outcome.read_summary(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_weights_without_room_are_not_made(
     tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def entry(message: bytes) -> bytes:
     return b"\x0a" + varint(len(message)) + message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -228,6 +229,7 @@ def test_expressions_take_no_longer_than_names() -> None:
     assert not rule.pattern.fullmatch("a" * 100_000)
 
 
+@pytest.mark.slow
 def test_parts_of_the_working_folder_are_not_imported(tmp_path: Path) -> None:
     """`python -m` looks there first: for modules, and for distributions that offer parts."""
     (tmp_path / "evil.py").write_text("open('pwned', 'w')")

@@ -109,6 +109,7 @@ def assert_all_equal(
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups"), PLAIN)
 def test_all_equal_jax(
     kernel: int, stride: int, padding: str | Sequence[tuple[int, int]], dilation: int, groups: int
@@ -117,6 +118,7 @@ def test_all_equal_jax(
     assert_all_equal(window, "float32", engines_here("float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups"), DILATED_OR_GROUPED)
 def test_all_equal_jax_dilated_and_grouped(
     kernel: int, stride: int, padding: str | Sequence[tuple[int, int]], dilation: int, groups: int
@@ -125,6 +127,7 @@ def test_all_equal_jax_dilated_and_grouped(
     assert_all_equal(window, "float32", engines_here("float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "stride", "groups"),
     [(1, 1, 1), (1, 2, 1), (3, 1, 1), (3, 2, 1), (7, 2, 1), (3, 1, 2), (3, 2, 4)],
@@ -134,6 +137,7 @@ def test_all_equal_jax_in_bfloat16(kernel: int, stride: int, groups: int) -> Non
     assert_all_equal(window, "bfloat16", engines_here("bfloat16"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 2), (3, 1), (3, 2)])
 def test_all_equal_jax_in_float16_which_is_widened(kernel: int, stride: int) -> None:
     window = _window(kernel, stride, "SAME", 1, 1)
@@ -144,6 +148,7 @@ def test_all_equal_jax_in_float16_which_is_widened(kernel: int, stride: int) -> 
     assert candidates(float16, engines) == candidates(float32, engines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("pads", [((1, 1), (2, 0)), ((0, 2), (0, 3)), ((3, 0), (1, 4))])
 def test_padding_may_be_wider_than_the_kernel(

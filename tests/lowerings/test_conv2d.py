@@ -107,6 +107,7 @@ def test_conv2d_matches_its_definition(
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["SAME", "VALID", [[1, 0], [2, 3]]])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
@@ -115,6 +116,7 @@ def test_gradients_equal_those_that_jax_derives(size: int, stride: int, padding:
     assert_native_gradients(images, kernel, strides=(stride, stride), padding=padding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("groups", [2, 4])
 def test_gradients_of_grouped_and_dilated_convolutions_equal_those_that_jax_derives(
@@ -160,6 +162,7 @@ def orders(text: str) -> set[str]:
     return set(re.findall(r"dim_labels=(\w+->\w+)", text))
 
 
+@pytest.mark.slow
 def test_gradients_in_a_loop_convolve_in_the_order_that_is_fast_on_cpu() -> None:
     text = in_a_loop(conv2d).lower().compile().as_text()
     assert text is not None

@@ -59,6 +59,7 @@ def assert_native(images: np.ndarray, kernel: np.ndarray, **how: Any) -> None:
         np.testing.assert_allclose(our, theirs, rtol=0, atol=TOLERANCE * largest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 0), (2, 3))])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
@@ -69,6 +70,7 @@ def test_a_convolution_and_its_gradients_equal_native_ones(
     assert_native(images, kernel, strides=(stride, stride), padding=padding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
 def test_one_channel_is_added_up_without_a_product(size: int) -> None:
     images, kernel = random(1, 9, 8, 4), random(size, size, 1, 5, seed=1)
@@ -81,6 +83,7 @@ SMALL = st.integers(1, 3)
 EDGES = st.tuples(st.integers(0, 4), st.integers(0, 4))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.tuples(st.integers(5, 9), st.integers(5, 9)),
@@ -97,6 +100,7 @@ def test_any_window_is_computed_as_native(
     assert_native(images, kernel, **how)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_summed_in_float32() -> None:
     images = np.ones((4, 9, 9, 2), jnp.bfloat16)
     kernel = np.ones((9, 9, 4, 1), jnp.bfloat16)
@@ -126,6 +130,7 @@ def in_a_loop() -> str:
     return text
 
 
+@pytest.mark.slow
 def test_in_a_loop_patches_are_made_once_and_gradients_that_nobody_asks_for_not_at_all() -> None:
     text = in_a_loop()
     assert not re.findall(r" convolution\(", text)

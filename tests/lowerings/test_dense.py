@@ -35,6 +35,7 @@ def assert_derived(inputs: np.ndarray, kernel: np.ndarray) -> None:
         np.testing.assert_allclose(our, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [1, 10, FEW_FEATURES, FEW_FEATURES + 1])
 def test_gradients_equal_those_that_jax_derives(features: int) -> None:
     assert_derived(random(6, 17), random(17, features, seed=1))

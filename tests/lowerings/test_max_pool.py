@@ -45,6 +45,7 @@ def test_max_pool_takes_the_largest_of_every_window(
     np.testing.assert_array_equal(y, by_loops(images, window, strides, pads))
 
 
+@pytest.mark.slow
 def test_gradient_goes_to_the_largest_as_in_a_reduced_window() -> None:
     images, pads = random(2, 7, 8, 3), ((0, 0), (1, 1), (1, 0), (0, 0))
 

@@ -131,6 +131,7 @@ def test_file_says_in_one_line_what_the_network_is(name: str) -> None:
     assert 20 < len(second) <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_parameters_are_as_kept(name: str, golden: Callable[[Path, str], str]) -> None:
     image, classes = SIZES[name]
@@ -168,6 +169,7 @@ def loss_and_gradients(name: str) -> tuple[jax.Array, dict[str, np.ndarray]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_loss_has_a_finite_gradient_in_every_parameter(name: str) -> None:
     value, gradients = loss_and_gradients(name)
@@ -177,6 +179,7 @@ def test_loss_has_a_finite_gradient_in_every_parameter(name: str) -> None:
         assert np.abs(gradient).max() > 0, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_loss_of_a_big_network_has_a_gradient_of_the_shape_of_every_parameter(name: str) -> None:
     (height, width, channels), classes = SIZES[name]

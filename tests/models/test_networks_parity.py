@@ -37,6 +37,7 @@ def filled(case: Case, golden: Mapping[str, Any]) -> Variables:
     return unflatten_dict(matching.arrays, sep="/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, *EVEN], ids=lambda case: case.kept)
 def test_parity_of_logits_and_parameters(case: Case) -> None:
     golden = kept(case)

@@ -102,6 +102,7 @@ def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.
     return Network(tuple(layers), spec.init, dtype), images, labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_step_along_the_gradient_lowers_the_loss(name: str) -> None:
     module, samples, labels = small(name)
@@ -129,6 +130,7 @@ def test_a_step_along_the_gradient_lowers_the_loss(name: str) -> None:
     assert float(after) == pytest.approx(0.99 * float(before), rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_activations_keep_their_dtype_and_logits_are_float32(name: str) -> None:
     module, samples, _ = small(name, "bfloat16")

@@ -34,6 +34,7 @@ def by_protobuf(
 float32 = st.floats(width=32, allow_nan=False)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     tags=st.lists(st.text(min_size=1, max_size=200), min_size=1, max_size=4),

@@ -111,6 +111,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't write: File too large"
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_numbers_read_back_as_the_same_float32(losses: list[float]) -> None:

@@ -33,6 +33,7 @@ outputs/2026-11-21/14-46-29_lenet5 run 1 1/2 auto null true 1e5 ~r -m a'b a\\ $H
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES.split(), "a b", "{a: 1}"])
 def test_a_path_is_read_back_as_it_was(name: str, tiny: Compose) -> None:
     """Through a shell, Hydra and the check of the recipe."""
@@ -99,6 +100,7 @@ def resume_line(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return shlex.split(lines[0])[1:] if lines else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [terminate, break_down])
 @pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
 def test_the_line_that_is_said_goes_on_when_it_is_copied(
@@ -123,6 +125,7 @@ def test_the_line_that_is_said_goes_on_when_it_is_copied(
     assert len(list(tmp_path.glob("outputs/*/*"))) == sweep
 
 
+@pytest.mark.slow
 def test_from_python_it_is_the_overrides(
     tiny: Compose,
     tmp_path: Path,
@@ -136,6 +139,7 @@ def test_from_python_it_is_the_overrides(
     assert resume_line(capsys)[0] == str(tmp_path / "run"), "where it went on from"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "overrides"),
     [

@@ -135,6 +135,7 @@ def test_the_faster_mechanism_is_taken_and_loop_where_they_tie() -> None:
 MS = st.floats(0.001, 1e4)
 
 
+@pytest.mark.slow
 @given(
     off_ms=MS,
     single_ms=MS,

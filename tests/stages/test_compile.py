@@ -33,6 +33,7 @@ def caches(report: CompileReport) -> list[str]:
     return [program.cache for program in report.programs]
 
 
+@pytest.mark.slow
 def test_a_program_is_compiled_once(tiny: Compose, tmp_path: Path) -> None:
     """The second run finds everything in the cache, also when seed, rate and length differ."""
     small = [*SMALL, f"cache.root={tmp_path}"]
@@ -42,12 +43,14 @@ def test_a_program_is_compiled_once(tiny: Compose, tmp_path: Path) -> None:
     assert caches(compiled(again)) == ["hit", "hit", "hit"]
 
 
+@pytest.mark.slow
 def test_the_cache_can_be_switched_off(tiny: Compose, tmp_path: Path) -> None:
     off = tiny(*SMALL, f"cache.root={tmp_path}", "cache.compiled=false")
     assert caches(compiled(off)) == ["off", "off", "off"]
     assert not (tmp_path / "xla").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "model", "ending"),
     [

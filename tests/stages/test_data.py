@@ -76,11 +76,13 @@ def test_evaluation_is_read_in_order_and_without_loss(tiny: Compose) -> None:
     assert rows.tolist() == list(range(40))
 
 
+@pytest.mark.slow
 def test_evaluation_may_have_a_batch_size_of_its_own(tiny: Compose) -> None:
     order = load_data(tiny("dataset.eval.batch_size=10"), quiet()).eval_order
     assert (order.batch_size, order.steps_per_pass) == (10, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "samples"),
     [
@@ -102,12 +104,14 @@ def test_part_of_the_evaluation_split_can_do(
         assert np.array_equal(column, everything.eval.columns[name][chosen])
 
 
+@pytest.mark.slow
 def test_an_evaluation_alone_is_of_all_samples(tiny: Compose) -> None:
     alone = "stages=[data,build,compile,eval]"
     recipe = tiny(alone, "eval.samples=trained", "train.steps=1", "checkpoint.restore=somewhere")
     assert len(load_data(recipe, quiet()).eval) == 40
 
 
+@pytest.mark.slow
 def test_sample_images_are_those_of_the_first_batch_after_its_ops(tiny: Compose) -> None:
     ops = "dataset.train.ops=[{name: rescale, factor: 0.5, shift: 1.0}]"
     same = "dataset.eval.ops=[{name: rescale, factor: 1.0, shift: 0.0}]"
@@ -137,6 +141,7 @@ def test_there_may_be_no_sample_images(tiny: Compose) -> None:
 NO_OPS = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
 
 
+@pytest.mark.slow
 def test_ops_that_do_not_fit_what_was_read_are_refused(
     tiny: Compose, npz: Callable[..., list[str]]
 ) -> None:

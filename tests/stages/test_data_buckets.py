@@ -82,6 +82,7 @@ def loaded(recipe: Recipe) -> Dataset:
     return load_data(recipe, Reporter(console=Console(file=io.StringIO())))
 
 
+@pytest.mark.slow
 def test_images_are_padded_and_their_sizes_kept(ragged: Compose) -> None:
     dataset = loaded(ragged())
     images = dataset.train.columns["image"]
@@ -104,6 +105,7 @@ def test_the_buckets_are_reported(ragged: Compose, capsys: pytest.CaptureFixture
     assert line == "data       training images padded to 8x8 (38 samples), 6x12 (23 samples)"
 
 
+@pytest.mark.slow
 def test_a_batch_is_of_one_bucket(ragged: Compose) -> None:
     dataset = loaded(ragged())
     order = dataset.train_order
@@ -114,6 +116,7 @@ def test_a_batch_is_of_one_bucket(ragged: Compose) -> None:
     assert 0 < small.sum() < len(small)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop_remainder", ["true", "false"])
 def test_sinks_and_feeds_change_nothing(
     drop_remainder: str, ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +147,7 @@ def small_batch(dataset: Dataset, rows: list[int]) -> Batch:
     return Batch(columns, seed, jnp.int32(0), sample, jnp.int32(len(rows)))
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_images_padded_to_their_bucket(ragged: Compose) -> None:
     """By hand: convolution, ReLU, mean over the bucket (and no more), dense, in float64."""
     recipe = ragged()
@@ -183,6 +187,7 @@ def _by_hand(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
     return means @ kernels[1] + next(b for b in biases if len(b) == 3)
 
 
+@pytest.mark.slow
 def test_the_mask_is_a_channel_that_the_network_reads(ragged: Compose) -> None:
     """1 where the image is; after the ops, so that nothing is normalised or rescaled in it."""
     plain, masked = (
@@ -202,6 +207,7 @@ def build_quietly(recipe: Recipe) -> Built:
     return build(recipe, loaded(recipe), Reporter(console=Console(file=io.StringIO())))
 
 
+@pytest.mark.slow
 def test_training_with_a_mask_runs(ragged: Compose, tmp_path: Path) -> None:
     summary = run(ragged("dataset.padding_mask=true", "train.steps=5"), tmp_path / "run")
     assert (summary.status, summary.metrics["count"]) == ("done", 9)
@@ -213,12 +219,14 @@ def test_one_bucket_is_a_fixed_maximum(ragged: Compose) -> None:
     assert dataset.train_order.steps_per_pass == 61 // 4
 
 
+@pytest.mark.slow
 def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) -> None:
     """D-17: whatever bucket a sample is in; 9 samples, batches of 4, one of them short or more."""
     summary = run(ragged("train.steps=1"), tmp_path / "run")
     assert summary.metrics["count"] == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -274,6 +282,7 @@ def test_buckets_that_do_not_fit_are_refused_before_compiling(
     assert found.startswith("dataset.") if problem is None else found == problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -309,6 +318,7 @@ def test_a_wrong_key_is_a_problem_of_the_recipe(
     assert caught.value.problems == (problem,)
 
 
+@pytest.mark.slow
 def test_images_of_several_sizes_go_through_records(
     ragged: Compose, cache: Path, tmp_path: Path
 ) -> None:
@@ -323,6 +333,7 @@ def test_images_of_several_sizes_go_through_records(
     outcome.assert_same_run(tmp_path / "source", tmp_path / "same")
 
 
+@pytest.mark.slow
 def test_image_files_of_several_sizes_are_padded(ragged: Compose, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pixels = [rng.integers(1, 256, (*size, 3), np.uint8) for size in SIZES]
@@ -341,6 +352,7 @@ def test_image_files_of_several_sizes_are_padded(ragged: Compose, tmp_path: Path
         assert padded.sum() == pixels[number].sum()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reads_on_in_its_buckets(ragged: Compose, tmp_path: Path) -> None:
     """The batches of a step are a function of its number: stopped at 12, then on to 30."""
     run(ragged(), tmp_path / "whole")
@@ -352,6 +364,7 @@ def test_a_resumed_run_reads_on_in_its_buckets(ragged: Compose, tmp_path: Path) 
 CROPPED = ("dataset.buckets=[[5,5],[4,8]]", "dataset.oversized=crop")
 
 
+@pytest.mark.slow
 def test_samples_larger_than_every_bucket_are_cropped(
     ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +391,7 @@ def test_cropping_needs_buckets(ragged: Compose) -> None:
     assert caught.value.problems == (expected,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_a_mask_of_padding_that_moves_is_refused(split: str, ragged: Compose) -> None:
     flip = f"dataset.{split}.ops=[{{name: random_horizontal_flip}}]"

@@ -25,6 +25,7 @@ def shard(number: int, of: int) -> list[str]:
     return [f"dataset.train.num_shards={of}", f"dataset.train.shard_id={number}"]
 
 
+@pytest.mark.slow
 def test_the_runs_of_all_shards_see_the_data_once_a_pass(tiny: Compose) -> None:
     seen = []
     for number in range(3):
@@ -45,6 +46,7 @@ def test_the_shard_is_reported(tiny: Compose, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.endswith("; 1 steps a pass in shard 2 of 5\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [

@@ -33,6 +33,7 @@ def proposal(recipe: Recipe) -> StepToPrice:
     return propose(recipe, dataset, build(recipe, dataset, reporter))
 
 
+@pytest.mark.slow
 def test_a_proposal_is_the_run_in_shapes(tiny: Compose) -> None:
     made = proposal(tiny("train.sink_size=20"))
     images, labels = made.batch(8)
@@ -61,6 +62,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "mode", "size"), MODES.values(), ids=MODES.keys())
 def test_the_launch_mode_is_the_recipes(
     overrides: list[str], mode: str, size: int, tiny: Compose, tmp_path: Path
@@ -70,6 +72,7 @@ def test_the_launch_mode_is_the_recipes(
     assert modelled["step_ms"] == modelled["modes"][mode]["step_ms"]
 
 
+@pytest.mark.slow
 def test_a_priced_run_is_not_compiled_and_leaves_its_files(
     tiny: Compose,
     tmp_path: Path,
@@ -101,6 +104,7 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
     assert "modelled   price.json, trace.json, timeline.html in " in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "devices", "steps"),
     [
@@ -119,6 +123,7 @@ def test_a_run_is_as_many_times_shorter_as_devices_share_the_data(
     assert steps_on(recipe.train, batching(recipe, 50_000), devices) == steps
 
 
+@pytest.mark.slow
 def test_what_has_no_room_fails_before_anything_runs(tiny: Compose, tmp_path: Path) -> None:
     small = [f"device.{name}.value=1e-3" for name in ("hbm_gib", "feature_map_memory_gib")]
     with pytest.raises(RunError) as caught:
@@ -148,6 +153,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_the_device_cannot_be_asked_is_wrong_in_the_recipe(
     overrides: list[str], message: str, tiny: Compose, tmp_path: Path
@@ -176,6 +182,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ODD)
 def test_a_step_that_cannot_be_priced_fails_the_run(
     kind: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

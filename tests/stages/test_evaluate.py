@@ -50,6 +50,7 @@ def logits_by_hand(state: TrainState, images: np.ndarray) -> np.ndarray:
     return np.maximum(x @ w1 + b1, 0) @ w2 + b2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [16, 64, 1], ids=lambda n: f"batches of {n}")
 def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
     batch_size: int, tiny: Compose
@@ -74,6 +75,7 @@ def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
     assert np.array_equal(evaluation.confusion, confusion)
 
 
+@pytest.mark.slow
 def test_metrics_are_the_same_bits_however_the_batches_are_dispatched(tiny: Compose) -> None:
     executable, dataset = prepare(tiny(*SMALL, "dataset.eval.batch_size=4"))
     state = executable.init()

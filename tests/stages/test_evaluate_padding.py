@@ -46,6 +46,7 @@ def test_an_evaluation_has_every_sample_once_at_any_batch_size(
     assert (batches.counts >= 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feed", ["resident", "stream"])
 @pytest.mark.parametrize("batch_size", [3, 7, 39, 41, 1000])
 def test_sums_are_those_of_single_samples(

@@ -125,6 +125,7 @@ def problems(recipe: Recipe) -> list[str]:
     return [str(problem) for problem in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "dtype"), [("O0", "float32"), ("bf16", "bfloat16")])
 def test_every_computation_of_a_convolution_and_of_a_dense_layer_is_listed(
     precision: str, dtype: str, tiny: Compose
@@ -134,6 +135,7 @@ def test_every_computation_of_a_convolution_and_of_a_dense_layer_is_listed(
     assert found == [f"{text} {dtype}" for text in [*TRAINED, *EVALUATED]]
 
 
+@pytest.mark.slow
 def test_evaluation_in_batches_as_in_training_adds_nothing(tiny: Compose) -> None:
     found = problems(tiny(*NETWORK, "dataset.eval.batch_size=16"))
     assert found == [f"{text} float32" for text in TRAINED]
@@ -147,6 +149,7 @@ def test_images_with_their_channels_first_are_listed_as_the_network_sees_them(
     assert problems(recipe) == [f"{text} float32" for text in [*TRAINED, *EVALUATED]]
 
 
+@pytest.mark.slow
 def test_gradients_of_smaller_images_with_as_many_channels_are_listed(tiny: Compose) -> None:
     """They are not the network's input, though they look like it."""
     convolution = "{name: conv, features: 1, kernel: 1, stride: 2, padding: valid}"
@@ -156,6 +159,7 @@ def test_gradients_of_smaller_images_with_as_many_channels_are_listed(tiny: Comp
     assert gradients == [f"conv2d images_gradient 16x4x4x1 kernel 1x1x1 {STRIDED} float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 def test_max_pooling_is_listed_as_its_layout_has_it(layout: str, tiny: Compose) -> None:
     """And convolutions in NHWC alone: with the batch last each is computed by one lowering."""
@@ -178,6 +182,7 @@ def test_max_pooling_is_listed_as_its_layout_has_it(layout: str, tiny: Compose) 
     assert len(slides) == (3 if layout == "nhwc" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -208,6 +213,7 @@ def test_a_network_without_convolutions_poses_products_alone(
     assert read_choice(tmp_path / "lowerings.json") == LoweringChoice()
 
 
+@pytest.mark.slow
 def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -221,6 +227,7 @@ def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
     assert [file.name for file in tmp_path.iterdir()] == ["lowerings.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [TRAINED[0], TRAINED[1], EVALUATED[0]])
 def test_the_step_and_its_evaluation_do_use_what_was_chosen(text: str, tiny: Compose) -> None:
     """Told by a lowering that does not fit: only where it is used is it refused."""
@@ -256,6 +263,7 @@ def batch_of(size: int) -> Batch:
     return Batch(*made)
 
 
+@pytest.mark.slow
 def test_the_recipe_says_how_it_is_tuned_and_the_cache_where_it_is_kept(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -274,6 +282,7 @@ STACK = (
 """Layers that are computed in both layouts; few channels, for which the rule takes CHWN."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nhwc_us", "layout"), [(3000.0, "chwn"), (1000.0, "nhwc")])
 def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
     nhwc_us: float, layout: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -308,6 +317,7 @@ def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
     assert list(run_dirs[2].glob("tune_result*")) == []
 
 
+@pytest.mark.slow
 def test_without_a_bank_or_tuning_the_layout_stays(tiny: Compose, tmp_path: Path) -> None:
     built, _ = lowered(
         tiny(*NETWORK, STACK, "autotune=off"), Choosing(chosen=LoweringChoice()), None
@@ -316,6 +326,7 @@ def test_without_a_bank_or_tuning_the_layout_stays(tiny: Compose, tmp_path: Path
     assert built.parts.network.layout == "nhwc"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 def test_gradients_of_a_network_are_timed_and_it_has_a_name(layout: Layout, tiny: Compose) -> None:
     _, built, _ = prepare(tiny(*NETWORK, STACK))
@@ -439,6 +450,7 @@ def test_a_broken_choice_is_named_and_left_alone(
     assert backend.asked == []
 
 
+@pytest.mark.slow
 def test_a_run_that_only_builds_chooses_nothing(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*NETWORK, "stages=[data,build]"), tmp_path)
     assert not (tmp_path / "lowerings.json").exists()

@@ -37,6 +37,7 @@ def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_frozen_weights_stay_and_the_average_is_kept(whole: Path) -> None:
     first, last = outcome.arrays(whole, 5), outcome.arrays(whole, 45)
     still = [path for path in first if path.startswith("params/conv_")]
@@ -51,6 +52,7 @@ def test_frozen_weights_stay_and_the_average_is_kept(whole: Path) -> None:
     assert not any("conv_" in path for path in last if path.startswith("opt_state"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["train.sink=false", "train.sink_size=1000", "train.mechanism=soft", "train.feed=stream"]
 )
@@ -61,6 +63,7 @@ def test_the_run_is_the_same_however_it_sinks(
     outcome.assert_same_run(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_average(whole: Path, tiny: Compose, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(whole, run_dir)
@@ -72,6 +75,7 @@ def test_a_resumed_run_goes_on_with_the_average(whole: Path, tiny: Compose, tmp_
     outcome.assert_same_run(run_dir, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [True, False])
 def test_evaluating_a_checkpoint_evaluates_its_average(
     on: bool, whole: Path, tiny: Compose, tmp_path: Path

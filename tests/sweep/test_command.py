@@ -14,6 +14,7 @@ PLAIN = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_s
 LIKE_NUMBERS = st.sampled_from(["1e-3", "2026-11-21", "1_0", "0x1", "~", "1:30", ".5", "null"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=9)), st.dictionaries(st.text(max_size=5), PLAIN | LIKE_NUMBERS))
 def test_a_command_is_read_back_as_it_was_kept(
     tmp_path_factory: pytest.TempPathFactory, overrides: list[str], settings: dict[str, Any]

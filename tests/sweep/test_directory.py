@@ -30,6 +30,7 @@ def test_what_is_not_there_is_none(file: Path) -> None:
     assert FILES[file.name](file.parent) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "told"),
     [

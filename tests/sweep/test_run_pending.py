@@ -79,6 +79,7 @@ def hold(folder: Path, ready: multiprocessing.Event) -> None:  # type: ignore[va
         signal.pause()
 
 
+@pytest.mark.slow
 def test_the_job_of_a_killed_process_is_taken_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def read_table(sweep_dir: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_poor_trials_are_pruned_and_the_same_command_goes_on(
     search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def storage_of(sweep_dir: Path) -> Any:
     return optuna.storages.JournalStorage(backend)
 
 
+@pytest.mark.slow
 def test_a_study_of_something_else_is_refused(
     search: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +123,7 @@ def test_settings_that_are_wrong_are_all_reported(sweeper: Sweeper, tmp_path: Pa
     assert "hydra.sweeper.heartbeat_s = 0.5: must be a whole number, 1 or more" in said
 
 
+@pytest.mark.slow
 def test_a_database_that_is_not_there_is_named(sweeper: Sweeper, tmp_path: Path) -> None:
     settings = read_settings({**sweeper, "storage": f"sqlite:///{tmp_path}/no/such.db"}, tmp_path)
     with pytest.raises(RunError, match=r"hydra.sweeper.storage = sqlite.*can't open the study"):
@@ -136,6 +139,7 @@ def study(request: pytest.FixtureRequest, sweeper: Sweeper, tmp_path: Path) -> I
     study._storage.remove_session()
 
 
+@pytest.mark.slow
 def test_a_trial_whose_heart_stops_is_tried_again_but_not_for_ever(study: Any) -> None:
     """The one whose heart beats goes on; the last try is not followed by another."""
     alive, dead = study.ask(SPACE), study.ask(SPACE)
@@ -178,6 +182,7 @@ def test_a_lock_keeps_others_waiting(tmp_path: Path) -> None:
     assert order == ["ours", "theirs"]
 
 
+@pytest.mark.slow
 def test_a_stopped_study_goes_on_with_its_trial_however_often_it_is_stopped(
     search: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +204,7 @@ def test_a_stopped_study_goes_on_with_its_trial_however_often_it_is_stopped(
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
 
 
+@pytest.mark.slow
 def test_a_signal_stops_a_study_whose_trial_is_pruned_just_then(
     search: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +225,7 @@ def test_a_signal_stops_a_study_whose_trial_is_pruned_just_then(
     assert [trial.state.name for trial in study.trials] == ["FAIL", "PRUNED"]
 
 
+@pytest.mark.slow
 def test_auto_goes_on_with_a_study_of_the_same_space_and_sampler(
     search: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -232,6 +239,7 @@ def test_auto_goes_on_with_a_study_of_the_same_space_and_sampler(
     assert sorted(len(read_table(folder)) for folder in studies) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_wrong_choice_is_reported_before_there_is_a_study(
     search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +274,7 @@ def test_a_journal_that_is_none_is_named(
     assert told in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_half_requested_is_not_lost(study: Any, tmp_path: Path) -> None:
     """Its process died before the first heart-beat, also when it was a retry."""
     study.ask()

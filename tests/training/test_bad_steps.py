@@ -82,6 +82,7 @@ def test_a_skipped_step_is_no_update() -> None:
     assert int(updates_so_far(state(left_out=3))) == 4
 
 
+@pytest.mark.slow
 def test_an_overflow_goes_to_the_loss_scale_and_a_loss_that_is_nan_to_the_policy() -> None:
     step = make_step(loss_scale=Dynamic(init=1e36, factor=4.0), train_ops=LOUD, on_nan=Skip())
     before = start(step)

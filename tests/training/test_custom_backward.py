@@ -48,6 +48,7 @@ def test_without_it_the_trip_through_numpy_has_no_gradient() -> None:
         jax.grad(lambda x: draw(x).sum())(X)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_finite_differences() -> None:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((4, 5)).astype(np.float32)
@@ -60,6 +61,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
         assert float(gradient[row, column]) == pytest.approx((difference * dout).sum(), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_training_through_it_is_training_through_the_gradient_of_jax() -> None:
     """Ten steps of the actual training step, compiled."""
     losses = {}
@@ -76,6 +78,7 @@ def test_training_through_it_is_training_through_the_gradient_of_jax() -> None:
     assert losses["custom"][-1] < losses["custom"][0] / 2
 
 
+@pytest.mark.slow
 def test_a_loss_of_another_distribution_is_named_by_a_recipe(
     command: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
@@ -99,6 +102,7 @@ EXAMPLES = re.findall(
 )
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_document_run() -> None:
     """A loss of one's own is a part, and the sampler gives what is printed there."""
     use = """

@@ -56,6 +56,7 @@ def rows(batch: Batch, numbers: list[int]) -> Batch:
     return replace(batch, columns=columns, sample=batch.sample[numbers])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_step_learns_from_the_hardest_share(reduction: str) -> None:
     """Loss and gradient are those of the 5 = floor(0.7 * 8) hardest samples on paper."""
@@ -80,6 +81,7 @@ def test_padding_is_none_of_the_hardest() -> None:
     assert float(record.loss) == pytest.approx(np.sort(losses)[-4:].mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_ignored_labels_change_nothing_in_a_step() -> None:
     """Class 1 is ignored: loss, update and evaluation are those of the other samples alone."""
     batch = make_batch(samples=SAMPLES)
@@ -109,6 +111,7 @@ def places(seed: int) -> Batch:
     return replace(batch, columns={**batch.columns, "label": np.where(out, -100, labels)})
 
 
+@pytest.mark.slow
 def test_every_valid_label_weighs_the_same_in_microbatches_too() -> None:
     """Microbatches differ in numbers of labels; their sum is the gradient of the batch."""
     whole, cut = (
@@ -140,6 +143,7 @@ def test_a_batch_without_a_label_has_no_loss_and_no_gradient() -> None:
     np.testing.assert_array_equal(flat(after.params), flat(state.params))
 
 
+@pytest.mark.slow
 def test_logits_of_ignored_labels_may_be_anything() -> None:
     """Infinite ones would make the gradient of everything NaN."""
     parts = make_config(ignore_index=-100)
@@ -150,6 +154,7 @@ def test_logits_of_ignored_labels_may_be_anything() -> None:
     assert not gradient[1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignore_index", [None, 1])
 def test_padding_of_an_evaluation_may_have_any_logits(ignore_index: int | None) -> None:
     step = make_step(network=OfLogarithms(), ignore_index=ignore_index)
@@ -166,6 +171,7 @@ def test_padding_of_an_evaluation_may_have_any_logits(ignore_index: int | None) 
     jax.tree.map(np.testing.assert_array_equal, result, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 2.5), ("sum", 5.0)])
 @pytest.mark.parametrize("share", [1.0, 0.99], ids=["all", "hardest"])
 def test_losses_of_what_does_not_count_may_be_anything(

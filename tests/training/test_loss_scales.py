@@ -46,6 +46,7 @@ def as_mindspore(spec: Dynamic, overflows: list[bool]) -> list[float]:
     return reported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['init']:g}-{case['window']}")
 def test_parity_of_the_dynamic_scale_with_mindspore(case: dict) -> None:
     spec = Dynamic(init=case["init"], factor=case["factor"], window=case["window"])
@@ -53,6 +54,7 @@ def test_parity_of_the_dynamic_scale_with_mindspore(case: dict) -> None:
     assert len(set(case["scales"])) > 3
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.booleans(), max_size=40),

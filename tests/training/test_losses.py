@@ -47,6 +47,7 @@ def test_conf_gives_every_key_of_the_spec(name, spec):
     assert (CONF / f"{name}.yaml").read_text().startswith("# @package train.loss\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("smoothing", "convention", "expected"),
     [
@@ -61,6 +62,7 @@ def test_cross_entropy_gives_hand_worked_numbers(smoothing, convention, expected
     np.testing.assert_allclose(losses, [expected], rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
@@ -79,6 +81,7 @@ def test_cross_entropy_matches_float64_loops(logits, labels, smoothing, conventi
     np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("convention", "off"), [("mindspore", 0.2 / 3), ("uniform", 0.2 / 4)])
 def test_smoothed_targets_follow_their_convention(convention, off):
     """The gradient is softmax - target, and the softmax of equal logits is 1/4."""
@@ -87,6 +90,7 @@ def test_smoothed_targets_follow_their_convention(convention, off):
     np.testing.assert_allclose(0.25 - gradient, [[off, 1 - 3 * off, off, off]], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("convention", ["mindspore", "uniform"])
 def test_one_hot_labels_count_as_their_class(smoothing, convention):
@@ -102,11 +106,13 @@ def test_soft_labels_weigh_the_classes():
     np.testing.assert_allclose(losses, [(math.log(4) + math.log(1.6)) / 2], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_cross_entropy_of_large_logits_is_finite():
     losses = cross_entropy()(jnp.array([[1e4, 0.0]]), jnp.array([1]))
     np.testing.assert_array_equal(losses, [1e4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [L1(reduction="mean"), Mse(reduction="sum")])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_losses_are_float32_per_sample_whatever_the_logits(spec, dtype):
@@ -117,12 +123,14 @@ def test_losses_are_float32_per_sample_whatever_the_logits(spec, dtype):
         assert losses.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_half_precision_logits_are_summed_in_float32():
     """Log of 300 equal terms: bfloat16 sums stall at 256."""
     losses = cross_entropy()(jnp.zeros((1, 300), jnp.bfloat16), jnp.array([0]))
     np.testing.assert_allclose(losses, [math.log(300)], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_byte_labels_reach_beyond_the_classes_a_byte_counts():
     logits = jnp.zeros((1, 300)).at[0, 40].set(5.0)
     np.testing.assert_array_equal(
@@ -162,6 +170,7 @@ def softmax(logits):
     return weights / weights.sum(-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_sample_with_many_labels_is_the_mean_over_them():
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(2, 3, 5, 4)).astype(np.float32)

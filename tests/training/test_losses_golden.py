@@ -36,6 +36,7 @@ def assert_equal_to(name: str, parts: StepConfig, logits: np.ndarray, labels: np
         np.testing.assert_allclose(gradient, gradients[name], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SMOOTHINGS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_golden_ignored_labels(name: str, kind: str) -> None:
@@ -47,12 +48,14 @@ def test_golden_ignored_labels(name: str, kind: str) -> None:
     assert_equal_to(f"{name}_{kind}", parts, *cases()[name])
 
 
+@pytest.mark.slow
 def test_golden_hardest_share() -> None:
     logits, labels = cases()["image"]
     parts = make_config(classes=CLASSES, hardest_share=SHARE)
     assert_equal_to("hardest", parts, logits, labels % CLASSES)
 
 
+@pytest.mark.slow
 def test_ignored_labels_are_as_if_they_were_not_there() -> None:
     """One label a sample: the loss of the others alone, the hardest of them too."""
     logits, labels = cases()["image"]

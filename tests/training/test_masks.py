@@ -43,6 +43,7 @@ def reference_hardest(losses: list[float], share: str, counts: list[bool]) -> li
     return [index in chosen for index in range(len(losses))]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(LOSSES, COUNTS, st.sampled_from(["0.7", "0.29", "1.0", "0.01", "0.5"]))
 def test_the_hardest_are_those_of_a_loop(
@@ -52,23 +53,27 @@ def test_the_hardest_are_those_of_a_loop(
     assert result.tolist() == reference_hardest(losses, share, counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "wanted"), [(0.29, 29), (0.7, 70), (0.57, 57), (1e-9, 1)])
 def test_a_share_is_the_decimal_that_it_is_written_as(share: float, wanted: int) -> None:
     """0.29 * 100 and 0.57 * 100 are below 29 and 57 in float64."""
     assert int(top_share_mask(jnp.arange(100.0), share).sum()) == wanted
 
 
+@pytest.mark.slow
 def test_the_hardest_of_many_places_keep_their_shape() -> None:
     losses = jnp.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]])
     assert top_share_mask(losses, 0.5).tolist() == [[True, False, False], [False, True, True]]
 
 
+@pytest.mark.slow
 def test_what_counts_may_broadcast() -> None:
     losses = jnp.array([[3.0, 1.0, 2.0, 4.0], [0.0, 9.0, 8.0, 7.0]])
     result = top_share_mask(losses, 0.5, jnp.array([[True], [False]]))
     assert result.tolist() == [[True, False, False, True], [False] * 4]
 
 
+@pytest.mark.slow
 def test_a_loss_of_minus_infinity_counts_before_what_does_not() -> None:
     result = top_share_mask(
         jnp.array([0.0, -jnp.inf, -jnp.inf]), 1.0, jnp.array([False, False, True])
@@ -95,6 +100,7 @@ def test_the_gradient_goes_to_the_hardest_alone() -> None:
     np.testing.assert_allclose(gradient, [0, 4, 3, 0, 0])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(LOSSES, COUNTS)
 def test_sums_and_means_are_those_of_what_counts(losses: list[float], counts: list[bool]) -> None:
@@ -107,6 +113,7 @@ def test_sums_and_means_are_those_of_what_counts(losses: list[float], counts: li
     np.testing.assert_allclose(masked_mean(jnp.asarray(values), where, 1), rows, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_does_not_count_may_be_anything() -> None:
     """A product with the mask would give NaN, as value and as gradient."""
     values = jnp.array([4.0, jnp.inf, jnp.nan])
@@ -120,6 +127,7 @@ def test_positions_within_lengths() -> None:
     assert result.astype(int).tolist() == [[[0, 0, 0], [1, 1, 0]], [[1, 1, 1], [1, 1, 1]]]
 
 
+@pytest.mark.slow
 def test_a_mask_is_carried_on_under_jit() -> None:
     """x = x[x > 0]; x = log(x)[-2 < log(x)]; the mean of the largest half, in static shapes."""
 

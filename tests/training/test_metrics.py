@@ -75,6 +75,7 @@ samples_of_batches = st.lists(
 ).filter(lambda samples: any(valid for *_, valid in samples))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(samples_of_batches, st.booleans())
 def test_figures_match_loops_over_the_valid_samples(samples, one_hot):
@@ -89,6 +90,7 @@ def test_figures_match_loops_over_the_valid_samples(samples, one_hot):
     assert flattened(summarize(sums, NAMES)) == pytest.approx(flattened(expected), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_confusion_has_true_rows_and_predicted_columns():
     logits = jnp.eye(3)[jnp.array([1, 1, 2, 0])]
     true, ones = jnp.array([0, 1, 1, 0]), jnp.ones(4)
@@ -107,6 +109,7 @@ def test_figures_of_a_hand_worked_confusion():
     assert summary["f1"]["micro"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("label", "hit"), [(0, 1.0), (4, 1.0), (5, 0.0), (6, 0.0)])
 def test_among_equal_logits_the_lower_class_ranks_first(label, hit):
     summary = evaluated(np.zeros((1, CLASSES)), np.array([label]))
@@ -114,15 +117,18 @@ def test_among_equal_logits_the_lower_class_ranks_first(label, hit):
     assert summary["accuracy"] == float(label == 0)
 
 
+@pytest.mark.slow
 def test_every_class_is_in_the_top_five_of_three():
     assert evaluated(np.eye(3), np.array([2, 0, 1]), classes=3)["top5"] == 1.0
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_numbers_are_no_top_five_hits():
     logits = np.full((CLASSES, CLASSES), np.nan)
     assert evaluated(logits, np.arange(CLASSES))["top5"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [32, 1000])
 @pytest.mark.parametrize("constant", [True, False])
 def test_loss_over_sixty_thousand_samples_keeps_six_digits(batch, constant):
@@ -144,6 +150,7 @@ def test_loss_over_sixty_thousand_samples_keeps_six_digits(batch, constant):
     assert summary["loss"] == pytest.approx(whole.mean(dtype=np.float64), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_sums_keep_their_dtypes_whatever_the_inputs():
     ones = jnp.ones(BATCH)
     sums = add(
@@ -162,6 +169,7 @@ def test_summary_of_no_samples_is_refused():
         summarize(zero_sums(2), "ab")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "b")])
 def test_names_that_do_not_fit_the_classes_are_refused(names):
     ones = jnp.ones(1)
@@ -170,6 +178,7 @@ def test_names_that_do_not_fit_the_classes_are_refused(names):
         summarize(sums, names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_hot", [False, True])
 def test_every_label_of_a_sample_counts(one_hot):
     generator = np.random.default_rng(0)
@@ -186,6 +195,7 @@ def test_every_label_of_a_sample_counts(one_hot):
     assert int(together.count) == 3 * 6
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(samples_of_batches, st.lists(st.booleans(), min_size=BATCH, max_size=BATCH))
 def test_ignored_labels_are_as_samples_that_are_padding(samples, counted):
@@ -206,6 +216,7 @@ def test_ignored_labels_are_as_samples_that_are_padding(samples, counted):
         np.testing.assert_array_equal(getattr(ignored, name), getattr(padded, name))
 
 
+@pytest.mark.slow
 def test_very_many_classes_have_the_same_figures_without_a_matrix(monkeypatch):
     generator = np.random.default_rng(0)
     batches = [

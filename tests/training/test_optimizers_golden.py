@@ -40,6 +40,7 @@ def test_every_golden_is_held_against_something() -> None:
     assert SPECS.keys() == GOLDEN.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_twelve_steps_are_the_golden_ones(name: str) -> None:
     optimizer = SPECS[name].build()

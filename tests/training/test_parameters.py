@@ -60,6 +60,7 @@ def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:
         require_trainable(PARAMS, ("conv_0", "block"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["Dense_0", "Dense_1"])
 def test_frozen_parameters_stay_and_the_others_move_as_ever(frozen: str) -> None:
     step = make_step(frozen=(frozen,))
@@ -88,6 +89,7 @@ def products(jaxpr: Any) -> int:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frozen", "backward"), [((), 3), (("Dense_0",), 1), (("Dense_1",), 2)])
 def test_the_backward_pass_ends_at_the_first_trained_layer(
     frozen: tuple[str, ...], backward: int
@@ -98,6 +100,7 @@ def test_the_backward_pass_ends_at_the_first_trained_layer(
     assert products(jaxpr.jaxpr) == 2 + backward
 
 
+@pytest.mark.slow
 def test_rates_by_pattern_are_shares_of_the_schedule() -> None:
     """L-03; the last rule that covers a parameter wins."""
     rules = (
@@ -129,6 +132,7 @@ def test_initialisers_by_pattern_leave_the_others_as_drawn() -> None:
         jax.eval_shape(step.init, seed_words(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warmup", [False, True])
 def test_an_average_follows_the_weights(warmup: bool) -> None:
     """By hand in float64; it is what evaluations look at."""
@@ -166,6 +170,7 @@ def test_an_average_restarts_from_weights_that_come_from_elsewhere() -> None:
     assert restart_average(None, PARAMS) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [2, 4])
 @pytest.mark.parametrize("changed", [{}, {"reduction": "sum"}], ids=["mean", "sum"])
 @pytest.mark.parametrize("count", [4, 3])
@@ -181,6 +186,7 @@ def test_microbatches_add_up_to_the_batch(
     np.testing.assert_allclose(flat(after_cut.params), flat(after.params), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_batch_norm_sees_one_microbatch_at_a_time() -> None:
     """The exception: statistics change with every microbatch, as with smaller batches."""
     step = make_step(network=Noisy(), accumulate=2)

@@ -101,6 +101,7 @@ def test_tables_match_closed_forms_to_float32(name, warmup):
     np.testing.assert_allclose(table, [*ramp, *(LR * factor(t) for t in range(SPAN))], rtol=FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTAX)
 def test_tables_match_optax_to_a_millionth_of_the_rate(name):
     spec, fields, _ = DECAYS[name]

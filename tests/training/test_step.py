@@ -228,6 +228,7 @@ def test_a_loss_scale_leaves_the_update_as_it_was(loss_scale: float) -> None:
 LOUD = (Rescale(factor=100.0, shift=0.0),)
 
 
+@pytest.mark.slow
 def test_an_overflow_of_a_plain_scale_changes_nothing() -> None:
     """P-01 (7): the loss is a number, the scaled gradient is not; the record ends the run."""
     step = make_step(loss_scale=Fixed(scale=1e36, drop_overflow_update=False), train_ops=LOUD)
@@ -239,6 +240,7 @@ def test_an_overflow_of_a_plain_scale_changes_nothing() -> None:
     assert_same(before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_scale", [Fixed(scale=1e36), Dynamic(init=1e36, factor=4.0)])
 def test_an_overflow_that_is_skipped_changes_the_counts_alone(loss_scale: LossScaling) -> None:
     step = make_step(loss_scale=loss_scale, train_ops=LOUD)
@@ -268,6 +270,7 @@ def test_a_thousand_overflows_in_a_row_are_enough() -> None:
         assert int(after.step) == should_continue
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_not_skipped() -> None:
     step = make_step(loss_scale=Dynamic())
     before = start(step)
@@ -277,6 +280,7 @@ def test_a_loss_that_is_not_finite_is_not_skipped() -> None:
     assert_same(before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [TwoLayers(), Noisy()], ids=["plain", "with statistics"])
 def test_a_step_that_is_not_finite_leaves_the_state_as_it_was(network: nn.Module) -> None:
     step = make_step(network=network)
@@ -290,6 +294,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_as_it_was(network: nn.Module
     assert_same(before, after)
 
 
+@pytest.mark.slow
 def test_platforms_that_choose_instead_of_branching_take_the_same_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -308,6 +313,7 @@ def test_platforms_that_choose_instead_of_branching_take_the_same_steps(
     assert_same(after, stopped)
 
 
+@pytest.mark.slow
 def test_the_gradient_norm_is_that_before_clipping() -> None:
     clip = ClipSpec(norm=1e-3, value=None).build()
     clipped = make_step(optimizer=optax.chain(clip, make_config().optimizer))
@@ -318,6 +324,7 @@ def test_the_gradient_norm_is_that_before_clipping() -> None:
     assert np.linalg.norm(shifted) == pytest.approx(RATES[0] * 1e-3, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_chw_images_reach_the_network_as_nhwc() -> None:
     """D-16: a recipe may move the axes as the documents do."""
     shape = (4, 3, 2)
@@ -339,6 +346,7 @@ def test_fresh_weights_are_a_function_of_the_whole_seed() -> None:
     assert int(again.step) == 0
 
 
+@pytest.mark.slow
 def test_dropout_differs_between_steps_and_seeds_and_repeats_on_resuming() -> None:
     step = make_step(network=Noisy())
     state = start(step)
@@ -355,6 +363,7 @@ def test_dropout_differs_between_steps_and_seeds_and_repeats_on_resuming() -> No
     assert len(set(losses)) == 3
 
 
+@pytest.mark.slow
 def test_batch_statistics_move_in_training_only() -> None:
     step = make_step(network=Noisy())
     before = start(step)

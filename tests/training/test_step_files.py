@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pipeline.training
 from pipeline import load_recipe
@@ -26,6 +27,7 @@ DRIVERS = {"stages/train/loop.py", "backends/xla.py"}
 MOST_FILES = 7
 
 
+@pytest.mark.slow
 def test_a_plain_step_goes_through_at_most_seven_files() -> None:
     recipe = load_recipe("lenet5_mnist", ["optimizer=sgd"])
     config = parts_of(recipe, 10, ColumnSpec((32, 32, 1), "float32"), (), ())

@@ -16,6 +16,7 @@ TOLERANCE = 1e-4
 """Relative. Sums in another order, 200 updates long."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_parity_of_losses_with_mindspore(
     name: str, cache: Path, tmp_path: Path, request: pytest.FixtureRequest

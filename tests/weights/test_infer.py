@@ -65,6 +65,7 @@ def infer_json(
     return lines(capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "export"])
 def test_answers_are_those_of_the_runs_evaluation(
     kind: str,
@@ -93,6 +94,7 @@ def test_answers_are_those_of_the_runs_evaluation(
     assert answers[7]["file"] == f"{tmp_path / 'many.npy'}[7]"
 
 
+@pytest.mark.slow
 def test_run_and_export_agree_to_the_last_digits(
     trained: Path, exported: Path, samples: tuple[np.ndarray, np.ndarray]
 ) -> None:
@@ -116,6 +118,7 @@ def test_the_export_says_what_it_is(exported: Path) -> None:
     assert "stablehlo.dot_general" in (exported / "model.mlir").read_text()
 
 
+@pytest.mark.slow
 def test_the_documents_example_runs(exported: Path) -> None:
     document = (ROOT / "docs" / "weights.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
@@ -128,6 +131,7 @@ def test_the_documents_example_runs(exported: Path) -> None:
     assert (said.returncode, said.stdout) == (0, "(5, 10) float32\n"), said.stderr
 
 
+@pytest.mark.slow
 def test_images_are_decoded_as_the_dataset_holds_them(
     trained: Path,
     samples: tuple[np.ndarray, np.ndarray],
@@ -150,6 +154,7 @@ def test_images_are_decoded_as_the_dataset_holds_them(
     assert answer["label"] == answers[0]["label"]
 
 
+@pytest.mark.slow
 def test_the_answer_is_one_line(
     trained: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
 ) -> None:
@@ -167,6 +172,7 @@ def test_the_answer_is_one_line(
 STEERING = "\x1b[2Jcat\nb.png: dog 1.0000"
 
 
+@pytest.mark.slow
 def test_names_in_files_steer_no_terminal_and_forge_no_line(
     exported: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
 ) -> None:
@@ -191,6 +197,7 @@ def refused(source: Path, *files: Path | str) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
     assert "is no kind of image file; must end in one of .png" in refused(
         trained, tmp_path / "a.gif"
@@ -234,6 +241,7 @@ def test_a_network_of_pixels_has_no_class_for_an_image(
     assert "gives logits of shape (8, 8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 
 
+@pytest.mark.slow
 def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -> None:
     """A folder called net.onnx is what nobody means."""
     for name in ("net.onnx", "net.SAFETENSORS", "net.pt"):
@@ -243,6 +251,7 @@ def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -
     assert export([str(trained), str(tmp_path / "net.v2")]) == 0
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="holds something else than an export"):
@@ -252,6 +261,7 @@ def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_half_an_export_is_none_and_may_be_made_whole(
     trained: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +292,7 @@ def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
     assert "weights.safetensors is not of model.bin" in refused(tmp_path / "model.bin", "a.png")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_known_by_its_dataset(trained: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -292,6 +303,7 @@ def test_a_run_that_was_killed_is_known_by_its_dataset(trained: Path, tmp_path: 
     assert killed.samples == whole.samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["export", "infer"])
 def test_the_commands_end_in_one_message(
     name: str, command: Callable[..., subprocess.CompletedProcess[str]]
@@ -301,6 +313,7 @@ def test_the_commands_end_in_one_message(
     assert said.stderr == "error: nowhere: is no run directory; it holds no recipe.yaml\n"
 
 
+@pytest.mark.slow
 def test_weights_of_another_recipe_than_the_directorys_are_not_passed_off_as_its_own(
     trained: Path, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def in_mindspore(arrays: Arrays) -> Arrays:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "mindspore"])
 def test_residual_networks_are_known_by_their_blocks(framework: str) -> None:
     torch = resnet_names(WIDTHS)

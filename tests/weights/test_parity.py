@@ -52,6 +52,7 @@ def logits(model: ModelSpec, framework: str, state: Arrays, images: np.ndarray) 
     return np.asarray(apply(variables, images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "mindspore"])
 @pytest.mark.parametrize(
     ("name", "changes"),

@@ -45,6 +45,7 @@ def targets(matching: Matching) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collection", "golden"), NETWORKS)
 def test_golden_names_are_all_known_in_any_order(collection: str, golden: dict[str, Any]) -> None:
     needed = network(golden["model"])

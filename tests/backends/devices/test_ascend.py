@@ -59,6 +59,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("override", "message"), CASES.values(), ids=CASES.keys())
 def test_a_problem_is_one_clear_line(override: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -67,6 +68,7 @@ def test_a_problem_is_one_clear_line(override: str, message: str) -> None:
     assert message in found
 
 
+@pytest.mark.slow
 def test_numbers_are_bit_equal_with_the_emulator_on_and_off(tiny: Compose, tmp_path: Path) -> None:
     on, off = tmp_path / "on", tmp_path / "off"
     for folder, name in ((on, "ascend910_proa"), (off, "cpu")):

@@ -40,6 +40,7 @@ def assert_is_step(batch: Batch, step: int, order: SampleOrder, split: Split) ->
         assert np.array_equal(batch.columns[name], one_by_one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_follow_the_order_over_passes_and_windows(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -50,6 +51,7 @@ def test_batches_follow_the_order_over_passes_and_windows(
         assert_is_step(batch, step, order, split)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None)
 @given(step=st.integers(0, 100_000))

@@ -26,6 +26,7 @@ def drawn(op, batch=BATCH):
     return uniforms(np, seed_words(3), 0, np.arange(batch), 0, op.draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [BYTES, FLOATS], ids=["uint8", "float32"])
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_host_and_compiled_device_agree(op, images):

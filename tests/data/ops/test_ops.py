@@ -112,6 +112,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "values"), CASES)
 def test_host_and_compiled_device_agree(op, values):
     uniforms = uniforms_for(op)
@@ -256,6 +257,7 @@ def test_nearest_resize_takes_the_pixel_at_the_floor():
     assert on_host(narrow, row).ravel().tolist() == [10, 30]
 
 
+@pytest.mark.slow
 @given(values=images, interpolation=st.sampled_from(["linear", "nearest"]))
 def test_resize_to_the_same_size_changes_nothing(values, interpolation):
     op = Resize(size=values.shape[1:3], interpolation=interpolation)
@@ -318,6 +320,7 @@ def test_random_crop_reaches_every_place():
     }
 
 
+@pytest.mark.slow
 @given(values=images, uniforms=units)
 def test_random_crop_of_the_full_size_without_padding_changes_nothing(values, uniforms):
     op = RandomCrop(size=values.shape[1:3])
@@ -351,6 +354,7 @@ def test_pad_surrounds_with_the_fill():
     assert result[0, :, :, 0].tolist() == [[9, 9, 9, 9], [1, 2, 9, 9]]
 
 
+@pytest.mark.slow
 @given(
     values=images, padding=st.tuples(*[st.integers(0, 3)] * 4), fill=st.sampled_from([0, 7, 255])
 )
@@ -393,6 +397,7 @@ def test_pad_refuses_to_mirror_more_than_there_is():
         Pad(padding=(7, 0, 0, 0), mode="reflect").output(IMAGE)
 
 
+@pytest.mark.slow
 @given(values=images, uniforms=units, prob=st.floats(0, 1), vertical=st.booleans())
 def test_flipping_twice_with_the_same_uniforms_changes_nothing(values, uniforms, prob, vertical):
     op = (RandomVerticalFlip if vertical else RandomHorizontalFlip)(prob=prob)
@@ -531,6 +536,7 @@ def test_rotation_by_a_quarter_is_counter_clockwise():
     np.testing.assert_array_equal(result, np.rot90(square, axes=(1, 2)))
 
 
+@pytest.mark.slow
 def test_rotation_draws_evenly_from_its_range():
     marked = np.zeros((1, 41, 41, 1), np.uint8)
     marked[0, 20, 40] = 255  # Right of the centre, 20 pixels away.
@@ -547,6 +553,7 @@ def test_a_crop_that_never_fits_is_the_largest_central_one():
     assert [part[0] for part in (box.top, box.left, box.height, box.width)] == [2, 0, 3, 9]
 
 
+@pytest.mark.slow
 @given(uniforms=arrays(np.float32, (4, 22), elements=st.floats(0, 1, exclude_max=True, width=32)))
 def test_a_resized_crop_lies_within_the_image(uniforms):
     box = RandomResizedCrop(size=(4, 4), scale=(0.01, 1.0), ratio=(0.1, 10.0)).box(

@@ -114,6 +114,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", POLICIES)
 def test_golden_outcomes_of_policies(key):
     op = POLICIES[key]
@@ -166,6 +167,7 @@ def partners_in(labels):
     return np.where(others.any(axis=-1), others.argmax(axis=-1), np.arange(BATCH)).astype(np.int8)
 
 
+@pytest.mark.slow
 def test_golden_boxes_of_cut_mix():
     op, ours = CutMix(prob=0.7), []
     levels = np.arange(1, BATCH + 1, dtype=np.uint8)[:, None, None, None]

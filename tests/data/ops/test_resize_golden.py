@@ -15,6 +15,7 @@ with np.load(Path(__file__).parents[2] / "golden/map_ops/resize.npz") as stored:
 CASES = [key for key in GOLDEN if not key.startswith("image/")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", CASES)
 def test_resize_parity_with_mindspore(key):
     interpolation, name, text = key.split("/")

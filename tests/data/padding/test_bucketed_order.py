@@ -86,6 +86,7 @@ ORDERS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(order=ORDERS, data=st.data())
 def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(
     order: BucketedOrder, data: st.DataObject

@@ -40,6 +40,7 @@ def stored(values: list[np.ndarray], dimensions: int = 2) -> RaggedColumn:
     return ragged_array(flat, sizes, values[0].shape[dimensions:])
 
 
+@pytest.mark.slow
 @given(sizes=SIZES, trailing=st.sampled_from([(), (1,), (3,)]), data=st.data())
 def test_padded_values_begin_with_themselves_and_end_in_zeros(
     sizes: list[tuple[int, ...]], trailing: tuple[int, ...], data: st.DataObject

@@ -37,6 +37,7 @@ def test_bytes_are_those_that_the_description_promises() -> None:
     assert encode(values, 77, 5) == zlib.crc32(body, 82).to_bytes(4, "little") + body
 
 
+@pytest.mark.slow
 @given(values=ARRAYS, first=FIRST, number=st.integers(0, 1000), data=st.data())
 def test_a_changed_byte_is_noticed(
     values: np.ndarray, first: int, number: int, data: st.DataObject

@@ -38,6 +38,7 @@ def write_split(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
 
 
+@pytest.mark.slow
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), zipped=st.booleans())
 def test_read_idx_gives_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, shape: list[int], zipped: bool

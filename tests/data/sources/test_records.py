@@ -100,6 +100,7 @@ def test_the_same_data_is_the_same_files(tmp_path: Path) -> None:
     assert all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(chosen=st.lists(st.integers(-SAMPLES, SAMPLES - 1), max_size=60))
 def test_any_samples_in_any_order(chosen: list[int], sharded: Path) -> None:
@@ -144,6 +145,7 @@ def test_slow_sources_are_read_once_and_bit_by_bit(
     assert requested == [(0, 10), (10, 20), (20, 30), (30, 37)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["resident", "stream"])
 @settings(max_examples=10, deadline=None)
 @given(step=st.integers(0, 100_000))
@@ -159,6 +161,7 @@ def test_any_step_can_be_fed_at_once(kind: str, step: int, sharded: Path) -> Non
     assert np.array_equal(batch.columns["label"], output().train.columns["label"][rows])
 
 
+@pytest.mark.slow
 def test_several_threads_read_a_stream(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 3)
     split, order = read(sharded).train, make_order(samples=SAMPLES, batch_size=4)
@@ -238,6 +241,7 @@ def test_files_that_were_exchanged_are_noticed(tmp_path: Path, small_files: None
         read_everything(folder)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_damaged_byte_passes_unnoticed(

@@ -48,6 +48,7 @@ def exact(role: Role, m: dict[str, np.ndarray]) -> np.ndarray:
     return results[role]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "dtype"), [(role, dtype) for role in ROLES for dtype in TOLERANCE]
 )
@@ -90,6 +91,7 @@ def test_tokens_pose_the_products_of_all_their_rows() -> None:
     assert list(listing.problems) == [DenseProblem(role, 6, 4, 5, "bfloat16") for role in ROLES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(BATCH, CHANNELS), (2, 3, CHANNELS)])
 @pytest.mark.parametrize("role", ROLES)
 def test_what_is_chosen_for_one_product_leaves_the_others(

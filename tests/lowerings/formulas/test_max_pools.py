@@ -31,6 +31,7 @@ def few_values(shape: tuple[int, ...], dtype: str) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).integers(-3, 3, shape), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("geometry", "dtype"),
     [(each, dtype) for each in GEOMETRIES for dtype in ("float32", "bfloat16", "float16")],
@@ -68,6 +69,7 @@ def test_large_images_are_tried_a_few_at_a_time() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 def test_a_layer_takes_what_is_chosen(role: Role) -> None:
     images, geometry = few_values(SHAPE, "float32"), GEOMETRIES[1]

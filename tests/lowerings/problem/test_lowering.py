@@ -160,6 +160,7 @@ def test_a_problem_is_read_off_the_operands(dtype: str) -> None:
     assert made == ConvolutionProblem("forward", window(groups=2), BATCH, CHANNELS, FEATURES, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lowerings_of_onednn_are_tested_here(dtype: str) -> None:
     """Skipped where `engines_here` leaves them out of every other test."""

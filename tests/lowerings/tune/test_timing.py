@@ -41,6 +41,7 @@ def operands(problem: ConvolutionProblem) -> list[jax.Array]:
     return [timing.random_operands(shape, problem.dtype) for shape in problem.operand_shapes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "dtype"), [*((role, "float32") for role in ROLES), ("kernel_gradient", "bfloat16")]
 )
@@ -67,6 +68,7 @@ def compiled(function: Any, *args: Any) -> Any:
     return function.lower(*args).compile(compiler_options=quick)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_repetition_needs_the_one_before(dtype: str) -> None:
     """Else one would be enough: with results as large as to be felt, it shows."""
@@ -91,6 +93,7 @@ def test_operands_are_as_asked_for_and_not_too_small() -> None:
             assert len(np.unique(values)) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 def test_a_time_is_a_positive_number_of_microseconds(role: Role) -> None:
     us = Stopwatch(small(role), DEVICE)(PLAIN, float("inf"))

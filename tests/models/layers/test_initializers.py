@@ -44,6 +44,7 @@ def test_every_initializer_is_tested_here() -> None:
     }
 
 
+@pytest.mark.slow
 def test_truncated_normal_is_cut_at_two_sigma_and_not_widened() -> None:
     values = draw("truncated_normal", sigma=0.02)
     assert 0.0398 < np.abs(values).max() <= 0.04
@@ -52,6 +53,7 @@ def test_truncated_normal_is_cut_at_two_sigma_and_not_widened() -> None:
     assert_deviation(values, 0.02 * sqrt(1 - 4 * density / inside))
 
 
+@pytest.mark.slow
 def test_normal_has_sigma_around_the_mean() -> None:
     values = draw("normal", sigma=0.5, mean=2.0)
     assert_deviation(values - 2, 0.5)
@@ -65,6 +67,7 @@ def test_uniform_reaches_scale_on_both_sides() -> None:
     assert_deviation(values, 0.3 / sqrt(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "fan"), [("fan_in", FAN_IN), ("fan_out", FAN_OUT)])
 def test_he_normal_is_a_plain_normal_of_gain_over_root_fan(mode: str, fan: int) -> None:
     values = draw("he_normal", CONV, mode=mode)
@@ -76,6 +79,7 @@ def test_he_normal_takes_the_gain_of_a_leaky_relu() -> None:
     assert_deviation(draw("he_normal", negative_slope=0.5), sqrt(2 / 1.25 / 300))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "fan"), [("fan_in", FAN_IN), ("fan_out", FAN_OUT)])
 def test_he_uniform_of_slope_root_5_is_bounded_by_one_over_root_fan(mode: str, fan: int) -> None:
     values = draw("he_uniform", CONV, mode=mode)
@@ -84,6 +88,7 @@ def test_he_uniform_of_slope_root_5_is_bounded_by_one_over_root_fan(mode: str, f
     assert_deviation(values, bound / sqrt(3))
 
 
+@pytest.mark.slow
 def test_he_uniform_takes_another_slope() -> None:
     assert_deviation(draw("he_uniform", negative_slope=0.0), sqrt(2 / 300))
 

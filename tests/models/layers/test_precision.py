@@ -96,6 +96,7 @@ def is_float16(values: np.ndarray) -> bool:
     return np.array_equal(values, values.astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", CELLS)
 def test_parity_of_a_layer_at_a_level_with_mindspore(key: str) -> None:
     """Values to a few units of the type, and the type itself: float16 has no other values."""
@@ -141,6 +142,7 @@ def types(module: Network, images: np.ndarray) -> dict[str, str]:
 HALF, SINGLE = "float16", "float32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "conv", "norm", "residual"),
     [
@@ -163,6 +165,7 @@ def test_levels_type_layers_by_their_kind(
     assert found[""] == SINGLE
 
 
+@pytest.mark.slow
 def test_the_last_rule_by_path_wins_inside_of_what_it_matches() -> None:
     """M-07: a cell and all cells in it; everything else computes in float32."""
     rules = (
@@ -177,6 +180,7 @@ def test_the_last_rule_by_path_wins_inside_of_what_it_matches() -> None:
     assert found["residual_0"] == SINGLE
 
 
+@pytest.mark.slow
 def test_a_rule_about_everything_is_a_level() -> None:
     images = random(2, 4, 4, 2)
     by_path = network(*BLOCK).clone(rules=(ToFloat(pattern="*", dtype="float16"),))
@@ -186,6 +190,7 @@ def test_a_rule_about_everything_is_a_level() -> None:
     assert np.array_equal(*results)
 
 
+@pytest.mark.slow
 def test_numbers_of_tokens_keep_their_type() -> None:
     """4095 is no number of float16."""
     stack = (Embedding(vocabulary=4096, features=4), SelfAttention(heads=2), FirstToken())
@@ -214,6 +219,7 @@ def test_the_paths_of_all_layers_are_listed() -> None:
     assert names[-1] == "dense_0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_wide_and_deep_computes_at_every_level(level: Level) -> None:
     """Its dense layers are layers of a list, too; its tables are looked up in float32."""

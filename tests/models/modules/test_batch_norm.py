@@ -49,6 +49,7 @@ def stepped(module: nn.Module, variables: Variables, x: Any) -> tuple[Any, Varia
     return module.apply(variables, x, mutable=["batch_stats"])
 
 
+@pytest.mark.slow
 def test_running_statistics_after_two_steps_have_parity_with_mindspore() -> None:
     steps = json.loads((GOLDEN / "networks" / "batch_norm.json").read_text())["steps"]
     variables = ours().init(jax.random.key(0), np.array(steps[0]["x"], np.float32))
@@ -60,6 +61,7 @@ def test_running_statistics_after_two_steps_have_parity_with_mindspore() -> None
         variables = {**variables, **changed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("train", [True, False])
 def test_results_are_those_of_flax(train: bool, dtype: str) -> None:
@@ -71,6 +73,7 @@ def test_results_are_those_of_flax(train: bool, dtype: str) -> None:
     np.testing.assert_array_equal(changed["batch_stats"]["mean"], by_flax["batch_stats"]["mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("train", [True, False])
 def test_gradients_are_those_of_flax(train: bool, dtype: str) -> None:
@@ -114,6 +117,7 @@ def test_evaluation_reads_the_running_statistics_and_leaves_them() -> None:
     jax.tree.map(np.testing.assert_array_equal, changed["batch_stats"], variables["batch_stats"])
 
 
+@pytest.mark.slow
 def test_channels_may_come_first() -> None:
     y, changed = stepped(ours(), fresh(6), X)
     first, same = stepped(ours(axis=0), fresh(6), X.transpose(3, 1, 2, 0))

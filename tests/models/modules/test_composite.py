@@ -46,6 +46,7 @@ def test_split_branches_read_a_share_of_the_channels_each() -> None:
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_gate_weighs_every_channel() -> None:
     y, p = out(Gate(body=(GlobalAvgPool(), Dense(features=4), Sigmoid())), IMAGES)
     means = IMAGES.mean((1, 2)) @ p["gate_0/dense_0/kernel"] + p["gate_0/dense_0/bias"]
@@ -58,6 +59,7 @@ def test_a_gate_may_weigh_every_value() -> None:
     np.testing.assert_allclose(y, (IMAGES * np.tanh(IMAGES)).reshape(3, -1), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dual_path_adds_the_first_channels_and_appends_the_rest() -> None:
     layer = DualPath(body=(Dense(features=5, bias=False),), added=3)
     y, p = out(layer, ROWS)

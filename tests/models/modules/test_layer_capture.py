@@ -82,6 +82,7 @@ def patches(layer: LayerCapture) -> np.ndarray:
     return np.array(found).transpose(2, 0, 1, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 def test_inputs_times_cotangents_are_the_gradients(layout: str) -> None:
     """L-06: of every kernel that is observed, the sum over positions of input x cotangent."""
@@ -104,6 +105,7 @@ def test_inputs_times_cotangents_are_the_gradients(layout: str) -> None:
         np.testing.assert_allclose(product.reshape(kernel.shape), kernel, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_scopes_are_part_of_the_path_and_tokens_are_observed() -> None:
     class Tokens(nn.Module):
         @nn.compact
@@ -123,6 +125,7 @@ def test_scopes_are_part_of_the_path_and_tokens_are_observed() -> None:
     }
 
 
+@pytest.mark.slow
 def test_grouped_and_transposed_convolutions_are_not_observed() -> None:
     made = network(
         standard.Conv(features=4, kernel=3, groups=2),

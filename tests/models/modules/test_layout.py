@@ -69,6 +69,7 @@ def training(module: Network, layout: Layout) -> tuple[Any, Any]:
     return made, gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", [EVERY_LAYER, POOLED], ids=["every layer", "pooled"])
 def test_both_layouts_compute_the_same_from_the_same_parameters(
     stack: tuple[LayerSpec, ...],
@@ -81,6 +82,7 @@ def test_both_layouts_compute_the_same_from_the_same_parameters(
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * max(1, np.abs(one).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet5", "vgg16_bn"])
 def test_networks_have_the_same_parameters_in_both_layouts(name: str) -> None:
     module = conf_model(name).build(10, "float32")

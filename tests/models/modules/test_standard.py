@@ -60,6 +60,7 @@ def images_out(layer: LayerSpec, x: np.ndarray = IMAGES) -> tuple[np.ndarray, di
     return y, parameters(variables) if "params" in variables else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "pads"),
     [
@@ -92,6 +93,7 @@ def test_conv_takes_a_kernel_that_is_not_square() -> None:
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (3, 1)])
 def test_conv_transpose_spreads_every_pixel_over_a_window(kernel: int, stride: int) -> None:
     layer = ConvTranspose(features=3, kernel=kernel, stride=stride, padding="valid", bias=True)
@@ -123,6 +125,7 @@ def test_channel_shuffle_deals_the_groups_out_in_turn() -> None:
     np.testing.assert_array_equal(y, [[0, 3, 1, 4, 2, 5]])
 
 
+@pytest.mark.slow
 def test_dense_multiplies_and_adds() -> None:
     y, variables = run(network(Dense(features=3), Dense(features=2, bias=False)), ROWS)
     first, second = variables["params"]["dense_0"], variables["params"]["dense_1"]
@@ -142,6 +145,7 @@ def test_layers_may_bring_their_own_initialisers() -> None:
     np.testing.assert_allclose(y, 2 * ROWS.sum(1, keepdims=True).repeat(2, 1) + 1, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_batch_norm_normalises_over_the_batch_in_training() -> None:
     module = network(BatchNorm(momentum=0.75, epsilon=0.1, scale_init=2.0), Flatten())
     y, variables = run(module, IMAGES, train=True)
@@ -164,6 +168,7 @@ def test_batch_norm_takes_the_running_statistics_in_evaluation() -> None:
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layer_norm_normalises_every_position_over_its_channels() -> None:
     y, _ = images_out(LayerNorm(epsilon=0.1))
     mean, variance = IMAGES.mean(-1, keepdims=True), IMAGES.var(-1, keepdims=True)
@@ -171,6 +176,7 @@ def test_layer_norm_normalises_every_position_over_its_channels() -> None:
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_group_norm_normalises_every_sample_over_a_group() -> None:
     y, _ = images_out(GroupNorm(groups=2, epsilon=0.1))
     grouped = IMAGES.reshape(3, 6, 5, 2, 2)
@@ -179,6 +185,7 @@ def test_group_norm_normalises_every_sample_over_a_group() -> None:
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "function"),
     [
@@ -240,6 +247,7 @@ def test_flatten_keeps_the_order_of_values() -> None:
     np.testing.assert_array_equal(run(network(Flatten()), IMAGES)[0], IMAGES.reshape(3, -1))
 
 
+@pytest.mark.slow
 def test_dropout_zeroes_a_share_and_scales_up_the_rest_in_training_alone() -> None:
     module, x = network(Dropout(rate=0.25)), np.ones((40, 100), np.float32)
     y, _ = run(module, x, train=True, dropout=jax.random.key(1))
@@ -250,6 +258,7 @@ def test_dropout_zeroes_a_share_and_scales_up_the_rest_in_training_alone() -> No
     np.testing.assert_array_equal(run(module, x)[0], x)
 
 
+@pytest.mark.slow
 def test_residual_adds_body_and_shortcut_under_paths_of_their_own() -> None:
     residual = Residual(
         scope="stage1_block0",
@@ -276,6 +285,7 @@ def test_residual_without_shortcut_adds_its_input() -> None:
     np.testing.assert_allclose(y, ROWS + np.maximum(ROWS, 0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_sequence_repeats_its_body_with_weights_of_its_own() -> None:
     module = network(Sequence(body=(Dense(features=4), Relu()), repeat=2), Relu())
     y, variables = run(module, ROWS)
@@ -307,6 +317,7 @@ EVERY_KIND = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_parameters_statistics_and_logits_are_float32_whatever_the_activations(dtype: str) -> None:
     module = network(*EVERY_KIND, dtype=dtype)
@@ -332,6 +343,7 @@ def test_every_layer_keeps_the_dtype_of_activations(dtype: str) -> None:
     assert set(dtypes.values()) == {dtype}
 
 
+@pytest.mark.slow
 def test_images_of_any_float_dtype_are_read() -> None:
     module = network(Flatten(), Dense(features=2))
     expected, _ = run(module, IMAGES)
@@ -405,6 +417,7 @@ def test_layer_without_a_computation_says_how_to_add_one() -> None:
         shapes(network(LayerSpec(name="novel")), (6, 5, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 def test_a_network_may_keep_its_positions(layout: Layout) -> None:
     conv = network(Conv(features=6, kernel=3))

@@ -51,6 +51,7 @@ def test_tokens_are_positions_row_by_row() -> None:
     np.testing.assert_array_equal(out(Tokens())[0], IMAGES.reshape(2, -1))
 
 
+@pytest.mark.slow
 def test_the_class_token_comes_first() -> None:
     y, p = out(Tokens(), ClassToken())
     tokens = y.reshape(2, 7, 4)
@@ -58,6 +59,7 @@ def test_the_class_token_comes_first() -> None:
     np.testing.assert_array_equal(tokens[:, 0], np.repeat(p["class_token_0/token"][0], 2, 0))
 
 
+@pytest.mark.slow
 def test_every_place_adds_a_vector_of_its_own() -> None:
     y, p = out(Tokens(), PositionEmbedding())
     table = p["position_embedding_0/table"]
@@ -85,6 +87,7 @@ def attend(p: Variables, x: np.ndarray, heads: int) -> np.ndarray:
     return dense("out", read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 2])
 def test_self_attention_matches_its_definition(heads: int) -> None:
     y, p = out(Tokens(), SelfAttention(heads=heads))
@@ -92,6 +95,7 @@ def test_self_attention_matches_its_definition(heads: int) -> None:
         np.testing.assert_allclose(result, attend(p, sample, heads), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_drops_weights_in_training_alone() -> None:
     module = network(Tokens(), SelfAttention(heads=2, dropout=0.5), Flatten())
     variables = initialise(module, IMAGES)
@@ -106,6 +110,7 @@ def test_attention_drops_weights_in_training_alone() -> None:
 NUMBERS = np.array([[1, 999], [998, 0]], np.float32).reshape(2, 2, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_embedding_looks_whole_numbers_up_whatever_the_dtype(dtype: str) -> None:
     module = network(Embedding(vocabulary=1000, features=3), Flatten(), dtype=dtype)
@@ -145,6 +150,7 @@ def test_layers_that_do_not_fit_are_named(layers: tuple[LayerSpec, ...], message
         shapes(network(*layers, Flatten()), (3, 2, 4))
 
 
+@pytest.mark.slow
 def test_a_causal_token_reads_those_up_to_it_alone() -> None:
     y, p = out(Tokens(), SelfAttention(heads=2, causal=True))
     for sample, result in zip(TOKENS, y.reshape(2, 6, 4), strict=True):
@@ -153,6 +159,7 @@ def test_a_causal_token_reads_those_up_to_it_alone() -> None:
             np.testing.assert_allclose(result[token], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tied_tokens_are_scored_by_the_rows_that_embed_them(dtype: str) -> None:
     layer = TiedEmbedding(scope="tokens", vocabulary=1000, features=3, body=(Dense(features=3),))
@@ -186,6 +193,7 @@ def masked(numbers: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
     return np.concatenate([numbers, counted[..., None, None].astype(np.float32)], axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if "transformers" in case.peer])
 def test_parity_of_masked_padding(case: Case) -> None:
     """BERT's logits of a text, GPT-2's of every token that is none of padding."""
@@ -204,6 +212,7 @@ def test_parity_of_masked_padding(case: Case) -> None:
 SMALL = {"features": 8, "hidden": 12, "heads": 2, "blocks": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "more"), [("bert_base", {"vocabulary": 30}), ("gpt2", {"dropout": 0.0})]
 )
@@ -231,6 +240,7 @@ def test_a_padded_text_gives_what_it_gives_alone(model: str, more: dict[str, Any
     np.testing.assert_array_equal(padded[0], elsewise[0])
 
 
+@pytest.mark.slow
 def test_a_blank_sample_is_all_padding_and_finite() -> None:
     """It is what a network is initialised with."""
     module = conf_model("bert_base", **SMALL, vocabulary=30).build(3, "float32")

@@ -5,6 +5,7 @@ import pytest
 from tests.models.build import conf_model, count, positions, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("growth", "blocks", "expected"),
     [(32, [6, 12, 48, 32], 20_013_928), (48, [6, 12, 36, 24], 28_681_000)],
@@ -16,6 +17,7 @@ def test_densenet201_and_161_have_as_many_parameters_as_torchvisions(
     assert count(shapes(module, (224, 224, 3))) == expected
 
 
+@pytest.mark.slow
 def test_blocks_grow_and_transitions_halve() -> None:
     seen = positions(conf_model("densenet121").build(10, "float32"), (224, 224, 3))
     assert seen["block1_layer0"] == (56, 56, 96)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tests.models.build import conf_model, count, positions, shapes
 
 
+@pytest.mark.slow
 def test_dpn98_has_as_many_parameters_as_timms() -> None:
     changes: dict[str, Any] = {
         "stem": 96,
@@ -20,6 +21,7 @@ def test_dpn98_has_as_many_parameters_as_timms() -> None:
     assert count(shapes(module, (224, 224, 3))) == 61_570_728
 
 
+@pytest.mark.slow
 def test_blocks_append_and_later_stages_start_anew() -> None:
     seen = positions(conf_model("dpn92").build(10, "float32"), (224, 224, 3))
     assert seen["stage1_block0"] == (56, 56, 256 + 3 * 16)

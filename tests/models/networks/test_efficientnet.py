@@ -5,6 +5,7 @@ import pytest
 from tests.models.build import conf_model, count, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "depth", "expected"), [(1.1, 1.2, 9_109_994), (1.2, 1.4, 12_233_232)]
 )

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.models.build import conf_model, positions
 
 
+@pytest.mark.slow
 def test_modules_give_the_positions_and_features_of_the_paper() -> None:
     seen = positions(conf_model("googlenet").build(1000, "float32"), (224, 224, 3))
     modules = {path: shape for path, shape in seen.items() if "/" not in path and "incep" in path}
@@ -19,6 +22,7 @@ def test_modules_give_the_positions_and_features_of_the_paper() -> None:
     }
 
 
+@pytest.mark.slow
 def test_width_scales_every_convolution() -> None:
     seen = positions(conf_model("googlenet", width=0.5).build(10, "float32"), (64, 64, 3))
     assert seen["conv_0"][-1] == 32

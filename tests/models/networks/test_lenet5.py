@@ -38,6 +38,7 @@ def test_lenet5_has_the_parameters_of_the_tutorials() -> None:
     assert count(variables) == 61_684
 
 
+@pytest.mark.slow
 def test_lenet5_draws_weights_and_biases_from_a_truncated_normal_of_002() -> None:
     module = conf_model("lenet5").build(10, "float32")
     variables = initialise(module, np.zeros((1, *IMAGE)))

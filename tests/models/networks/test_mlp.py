@@ -14,6 +14,7 @@ def test_mlp_has_two_hidden_layers_of_512() -> None:
     assert count(variables) == 785 * 512 + 513 * 512 + 513 * 10
 
 
+@pytest.mark.slow
 def test_mlp_without_hidden_layers_is_linear() -> None:
     module, images = conf_model("mlp", hidden=[]).build(3, "float32"), random(2, 2, 2, 1)
     variables = initialise(module, images)

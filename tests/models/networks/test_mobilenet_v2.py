@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.models.build import conf_model, positions
 
 
@@ -16,6 +18,7 @@ def test_blocks_that_keep_the_shape_are_residual() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_narrow_ones_keep_the_last_convolution() -> None:
     seen = positions(conf_model("mobilenet_v2", width=0.75).build(10, "float32"), (224, 224, 3))
     assert seen["conv_0"] == (112, 112, 24)

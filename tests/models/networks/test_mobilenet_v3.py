@@ -5,6 +5,7 @@ import pytest
 from tests.models.build import conf_model, positions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "blocks", "gated", "last"),
     [

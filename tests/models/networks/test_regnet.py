@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tests.models.build import conf_model, count, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "widths", "group_width", "expected"),
     [

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from tests.models.build import conf_model, count, parameters, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"), [("repvgg_a0", 8_309_384), ("repvgg_a1", 12_789_864)]
 )

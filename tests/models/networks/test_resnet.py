@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from tests.models.build import conf_model, count, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -26,6 +27,7 @@ def test_resnets_for_imagenet_have_as_many_parameters_as_torchvisions(
     assert count(shapes(module, (224, 224, 3))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -22,6 +22,7 @@ def test_wide_resnet40_10_has_six_blocks_in_each_stage() -> None:
     assert count(shapes(module, (32, 32, 3))) == stem + first + others + head == 55_841_754
 
 
+@pytest.mark.slow
 def test_resnetv2_101_has_as_many_as_keras_but_for_the_biases_of_its_convolutions() -> None:
     module = conf_model("resnetv2_50", blocks=[3, 4, 23, 3]).build(1000, "float32")
     biases = 64 + 4 * (64 + 128 + 256 + 512) + 4 * (3 * 64 + 4 * 128 + 23 * 256 + 3 * 512)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tests.models.build import conf_model, count, positions, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "last", "expected"),
     [([176, 352, 704], 1024, 3_503_624), ([244, 488, 976], 2048, 7_393_996)],

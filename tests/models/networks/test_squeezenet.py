@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.models.build import conf_model, parameters, positions, shapes
 
 
@@ -14,6 +16,7 @@ def test_every_other_fire_module_has_a_bypass() -> None:
     assert fires("squeezenet1_0") == ["sequence"] * 8
 
 
+@pytest.mark.slow
 def test_versions_pool_at_different_places() -> None:
     def sizes(name: str) -> list[int]:
         seen = positions(conf_model(name).build(10, "float32"), (227, 227, 3))

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from tests.models.build import conf_model, count, initialise, positions, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -23,6 +24,7 @@ def test_vit_small_and_large_have_as_many_parameters_as_others_count(
     assert count(shapes(module, (224, 224, 3))) == expected
 
 
+@pytest.mark.slow
 def test_bert_large_has_as_many_parameters_as_published_but_for_segments() -> None:
     changes = {"features": 1024, "hidden": 4096, "heads": 16, "blocks": 24}
     module = conf_model("bert_base", **changes).build(2, "float32")
@@ -35,12 +37,14 @@ def test_patches_become_tokens_behind_the_class_token() -> None:
     assert seen["class_token_0"] == seen["block11"] == (197, 192)
 
 
+@pytest.mark.slow
 def test_gpt2_medium_has_as_many_parameters_as_transformers_counts() -> None:
     changes = {"features": 1024, "hidden": 4096, "heads": 16, "blocks": 24}
     module = conf_model("gpt2", **changes).build(50257, "float32")
     assert count(shapes(module, (1024, 1, 1))) == 354_823_168
 
 
+@pytest.mark.slow
 def test_gpt_scores_the_next_token_from_those_before_it() -> None:
     changes = {"features": 8, "hidden": 16, "heads": 2, "blocks": 2}
     module = conf_model("gpt2", **changes).build(50, "float32")

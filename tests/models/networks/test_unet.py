@@ -18,6 +18,7 @@ def test_depths_halve_the_image_and_come_back_to_its_size() -> None:
     assert seen["conv_4"] == (32, 48, 7)
 
 
+@pytest.mark.slow
 def test_a_pixel_far_away_is_seen_through_the_depths_alone() -> None:
     module = conf_model("unet", **SMALL, batch_norm=False).build(2, "float32")
     images = random(1, 32, 32, 1)

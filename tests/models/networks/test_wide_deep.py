@@ -20,6 +20,7 @@ VALUES = np.array([[1, 0.5, 0], [2, 1, -1]], np.float32)
 SAMPLES = np.stack([NUMBERS.astype(np.float32), VALUES], -1)[:, :, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_logit_is_the_sum_of_the_wide_and_the_deep_part(dtype: str) -> None:
     module = conf_model("wide_deep", **SMALL).build(2, dtype)
@@ -36,6 +37,7 @@ def test_the_logit_is_the_sum_of_the_wide_and_the_deep_part(dtype: str) -> None:
     np.testing.assert_array_equal(logits[:, 0], 0)
 
 
+@pytest.mark.slow
 def test_softmax_of_the_logits_is_the_logistic_function() -> None:
     module = conf_model("wide_deep", **SMALL).build(2, "float32")
     logits = module.apply(initialise(module, SAMPLES), SAMPLES, train=False)
@@ -44,6 +46,7 @@ def test_softmax_of_the_logits_is_the_logistic_function() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_number_outside_the_vocabulary_gives_nan() -> None:
     module = conf_model("wide_deep", **{**SMALL, "vocabulary": 299}).build(2, "float32")
     logits = np.asarray(module.apply(initialise(module, SAMPLES), SAMPLES, train=False))
@@ -68,6 +71,7 @@ print(spec.build(2, "float32").init_with_output(jax.random.key(0), samples, trai
 """
 
 
+@pytest.mark.slow
 def test_it_computes_its_layers_where_nothing_else_of_the_house_was_imported() -> None:
     result = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
     assert result.stdout.strip() == "(4, 2)", result.stderr

@@ -86,6 +86,7 @@ def write(run_dir: Path, *processes: Any) -> None:
     (run_dir / "provenance.json").write_text(json.dumps({"processes": processes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [
@@ -133,6 +134,7 @@ def half(tiny: Compose, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_data_only_where_that_is_allowed(
     half: Path, tiny: Compose
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_run_goes_on_with_other_data_only_where_that_is_allowed(
     assert run(tiny("train.steps=45", resume)).status == "done"
 
 
+@pytest.mark.slow
 def test_a_run_that_has_saved_nothing_begins_afresh_and_may_have_other_data(
     half: Path, tiny: Compose
 ) -> None:
@@ -162,6 +165,7 @@ def test_a_run_that_has_saved_nothing_begins_afresh_and_may_have_other_data(
     assert "warning" not in (half / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_may_change(tiny: Compose, tmp_path: Path) -> None:
     """`eval.samples` takes a part of the split; the data are what they were."""
     run(tiny("train.steps=20"), tmp_path)

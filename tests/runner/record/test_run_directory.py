@@ -65,6 +65,7 @@ def test_threads_never_share_a_directory(tmp_path: Path) -> None:
     assert all(path.is_dir() for path in made)
 
 
+@pytest.mark.slow
 def test_processes_never_share_a_directory(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path;"
@@ -150,6 +151,7 @@ def test_the_kept_recipe_is_the_resolved_one(tiny: Compose, tmp_path: Path) -> N
     assert kept == recipe.model_dump(mode="json")
 
 
+@pytest.mark.slow
 def test_auto_takes_the_newest_unfinished_run_of_the_same_recipe(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -192,6 +194,7 @@ def test_auto_passes_over_a_recipe_that_cannot_be_read(tiny: Compose, tmp_path: 
     assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
+@pytest.mark.slow
 def test_a_named_run_is_resumed_also_when_it_was_done(tiny: Compose, tmp_path: Path) -> None:
     """To train it longer."""
     run_dir = leave(tmp_path / "run", tiny("train.steps=5"), "done")
@@ -246,6 +249,7 @@ def test_every_free_key_has_a_case() -> None:
     assert list(FREE) == [".".join(key) for key in FREE_TO_CHANGE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", [value for value in FREE.values() if value])
 def test_what_does_not_change_the_losses_may_change(
     override: str, tiny: Compose, tmp_path: Path
@@ -254,6 +258,7 @@ def test_what_does_not_change_the_losses_may_change(
     assert to_resume(tiny(override, f"train.resume={run_dir}")) == run_dir
 
 
+@pytest.mark.slow
 def test_a_longer_list_differs_at_its_end(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny("model=mlp", "model.hidden=[4]"))
     longer = tiny("model=mlp", "model.hidden=[4,5]", f"train.resume={run_dir}")
@@ -261,6 +266,7 @@ def test_a_longer_list_differs_at_its_end(tiny: Compose, tmp_path: Path) -> None
         to_resume(longer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [None, "name: [unclosed", b"\xff\xfe\x00"])
 def test_what_is_no_run_directory_is_named(
     content: str | bytes | None, tiny: Compose, tmp_path: Path
@@ -292,6 +298,7 @@ def test_a_run_has_one_owner_at_a_time(tiny: Compose, tmp_path: Path) -> None:
     assert to_resume(tiny("train.resume=auto"), tmp_path) == run_dir
 
 
+@pytest.mark.slow
 def test_auto_takes_no_run_of_another_length(tiny: Compose, tmp_path: Path) -> None:
     """Its schedule was another one, so it could not go on as if unbroken."""
     leave(tmp_path / "day" / "run", tiny("train.steps=50"))

@@ -15,6 +15,7 @@ from tests import outcome
 Compose = Callable[..., Recipe]
 
 
+@pytest.mark.slow
 def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     """The contract that other programs read."""
     returned = run(tiny("train.sink_size=4", "eval.every_steps=45"), tmp_path)
@@ -52,6 +53,7 @@ def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     assert times["images_per_s"] == pytest.approx(1000 * 16 / times["step_ms"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "sink"),
     [
@@ -73,6 +75,7 @@ def test_the_mechanism_of_a_sink_is_shown_with_its_reason(
     assert warned is ("train.sink_size=7" in overrides)
 
 
+@pytest.mark.slow
 def test_the_time_to_the_first_step_is_counted_from_where_the_command_began(
     tiny: Compose, tmp_path: Path
 ) -> None:

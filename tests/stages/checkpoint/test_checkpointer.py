@@ -59,6 +59,7 @@ def assert_same_logs(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [5, 10, 40])
 def test_a_resumed_run_equals_one_that_was_never_broken(
     step: int, unbroken: Path, tiny: Compose, tmp_path: Path
@@ -72,6 +73,7 @@ def test_a_resumed_run_equals_one_that_was_never_broken(
     assert summary.resumed_from == {"run": str(run_dir), "step": step}
 
 
+@pytest.mark.slow
 def test_a_run_that_had_saved_nothing_starts_over(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_run_that_had_saved_nothing_starts_over(
     assert_same_logs(run_dir, unbroken)
 
 
+@pytest.mark.slow
 def test_the_sink_size_may_change_on_resuming(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -91,6 +94,7 @@ def test_the_sink_size_may_change_on_resuming(
     outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_may_go_on(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
     """Stopped inside a sink and between checkpoints: the end is saved, whatever the period."""
     run(tiny(*COURSE, "train.steps=18"), tmp_path)
@@ -100,6 +104,7 @@ def test_a_run_that_is_done_may_go_on(unbroken: Path, tiny: Compose, tmp_path: P
     outcome.assert_equal_arrays(outcome.arrays(tmp_path), outcome.arrays(unbroken))
 
 
+@pytest.mark.slow
 def test_the_evaluation_at_the_end_is_logged_once(tiny: Compose, tmp_path: Path) -> None:
     """A run that was killed after it makes it again."""
     every = "eval.every_steps=15"
@@ -111,12 +116,14 @@ def test_the_evaluation_at_the_end_is_logged_once(tiny: Compose, tmp_path: Path)
     assert [line["step"] for line in outcome.read_lines(tmp_path / "evals.jsonl")] == [15, 30, 45]
 
 
+@pytest.mark.slow
 def test_the_newest_are_kept(tiny: Compose, tmp_path: Path) -> None:
     """K-01."""
     run(tiny("checkpoint.every_steps=10", "checkpoint.keep=2"), tmp_path)
     assert outcome.checkpoints(tmp_path) == [40, 45]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "best"), [("loss", min), ("accuracy", max)])
 def test_the_best_is_kept_besides_the_newest(
     metric: str, best: Callable[..., float], tmp_path: Path
@@ -213,6 +220,7 @@ def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
     assert restore_state(tmp_path, state_of(0), {}, print) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "step"),
     [("", 40), ("checkpoints", 40), ("checkpoints/10", 10)],
@@ -234,6 +242,7 @@ def run_log(run_dir: Path) -> list[str]:
     return [line.partition(" ")[2] for line in (run_dir / "run.log").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_restored_weights_start_a_new_run(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
     """K-05, transfer: weights only; the steps, the momentum and the data start again."""
     stages = "stages=[data,build,compile,train,checkpoint]"
@@ -321,6 +330,7 @@ for name, steps in (("one", [3]), ("two", [3, 4])):
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_is_an_error_of_the_run(tmp_path: Path) -> None:
     """Files can't grow beyond 20 kB here. Written in the background, so the error comes later."""
     result = subprocess.run(
@@ -337,6 +347,7 @@ def test_a_disk_that_refuses_is_an_error_of_the_run(tmp_path: Path) -> None:
     assert outcome.checkpoints(tmp_path / "one") == outcome.checkpoints(tmp_path / "two") == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_fails_the_run_and_keeps_what_there_is(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +449,7 @@ def test_a_folder_that_can_t_be_made_ends_the_save_and_all_its_threads(
     assert [thread for thread in left if thread.is_alive()] == []
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_the_arrays_of_its_checkpoints_is_not_done_over(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -461,6 +473,7 @@ def test_a_new_run_does_not_go_where_checkpoints_of_another_are(
     assert outcome.checkpoints(tmp_path) == outcome.checkpoints(unbroken)
 
 
+@pytest.mark.slow
 def test_folders_that_are_no_checkpoints_cost_a_run_none(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -514,6 +527,7 @@ def test_the_metrics_of_a_step_may_come_later(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "checkpoints" / "2").step == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ['"x"', "null", "1" + "0" * 400, "NaN", "[]"])
 def test_metrics_that_are_no_numbers_make_no_checkpoint_the_best(
     value: str, tmp_path: Path

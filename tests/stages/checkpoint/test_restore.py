@@ -65,6 +65,7 @@ def write(file: Path, content: bytes | None) -> None:
         file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
     folder = copy / "checkpoints" / "3"
     names = files_of(folder)
@@ -288,6 +289,7 @@ def test_an_array_larger_than_memory_is_refused(
         read_checkpoint(folder)
 
 
+@pytest.mark.slow
 def test_the_recipe_that_a_run_is_resumed_with_must_be_the_checkpoints(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -302,6 +304,7 @@ def test_the_recipe_that_a_run_is_resumed_with_must_be_the_checkpoints(
     assert caught.value.problems == (f"seed = 5: was 1 in {where}",)
 
 
+@pytest.mark.slow
 def test_a_warm_start_says_what_the_recipe_had_otherwise(tiny: Compose, tmp_path: Path) -> None:
     length = "train.steps=7"
     run(tiny(length), tmp_path / "one")
@@ -316,6 +319,7 @@ def test_a_warm_start_says_what_the_recipe_had_otherwise(tiny: Compose, tmp_path
     assert warning == f"{where}: trained by another recipe: seed = 5: was 1"
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_refused_with_the_keys_that_differ(
     tiny: Compose, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def images(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compos
     return compose
 
 
+@pytest.mark.slow
 def test_image_files_stream_into_the_same_run(images: Compose, tmp_path: Path) -> None:
     """Bit for bit what training on images that were all decoded beforehand gives."""
     for kind in ("resident", "stream"):
@@ -67,6 +68,7 @@ def test_image_files_stream_into_the_same_run(images: Compose, tmp_path: Path) -
     assert set(feed["prepare_ms_per_step"]) == {"image", "label", "order", "transfer"}
 
 
+@pytest.mark.slow
 def test_a_slow_file_makes_a_warning_and_a_figure_and_no_crash(
     images: Compose,
     tmp_path: Path,

@@ -96,6 +96,7 @@ def gpt(texts: tuple[Path, int], cache: Path) -> Compose:
     return compose
 
 
+@pytest.mark.slow
 def test_a_decoder_learns_from_texts_of_several_lengths(
     gpt: Compose, texts: tuple[Path, int], tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_labels_of_positions_need_a_label_for_padding(gpt: Compose, tmp_path: Pa
         built(recipe)
 
 
+@pytest.mark.slow
 def test_labels_of_several_sizes_are_of_images_of_several_sizes(
     gpt: Compose, tmp_path: Path
 ) -> None:
@@ -181,6 +183,7 @@ def unet(cache: Path, tmp_path: Path) -> Compose:
     return compose
 
 
+@pytest.mark.slow
 def test_pixels_without_a_label_count_nowhere(unet: Compose, tmp_path: Path) -> None:
     """Labels move with their pixels, or there were nothing to be learned."""
     moves = (
@@ -193,6 +196,7 @@ def test_pixels_without_a_label_count_nowhere(unet: Compose, tmp_path: Path) -> 
     assert summary.metrics["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_label_that_is_no_class_is_refused_unless_it_is_masked(unet: Compose) -> None:
     with pytest.raises(RecipeError, match=r"ops\.0 \(pad\): makes pixels that have no label"):
         built(unet("dataset.classes=256", "dataset.train.ops=[{name: pad, padding: [0,0,1,1]}]"))
@@ -208,6 +212,7 @@ def test_a_label_that_is_no_class_is_refused_unless_it_is_masked(unet: Compose) 
 SMALL = ["train.batch_size=8", "train.steps=2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -245,6 +250,7 @@ def test_a_loss_that_takes_no_mask_is_refused_with_masked_labels(tiny: Compose) 
     ]
 
 
+@pytest.mark.slow
 def test_a_short_batch_is_not_mixed_with_its_padding(tiny: Compose) -> None:
     """96 samples in batches of 20 leave 16."""
     raw_image = [
@@ -261,6 +267,7 @@ def test_a_short_batch_is_not_mixed_with_its_padding(tiny: Compose) -> None:
     built(tiny(*raw_image, short, "train.batch_size=16"))
 
 
+@pytest.mark.slow
 def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
     """All of what is given counts; the export of a run is the same function."""
     recipe = gpt()
@@ -280,6 +287,7 @@ def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
     assert (dataset.raw_image.shape, dataset.raw_image.dtype) == ((9, 1, 1), "float32")
 
 
+@pytest.mark.slow
 def test_a_vocabulary_as_large_as_that_of_gpt2(gpt: Compose, tmp_path: Path) -> None:
     """50,257 classes: no matrix of classes by classes, and no list of them in the summary."""
     rng = np.random.default_rng(0)

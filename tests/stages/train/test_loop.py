@@ -185,6 +185,7 @@ def test_events_between_the_ends_of_sinks_come_at_their_step(play: Play) -> None
     ]
 
 
+@pytest.mark.slow
 def test_a_sink_that_came_in_chunks_is_reported_as_a_whole(play: Play) -> None:
     script = Script(step_s=0.25)
     play(script, "checkpoint.every_steps=5")
@@ -222,6 +223,7 @@ def test_a_run_that_is_at_its_end_saves_and_does_nothing_else(play: Play) -> Non
     assert (history.step, history.loss, history.step_ms) == (20, None, None)
 
 
+@pytest.mark.slow
 def test_the_end_is_saved_once(play: Play) -> None:
     script = Script()
     play(script, "checkpoint.every_steps=10")
@@ -253,6 +255,7 @@ def test_seconds_save_between_dispatches(play: Play) -> None:
     assert list(script.saved) == [5, 10, 15, 20]
 
 
+@pytest.mark.slow
 def test_dispatches_last_about_as_long_as_they_may(play: Play) -> None:
     """The first is a single step, to learn what a step takes."""
     script = Script(step_s=0.25)
@@ -301,6 +304,7 @@ def test_early_stop_waits_for_its_patience_and_saves_where_it_stops(play: Play) 
     assert script.saved[8][0] == {"early_stop": {"best": 0.75, "waited": 2}}
 
 
+@pytest.mark.slow
 def test_early_stop_knows_that_a_loss_gets_better_by_falling(play: Play) -> None:
     script = Script(accuracies=(0.1, 0.2, 0.3, 0.4, 0.3, 0.2))
     history = play(script, *EARLY, "monitor.early_stop.metric=loss")

@@ -154,6 +154,7 @@ OPTIMIZERS: dict[str, tuple[OptimizerSpec, Callable[[], Iterator[np.ndarray]]]] 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_twelve_steps_match_a_float64_loop(name: str) -> None:
     spec, rule = OPTIMIZERS[name]

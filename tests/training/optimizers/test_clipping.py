@@ -10,6 +10,7 @@ from pipeline.training.optimizers.clipping import ClipSpec
 GRADIENTS = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([-4.0])}  # global norm 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "value", "a", "b"),
     [

@@ -86,6 +86,7 @@ def test_conf_gives_every_key_of_the_spec(name, spec):
     assert (CONF / f"{name}.yaml").read_text().startswith("# @package train.optimizer\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAME_AS_OPTAX)
 def test_twenty_steps_match_optax(name):
     spec, theirs = SAME_AS_OPTAX[name]

@@ -89,11 +89,13 @@ def muon(name: str, t: int, p: np.ndarray, g: np.ndarray, memory: Arrays) -> np.
     return orthogonal.reshape(p.shape) + DECAY * p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "rule"), [(LARS, lars), (LAMB, lamb), (MUON, muon)])
 def test_six_steps_match_numpy(spec: Any, rule: Any) -> None:
     assert_steps(spec, rule)
 
 
+@pytest.mark.slow
 def test_muon_makes_kernels_nearly_orthogonal() -> None:
     """Singular values between 0.6 and 1.3 times rms * sqrt(longer side), from ones far apart."""
     plain = MUON.model_copy(update={"weight_decay": 0.0})
@@ -107,6 +109,7 @@ def test_muon_makes_kernels_nearly_orthogonal() -> None:
         assert values.max() < 1.3
 
 
+@pytest.mark.slow
 def test_an_array_of_zeros_moves_by_the_plain_gradient() -> None:
     """Its norm would make the rate 0 for ever; fresh biases start there."""
     params, gradients = {"bias": jnp.zeros(3)}, {"bias": jnp.float32([1.0, -2.0, 0.5])}

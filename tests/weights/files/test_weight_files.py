@@ -47,6 +47,7 @@ def rejected(path: Path) -> str:
     return lines[0].removeprefix(f"{path}: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
@@ -298,6 +299,7 @@ def test_rubbish_has_one_line(suffix: str, content: bytes, tmp_path: Path) -> No
     assert "can't read these weights: " in rejected(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["mindspore_tiny.ckpt", "mindspore_tiny_crc.ckpt", "torch_tiny.pth", "mindspore_tiny.npz"],

@@ -56,6 +56,7 @@ def test_peaks_are_the_published_ones() -> None:
     assert hw.vector_bytes_per_us / 2 * 1e6 == pytest.approx(4.096e12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_chip_is_what_hydra_composes(name: str) -> None:
     device = load_recipe("lenet5_digits", [f"device={name}"]).device
@@ -147,6 +148,7 @@ def test_a_problem_is_one_clear_line(keys: dict[str, Any], message: str, tmp_pat
     assert message in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", FIGURES)
 def test_every_figure_is_needed(figure: str, tmp_path: Path) -> None:
     tree = yaml.safe_load((DEVICES / "ascend910.yaml").read_text())

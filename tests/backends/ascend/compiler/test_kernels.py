@@ -54,6 +54,7 @@ def test_batch_norm_is_two_kernels_each_way() -> None:
     assert reads_of(graph, "bn_reduce", "backward") == [2]
 
 
+@pytest.mark.slow
 def test_our_batch_norm_gives_the_gradient_of_its_scale_away() -> None:
     """The backward pass reads it on, and still it is there for the all-reduce."""
     traced = image_step("resnet20", 8, 32, 10)
@@ -148,6 +149,7 @@ def test_tasks_come_after_what_they_read() -> None:
         written.update(task.writes)
 
 
+@pytest.mark.slow
 def test_long_chains_are_cut_and_lowered_in_time() -> None:
     def forward(p: Array, x: Array) -> Array:
         for _ in range(1500):

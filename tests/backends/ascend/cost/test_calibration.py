@@ -90,6 +90,7 @@ def test_left_out_errors_are_zero_where_every_family_agrees():
     assert left_out_errors(rows) == pytest.approx(np.zeros(len(rows)), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_spread_makes_four_fifths_of_the_rows_lie_inside():
     rows = [
         part([10.0] * len(GROUPS), 41.1 * factor, f"f{factor}")
@@ -108,6 +109,7 @@ def test_weighted_quantile_by_hand():
     assert quantile(values, weights, 1.0) == 3.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=12))
 def test_kendall_tau_against_counted_pairs(points):
     signs = [np.sign(a[0] - b[0]) * np.sign(a[1] - b[1]) for a, b in combinations(points, 2)]
@@ -135,6 +137,7 @@ def test_calibration_files_that_are_none_are_refused(tmp_path: Path):
         load_calibration(file)
 
 
+@pytest.mark.slow
 def test_every_published_row_names_a_network_that_there_is():
     for row in published_steps():
         if row.model not in SPECIAL:
@@ -155,6 +158,7 @@ def test_interval_holds_the_step_and_grows_with_the_spread():
     assert widths[1] > widths[0]
 
 
+@pytest.mark.slow
 def test_alexnet_is_as_its_trace():
     """The goals: the step within 15 %, phases 25 %, classes of kernels 35 % in the median."""
     report = alexnet_step(load_calibration())
@@ -167,6 +171,7 @@ def test_alexnet_is_as_its_trace():
     assert len(list(lines(report))) == 2 + len(classes) + len(phases) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "ms"),
     [("resnet50", 32, 17.91), ("alexnet", 32, 7.2), ("squeezenet1_0", 32, 16.7)],
@@ -179,6 +184,7 @@ def test_published_steps_lie_in_the_interval(model: str, batch: int, ms: float):
     assert low < row.ms < high
 
 
+@pytest.mark.slow
 def test_resnet50_at_batch_256_fits():
     report = Pricing(image_step("resnet50", 256, 224, 1000), chipset("ascend910")).report(
         ExecutionConfig()

@@ -116,6 +116,7 @@ def test_what_no_index_reaches_is_a_bucket_of_its_own() -> None:
     assert [part.gradients for part in parts] == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 50), st.data())
 def test_buckets_hold_every_gradient_once_in_order(count: int, data: st.DataObject) -> None:
     fusion = tuple(sorted(data.draw(st.sets(st.integers(0, count - 1)))))

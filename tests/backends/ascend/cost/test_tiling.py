@@ -114,6 +114,7 @@ def test_a_kernel_gradient_is_cut_by_its_images_first() -> None:
     assert (two.cores_k, two.cores_count) == (2, 32)
 
 
+@pytest.mark.slow
 @given(products)
 def test_every_candidate_fits_cores_and_buffers(product: Product) -> None:
     rows = candidates(product, HW)
@@ -124,6 +125,7 @@ def test_every_candidate_fits_cores_and_buffers(product: Product) -> None:
     assert (rows >= 1).all()
 
 
+@pytest.mark.slow
 @given(products)
 def test_the_choice_has_something_no_worse_than_the_rule_of_thumb(product: Product) -> None:
     assert best_tiling(product, HW, OVERLAP).us <= default_tiling(product, HW, OVERLAP).us

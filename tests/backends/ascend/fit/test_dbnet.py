@@ -23,6 +23,7 @@ HEADLESS = {
 """Parameters of torchvision's networks without their classifiers."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", WIDTHS)
 def test_parameters_are_those_of_the_backbone_the_pyramid_and_the_heads(backbone: Any) -> None:
     pyramid = 256 * sum(WIDTHS[backbone]) + 4 * 9 * 256 * 64
@@ -31,6 +32,7 @@ def test_parameters_are_those_of_the_backbone_the_pyramid_and_the_heads(backbone
     assert count(shapes(dbnet(backbone), (640, 640, 3))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", WIDTHS)
 def test_the_pyramid_reads_every_size_and_maps_have_the_size_of_the_images(backbone: Any) -> None:
     seen = positions(dbnet(backbone), (640, 640, 3))
@@ -45,6 +47,7 @@ def test_the_pyramid_reads_every_size_and_maps_have_the_size_of_the_images(backb
     assert seen["__call__"] == (640, 640, 3)
 
 
+@pytest.mark.slow
 def test_the_binary_map_is_a_steep_step_where_probability_crosses_the_threshold() -> None:
     changes: dict[str, Any] = {"blocks": [1] * 4, "widths": [4] * 4, "stem": "imagenet"}
     module = dbnet(conf_model("resnet20", **changes), features=8)
@@ -60,6 +63,7 @@ def test_the_binary_map_is_a_steep_step_where_probability_crosses_the_threshold(
     )
 
 
+@pytest.mark.slow
 def test_gradients_have_the_shapes_of_the_parameters_in_half_precision() -> None:
     module = dbnet("mobilenet_v3_large", dtype="float16")
     variables = shapes(module, (64, 64, 3))

@@ -37,6 +37,7 @@ def overlapping(plan: MemoryPlan) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 @given(graphs(), st.sampled_from([1, 2]))
 def test_live_buffers_never_overlap(graph: TaskGraph, devices: int) -> None:
     plan = plan_memory(graph, HW, devices)
@@ -44,6 +45,7 @@ def test_live_buffers_never_overlap(graph: TaskGraph, devices: int) -> None:
     assert all(placed.offset_bytes % 512 == placed.nbytes % 512 == 0 for placed in plan.placements)
 
 
+@pytest.mark.slow
 @given(graphs(), st.sampled_from([1, 8]))
 def test_a_plan_spans_what_is_live_at_least(graph: TaskGraph, devices: int) -> None:
     plan = plan_memory(graph, HW, devices)
@@ -57,6 +59,7 @@ def test_a_plan_spans_what_is_live_at_least(graph: TaskGraph, devices: int) -> N
     assert plan.fragmentation >= 0
 
 
+@pytest.mark.slow
 @given(graphs())
 def test_what_is_live_is_what_was_taken_and_not_yet_freed(graph: TaskGraph) -> None:
     plan = plan_memory(graph, HW)
@@ -68,6 +71,7 @@ def test_what_is_live_is_what_was_taken_and_not_yet_freed(graph: TaskGraph) -> N
     assert live == 0, "every byte is freed"
 
 
+@pytest.mark.slow
 @given(graphs())
 def test_every_buffer_that_a_task_touches_has_a_place_then(graph: TaskGraph) -> None:
     places = {placed.buffer: placed for placed in plan_memory(graph, HW).placements}
@@ -81,6 +85,7 @@ def test_every_buffer_that_a_task_touches_has_a_place_then(graph: TaskGraph) -> 
     assert not set(places) & set(graph.aliases), "an update in place takes no memory"
 
 
+@pytest.mark.slow
 @given(graphs(), st.integers(1, 4000), st.data())
 def test_one_more_buffer_never_lowers_the_bound(
     graph: TaskGraph, nbytes: int, data: st.DataObject

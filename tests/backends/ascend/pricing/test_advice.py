@@ -33,6 +33,7 @@ def by_kind(changes: tuple[Recommendation, ...]) -> dict[str, Recommendation]:
     return {change.kind: change for change in changes}
 
 
+@pytest.mark.slow
 def test_changes_come_best_first_and_one_of_a_kind(pricing: Pricing) -> None:
     asked = replace(SMALL, precision="O0", mode="op_by_op", host_workers=1)
     changes = advise(pricing, asked, lenet)

@@ -127,6 +127,7 @@ def test_a_chip_may_be_a_file(tmp_path: Path) -> None:
     assert again.chip == "Slow and renamed"
 
 
+@pytest.mark.slow
 def test_names_are_imported_at_their_first_use() -> None:
     """`price` is the function, whatever of the package was imported before; jax is not."""
     script = (

@@ -62,6 +62,7 @@ def _check_streams(trace: dict[str, Any]) -> None:
             assert first["ts"] + first["dur"] <= second["ts"] + 2e-3, (first, second)
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=60, deadline=None)
 def test_traces_keep_to_the_format(

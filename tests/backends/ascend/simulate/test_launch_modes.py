@@ -283,6 +283,7 @@ def test_bad_options_are_errors() -> None:
         schedule(graph, (), HW, StepOptions())
 
 
+@pytest.mark.slow
 def test_2000_tasks_are_scheduled_at_once_on_any_number_of_devices() -> None:
     graph, times = network(1000, 10.0, 100_000)
 
@@ -298,6 +299,7 @@ def test_2000_tasks_are_scheduled_at_once_on_any_number_of_devices() -> None:
 Case = tuple[TaskGraph, tuple[TaskTime, ...]]
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=300, deadline=None)
 def test_sunk_loops_are_never_slower_than_graphs_nor_these_than_ops(
@@ -308,6 +310,7 @@ def test_sunk_loops_are_never_slower_than_graphs_nor_these_than_ops(
     assert by_mode["graph_sink"] <= by_mode["op_by_op"] + EPSILON_US
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
 def test_a_step_is_between_its_critical_path_and_everything_in_sequence(
@@ -342,6 +345,7 @@ def _in_sequence_us(case: Case, chosen: StepOptions, line: Timeline) -> float:
     return total + launch_us + preparing_us + chosen.batch_bytes / (HW.pcie_gb_per_s * 1e3)
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
 def test_no_time_is_lost_or_counted_twice(case: Case, chosen: StepOptions) -> None:
@@ -357,6 +361,7 @@ def test_no_time_is_lost_or_counted_twice(case: Case, chosen: StepOptions) -> No
             assert launches_us == pytest.approx(line.host_us)
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
 def test_a_stream_does_one_thing_at_a_time_within_the_step(case: Case, chosen: StepOptions) -> None:
@@ -370,6 +375,7 @@ def test_a_stream_does_one_thing_at_a_time_within_the_step(case: Case, chosen: S
             assert span.end_us <= line.step_us + EPSILON_US
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
 def test_overlap_is_never_slower_than_none(case: Case, chosen: StepOptions) -> None:
@@ -381,6 +387,7 @@ def test_overlap_is_never_slower_than_none(case: Case, chosen: StepOptions) -> N
     assert overlapped <= apart + EPSILON_US
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
 def test_nothing_runs_before_what_it_needs(case: Case, chosen: StepOptions) -> None:
@@ -395,6 +402,7 @@ def test_nothing_runs_before_what_it_needs(case: Case, chosen: StepOptions) -> N
         assert all(place[other] < number for other in before)
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
 def test_ends_are_those_of_a_walk_through_what_each_task_waits_for(
@@ -425,6 +433,7 @@ def test_ends_are_those_of_a_walk_through_what_each_task_waits_for(
     assert line.device_us == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=100, deadline=None)
 def test_the_same_step_is_laid_out_the_same_way(case: Case, chosen: StepOptions) -> None:

@@ -57,6 +57,7 @@ def test_a_search_gains_where_the_rule_of_thumb_is_bad(mode: TuneMode) -> None:
     )
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 20),
     st.integers(1, 500),

@@ -66,6 +66,7 @@ def test_blocks_hold_all_features_and_are_as_few_as_can_be(features: int, split_
     assert (blocks.size - 1) * blocks.number < features
 
 
+@pytest.mark.slow
 def test_a_dense_layer_has_the_second_moments_of_its_inputs_and_gradients() -> None:
     """L-06: for one sample's gradients, the cotangents of a mean times the batch."""
     x, d = draw(5, 4), draw(5, 3, seed=1)
@@ -74,6 +75,7 @@ def test_a_dense_layer_has_the_second_moments_of_its_inputs_and_gradients() -> N
     np.testing.assert_allclose(factors.outputs[0], second_moment(d), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_tokens_are_positions() -> None:
     x, d = draw(5, 6, 4), draw(5, 6, 3, seed=1)
     seen = dense(x, d)
@@ -87,6 +89,7 @@ def test_tokens_are_positions() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 def test_a_convolution_has_those_of_patches_in_the_order_of_its_kernel(layout: str) -> None:
     images, d = draw(2, 5, 4, 2), draw(2, 2, 2, 3, seed=1)
@@ -108,6 +111,7 @@ def test_a_convolution_has_those_of_patches_in_the_order_of_its_kernel(layout: s
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 @pytest.mark.parametrize("samples", [1, 2, 4, 6])
 def test_rows_are_written_a_few_samples_at_a_time(
@@ -160,6 +164,7 @@ def block_diagonal(matrix: np.ndarray, split_dim: int) -> np.ndarray:
     return np.where(number[:, None] == number[None, :], matrix, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split_dim", [WHOLE, 4, 3, 1])
 @pytest.mark.parametrize("positions", [1, 9])
 def test_a_direction_solves_the_damped_kronecker_system(split_dim: int, positions: int) -> None:
@@ -186,6 +191,7 @@ def test_a_kernel_of_a_convolution_is_a_matrix_of_its_patches() -> None:
     np.testing.assert_allclose(direction.reshape(12, 5), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_curvature_all_that_divides_is_the_damping() -> None:
     """A and G of 0: the direction is gradient / damping whatever the positions."""
     zero = Factors(jnp.zeros((2, 2, 2)), jnp.zeros((1, 3, 3)))

@@ -21,6 +21,7 @@ def positive_definite(number: int, size: int, seed: int) -> np.ndarray:
     return rows.mT @ rows / (2 * size) + 0.2 * np.eye(size)
 
 
+@pytest.mark.slow
 def test_every_matrix_is_inverted_and_stays_in_its_place() -> None:
     stacks = [positive_definite(*shape, seed) for seed, shape in enumerate(NUMBERS_AND_SIZES)]
     inverses = jax.jit(inverses_by_size, compiler_options=QUICK)(
@@ -31,6 +32,7 @@ def test_every_matrix_is_inverted_and_stays_in_its_place() -> None:
         np.testing.assert_array_equal(inverse, inverse.mT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("invert", [by_elimination, by_cholesky])
 @pytest.mark.parametrize("share", [1e-2, 1e-4])
 def test_a_matrix_of_few_rows_is_inverted_as_well_as_float32_can(
@@ -46,6 +48,7 @@ def test_a_matrix_of_few_rows_is_inverted_as_well_as_float32_can(
     assert np.linalg.eigvalsh(np.float64(inverse)).min() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 75])
 def test_by_cholesky_is_the_inverse_too(size: int) -> None:
     """As other devices than the CPU compute it: sizes that are powers of two and others."""
@@ -54,6 +57,7 @@ def test_by_cholesky_is_the_inverse_too(size: int) -> None:
     np.testing.assert_allclose(inverse, np.linalg.inv(stack), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_not_positive_definite_becomes_no_number() -> None:
     (inverse,) = inverses_by_size(
         [jnp.float32([[[1.0, 2.0], [2.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]])]

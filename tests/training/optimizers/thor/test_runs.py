@@ -33,6 +33,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -55,6 +56,7 @@ def test_sinks_change_the_speed_and_nothing_else(
         outcome.assert_equal_arrays(outcome.arrays(tmp_path, step), outcome.arrays(reference, step))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_never_broken(
     reference: Path, tiny: Compose, tmp_path: Path
 ) -> None:

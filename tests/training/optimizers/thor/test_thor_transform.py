@@ -156,6 +156,7 @@ def expected_run(spec: Thor, start: Any, batches: list[Batch]) -> Iterator[dict[
         yield dict(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frequency", [1, 2, 3])
 def test_five_steps_are_what_they_are_on_paper(frequency: int) -> None:
     """L-06: inverses of the first batch and of every `frequency`-th after it, stale between."""
@@ -170,6 +171,7 @@ def test_five_steps_are_what_they_are_on_paper(frequency: int) -> None:
             np.testing.assert_allclose(result[path], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_short_batch_counts_its_valid_samples() -> None:
     batches = [make_batch(0, count=4), make_batch(1, count=2)]
     step = make_step()
@@ -179,6 +181,7 @@ def test_a_short_batch_counts_its_valid_samples() -> None:
         np.testing.assert_allclose(result[path], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_scale", [2.0**-6, 1024.0])
 def test_the_loss_scale_changes_nothing(loss_scale: float) -> None:
     """Powers of two, so that scaling rounds nothing."""
@@ -189,6 +192,7 @@ def test_the_loss_scale_changes_nothing(loss_scale: float) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_sum_has_the_curvature_of_a_mean() -> None:
     """The gradient is that of the whole batch, but the Fisher matrix is one sample's."""
     mean, total = (
@@ -199,6 +203,7 @@ def test_a_sum_has_the_curvature_of_a_mean() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_inverses_change_when_they_are_refreshed_and_only_then() -> None:
     batches = [make_batch(number) for number in range(STEPS)]
     states = [state.opt_state[0].inverses for state in trained(make_step(), batches)]
@@ -240,6 +245,7 @@ def _is_jaxpr(value: Any) -> bool:
     return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
+@pytest.mark.slow
 def test_what_has_no_factors_goes_the_way_of_momentum() -> None:
     """Biases and the scale of a norm: v <- 0.9 v + g + 0.1 p, in the first step g + 0.1 p."""
     parts = make_config(network=Scaled())
@@ -273,6 +279,7 @@ def scale_by_nothing() -> Any:
     return optax.GradientTransformation(keep, lambda updates, state, params: (updates, state))
 
 
+@pytest.mark.slow
 def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
     """A transposed convolution has a kernel like a convolution's, but none of its factors."""
     transform = scale_by_thor(lambda count: jnp.float32(0.1), frequency=1, split_dim=4)
