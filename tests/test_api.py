@@ -40,6 +40,7 @@ def test_a_run_without_a_directory_makes_one(
     assert (tmp_path / summary.run_dir / "summary.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_recipe_file_will_do(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("defaults: [override /model: mlp]\ntrain: {steps: 3}\nseed: 5\n")
@@ -52,6 +53,7 @@ def test_a_recipe_file_will_do(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_errors_carry_every_problem() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_mnist", ["train.sink_sise=5", "train.batch_size=0"])
@@ -59,6 +61,7 @@ def test_errors_carry_every_problem() -> None:
     assert len(caught.value.problems) == 2
 
 
+@pytest.mark.slow
 def test_a_recipe_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_recipe().seed = 2

@@ -353,6 +353,7 @@ def test_a_file_called_as_a_shipped_recipe_is_the_one_that_is_shown(
     assert "problems" not in told
 
 
+@pytest.mark.slow
 def test_the_schema_is_json_and_its_references_lead_somewhere(say: Say) -> None:
     said = say("schema")
     schema = json.loads(said.out)

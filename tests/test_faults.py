@@ -16,6 +16,8 @@ from tests.faults.judging import find_lacks
 from tests.faults.library import reason_to_skip
 from tests.faults.scenarios import RUN, Prepared
 
+pytestmark = pytest.mark.slow
+
 CASES = (
     Fault("mkdir", ["mkdir"], "once", 4, errno.ENOSPC),
     Fault("write", ["write"], "once", 20, errno.ENOSPC),
@@ -40,7 +42,6 @@ def fresh(harness: Harness) -> Prepared:
     return harness.prepare(["fresh"])[0]
 
 
-@pytest.mark.slow
 def test_runs_whose_files_fail_end_well(harness: Harness, fresh: Prepared) -> None:
     rows = try_and_report(harness, [(fresh, fault) for fault in CASES])
     assert {name: row.defects for (_, name), row in rows.items() if row.defects} == {}

@@ -155,6 +155,7 @@ def test_a_run_directory_that_goes_away_ends_its_run(
     assert run_dir.is_dir() is (happen is lose_its_log)
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_written_at_all_is_named(tiny: Compose, tmp_path: Path) -> None:
     with files_end_at(100), pytest.raises(RunError) as caught:
         run(tiny("stages=[data]"), tmp_path / "run")

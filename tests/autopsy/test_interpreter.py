@@ -90,6 +90,7 @@ def test_gradients_of_control_flow_too() -> None:
     np.testing.assert_allclose(value.array, jax.jit(gradient)(X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_first_operation_is_named_however_many_follow() -> None:
     def function(x: Array) -> Array:
         y = in_layer("first", lambda v: v * 2, x)
@@ -101,6 +102,7 @@ def test_the_first_operation_is_named_however_many_follow() -> None:
     assert [operand.range.max for operand in found.operands] == [0.0]
 
 
+@pytest.mark.slow
 def test_of_several_causes_the_first_counts() -> None:
     def function(x: Array) -> Array:
         early = in_layer("early", lambda v: v / 0.0, x + 1)

@@ -24,6 +24,8 @@ from tests import outcome
 from tests.conftest import compose_tiny
 from tests.stages.train.test_bad_steps import VICTIM, poisoned_data
 
+pytestmark = pytest.mark.slow
+
 Compose = Callable[..., Recipe]
 
 
@@ -42,7 +44,6 @@ def copied(ended: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ended / "reproducer", tmp_path / "sent"))
 
 
-@pytest.mark.slow
 def test_the_bad_sample_is_named(ended: Path) -> None:
     found = json.loads((ended / "autopsy.json").read_text())
     bad = len(outcome.metrics(ended))
@@ -72,7 +73,6 @@ def test_the_reproducer_is_small_and_whole(ended: Path) -> None:
         assert not any(name.startswith("state/opt_state") for name in arrays.files)
 
 
-@pytest.mark.slow
 def test_the_command_finds_the_same(
     ended: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +124,6 @@ def _rewrite(folder: Path, **changed: Any) -> None:
     (folder / "step.json").write_text(json.dumps({**document, **changed}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_reproducer_is_refused(damage: Callable[[Path], None], copied: Path) -> None:
     damage(copied)
@@ -154,7 +153,6 @@ def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run(tmp_path: P
     assert found.to_dict()["reproduced"] is False
 
 
-@pytest.mark.slow
 def test_an_autopsy_that_fails_does_not_hide_the_step(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +166,6 @@ def test_an_autopsy_that_fails_does_not_hide_the_step(
     assert not (tmp_path / "autopsy.json").exists()
 
 
-@pytest.mark.slow
 def test_a_run_that_is_taken_up_has_no_autopsy_of_the_life_before(
     ended: Path, tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> N
     assert summary["exit_status"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     any(device.platform == "gpu" for device in jax.devices()), reason="this machine has a GPU"
 )

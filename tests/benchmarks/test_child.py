@@ -15,6 +15,7 @@ def tell(pipe: Connection, *names: str) -> None:
     pipe.send([os.environ.get(name) for name in names])
 
 
+@pytest.mark.slow
 def test_a_child_has_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIVEN", "the shell's")
     before = dict(os.environ)

@@ -11,6 +11,7 @@ from benchmarks.tasks import Task, load_batches, named_layers, rows_channel_firs
 from pipeline.models.layers.standard import Conv, MaxPool, Relu, Residual
 
 
+@pytest.mark.slow
 def test_a_task_reads_real_images_resized_once(digits: Callable[..., Task]) -> None:
     task = digits()
     with np.load(task.images) as arrays:
@@ -22,6 +23,7 @@ def test_a_task_reads_real_images_resized_once(digits: Callable[..., Task]) -> N
     assert [layer.name for layer in task.layers[:3]] == ["conv", "relu", "max_pool"]
 
 
+@pytest.mark.slow
 def test_batches_are_every_image_once_normalised(digits: Callable[..., Task]) -> None:
     task = digits(batch_size=16)
     batches = load_batches(task)
@@ -38,6 +40,7 @@ def test_batches_are_every_image_once_normalised(digits: Callable[..., Task]) ->
     assert not np.array_equal(batches.labels.ravel(), labels)
 
 
+@pytest.mark.slow
 def test_settings_reach_the_recipe_and_overrides_go_last(digits: Callable[..., Task]) -> None:
     task = digits(overrides=("train.optimizer.lr=0.5",), precision="bf16")
     assert task.optimizer.lr == 0.5

@@ -134,6 +134,7 @@ def test_records_are_overwritten_on_request(tmp_path: Path, cache: Path) -> None
     assert convert_records([*arguments, "--overwrite"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -26,6 +26,7 @@ def theirs(tmp_path: Path) -> Path:
     return tmp_path / "theirs.npz"
 
 
+@pytest.mark.slow
 def test_weights_are_converted_by_the_recipes_network(
     theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,6 +70,7 @@ def test_nothing_is_written_where_something_is_missing(theirs: Path, tmp_path: P
     assert len(read_weights(target)) == 7
 
 
+@pytest.mark.slow
 def test_renames_are_the_recipes(theirs: Path, tmp_path: Path) -> None:
     arrays = read_weights(theirs)
     arrays["junk"] = np.zeros(1, np.float32)
@@ -79,6 +81,7 @@ def test_renames_are_the_recipes(theirs: Path, tmp_path: Path) -> None:
     assert len(read_weights(target)) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -198,6 +201,7 @@ def test_what_can_not_be_restored_is_reported_before_anything_is_compiled(
     assert_nothing_compiled(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_network_is_reported_before_anything_is_compiled(
     trained: Path, tiny: Compose, tmp_path: Path
 ) -> None:

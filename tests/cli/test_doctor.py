@@ -78,6 +78,7 @@ def test_a_recipe_is_looked_at_with_its_overrides(say: Say) -> None:
     assert said.lines["data"].startswith("fail: nowhere lacks train-images-idx3-ubyte.gz")
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_fails(say: Say) -> None:
     said = say("device=gpu")
     assert said.status == 1
@@ -157,6 +158,7 @@ def test_what_an_extra_lacks_is_found_also_inside_of_what_it_has(
     assert lacking("there", "cpu") == ["other"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [

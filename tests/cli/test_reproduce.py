@@ -27,6 +27,8 @@ from tests import outcome
 from tests.conftest import compose_tiny
 from tests.test_shared_machines import At
 
+pytestmark = pytest.mark.slow
+
 Compose = Callable[..., Recipe]
 
 NEWER = [
@@ -100,7 +102,6 @@ def lay_trap(run_dir: Path, folder: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_an_old_run_is_reproduced_bit_for_bit(
     old: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -112,7 +113,6 @@ def test_an_old_run_is_reproduced_bit_for_bit(
     outcome.assert_same_run(old, tmp_path / "again")
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_is_repeated_as_far_as_it_went(
     tiny: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,7 +172,6 @@ def test_steps_that_are_lacking_are_no_reproduction(
     assert said[-1] == "verdict      not reproduced: the new run lacks the last 5 steps"
 
 
-@pytest.mark.slow
 def test_a_recipe_that_is_wrong_is_reported_by_the_new_run(
     kept: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,7 +207,6 @@ def test_a_run_without_steps_is_reported(tiny: Compose, tmp_path: Path) -> None:
 # What else an old run must go on being good for.
 
 
-@pytest.mark.slow
 def test_an_old_run_is_resumed(old: Path, tiny: Compose) -> None:
     longer = tiny("train.steps=50", f"train.resume={old}")
     assert to_resume(longer) == old
@@ -216,7 +214,6 @@ def test_an_old_run_is_resumed(old: Path, tiny: Compose) -> None:
     assert yaml.safe_load((old / "recipe.yaml").read_text()) == longer.model_dump(mode="json")
 
 
-@pytest.mark.slow
 def test_an_old_run_is_exported_and_infers(
     old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_part_takes_no_default_of_which_there_are_several(tmp_path: Path) -> N
         load_recipe("lenet5_digits", [f"model={own}"])
 
 
+@pytest.mark.slow
 def test_a_recipe_chooses_a_part_by_a_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     write(tmp_path / "parts", "quick.yaml", "name: adam\nlr: 0.5\n")
@@ -86,6 +87,7 @@ def test_a_recipe_chooses_a_part_by_a_file_beside_it(tmp_path: Path) -> None:
     assert load_recipe(str(mine), ["optimizer=sgd"]).train.optimizer.name == "sgd"
 
 
+@pytest.mark.slow
 def test_recipes_of_two_folders_have_files_of_one_name(tmp_path: Path) -> None:
     rates = {"one": 0.1, "two": 0.2}
     for name, lr in rates.items():

@@ -61,6 +61,7 @@ def test_a_file_is_an_option_of_a_sweep(tmp_path: Path) -> None:
     assert resolve_recipe(["device=cpu,gpu"])[-1] == "device=cpu,gpu"
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     assert problem("device=none.yaml") == "device = none.yaml: there is no such file"
     taken = write(tmp_path, "cpu.yaml", "name: cpu\n")

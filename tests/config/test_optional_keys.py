@@ -75,6 +75,7 @@ def test_rules_for_initial_weights_can_be_set(override: str) -> None:
     assert init.conv.name == "he_normal"
 
 
+@pytest.mark.slow
 def test_parts_within_a_section_take_their_keys() -> None:
     train = composed(
         "train.on_nan={name: rollback, most: 5}",

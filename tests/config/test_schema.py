@@ -29,6 +29,7 @@ def schema_of(file: Path) -> dict[str, Any]:
     return {"$defs": schema["$defs"], **node}
 
 
+@pytest.mark.slow
 def test_committed_schema_is_current() -> None:
     """After a change of a part: `python -m pipeline schema > recipe.schema.json`."""
     assert json.loads((ROOT / "recipe.schema.json").read_text()) == recipe_schema()

@@ -58,11 +58,13 @@ def test_a_key_that_was_typed_is_not_what_the_name_brought_along() -> None:
     assert problem("+device.index=0") == "device.index = 0: there is no such key"
 
 
+@pytest.mark.slow
 def test_a_key_of_another_part_is_still_an_unknown_key() -> None:
     overrides = ["optimizer=adam", "train.optimizer.momentum=0.9"]
     assert problem(*overrides).startswith("train.optimizer.momentum = 0.9: there is no such key")
 
 
+@pytest.mark.slow
 def test_other_problems_of_the_section_are_reported_beside_it() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_digits", ["train.optimizer.name=adam", "train.optimizer.lr=x"])

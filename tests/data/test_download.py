@@ -154,6 +154,7 @@ def closed_mirror() -> str:
         return f"http://127.0.0.1:{unused.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["good", "good/", "unmeasured", "rangeless", "elsewhere"])
 def test_fetch_brings_the_file(server: Server, tmp_path: Path, kind: str) -> None:
     path = fetch(FILE, [server.mirror(kind)], tmp_path / "made" / "here")
@@ -251,6 +252,7 @@ def test_mirror_that_stalls_makes_way(server: Server, tmp_path: Path, kind: str)
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_each_mirror_gives_its_reason(server: Server, tmp_path: Path) -> None:
     mirrors = [server.mirror(kind) for kind in ("missing", "silent", "ftp")] + [closed_mirror()]
 

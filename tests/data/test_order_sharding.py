@@ -103,6 +103,7 @@ def test_the_shards_of_a_pass_part_the_data(pass_: int, settings: dict[str, Any]
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
+@pytest.mark.slow
 @given(
     step=st.integers(0, 10_000),
     count=st.integers(0, 20),

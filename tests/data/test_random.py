@@ -31,6 +31,7 @@ def test_threefry_gives_the_published_answers(xp, counter, key, expected):
     assert tuple(int(word[0]) for word in result) == expected
 
 
+@pytest.mark.slow
 def test_threefry_agrees_with_jax():
     words = np.random.default_rng(0).integers(0, 2**32, (2, 500), dtype=np.uint32)
     key = np.array([0xDEADBEEF, 7], np.uint32)
@@ -39,6 +40,7 @@ def test_threefry_agrees_with_jax():
     np.testing.assert_array_equal(np.concatenate(result), expected)
 
 
+@pytest.mark.slow
 def test_uniforms_have_the_same_bits_on_host_and_device_with_a_traced_seed():
     passes = np.arange(1000, dtype=np.int32) % 7
     device = jax.jit(lambda *keys: uniforms(jnp, *keys, op=3, draws=5))

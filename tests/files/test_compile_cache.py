@@ -98,6 +98,7 @@ def compile_other() -> None:
     assert np.asarray(program(np.zeros(3, np.float32))).tolist() == [-1, -1, -1]
 
 
+@pytest.mark.slow
 def test_a_program_is_run_for_its_own_key_alone(reported: list[str], tmp_path: Path) -> None:
     """Under the name of another program it would be whole, and run in its place."""
     file = kept(tmp_path)
@@ -185,6 +186,7 @@ def test_a_program_that_was_being_written_is_not_taken_for_one(
     assert reported == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_compilations_and_one_line(reported: list[str], tmp_path: Path) -> None:
     kept(tmp_path).unlink()
     with files_end_at(100):

@@ -214,6 +214,7 @@ def test_all_problems_come_at_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_rules_report_together() -> None:
     found = problems("train.sink_size=0", "train.batch_size=70000", "checkpoint.best=loss")
     assert len(found) == 3
@@ -292,6 +293,7 @@ def test_thousands_of_problems_take_no_longer_than_a_few(
     assert (len(lines), lines[-1]) == (52, "  ... and 2,950 more")
 
 
+@pytest.mark.slow
 def test_an_unknown_key_is_no_proposal_for_another() -> None:
     first, second = problems("+train.abcdef1=1", "+train.abcdef2=1")
     assert first == "train.abcdef1 = 1: there is no such key"
@@ -331,6 +333,7 @@ def test_mistakes_of_every_kind_are_found_in_one_go() -> None:
     assert len(found) == 7
 
 
+@pytest.mark.slow
 def test_a_problem_is_one_line_whatever_is_in_a_key(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text('"a\\n  error: b\\e[31m": 1\n' + "x" * 900 + ": 1\n" + "lo\u0455s: 1\n")

@@ -38,6 +38,7 @@ def test_a_difference_is_called_as_it_would_be_typed() -> None:
     assert Difference(("train", "ops", 0), 1, 2).key == "train.ops.0"
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_nothing_differs_from_itself(tree: object) -> None:
     assert differences(tree, tree) == []

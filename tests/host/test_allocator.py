@@ -46,6 +46,7 @@ def test_settings_of_the_user_are_left_alone(tmp_path: Path) -> None:
     assert lines == ["begun", f"{pid} glibc.malloc.check=0 a b train.steps=3"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's C library")
 def test_a_large_array_that_is_given_back_stays_with_the_process(tmp_path: Path) -> None:
     """64 MB allocated and freed ten times: their pages are not requested again."""

@@ -69,6 +69,7 @@ def lay_images(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     bomb = tmp_path / "x-ubyte.gz"
     head = b"\0\0\x08\x01" + (4).to_bytes(4, "big")
@@ -109,6 +110,7 @@ def npy(descr: str, shape: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "message"),
     [

@@ -367,6 +367,7 @@ def blocks(depth: int) -> str:
     )
 
 
+@pytest.mark.slow
 def test_blocks_do_not_multiply_without_end() -> None:
     assert "blocks are used more than 1,000 times" in refused(blocks(40))
 

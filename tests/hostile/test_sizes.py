@@ -67,6 +67,7 @@ def test_weights_without_room_are_not_made(
     assert outcome.read_summary(tmp_path)["exit_status"] == 1
 
 
+@pytest.mark.slow
 def test_an_override_given_twice_ends() -> None:
     """Each complaint of Hydra's asks for the other spelling."""
     with pytest.raises(PipelineError, match="the key is there already; leave out the"):

@@ -141,6 +141,7 @@ def test_a_pickle_of_endless_opcodes_ends(tmp_path: Path, monkeypatch: pytest.Mo
     assert "has more than 1,000 opcodes" in refusal(lambda: read_weights(path))
 
 
+@pytest.mark.slow
 def test_a_pickle_nested_deeply_is_no_weights(tmp_path: Path) -> None:
     path = as_torch(tmp_path / "w.pt", b"\x80\x02]" + b"]" * 100_000 + b"a" * 100_000 + b".")
     assert "it holds no dictionary of tensors" in refusal(lambda: read_weights(path))

@@ -128,6 +128,7 @@ def test_gradients_of_grouped_and_dilated_convolutions_equal_those_that_jax_deri
     )
 
 
+@pytest.mark.slow
 def test_gradients_on_other_platforms_are_those_that_jax_derives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

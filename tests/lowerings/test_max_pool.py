@@ -28,6 +28,7 @@ def by_loops(
     return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "strides", "pads"),
     [
@@ -58,6 +59,7 @@ def test_gradient_goes_to_the_largest_as_in_a_reduced_window() -> None:
     np.testing.assert_allclose(ours(cotangent)[0], pull(cotangent)[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(values=st.lists(st.integers(0, 2), min_size=16, max_size=16))
 def test_tied_values_share_the_gradient_and_its_sum_is_preserved(values: list[int]) -> None:

@@ -45,6 +45,7 @@ def test_a_path_is_read_back_as_it_was(name: str, tiny: Compose) -> None:
     assert Path(resume) == Path(name)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_another_origin_is_left_out(tiny: Compose) -> None:
     typed = ["train.resume=auto", "+a=1", "hydra.run.dir=b", "checkpoint.restore=c", "model=mlp"]
     warm = tiny("checkpoint.restore=c")

@@ -123,6 +123,7 @@ def test_no_sink_where_a_dispatch_holds_one_step(bounds: Bounds) -> None:
     assert choice.why.startswith("a sink would hold one step: ")
 
 
+@pytest.mark.slow
 def test_the_faster_mechanism_is_taken_and_loop_where_they_tie() -> None:
     def mechanism(soft_step_ms: float) -> str:
         soft = Cost("soft", 0.1, soft_step_ms)

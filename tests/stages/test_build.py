@@ -36,6 +36,7 @@ def problem(recipe: Recipe) -> str:
     return only
 
 
+@pytest.mark.slow
 def test_what_was_built_is_reported_in_a_line(
     tiny: Compose, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_no_weight_is_made(tiny: Compose) -> None:
     assert (made.parameters, made.parameter_bytes) == (61_684, 4 * 61_684)
 
 
+@pytest.mark.slow
 def test_the_seed_and_the_rates_are_inputs_of_the_step(tiny: Compose) -> None:
     made = built(tiny("train.steps=10", "seed=4294967303", "schedule=cosine"))
     assert made.seed.tolist() == [7, 1]
@@ -66,6 +68,7 @@ def test_the_seed_and_the_rates_are_inputs_of_the_step(tiny: Compose) -> None:
     assert made.run_schedule.total == 10
 
 
+@pytest.mark.slow
 def test_images_too_small_for_the_network_are_refused(tiny: Compose) -> None:
     none = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
     message = problem(tiny(*none))
@@ -82,6 +85,7 @@ def test_padding_must_not_enter_batch_statistics(tiny: Compose) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
@@ -104,12 +108,14 @@ def test_a_decay_rule_that_matches_nothing_is_refused_by_its_key(tiny: Compose) 
     assert message.startswith("train.optimizer")
 
 
+@pytest.mark.slow
 def test_labels_that_the_loss_can_not_take_are_refused(tiny: Compose) -> None:
     label = "{name: type_cast, column: label, dtype: float32}"
     recipe = tiny(f"dataset.train.ops={OPS[:-1]},{label}]")
     assert "labels of shape (16,) and dtype float32 do not fit" in problem(recipe)
 
 
+@pytest.mark.slow
 def test_a_network_that_keeps_its_positions_does_not_fit_one_label(tiny: Compose) -> None:
     layers = "model.layers=[{name: conv, features: '$classes', kernel: 3}]"
     assert problem(tiny("model=layers", layers)) == (
@@ -118,6 +124,7 @@ def test_a_network_that_keeps_its_positions_does_not_fit_one_label(tiny: Compose
     )
 
 
+@pytest.mark.slow
 def test_a_network_gives_as_many_outputs_as_there_are_classes(tiny: Compose) -> None:
     layers = "model.layers=[flatten,{name: dense, features: '$classes'},{name: dense, features: 3}]"
     assert problem(tiny("model=layers", layers)) == (

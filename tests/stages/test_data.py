@@ -58,6 +58,7 @@ def test_what_is_read_is_reported_in_a_line(
     )
 
 
+@pytest.mark.slow
 def test_the_dataset_knows_its_images_and_orders(tiny: Compose) -> None:
     dataset = load_data(tiny("seed=9"), quiet())
     assert (len(dataset.train), len(dataset.eval), len(dataset.classes)) == (96, 40, 10)
@@ -123,6 +124,7 @@ def test_sample_images_are_those_of_the_first_batch_after_its_ops(tiny: Compose)
     np.testing.assert_allclose(images, 0.5 * dataset.train.columns["image"][first] + 1)
 
 
+@pytest.mark.slow
 def test_sample_images_are_nhwc_whatever_the_recipe_moves(tiny: Compose) -> None:
     transposed = ["dataset.train.ops=[hwc2chw]", "dataset.eval.ops=[hwc2chw]"]
     recipe = tiny("monitor.sample_images=2", *transposed)
@@ -151,6 +153,7 @@ def test_ops_that_do_not_fit_what_was_read_are_refused(
         load_data(recipe, quiet())
 
 
+@pytest.mark.slow
 def test_splits_of_two_shapes_are_refused(tiny: Compose, npz: Callable[..., list[str]]) -> None:
     resize = "dataset.eval.ops=[{name: resize, size: [4, 4]}]"
     recipe = tiny(*npz(), "dataset.train.ops=[]", resize)
@@ -162,6 +165,7 @@ def test_splits_of_two_shapes_are_refused(tiny: Compose, npz: Callable[..., list
     assert problem.endswith("; a network takes one shape")
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_what_was_read_is_refused(
     tiny: Compose, npz: Callable[..., list[str]]
 ) -> None:
@@ -170,6 +174,7 @@ def test_a_batch_larger_than_what_was_read_is_refused(
         load_data(recipe, quiet())
 
 
+@pytest.mark.slow
 def test_sample_images_are_mixed_within_their_whole_batch(tiny: Compose) -> None:
     ops = "{name: one_hot, classes: 10}, {name: mix_up}, {name: rescale, factor: 1.0, shift: 0.0}"
     given = (f"dataset.train.ops=[{ops}]", "dataset.eval.ops=[]")

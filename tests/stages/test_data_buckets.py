@@ -213,6 +213,7 @@ def test_training_with_a_mask_runs(ragged: Compose, tmp_path: Path) -> None:
     assert (summary.status, summary.metrics["count"]) == ("done", 9)
 
 
+@pytest.mark.slow
 def test_one_bucket_is_a_fixed_maximum(ragged: Compose) -> None:
     dataset = loaded(ragged("dataset.buckets=[[8,12]]"))
     assert dataset.image.shape == (8, 12, 1)

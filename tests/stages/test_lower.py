@@ -141,6 +141,7 @@ def test_evaluation_in_batches_as_in_training_adds_nothing(tiny: Compose) -> Non
     assert found == [f"{text} float32" for text in TRAINED]
 
 
+@pytest.mark.slow
 def test_images_with_their_channels_first_are_listed_as_the_network_sees_them(
     tiny: Compose,
 ) -> None:
@@ -339,6 +340,7 @@ def test_gradients_of_a_network_are_timed_and_it_has_a_name(layout: Layout, tiny
     assert re.fullmatch(r"network [0-9a-f]{16} 4x8x8x1 float32 on cpu .*", keys[0])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) -> None:
     """Whatever the bank holds now: other lowerings are other roundings."""
     first, _ = lowered(tiny(*NETWORK), Choosing("patches/xla"), tmp_path)
@@ -350,6 +352,7 @@ def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) ->
     assert lines == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
 
 
+@pytest.mark.slow
 def test_without_a_run_directory_nothing_is_written(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +424,7 @@ def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_choice(tmp_path / "lowerings.json") == chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

@@ -17,6 +17,8 @@ from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 
+pytestmark = pytest.mark.slow
+
 Compose = Callable[..., Recipe]
 
 NORMED = [
@@ -41,7 +43,6 @@ def in_float32(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[fl
     return losses(run_dir)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["O1", "O2", "O3", "bf16"])
 def test_a_small_network_trains_in_every_precision(
     precision: str, tiny: Compose, tmp_path: Path, in_float32: list[float]
@@ -58,7 +59,6 @@ def test_a_small_network_trains_in_every_precision(
     } == {np.dtype("float32")}
 
 
-@pytest.mark.slow
 def test_o2_brings_a_dynamic_loss_scale(tiny: Compose, tmp_path: Path) -> None:
     """`_config_level` of MindSpore; the scale comes down to where gradients fit into float16."""
     summary = run(tiny(*NORMED, "train.precision=O2"), tmp_path)
@@ -92,7 +92,6 @@ COURSE = [
 ]
 
 
-@pytest.mark.slow
 def test_an_overflow_skips_the_update_and_its_learning_rate(overflowing: Path) -> None:
     """P-01 (7): the schedule counts updates, and the run goes on."""
     lines = outcome.metrics(overflowing)
@@ -121,7 +120,6 @@ def test_the_scale_follows_the_overflows(overflowing: Path) -> None:
             scale, good = scale * np.float32(4), 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -141,7 +139,6 @@ def test_overflows_are_the_same_at_every_sink_size(
     outcome.assert_same_run(tmp_path, overflowing)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_scale_and_counts(
     overflowing: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -157,7 +154,6 @@ def test_a_resumed_run_goes_on_with_scale_and_counts(
     assert outcome.arrays(run_dir)["overflows/skipped_steps"] == summary.loss_scale["skipped_steps"]
 
 
-@pytest.mark.slow
 def test_a_fixed_scale_drops_the_update_or_ends_the_run(tiny: Compose, tmp_path: Path) -> None:
     """P-02: `drop_overflow_update`."""
     drops = "train.loss_scale={name: fixed, scale: 1.0e38}"
@@ -170,7 +166,6 @@ def test_a_fixed_scale_drops_the_update_or_ends_the_run(tiny: Compose, tmp_path:
     assert outcome.arrays(tmp_path / "ends")["step"] == 0
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_a_run_whatever_the_scale(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -178,7 +173,6 @@ def test_a_loss_that_is_no_number_ends_a_run_whatever_the_scale(
         run(tiny("train.loss_scale=dynamic", "train.optimizer.lr=1e30"), tmp_path)
 
 
-@pytest.mark.slow
 def test_layers_by_path_train_in_their_type(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("train.to_float=[{pattern: 'dense_*', dtype: bfloat16}]", "train.steps=6"), tmp_path)
     run(tiny("train.steps=6"), tmp_path / "float32")
@@ -187,7 +181,6 @@ def test_layers_by_path_train_in_their_type(tiny: Compose, tmp_path: Path) -> No
     np.testing.assert_allclose(by_path, single, rtol=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["train.precision=O1", "train.precision=O2"])
 def test_a_network_that_is_no_list_of_layers_has_one_type(
     how: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +191,6 @@ def test_a_network_that_is_no_list_of_layers_has_one_type(
         run(recipe, tmp_path)
 
 
-@pytest.mark.slow
 def test_auto_is_what_the_device_says(tiny: Compose) -> None:
     recipe = tiny("train.precision=auto")
     assert level_of(recipe) == "O0"

@@ -40,6 +40,7 @@ def test_a_place_gets_as_many_gradients_as_it_was_drawn_times() -> None:
     assert gradient.tolist() == [[0, 1, 0, 2, 0], [0, 2, 0, 0, 1]]
 
 
+@pytest.mark.slow
 def test_without_it_the_trip_through_numpy_has_no_gradient() -> None:
     """MindSpore gives zeros there, and so does jax where it is configured to; else it refuses."""
     cut = jax.grad(lambda x: draw(jax.lax.stop_gradient(x)).sum())(X)

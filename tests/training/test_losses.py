@@ -139,6 +139,7 @@ def test_byte_labels_reach_beyond_the_classes_a_byte_counts():
     )
 
 
+@pytest.mark.slow
 def test_l1_and_mse_give_hand_worked_numbers():
     outputs = jnp.array([[1.0, -1.0, 0.5, 0.0]])
     np.testing.assert_allclose(L1(reduction="mean").build()(outputs, jnp.array([0])), [1.5 / 4])
@@ -148,6 +149,7 @@ def test_l1_and_mse_give_hand_worked_numbers():
     np.testing.assert_allclose(Mse(reduction="mean").build()(outputs, targets), [6 / 4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [np.zeros(3, np.int32), np.zeros((2, 3), np.int32)])
 @pytest.mark.parametrize("loss", [cross_entropy(), L1(reduction="mean").build()])
 def test_labels_that_do_not_fit_are_refused(labels, loss):

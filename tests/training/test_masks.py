@@ -81,6 +81,7 @@ def test_a_loss_of_minus_infinity_counts_before_what_does_not() -> None:
     assert result.tolist() == [False, False, True]
 
 
+@pytest.mark.slow
 def test_what_is_no_number_is_the_hardest() -> None:
     """So that the step that it comes from is seen not to be finite."""
     losses = jnp.array([1.0, jnp.nan, 9.0])
@@ -94,6 +95,7 @@ def test_a_share_of_nothing_is_refused(share: float) -> None:
         top_share_mask(jnp.ones(3), share)
 
 
+@pytest.mark.slow
 def test_the_gradient_goes_to_the_hardest_alone() -> None:
     losses, counts = jnp.array([1.0, 4.0, 3.0, 2.0, 9.0]), jnp.array([1, 1, 1, 1, 0], bool)
     gradient = jax.jit(jax.grad(lambda x: mean_of_hardest(x * x, 0.5, counts)))(losses)

@@ -121,6 +121,7 @@ def test_rates_by_pattern_are_shares_of_the_schedule() -> None:
         assert_same(by_rule.params[layer]["bias"], before.params[layer]["bias"])
 
 
+@pytest.mark.slow
 def test_initialisers_by_pattern_leave_the_others_as_drawn() -> None:
     rules = (InitRule(pattern="Dense_1/kernel", init=Constant(value=0.25)),)
     fresh, ruled = start(plain()), start(make_step(init_rules=rules))

@@ -174,6 +174,7 @@ def test_the_learning_rate_stays_at_the_end_of_its_table() -> None:
     assert record.learning_rate == RATES[-1]
 
 
+@pytest.mark.slow
 def test_a_sum_is_not_divided() -> None:
     step = make_step(reduction="sum")
     state = start(step)
@@ -257,6 +258,7 @@ def test_an_overflow_that_is_skipped_changes_the_counts_alone(loss_scale: LossSc
     assert again.learning_rate == record.learning_rate == RATES[0]
 
 
+@pytest.mark.slow
 def test_a_thousand_overflows_in_a_row_are_enough() -> None:
     """DynamicLossScaleManager's `bad_step_max`."""
     step = make_step(loss_scale=Fixed(scale=1e36), train_ops=LOUD)
@@ -377,6 +379,7 @@ def test_batch_statistics_move_in_training_only() -> None:
     )
 
 
+@pytest.mark.slow
 def test_evaluation_adds_the_valid_samples_after_their_own_ops() -> None:
     """The evaluation's ops, not training's; loss and hits as on paper."""
     step = make_step(train_ops=(Rescale(factor=9.0, shift=1.0),))

@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -31,6 +32,7 @@ tables = st.tuples(sides, sides).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(tables)
 def test_no_pairing_in_order_fits_better(fits: np.ndarray) -> None:
     partners = align(fits)
@@ -42,6 +44,7 @@ def test_no_pairing_in_order_fits_better(fits: np.ndarray) -> None:
     assert worth(fits, partners) == best_by_trying_all(fits)
 
 
+@pytest.mark.slow
 @given(sides, sides)
 def test_of_layers_alike_the_first_are_taken(theirs: int, ours: int) -> None:
     assert align(np.ones((theirs, ours), np.int64)) == list(range(theirs))

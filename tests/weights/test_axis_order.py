@@ -11,6 +11,7 @@ from pipeline.weights.network import NetworkArrays
 from tests.models.build import network, random
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (4, 2)])
 def test_a_transposed_convolution_spreads_its_pixels_as_torch_has_it(
     kernel: int, stride: int

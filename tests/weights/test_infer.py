@@ -231,6 +231,7 @@ def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
         export([str(trained)])
 
 
+@pytest.mark.slow
 def test_a_network_of_pixels_has_no_class_for_an_image(
     monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path
 ) -> None:

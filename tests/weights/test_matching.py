@@ -155,6 +155,7 @@ def test_residual_networks_are_known_by_their_blocks(framework: str) -> None:
         np.testing.assert_array_equal(matching.arrays[name], array)
 
 
+@pytest.mark.slow
 def test_squeeze_and_excitation_may_be_written_as_convolutions() -> None:
     network = needs("se_resnet18", widths=[16, 16, 16, 16], stem="cifar")
     theirs = resnet_names([16, 16, 16, 16])
@@ -236,6 +237,7 @@ def test_numbers_in_names_order_a_file_that_has_no_order(at: str, tmp_path: Path
         np.testing.assert_array_equal(matching.arrays[f"params/dense_{index}/kernel"], kernel)
 
 
+@pytest.mark.slow
 def test_vgg_of_many_layers_is_read_in_order_from_safetensors(tmp_path: Path) -> None:
     network = needs("vgg16", convs=[4, 4], widths=[6, 6], hidden=5, batch_norm=True)
     theirs = vgg_names(batch_norm=True, counts=(4, 4), widths=(6, 6))

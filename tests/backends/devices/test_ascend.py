@@ -23,6 +23,7 @@ def device(*overrides: str, name: str = "ascend910") -> Ascend:
     return chosen
 
 
+@pytest.mark.slow
 def test_a_recipe_says_how_the_device_is_used() -> None:
     spec = device("device.devices=8", "device.all_reduce_fusion=[85,160]", "device.precision=null")
     assert (spec.devices, spec.all_reduce_fusion, spec.precision) == (8, (85, 160), None)

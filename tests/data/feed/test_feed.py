@@ -61,6 +61,7 @@ def test_any_step_can_be_had_at_once(kind: str, step: int) -> None:
     assert_is_step(batch, step, make_order(), make_split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_going_back_gives_the_same_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)

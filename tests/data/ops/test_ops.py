@@ -229,12 +229,14 @@ def bilinear(image, size):
 SIZES = [(3, 4), (14, 18), (5, 20), (1, 1), (7, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_linear_resize_of_floats_is_bilinear(size):
     expected = [bilinear(image.astype(np.float64), size) for image in FLOATS[:2]]
     np.testing.assert_allclose(on_host(Resize(size=size), FLOATS[:2]), expected, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_linear_resize_of_bytes_is_bilinear_to_within_a_level(size):
     expected = np.array([bilinear(image, size) for image in BYTES[:2]])
@@ -266,6 +268,7 @@ def test_resize_to_the_same_size_changes_nothing(values, interpolation):
     np.testing.assert_array_equal(on_host(op, floats), floats)
 
 
+@pytest.mark.slow
 @given(level=st.integers(0, 255), height=st.integers(1, 300), width=st.integers(1, 300))
 def test_resize_keeps_an_even_image_even(level, height, width):
     values = np.full((1, 3, 5, 1), level, np.uint8)
@@ -482,6 +485,7 @@ def test_type_cast_takes_the_label_by_default():
     assert on_host(TypeCast(dtype="int32"), LABELS.astype(np.uint8)).dtype == np.int32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32])
 @pytest.mark.parametrize("xp", [np, jnp])
 def test_one_hot_has_a_single_one_at_the_label(xp, dtype):

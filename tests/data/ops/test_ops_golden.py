@@ -108,6 +108,7 @@ def ours(op, name, text, values):
     return output[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", CASES)
 def test_parity_with_mindspore(key):
     op, name, text = key.split("/")

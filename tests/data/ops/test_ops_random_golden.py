@@ -147,6 +147,7 @@ def lambdas(labels):
     return own[own < 1]
 
 
+@pytest.mark.slow
 def test_golden_lambdas_and_partners_of_mix_up():
     theirs = GOLDEN["mix_up_labels"]
     op = MixUp(alpha=0.4)

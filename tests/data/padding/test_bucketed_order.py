@@ -102,6 +102,7 @@ def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(
     assert batches.counts.tolist() == [valid for _, _, valid in expected]
 
 
+@pytest.mark.slow
 @given(order=ORDERS)
 def test_no_batch_mixes_buckets(order: BucketedOrder) -> None:
     batches = order.batches(0, 2 * order.steps_per_pass)
@@ -109,6 +110,7 @@ def test_no_batch_mixes_buckets(order: BucketedOrder) -> None:
     assert (of_rows == of_rows[:, :1]).all()
 
 
+@pytest.mark.slow
 @given(order=ORDERS)
 def test_a_pass_has_every_sample_once_but_for_the_remainders(order: BucketedOrder) -> None:
     batches = order.batches(0, order.batches_per_repetition)

@@ -65,6 +65,7 @@ def test_a_ragged_column_pads_to_its_largest() -> None:
     assert column[:].shape == (2, 3, 5)
 
 
+@pytest.mark.slow
 @given(sizes=SIZES, buckets=st.sets(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1))
 def test_a_sample_goes_to_the_smallest_bucket_that_covers_it(
     sizes: list[tuple[int, ...]], buckets: set[tuple[int, ...]]

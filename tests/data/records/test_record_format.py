@@ -21,6 +21,7 @@ ARRAYS = numbers.arrays(st.sampled_from(DTYPES), numbers.array_shapes(max_dims=4
 FIRST = st.integers(0, 2**32 - 1)
 
 
+@pytest.mark.slow
 @given(values=ARRAYS, first=FIRST, number=st.integers(0, 2**40))
 def test_values_come_back_bit_for_bit(values: np.ndarray, first: int, number: int) -> None:
     record = encode(values, first, number)
@@ -49,6 +50,7 @@ def test_a_changed_byte_is_noticed(
         decode(bytes(record), values.dtype, values.shape, first, number)
 
 
+@pytest.mark.slow
 @given(values=ARRAYS, first=FIRST, number=st.integers(0, 1000), shifted=st.integers(1, 1000))
 def test_a_record_at_another_place_is_noticed(
     values: np.ndarray, first: int, number: int, shifted: int

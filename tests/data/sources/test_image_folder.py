@@ -171,6 +171,7 @@ def test_unreadable_image_is_named(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp"])
 @settings(max_examples=30, deadline=None)
 @given(cut=st.integers(0, 10_000), place=st.integers(0, 10_000), flip=st.integers(0, 255))

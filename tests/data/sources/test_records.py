@@ -84,6 +84,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert back.classes == output().classes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("samples", [1, 7, 8, 9, 11, 12, 33, 37])
 def test_a_set_of_files_is_one_column(tmp_path: Path, samples: int) -> None:

@@ -27,6 +27,8 @@ from pipeline.stages.lowering_problems import list_problems
 from tests import outcome
 from tests.lowerings.engines import require
 
+pytestmark = pytest.mark.slow
+
 CONVOLUTIONS = [
     "{name: conv, features: 8, kernel: 3, bias: true}",
     "{name: conv, features: 8, kernel: 3, stride: 2}",
@@ -175,7 +177,6 @@ def digits(cache: Path) -> Compose:
     return partial(compose, cache)
 
 
-@pytest.mark.slow
 def test_the_choice_has_every_family_of_every_role(cache: Path) -> None:
     chosen = choice("xla", cache)
     assert len(chosen) == (20 + 2 + 6) + (7 + 1 + 2)
@@ -196,7 +197,6 @@ SINKS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("overrides", SINKS.values(), ids=SINKS.keys())
 def test_sinks_change_nothing_whatever_computes_the_convolutions(
     overrides: list[str],
@@ -215,7 +215,6 @@ def test_sinks_change_nothing_whatever_computes_the_convolutions(
     outcome.assert_same_run(reference, tmp_path)
 
 
-@pytest.mark.slow
 def test_streaming_changes_nothing_whatever_computes_the_convolutions(
     engine: Engine, reference: Path, digits: Compose, cache: Path, tmp_path: Path
 ) -> None:
@@ -223,7 +222,6 @@ def test_streaming_changes_nothing_whatever_computes_the_convolutions(
     outcome.assert_same_run(reference, tmp_path)
 
 
-@pytest.mark.slow
 def test_lowerings_round_otherwise_and_compute_the_same(
     reference: Path, digits: Compose, tmp_path: Path
 ) -> None:
@@ -243,7 +241,6 @@ def test_lowerings_round_otherwise_and_compute_the_same(
         np.testing.assert_allclose(array, others[path], rtol=1e-3, atol=1e-5, err_msg=path)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_keeps_its_choice_and_its_bits(reference: Path, resumed: Path) -> None:
     """The bank, which has none of this, is not asked again."""
     outcome.assert_same_run(reference, resumed)

@@ -78,6 +78,7 @@ def test_breeding_tries_candidates_each_once_and_never_ends_behind_the_first(
     assert rounds[-1] == times_us[found.best()]
 
 
+@pytest.mark.slow
 @given(TIMES_US, SEEDS)
 def test_a_few_candidates_are_all_tried(times_us: dict[Lowering, float], seed: int) -> None:
     few = dict(list(times_us.items())[:POPULATION])
@@ -94,6 +95,7 @@ def test_the_same_seed_tries_the_same(
     assert one[1].timed == other[1].timed
 
 
+@pytest.mark.slow
 @given(TIMES_US, SEEDS, st.sampled_from(STRATEGIES))
 def test_what_takes_twice_as_long_as_the_best_so_far_is_given_up(
     times_us: dict[Lowering, float], seed: int, strategy: Strategy

@@ -42,6 +42,7 @@ def strided_same(model: LayeredModelSpec) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_every_network_that_could_be_padded_otherwise_says_how(name: str) -> None:
     model = conf_model(name)
@@ -64,6 +65,7 @@ def test_convolutions_or_pools_too_are_padded_alike_on_all_sides(name: str) -> N
     assert paddings(padding="symmetric") == [(kind, "symmetric") for kind, _ in same]
 
 
+@pytest.mark.slow
 def test_parameters_are_the_same_however_images_are_padded() -> None:
     same, other = (
         shapes(conf_model("resnet18", **changes).build(10, "float32"), (32, 32, 3))

@@ -60,6 +60,7 @@ def test_normal_has_sigma_around_the_mean() -> None:
     assert np.abs(values - 2).max() > 1.5
 
 
+@pytest.mark.slow
 def test_uniform_reaches_scale_on_both_sides() -> None:
     values = draw("uniform", scale=0.3)
     assert -0.3 <= values.min() < -0.299

@@ -104,6 +104,7 @@ def test_the_running_variance_follows_the_unbiased_one() -> None:
     np.testing.assert_allclose(changed["batch_stats"]["var"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_value_has_no_unbiased_variance_and_counts_as_it_is() -> None:
     _, changed = stepped(ours(), fresh(6), X[:1, :1, :1])
     np.testing.assert_allclose(changed["batch_stats"]["var"], np.full(6, 0.9), rtol=1e-6)

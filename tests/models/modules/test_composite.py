@@ -31,6 +31,7 @@ def out(layer: LayerSpec, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarr
     return np.asarray(module.apply(variables, x, train=False)), found
 
 
+@pytest.mark.slow
 def test_branches_stand_side_by_side_and_an_empty_one_passes_x_on() -> None:
     layer = Branches(branches=((Relu(),), (), (Dense(features=2, bias=False),)))
     y, p = out(layer, ROWS)
@@ -68,6 +69,7 @@ def test_dual_path_adds_the_first_channels_and_appends_the_rest() -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dual_path_computes_its_shortcut_under_a_path_of_its_own() -> None:
     layer = DualPath(body=(Relu(),), added=2, shortcut=(Dense(features=3, bias=False),))
     y, p = out(layer, ROWS)

@@ -137,6 +137,7 @@ def test_grouped_and_transposed_convolutions_are_not_observed() -> None:
     assert list(seen) == ["dense_0"]
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_applied_twice_is_refused() -> None:
     class Twice(nn.Module):
         @nn.compact

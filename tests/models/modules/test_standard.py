@@ -86,6 +86,7 @@ def test_conv_matches_its_definition(
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_conv_takes_a_kernel_that_is_not_square() -> None:
     y, variables = images_out(Conv(features=2, kernel=(1, 5), padding="valid", stride=(2, 1)))
     assert variables["conv_0/kernel"].shape == (1, 5, 4, 2)
@@ -109,6 +110,7 @@ def test_conv_transpose_spreads_every_pixel_over_a_window(kernel: int, stride: i
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_conv_transpose_same_multiplies_the_size_by_the_stride() -> None:
     y, variables = images_out(ConvTranspose(features=2, kernel=3, stride=2))
     assert y.shape == (3, 12 * 10 * 2)
@@ -134,6 +136,7 @@ def test_dense_multiplies_and_adds() -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_may_bring_their_own_initialisers() -> None:
     _, variables = images_out(
         Conv(features=2, kernel=1, bias=True, kernel_init=Ones(), bias_init=Constant(value=3.0))
@@ -206,6 +209,7 @@ def test_activations_match_their_formulas(layer: LayerSpec, function: Any) -> No
     np.testing.assert_allclose(y, [[function(value) for value in x[0]]], atol=tolerance, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gelu_is_the_tanh_form() -> None:
     y, _ = run(network(Gelu()), np.ones((1, 1), np.float32))
     assert y.item() == pytest.approx(0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * 1.044715)), rel=1e-6)

@@ -121,11 +121,13 @@ def test_embedding_looks_whole_numbers_up_whatever_the_dtype(dtype: str) -> None
     np.testing.assert_allclose(y, expected, rtol=1e-2 if dtype == "bfloat16" else 0)
 
 
+@pytest.mark.slow
 def test_a_number_outside_the_vocabulary_gives_nan() -> None:
     y, _ = out(Embedding(vocabulary=999, features=3), x=NUMBERS)
     np.testing.assert_array_equal(np.isnan(y), [[False] * 3 + [True] * 3, [False] * 6])
 
 
+@pytest.mark.slow
 def test_dense_reads_each_token() -> None:
     y, p = out(Tokens(), Dense(features=5, bias=False))
     np.testing.assert_allclose(

@@ -5,6 +5,7 @@ import pytest
 from tests.models.build import conf_model, count, positions, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "expected"), [(0.25, 475_544 - 5_472), (0.5, 1_342_536 - 10_944)]
 )

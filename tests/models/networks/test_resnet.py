@@ -91,6 +91,7 @@ def test_shortcuts_compute_only_where_the_shape_changes(block: str, first: int) 
     assert [len(residual.shortcut) for residual in residuals] == [first, 0, 2]
 
 
+@pytest.mark.slow
 def test_stems_differ_in_how_much_they_shrink() -> None:
     def positions(stem: str) -> Any:
         module = tiny("basic", stem=stem).build(10, "float32")

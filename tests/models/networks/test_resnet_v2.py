@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from tests.models.build import conf_model, count, positions, shapes
 
 
+@pytest.mark.slow
 def test_wide_resnet28_10_has_the_parameters_that_are_published() -> None:
     module = conf_model("wide_resnet40_10", blocks=[4, 4, 4]).build(10, "float32")
     assert count(shapes(module, (32, 32, 3))) == 36_479_194

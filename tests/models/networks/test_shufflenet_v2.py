@@ -20,6 +20,7 @@ def test_wide_ones_have_as_many_parameters_as_torchvisions(
     assert count(shapes(module, (224, 224, 3))) == expected
 
 
+@pytest.mark.slow
 def test_first_units_halve_and_the_others_split() -> None:
     model = conf_model("shufflenet_v2_x1_0")
     units = [layer for layer in model.layers_for(10) if layer.name == "branches"]

@@ -31,6 +31,7 @@ def test_bert_large_has_as_many_parameters_as_published_but_for_segments() -> No
     assert count(shapes(module, (512, 1, 1))) == 335_141_888 - 2 * 1024 + 2 * 1025
 
 
+@pytest.mark.slow
 def test_patches_become_tokens_behind_the_class_token() -> None:
     seen = positions(conf_model("vit_tiny").build(10, "float32"), (224, 224, 3))
     assert seen["conv_0"] == (14, 14, 192)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.models.build import conf_model, positions
 
 
+@pytest.mark.slow
 def test_flows_give_the_positions_and_features_of_the_paper() -> None:
     seen = positions(conf_model("xception").build(1000, "float32"), (299, 299, 3))
     assert seen["conv_1"] == (147, 147, 64)

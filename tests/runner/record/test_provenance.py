@@ -23,6 +23,7 @@ Compose = Callable[..., Recipe]
 PLAIN = Provenance("2026-11-21T12:00:00+00:00", "pipeline", "/", 1, {}, {}, {}, {}, {})
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_it_was_made_from(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny("stages=[data]", "seed=7")
     run(recipe, tmp_path)

@@ -144,6 +144,7 @@ def test_a_run_is_new_unless_it_resumes(tiny: Compose, tmp_path: Path) -> None:
     assert to_resume(tiny(), tmp_path) is None
 
 
+@pytest.mark.slow
 def test_the_kept_recipe_is_the_resolved_one(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny("train.steps=7")
     leave(tmp_path / "run", recipe)
@@ -201,6 +202,7 @@ def test_a_named_run_is_resumed_also_when_it_was_done(tiny: Compose, tmp_path: P
     assert to_resume(tiny("train.steps=9", f"train.resume={run_dir}")) == run_dir
 
 
+@pytest.mark.slow
 def test_what_would_change_the_losses_is_listed_with_both_values(
     tiny: Compose, tmp_path: Path
 ) -> None:

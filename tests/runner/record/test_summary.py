@@ -97,6 +97,7 @@ def test_the_user_is_shown_what_the_start_took() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_steps_has_no_first(tiny: Compose, tmp_path: Path) -> None:
     times = run(tiny("stages=[data,build]"), tmp_path).time
     assert set(times) == {"start_s", "data_s", "build_s", "total_s"}

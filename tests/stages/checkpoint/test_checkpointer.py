@@ -287,6 +287,7 @@ def test_only_the_first_differences_are_listed(tmp_path: Path) -> None:
         restore_weights(tmp_path, other, {}, print)
 
 
+@pytest.mark.slow
 def test_a_run_from_another_network_fails_with_that_message(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:

@@ -20,6 +20,8 @@ from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 
+pytestmark = pytest.mark.slow
+
 Compose = Callable[..., Recipe]
 
 VICTIM = 17
@@ -90,7 +92,6 @@ def bad_steps(run_dir: Path) -> list[int]:
     return [line["step"] for line in outcome.metrics(run_dir) if line["loss"] is None]
 
 
-@pytest.mark.slow
 def test_skip_leaves_the_update_out_and_goes_on(skipping: Path) -> None:
     lines, summary = outcome.metrics(skipping), outcome.read_summary(skipping)
     bad = bad_steps(skipping)
@@ -120,7 +121,6 @@ def gone_back(run_dir: Path) -> list[tuple[int, int]]:
     return [(rollback["step"], rollback["to"]) for rollback in rollbacks]
 
 
-@pytest.mark.slow
 def test_rollback_goes_back_to_the_checkpoint_before(rolling: Path) -> None:
     """The newest of those at every fifth step that no rollback has used yet."""
     expected: list[tuple[int, int]] = []
@@ -153,7 +153,6 @@ def test_rollback_goes_on_from_the_weights_of_the_checkpoint(rolling: Path, skip
     assert rolled[bad]["loss"] != skipped[bad]["loss"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("policy", "how"), SINKS.values(), ids=SINKS.keys())
 def test_bad_steps_are_the_same_at_every_sink_size(
@@ -164,7 +163,6 @@ def test_bad_steps_are_the_same_at_every_sink_size(
     outcome.assert_same_run(tmp_path, reference)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("policy", "name"), [(SKIP, "skipping"), (ROLLBACK, "rolling")])
 def test_a_resumed_run_goes_on_as_the_unbroken_one(
@@ -190,7 +188,6 @@ def ended(recipe: Recipe, run_dir: Path) -> tuple[str, dict[str, Any]]:
     return str(caught.value), outcome.read_summary(run_dir)["bad_steps"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 def test_too_many_bad_steps_in_a_row_end_a_run(tiny: Compose, tmp_path: Path) -> None:
     message, summary = ended(tiny(*SKIP, DIVERGES), tmp_path)
@@ -201,7 +198,6 @@ def test_too_many_bad_steps_in_a_row_end_a_run(tiny: Compose, tmp_path: Path) ->
     assert outcome.checkpoints(tmp_path)[-1] == last - 1
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 def test_a_run_that_can_not_go_back_any_more_ends(tiny: Compose, tmp_path: Path) -> None:
     message, summary = ended(tiny(*ROLLBACK, DIVERGES), tmp_path)
@@ -217,7 +213,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_can_not_be_is_refused(overrides: list[str], message: str, tiny: Compose) -> None:
     with pytest.raises(RecipeError) as caught:

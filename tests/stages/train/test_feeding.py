@@ -96,6 +96,7 @@ def test_a_slow_file_makes_a_warning_and_a_figure_and_no_crash(
     assert log.count("waits for data") == len(lines)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_ends_a_run_with_its_name(
     images: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_decoder_learns_from_texts_of_several_lengths(
     assert summary.metrics["accuracy"] > 0.5
 
 
+@pytest.mark.slow
 def test_texts_go_through_records(
     gpt: Compose, texts: tuple[Path, int], cache: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def built(recipe: Recipe) -> None:
     build(recipe, load_data(recipe, QUIETLY), QUIETLY)
 
 
+@pytest.mark.slow
 def test_labels_of_positions_need_a_label_for_padding(gpt: Compose, tmp_path: Path) -> None:
     with np.load(str(gpt().dataset.root)) as arrays:
         changed = {name: arrays[name] for name in arrays}
@@ -240,6 +242,7 @@ def test_what_does_not_go_together_is_refused(
     assert problem in caught.value.problems
 
 
+@pytest.mark.slow
 def test_a_loss_that_takes_no_mask_is_refused_with_masked_labels(tiny: Compose) -> None:
     loss = SampledMse()
     recipe = tiny("dataset.ignore_index=3")

@@ -172,6 +172,7 @@ def test_a_sink_is_cut_where_something_happens_and_in_a_fixed_order(play: Play) 
     assert (history.step, history.status, history.reason) == (20, "done", None)
 
 
+@pytest.mark.slow
 def test_events_between_the_ends_of_sinks_come_at_their_step(play: Play) -> None:
     script = Script()
     play(script, "eval.every_passes=1", "checkpoint.every_steps=5")
@@ -195,6 +196,7 @@ def test_a_sink_that_came_in_chunks_is_reported_as_a_whole(play: Play) -> None:
     assert (last.step, last.steps, last.learning_rate) == (20, 4, np.float32(0.1))
 
 
+@pytest.mark.slow
 def test_without_sinks_every_step_is_reported(play: Play) -> None:
     """S-07."""
     script = Script()
@@ -203,6 +205,7 @@ def test_without_sinks_every_step_is_reported(play: Play) -> None:
     assert script.dispatched == 20 * [1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_inside_a_sink(play: Play) -> None:
     script = Script()
     play(script, "eval.every_steps=8", first=10)
@@ -216,6 +219,7 @@ def test_a_resumed_run_goes_on_inside_a_sink(play: Play) -> None:
     assert sum(script.dispatched) == 10
 
 
+@pytest.mark.slow
 def test_a_run_that_is_at_its_end_saves_and_does_nothing_else(play: Play) -> None:
     script = Script()
     history = play(script, first=20)
@@ -230,6 +234,7 @@ def test_the_end_is_saved_once(play: Play) -> None:
     assert script.events.count("save 20") == 1
 
 
+@pytest.mark.slow
 def test_without_the_checkpoint_stage_nothing_is_saved_or_cut_for_it(play: Play) -> None:
     script = Script()
     play(script, "checkpoint.every_steps=3", saves=False)
@@ -248,6 +253,7 @@ def test_a_checkpoint_by_metric_is_saved_with_every_evaluation(play: Play) -> No
     ]
 
 
+@pytest.mark.slow
 def test_seconds_save_between_dispatches(play: Play) -> None:
     """K-01: a period in seconds, whatever the steps are."""
     script = Script(step_s=1.0)
@@ -334,6 +340,7 @@ def test_a_run_that_stopped_early_is_over_when_it_is_resumed(play: Play) -> None
     assert history.reason == "early stop: accuracy no better than 0.75"
 
 
+@pytest.mark.slow
 def test_the_last_evaluation_is_kept_for_the_eval_stage(play: Play) -> None:
     history = play(Script(accuracies=(0.25, 0.75)), "eval.every_steps=10")
     assert {step: e.metrics["accuracy"] for step, e in history.evaluated.items()} == {20: 0.75}
@@ -391,6 +398,7 @@ def test_a_signal_that_came_before_training_is_answered_before_the_first_step(pl
     assert (history.step, history.status) == (0, "stopped")
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_given_up_is_the_first_thing_a_resumed_run_does(play: Play) -> None:
     """No monitor is notified of it before, and no checkpoint with metrics is saved."""
     events = "eval.every_steps=8", "checkpoint.every_steps=4"
@@ -423,6 +431,7 @@ def test_an_evaluation_that_is_given_up_decides_when_it_is_done(play: Play) -> N
 GIVEN_UP = {"loss": 4.0, "verdict": None}
 
 
+@pytest.mark.slow
 def test_one_that_is_given_up_at_the_end_stops_the_run(play: Play) -> None:
     script = Script()
     script.signal_in_evaluation = signal.SIGINT

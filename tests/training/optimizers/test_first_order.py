@@ -109,6 +109,7 @@ def test_momentum_gives_hand_worked_numbers():
     np.testing.assert_allclose(directions(nesterov, 1.0, [0.5]), [0.6 + 0.9 * 0.6], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adam_decays_inside_the_moments_and_adamw_outside():
     """Without a gradient Adam normalises its decay to 1; AdamW adds 0.1 * 2."""
     adam, adamw = Adam(**COMMON, **MOMENTS).build(), AdamW(**COMMON, **MOMENTS).build()

@@ -39,6 +39,7 @@ def test_every_figure_of_a_shipped_chip_has_its_source(name: str) -> None:
     assert hardware_of(chip).hbm_gib == 32
 
 
+@pytest.mark.slow
 def test_the_variants_differ_in_their_cores_alone() -> None:
     base, proa, small = (
         hardware_of(load_chip(name)) for name in ("ascend910", "ascend910_proa", "ascend910_30core")
@@ -142,6 +143,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keys", "message"), CASES.values(), ids=CASES.keys())
 def test_a_problem_is_one_clear_line(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     (found,) = problems(write(tmp_path, **keys))

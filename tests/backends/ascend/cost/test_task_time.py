@@ -227,6 +227,7 @@ def test_better_hardware_is_never_slower(graph: TaskGraph, figure: str, factor: 
     assert us(graph, better) <= us(graph, FLAT) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(graphs, st.integers(1, 40), st.integers(1, 40))
 @settings(deadline=None)
 def test_more_cores_are_never_slower(graph: TaskGraph, few: int, more: int) -> None:
@@ -249,6 +250,7 @@ def test_all_rates_doubled_and_overheads_halved_halve_the_time(graph: TaskGraph)
     assert us(graph, replace(HW, **changes)) == pytest.approx(us(graph) / 2)
 
 
+@pytest.mark.slow
 @given(lengths, lengths, lengths, st.sampled_from(("float16", "float32")), lengths)
 @settings(deadline=None)
 def test_a_longer_product_is_never_faster(m: int, k: int, n: int, dtype: str, more: int) -> None:

@@ -172,6 +172,7 @@ def test_more_cores_are_never_slower(product: Product, few: int, more: int, kind
     assert more_us <= few_us * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(products, st.sampled_from(("batch", "m", "k", "n")), sizes)
 @settings(max_examples=60, deadline=None)
 def test_a_larger_product_is_never_faster(product: Product, side: str, more: int) -> None:

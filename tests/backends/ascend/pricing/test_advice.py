@@ -53,6 +53,7 @@ CASES: dict[str, tuple[ExecutionConfig, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_a_gain_is_that_of_the_changed_options(kind: str, pricing: Pricing) -> None:
     question, fields, override = CASES[kind]
@@ -122,6 +123,7 @@ def test_a_gain_below_one_percent_is_not_distinguishable() -> None:
     assert str(large) == "train.sink_size=9: longer, +2.0%"
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 10**6), max_size=60))
 def test_split_points_are_what_a_fusion_takes(sizes: list[int]) -> None:
     found = split_points(sizes)

@@ -150,6 +150,7 @@ def test_a_report_prints_itself(report: Report) -> None:
     assert f"modelled {report.step_ms:.3g} ms a step" in repr(report)
 
 
+@pytest.mark.slow
 def test_the_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> None:
     tuned = pricing.report(replace(ASKED, auto_tune="ga"))
     before_us, after_us = tuned.tuned_us

@@ -143,6 +143,7 @@ def test_padding_is_no_sample() -> None:
     np.testing.assert_allclose(factors.outputs[0], second_moment(d[:3]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_are_those_on_the_diagonal() -> None:
     """7 features by at most 3: blocks of 3, 3 and 1, the last filled up with 0."""
     x = draw(5, 7)
@@ -181,6 +182,7 @@ def test_a_direction_solves_the_damped_kronecker_system(split_dim: int, position
     np.testing.assert_allclose(direction, expected.reshape(7, 5), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_kernel_of_a_convolution_is_a_matrix_of_its_patches() -> None:
     gradient = draw(3, 2, 2, 5)
     inverses = Factors(

@@ -13,6 +13,8 @@ from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 
+pytestmark = pytest.mark.slow
+
 Compose = Callable[..., Recipe]
 
 THOR = [
@@ -33,7 +35,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -56,7 +57,6 @@ def test_sinks_change_the_speed_and_nothing_else(
         outcome.assert_equal_arrays(outcome.arrays(tmp_path, step), outcome.arrays(reference, step))
 
 
-@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_never_broken(
     reference: Path, tiny: Compose, tmp_path: Path
 ) -> None:

@@ -215,6 +215,7 @@ def test_inverses_change_when_they_are_refreshed_and_only_then() -> None:
     assert same == [True, False, True, False]
 
 
+@pytest.mark.slow
 def test_factors_are_computed_in_a_branch_only() -> None:
     """The expensive part is not in the steps between: no inverse but inside a conditional."""
     parts = make_config()
