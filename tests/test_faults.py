@@ -13,7 +13,7 @@ import pytest
 from tests.faults.__main__ import Harness, try_and_report
 from tests.faults.faults import Fault, faults_of, names
 from tests.faults.judging import find_lacks
-from tests.faults.library import reason_to_skip
+from tests.faults.preload import reason_to_skip
 from tests.faults.scenarios import RUN, Prepared
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,7 @@ from typing import Self
 
 from tests.faults.faults import LASTING, Fault, calls_of, faults_of, names
 from tests.faults.judging import DEFECTS, Verdict, try_case
-from tests.faults.library import compile_library, reason_to_skip
+from tests.faults.preload import compile_library, reason_to_skip
 from tests.faults.runs import Nursery
 from tests.faults.scenarios import SCENARIOS, Prepared, prepare
 

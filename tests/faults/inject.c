@@ -1,4 +1,4 @@
-/* Fails the Nth of a process's file operations on purpose; preloaded by tests/faults/library.py.
+/* Fails the Nth of a process's file operations on purpose; preloaded by tests/faults/preload.py.
  *
  * Calls of the C library are counted that name a path below a folder, or a descriptor that was
  * opened on one. What is to fail comes from the environment, when the library is loaded or when

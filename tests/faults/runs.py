@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.faults.library import environment_with
+from tests.faults.preload import environment_with
 
 LIMIT_S = 60.0
 """A run takes two seconds; one that takes so long hangs."""

@@ -433,8 +433,9 @@ def test_links_that_no_run_touches_are_the_users(tiny: Compose, tmp_path: Path) 
     run_dir = leave(tmp_path / "run", tiny())
     (run_dir / "notes").symlink_to("/etc")
     (tmp_path / "latest").symlink_to(run_dir)
-    with owned(tmp_path / "latest"):
-        pass
+    with owned(tmp_path / "latest") as lock:
+        assert lock.keep()
+    assert (run_dir / "notes").is_symlink()
 
 
 def test_every_name_that_a_run_writes_is_looked_at() -> None:
