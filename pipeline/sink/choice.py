@@ -37,8 +37,11 @@ class Cost:
 
     @staticmethod
     def between(mechanism: SinkMechanism, single_ms: float, long_ms: float, steps: int) -> Cost:
-        """Fit to the times of a dispatch of one step and of one of `steps` > 1 steps."""
-        step_ms = (long_ms - single_ms) / (steps - 1)
+        """Fit to the times of a dispatch of one step and of one of `steps` > 1 steps.
+
+        Where noise made the long dispatch the faster one, a step takes its share of that.
+        """
+        step_ms = (long_ms - single_ms) / (steps - 1) if long_ms > single_ms else long_ms / steps
         return Cost(mechanism, single_ms - step_ms, step_ms)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.sink.choice import TOLERANCE, Bounds, Cost, Costs, choose, dispatches, predict
@@ -24,6 +24,21 @@ def test_a_cost_goes_through_both_dispatches_that_were_timed() -> None:
     assert cost.step_ms == pytest.approx(0.5)
     assert cost.dispatch_ms + 1 * cost.step_ms == pytest.approx(1.5)
     assert cost.dispatch_ms + 200 * cost.step_ms == pytest.approx(101.0)
+
+
+MEASURED_MS = st.floats(1e-4, 1e4)
+
+
+@given(single_ms=MEASURED_MS, long_ms=MEASURED_MS, off_ms=MEASURED_MS, steps=st.integers(2, 500))
+@example(single_ms=2.0, long_ms=1.0, off_ms=2.0, steps=20)
+def test_noise_never_predicts_a_time_below_zero(
+    single_ms: float, long_ms: float, off_ms: float, steps: int
+) -> None:
+    """On a busy machine one step may take longer than many."""
+    cost = Cost.between("loop", single_ms, long_ms, steps)
+    choice = choose(Costs(off_ms, (cost,), error=0.0), FREE)
+    assert cost.step_ms > 0
+    assert choice.step_ms > 0
 
 
 @given(
