@@ -29,17 +29,6 @@ KEPT = "sink"
 
 
 @dataclass(frozen=True)
-class Sinkable:
-    """A compiled run whose sinks are to be chosen; `estimate` on an emulated device."""
-
-    recipe: Recipe
-    run_schedule: RunSchedule
-    executable: Executable
-    backend: Backend
-    estimate: Estimate | None
-
-
-@dataclass(frozen=True)
 class SinkPlan:
     """The sinks of a run, and their predicted times where they were measured."""
 
@@ -71,47 +60,59 @@ def chooses_sink(recipe: Recipe) -> bool:
     return recipe.train.sink and recipe.train.sink_size == "auto"
 
 
-def choose_sink(run: Sinkable, before: KeptSink | None, reporter: Reporter) -> SinkPlan:
+def choose_sink(
+    recipe: Recipe,
+    run_schedule: RunSchedule,
+    executable: Executable,
+    backend: Backend,
+    estimate: Estimate | None,
+    before: KeptSink | None,
+    reporter: Reporter,
+) -> SinkPlan:
     """Choose the sinks of a run: the recipe's, or the fastest where that is auto.
 
-    `before` is what a checkpoint kept: a resumed run keeps its sinks. Raises KeyboardInterrupt when
-    a signal stops a measurement.
+    An emulated device has an `estimate`. `before` is what a checkpoint kept: a resumed run keeps
+    its sinks. Raises KeyboardInterrupt when a signal stops a measurement.
     """
-    train = run.recipe.train
-    if not chooses_sink(run.recipe):
-        mechanism, why = run.backend.mechanism(train.mechanism, sink=train.sink)
-        return SinkPlan(run.run_schedule.sink_steps, mechanism, why)
+    train = recipe.train
+    if not chooses_sink(recipe):
+        mechanism, why = backend.mechanism(train.mechanism, sink=train.sink)
+        return SinkPlan(run_schedule.sink_steps, mechanism, why)
     if before is not None:
         plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
-    elif run.estimate is not None and run.estimate.choice is not None:
-        plan = _modelled(run, run.estimate.device, run.estimate.choice)
+    elif estimate is not None and estimate.choice is not None:
+        plan = _modelled(recipe, backend, estimate.device, estimate.choice)
     else:
         with reporter.clock("measuring sinks"):
-            plan = _measured(run, terminal=reporter.console.is_terminal)
+            plan = _measured(recipe, run_schedule, executable, reporter.console.is_terminal)
     reporter.stage("sink", f"{plan}; {plan.why}")
     return replace(plan, kept={KEPT: {"size": plan.size, "mechanism": plan.mechanism}})
 
 
-def _modelled(run: Sinkable, device: str, choice: SinkChoice) -> SinkPlan:
+def _modelled(recipe: Recipe, backend: Backend, device: str, choice: SinkChoice) -> SinkPlan:
     """Plan the sinks that are best on the emulated device, with a mechanism of this one."""
-    wanted, sink = run.recipe.train.mechanism, choice.size is not None
-    mechanism, _ = run.backend.mechanism(wanted, sink=sink)
+    mechanism, _ = backend.mechanism(recipe.train.mechanism, sink=choice.size is not None)
     return SinkPlan(choice.size, mechanism, f"modelled for {device}: {choice.why}")
 
 
-def _measured(run: Sinkable, *, terminal: bool) -> SinkPlan:
+def _measured(
+    recipe: Recipe,
+    run_schedule: RunSchedule,
+    executable: Executable,
+    terminal: bool,
+) -> SinkPlan:
     """Measure which sinks are best, in a share of the time that the run will take."""
+    bounds = measured_bounds(recipe, run_schedule, executable)
     try:
-        with TimedRuns(run.recipe, run.run_schedule, run.executable, terminal=terminal) as trials:
-            choice = _choose(run, trials)
+        with TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials:
+            choice = _choose(bounds, mechanisms_of(recipe), trials)
     except RunError as error:
         return SinkPlan(None, "none", f"not measured, steps that were only timed failed: {error}")
     return SinkPlan(choice.size, choice.mechanism, choice.why, choice)
 
 
-def _choose(run: Sinkable, trials: TimedRuns) -> SinkChoice:
-    bounds, mechanisms = measured_bounds(run), mechanisms_of(run.recipe)
-    single_ms, total = first_look(trials), run.run_schedule.total
+def _choose(bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns) -> SinkChoice:
+    single_ms, total = first_look(trials), bounds.total
     least = least_steps(mechanisms)
     reason = unmeasurable(single_ms, bounds)
     if reason is None and least > MOST_SHARE * total:
@@ -134,10 +135,10 @@ def mechanisms_of(recipe: Recipe) -> tuple[SinkMechanism, ...]:
     return ("loop", "soft") if mechanism == "auto" else (mechanism,)
 
 
-def measured_bounds(run: Sinkable) -> Bounds:
+def measured_bounds(recipe: Recipe, run_schedule: RunSchedule, executable: Executable) -> Bounds:
     """Return the bounds of a dispatch on the device at hand."""
-    window = run.executable.feed.window(0)
-    return bounds_of(run.recipe, run.run_schedule, window.stop - window.start)
+    window = executable.feed.window(0)
+    return bounds_of(recipe, run_schedule, window.stop - window.start)
 
 
 def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from pipeline.autosink.choose_sink import (
-    Sinkable,
     measured_bounds,
     mechanisms_of,
     modelled_bounds,
@@ -139,13 +138,25 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         return modelled
     built = lower(recipe, dataset, built, backend, None, reporter)
     executable = compile_programs(recipe, dataset, built, backend, reporter)
-    run = Sinkable(recipe, built.run_schedule, executable, backend, None)
+    run_schedule = built.run_schedule
+    bounds = measured_bounds(recipe, run_schedule, executable)
+    device = backend.describe()["device"]
+    about = ExplainedRun(recipe.name, device, recipe.train.batch_size, _asked(recipe, run_schedule))
+    explanation = partial(Explanation, about, bounds, calendar_of(recipe, run_schedule))
+    memory = memory_of(executable.feed)
     terminal = reporter.console.is_terminal
     with (
         reporter.clock("measuring sinks"),
-        TimedRuns(recipe, built.run_schedule, executable, terminal=terminal) as trials,
+        TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials,
     ):
-        return _measured(run, trials)
+        single_ms = first_look(trials)
+        reason = unmeasurable(single_ms, bounds)
+        if reason is not None:
+            return explanation(no_sink(single_ms, reason), memory=memory)
+        measured = measure(trials, single_ms, mechanisms_of(recipe), BUDGET_S)
+        choice = choose(measured.costs, bounds)
+        achieved = achieve(trials, choice)
+    return explanation(choice, measured.costs, dispatch_of(measured), memory, achieved)
 
 
 def _modelled(
@@ -167,24 +178,6 @@ def _modelled(
     )
     calendar = calendar_of(recipe, built.run_schedule)
     return Explanation(run, bounds, calendar, estimate.choice, seen[-1], modelled=True)
-
-
-def _measured(run: Sinkable, trials: TimedRuns) -> Explanation:
-    """Measure, choose, and verify what the choice achieves."""
-    recipe, run_schedule = run.recipe, run.run_schedule
-    bounds, single_ms = measured_bounds(run), first_look(trials)
-    device = run.backend.describe()["device"]
-    about = ExplainedRun(recipe.name, device, recipe.train.batch_size, _asked(recipe, run_schedule))
-    explanation = partial(Explanation, about, bounds, calendar_of(recipe, run_schedule))
-    memory = memory_of(run.executable.feed)
-    reason = unmeasurable(single_ms, bounds)
-    if reason is not None:
-        return explanation(no_sink(single_ms, reason), memory=memory)
-    measured = measure(trials, single_ms, mechanisms_of(recipe), BUDGET_S)
-    choice = choose(measured.costs, bounds)
-    return explanation(
-        choice, measured.costs, dispatch_of(measured), memory, achieve(trials, choice)
-    )
 
 
 def _asked(recipe: Recipe, run_schedule: RunSchedule) -> int | None:

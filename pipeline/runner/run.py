@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from pipeline.autosink.choose_sink import Sinkable, SinkPlan, choose_sink
+from pipeline.autosink.choose_sink import SinkPlan, choose_sink
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
@@ -169,8 +169,8 @@ def run_stages(context: RunContext) -> None:
 
     state, host = initial_state(context, built, executable, restored)
     if trains:
-        ready = Sinkable(recipe, built.run_schedule, executable, backend, estimate)
-        sink = choose_sink(ready, host.sink, reporter)
+        schedule = built.run_schedule
+        sink = choose_sink(recipe, schedule, executable, backend, estimate, host.sink, reporter)
         summary.sink = sink.summary()
         built = with_sink(built, sink)
 

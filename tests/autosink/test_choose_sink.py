@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.autosink import choose_sink as choose_sink_module
-from pipeline.autosink.choose_sink import Sinkable, SinkPlan, choose_sink
+from pipeline.autosink.choose_sink import SinkPlan, choose_sink
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
@@ -38,8 +38,16 @@ def chosen(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sink
         recipe = tiny(AUTO, "eval.every_passes=null", *overrides)
         run_schedule = RunSchedule(total, 6, 6 if recipe.train.sink else None)
         backend = recipe.device.open()
-        ready = Sinkable(recipe, run_schedule, clockwork, backend, None)  # type: ignore[arg-type]
-        return choose_sink(ready, parse_host_state(host or {}).sink, Reporter())
+        before = parse_host_state(host or {}).sink
+        return choose_sink(
+            recipe,
+            run_schedule,
+            clockwork,  # type: ignore[arg-type]
+            backend,
+            None,
+            before,
+            Reporter(),
+        )
 
     return go
 
