@@ -20,6 +20,7 @@ LEVELS = [
     "registry",
     "host",
     "files",
+    "parallel",
     "lowerings.problem",
     "lowerings.formulas",
     "lowerings",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -10,6 +10,8 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    ValidationError,
+    model_validator,
 )
 
 from pipeline.backends.device_spec import DeviceSpec
@@ -17,6 +19,8 @@ from pipeline.config.renames import RenameSpec
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
+from pipeline.parallel.launch_spec import LaunchSpec
+from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.training.bad_steps import OnNan
 from pipeline.training.loss_scales import LossScale
@@ -175,3 +179,17 @@ class Recipe(Spec):
     eval: EvalSpec
     monitor: MonitorSpec
     cache: CacheSpec
+    parallel: ParallelSpec
+    launch: LaunchSpec
+
+    @model_validator(mode="before")
+    @classmethod
+    def _multiply_batch(cls, tree: Any) -> Any:
+        """Give the batch of one device, times their number, to the key that all others read."""
+        try:
+            per_device = tree["parallel"]["batch_per_device"]
+            devices = ParallelSpec.model_validate(tree["parallel"]).num_devices
+            return {**tree, "train": {**tree["train"], "batch_size": per_device * devices}}
+        except (KeyError, TypeError, ValidationError):
+            # Not given, or wrong; what is wrong is reported where the fields are checked.
+            return tree

@@ -1,0 +1,84 @@
+"""The part of a recipe that spreads training over several devices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from pipeline.registry import FilePath, Seq, Spec
+
+MAX_DEVICES = 1 << 14
+AXES = ("data", "model")
+"""Axes of a mesh: devices along `data` train on other samples, along `model` they share a layer."""
+
+Size = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
+Axis = Literal["data", "model"]
+
+
+class MeshSpec(Spec):
+    """Numbers of devices along the axes of a mesh."""
+
+    data: Size = 1
+    model: Size = 1
+
+
+class ShardRule(Spec):
+    """Axes of the mesh that cut the dimensions of parameters, or of what layers compute.
+
+    `axes` has one entry for each dimension, null where it is whole. As in `freeze`, a pattern
+    covers a path or all below it.
+    """
+
+    pattern: Annotated[str, Field(min_length=1)]
+    axes: Seq[Axis | None]
+
+    @model_validator(mode="after")
+    def _each_axis_once(self) -> ShardRule:
+        named = [axis for axis in self.axes if axis is not None]
+        if len(set(named)) != len(named):
+            raise ValueError(f"axes {list(self.axes)}: an axis cuts one dimension only")
+        return self
+
+
+class ParallelSpec(Spec):
+    """Several devices: how many, what each computes, and which bits are promised."""
+
+    mode: Literal["none", "data", "semi_auto", "auto"]
+    """none: one device; data: each device takes a part of every batch (X-01); semi_auto: also cut
+    parameters by `specs`; auto: search for the fastest of these plans."""
+    devices: Size | None
+    """Devices of all processes together; null: those of `mesh`, else one for each process."""
+    mesh: MeshSpec | None
+    """Devices by axis; null: all along `data`."""
+    shards: Size | None
+    """Parts of a batch whose gradients are added in a fixed order, with `exact`; null: 8, or 1
+    where the batch has no 8 equal parts. The number of devices must divide it."""
+    reproducible: Literal["exact", "layout", "close"]
+    """exact: the same bits on any number of devices and processes; layout: on the same number of
+    both; close: within rounding."""
+    sync_batch_norm: bool
+    """Batch statistics of the whole batch instead of those of each shard; not with `exact`."""
+    mirror_mean: bool
+    """Whether gradients of devices are averaged, else added (X-03)."""
+    batch_per_device: PositiveInt | None
+    """Batch of one device, as the documents say it (8 x 32); replaces `train.batch_size`."""
+    specs: Seq[ShardRule]
+    """Cuts of parameters by pattern; the last matching rule wins. Only with semi_auto."""
+    constraints: Seq[ShardRule]
+    """Cuts of what layers compute, by the layer's path. Only with semi_auto."""
+    plan: FilePath | None
+    """A plan of `auto` to take instead of searching."""
+
+    @property
+    def mesh_sizes(self) -> dict[str, int]:
+        """Devices along each axis, as far as the recipe says; one device where it doesn't."""
+        if self.mesh is not None:
+            return {"data": self.mesh.data, "model": self.mesh.model}
+        return {"data": self.devices or 1, "model": 1}
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all processes together, as far as the recipe says."""
+        return prod(self.mesh_sizes.values())
