@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 from pipeline.errors import RunError, exit_status_of, first_line
@@ -52,9 +53,9 @@ def _meet(place: Place, launch: LaunchSpec) -> Ranks:
     """Connect to the others."""
     for name in PROXIES:
         os.environ.pop(name, None)
-    limit = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
-    if limit not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {limit}".strip()
+    flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
     from jax._src import distributed
 
@@ -68,23 +69,41 @@ def _meet(place: Place, launch: LaunchSpec) -> Ranks:
         }
         if place.rank == 0:
             how["coordinator_bind_address"] = place.address
+    limit = Timer(launch.start_seconds, _give_up, (place, launch.start_seconds))
+    limit.daemon = True
+    limit.start()
     try:
         jax.distributed.initialize(
             **how,
-            initialization_timeout=round(launch.start_seconds),
+            # JAX aborts the process at its own limit.
+            initialization_timeout=round(launch.start_seconds) + 60,
             heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
             shutdown_timeout_seconds=round(launch.end_seconds),
         )
     except Exception as error:  # of jaxlib, which raises its own types and does not export them
-        problem = RunError(
-            f"process {place.rank} of {place.size}: did not meet the others at "
-            f"{place.address or 'the address that Slurm gives'} within "
-            f"{launch.start_seconds:g} s ({first_line(error)[:300]})"
-        )
+        problem = RunError(f"{_who(place)}: can't meet the others: {first_line(error)[:300]}")
         _leave_at_exit(problem)
         raise problem from error
+    finally:
+        limit.cancel()
     client = distributed.global_state.client
     return Ranks(place.rank, place.size, launch.stuck_seconds, client)
+
+
+def _give_up(place: Place, limit_s: float) -> None:
+    """End the process, which waits for others in C++, where no exception reaches it."""
+    where = place.address or "the address that Slurm gives"
+    print(
+        f"error: {_who(place)}: did not meet the others at {where} in {limit_s:g} s; is each of "
+        "them started, with a rank of its own?",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(RunError.exit_status)
+
+
+def _who(place: Place) -> str:
+    return f"process {place.rank} of {place.size}"
 
 
 def _leave_at_exit(error: BaseException) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.host.signals import Signals
 from pipeline.parallel.launch_spec import LaunchSpec
 from pipeline.parallel.ranks import PeerGoneError
-from pipeline.runner.record.run_directory import RANKS
+from pipeline.runner.record.run_directory import RANKS, SUMMARY
 
 DEFAULT_PROCESSES = 2
 WORKER = "pipeline.runner.worker"
@@ -40,12 +41,24 @@ class ProcessError(PipelineError):
         self.exit_status = exit_status
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A process that failed, and how."""
+
+    rank: int
+    reason: str
+    status: int = 1
+    is_of_a_peer: bool = False
+    """Whether it failed for want of another process."""
+    own_error: str | None = None
+
+
 def run_locally(
     launch: LaunchSpec, request: Mapping[str, Any], run_dir: Path, signals: Signals
 ) -> None:
     """Run `request`, JSON, in several processes, and return when all have ended.
 
-    The first one prints what a run prints; the others write to `ranks/N.log` in the run directory.
+    The first one prints what a run prints; all else goes to `ranks/N.log` in the run directory.
     A signal to this process goes to the first one. Raises the error of the process that failed
     first.
     """
@@ -54,9 +67,19 @@ def run_locally(
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
         with _started(size, folder, run_dir) as processes, signals.held():
-            failed = _watch(processes, folder, signals, launch.end_seconds)
+            failed = _watch(processes, folder, run_dir, signals, launch.end_seconds)
+            silent = [rank for rank, each in enumerate(processes) if each.poll() is None]
+        if failed is None and silent:
+            failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
+        elif failed is not None and failed.is_of_a_peer and silent:
+            failed = Failure(silent[0], "did not answer")
         if failed is not None:
-            raise _error_of(failed, processes, folder, run_dir)
+            if failed.rank == 0 and failed.own_error:
+                raise ProcessError(failed.own_error, failed.status)
+            log = run_dir / RANKS / f"{failed.rank}.log"
+            raise ProcessError(
+                f"process {failed.rank} of {size} {failed.reason}; log: {log}", failed.status
+            )
 
 
 @contextmanager
@@ -67,14 +90,12 @@ def _started(size: int, folder: Path, run_dir: Path) -> Iterator[Processes]:
     with ExitStack() as stack:
         processes = []
         for rank in range(size):
-            output = None
-            if rank:
-                output = stack.enter_context((run_dir / RANKS / f"{rank}.log").open("ab"))
+            log = stack.enter_context((run_dir / RANKS / f"{rank}.log").open("ab"))
             process = subprocess.Popen(
                 [sys.executable, "-m", WORKER, str(folder)],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=log if rank else None,
+                stderr=log,
                 env={**os.environ, **place, "RANK": str(rank)},
                 process_group=0,
             )
@@ -89,8 +110,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _watch(processes: Processes, folder: Path, signals: Signals, end_s: float) -> int | None:
-    """Wait until all have ended, or some time after the first has; return which failed first."""
+def _watch(
+    processes: Processes, folder: Path, run_dir: Path, signals: Signals, end_s: float
+) -> Failure | None:
+    """Wait until all have ended, or some time after the first has; return what failed first."""
     failed, stopped, saves, deadline = None, False, 0, None
     while any(process.poll() is None for process in processes):
         if signals.stop and not stopped:
@@ -99,42 +122,46 @@ def _watch(processes: Processes, folder: Path, signals: Signals, end_s: float) -
         if signals.saves > saves:
             saves = signals.saves
             processes[0].send_signal(signal.SIGUSR1)
-        if failed is None:
-            failed = _first_failed(processes, folder)
+        failed = failed or _first_failure(processes, folder, run_dir)
         if deadline is None and any(process.poll() is not None for process in processes):
             deadline = time.monotonic() + (GRACE_S if failed is not None else end_s)
         if deadline is not None and time.monotonic() > deadline:
             break
         time.sleep(POLL_S)
-    return _first_failed(processes, folder) if failed is None else failed
+    return _first_failure(processes, folder, run_dir)
 
 
-def _first_failed(processes: Processes, folder: Path) -> int | None:
-    """Return the process whose failure made others fail: a killed one before one with an error of
-    its own, before one that misses another."""
-    found = []
-    for rank, process in enumerate(processes):
-        status = process.poll()
-        if status is None or (status >= 0 and not _error_file(folder, rank).exists()):
-            continue
-        causes = (-signal.SIGABRT, PeerGoneError.exit_status)
-        weight = 2 if status in causes else 0 if status < 0 else 1
-        found.append((weight, rank))
-    return min(found)[1] if found else None
+def _first_failure(processes: Processes, folder: Path, run_dir: Path) -> Failure | None:
+    """Return the failure that made others fail: a process that was killed, before one with an error
+    of its own, before one that misses another."""
+    failures = [
+        _failure_of(rank, process, folder, run_dir) for rank, process in enumerate(processes)
+    ]
+    there = [failure for failure in failures if failure is not None]
+    return min(there, key=lambda failure: (failure.is_of_a_peer, failure.rank), default=None)
 
 
-def _error_of(failed: int, processes: Processes, folder: Path, run_dir: Path) -> ProcessError:
-    status = processes[failed].returncode
-    log = f"; its log is {run_dir / RANKS / f'{failed}.log'}" if failed else ""
-    whose = f"process {failed} of {len(processes)}"
-    file = _error_file(folder, failed)
-    if status is not None and status < 0:
-        name = signal.Signals(-status).name
-        return ProcessError(f"{whose} was ended by {name}, and the others with it{log}", 1)
-    text = file.read_text(errors="replace") if file.exists() else "ended without saying why"
+def _failure_of(
+    rank: int, process: subprocess.Popen[bytes], folder: Path, run_dir: Path
+) -> Failure | None:
+    """Return how a process has failed; None where it runs, is done or was stopped in order."""
+    status, file = process.poll(), _error_file(folder, rank)
+    if status is None:
+        return None
+    if status < 0:
+        # JAX aborts a process that hears nothing of the others.
+        reason = f"was ended by {signal.Signals(-status).name}"
+        return Failure(rank, reason, is_of_a_peer=status == -signal.SIGABRT)
+    if not file.exists():
+        was_stopped = (run_dir / SUMMARY).exists()
+        if status == 0 or was_stopped:
+            return None
+        return Failure(rank, f"has ended with exit status {status}", status)
+    text = file.read_text(errors="replace")
+    reason = f"has failed: {text}"
     if status == PeerGoneError.exit_status:
-        status = 1
-    return ProcessError(text if failed == 0 else f"{whose}: {text}{log}", status or 1)
+        return Failure(rank, reason, is_of_a_peer=True)
+    return Failure(rank, reason, status or 1, own_error=text)
 
 
 def _error_file(folder: Path, rank: int) -> Path:

@@ -4,7 +4,7 @@ The gradients of a batch are the sum over its shards. They are added in a binary
 are the shards in order: neighbours in pairs, then these sums in pairs, and so on. A device adds the
 subtree of its own shards in a loop, the devices together the rest, so that the same additions are
 made, with the same bits, whatever the number of devices. Where the number of leaves is 2^n times an
-odd number, the last sum of all is over that odd number of subtrees, one after the other.
+odd number, runs of that odd number of leaves are added one after the other, and then in pairs.
 """
 
 from __future__ import annotations

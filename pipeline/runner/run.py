@@ -124,9 +124,17 @@ def _run_in_processes(
         "changed": dict(changed),
         "begun_s_ago": time.perf_counter() - begun,
     }
-    with heard(signals):
-        run_locally(recipe.launch, request, run_dir, signals)
-    return read_summary(run_dir)
+    try:
+        with heard(signals):
+            run_locally(recipe.launch, request, run_dir, signals)
+        summary = read_summary(run_dir)
+    except BaseException:
+        if saved_steps(run_dir / FOLDER):
+            _say_how_to_resume(recipe, run_dir, how_to_resume, Reporter())
+        raise
+    if summary.status == "stopped":
+        _say_how_to_resume(recipe, run_dir, how_to_resume, Reporter())
+    return summary
 
 
 def _choose_directory(recipe: Recipe, run_dir: Path | None, ranks: Ranks) -> tuple[Path, bool]:
@@ -175,11 +183,6 @@ def _opened(
 def _resumable(context: RunContext, how_to_resume: HowToResume) -> Iterator[None]:
     """Report how to resume, where the stages inside leave a run that can be resumed."""
 
-    def say() -> None:
-        said = how_to_resume(context.recipe, context.run_dir)
-        if said is not None and {"train", "checkpoint"} <= set(context.recipe.stages):
-            context.reporter.stage("resume", said)
-
     def has_saved() -> bool:
         # Not where training has not been reached: what was wrong then is wrong again.
         return context.summary.steps > 0 and bool(saved_steps(context.run_dir / FOLDER))
@@ -188,10 +191,18 @@ def _resumable(context: RunContext, how_to_resume: HowToResume) -> Iterator[None
         yield
     except BaseException:
         if has_saved():
-            say()
+            _say_how_to_resume(context.recipe, context.run_dir, how_to_resume, context.reporter)
         raise
     if context.summary.status == "stopped" or (context.summary.status == "failed" and has_saved()):
-        say()
+        _say_how_to_resume(context.recipe, context.run_dir, how_to_resume, context.reporter)
+
+
+def _say_how_to_resume(
+    recipe: Recipe, run_dir: Path, how_to_resume: HowToResume, reporter: Reporter
+) -> None:
+    said = how_to_resume(recipe, run_dir)
+    if said is not None and {"train", "checkpoint"} <= set(recipe.stages):
+        reporter.stage("resume", said)
 
 
 def run_stages(context: RunContext) -> None:

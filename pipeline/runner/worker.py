@@ -27,6 +27,7 @@ PR_SET_PDEATHSIG = 1
 def main(folder: Path) -> int:
     """Run what is asked for, and return the exit status."""
     started_at = time.perf_counter()
+    _keep_stdout_for_python()
     # Nothing is left running where the process that started this one is killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     interrupt_command()
@@ -38,6 +39,7 @@ def main(folder: Path) -> int:
             Path(request["run_dir"]),
             changed=request["changed"],
             begun=started_at - request["begun_s_ago"],
+            how_to_resume=lambda recipe, run_dir: None,
         )
     except PipelineError as error:
         write_error(folder, int(os.environ["RANK"]), error)
@@ -46,6 +48,13 @@ def main(folder: Path) -> int:
         write_error(folder, int(os.environ["RANK"]), error)
         raise
     return summary.exit_status
+
+
+def _keep_stdout_for_python() -> None:
+    """Let only Python print to stdout: libraries in C++ print there to stderr, which is a log."""
+    own = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = os.fdopen(own, "w")
 
 
 if __name__ == "__main__":

@@ -244,6 +244,10 @@ FREE = {
     "eval": "eval.every_steps=3",
     "monitor": "monitor.loss_every=3",
     "cache": "cache.compiled=false",
+    # Both with parallel.mode=data: tests/parallel/test_layouts.py.
+    "parallel.devices": None,
+    "parallel.mesh": None,
+    "launch": "launch=none",
 }
 
 
