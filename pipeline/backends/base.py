@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.data.feed.feed import Feed
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.parallel.placement import Placement
 from pipeline.sink.choice import SinkChoice
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
@@ -158,7 +159,9 @@ class Estimate(Protocol):
 class Backend(Protocol):
     """A device that can compile and run a step."""
 
+    placement: Placement
     device: jax.Device
+    """One of its devices, for what is measured on one."""
 
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that its numbers depend on, for the summary."""

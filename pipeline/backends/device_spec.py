@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.models.layers.precision import Level
+from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.registry import Spec
 
 if TYPE_CHECKING:
@@ -24,5 +25,5 @@ class DeviceSpec(Spec):
         return None
 
     @abstractmethod
-    def open(self) -> Backend:
+    def open(self, parallel: ParallelSpec) -> Backend:
         """Open the backend that compiles for this device. Raises RunError where there is none."""

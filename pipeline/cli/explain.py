@@ -130,7 +130,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     """Build, compile and measure; for an emulated device, take its model's figures instead."""
-    backend = recipe.device.open()
+    backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     modelled = _modelled(recipe, dataset, built, backend)

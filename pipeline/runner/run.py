@@ -137,7 +137,7 @@ def run_stages(context: RunContext) -> None:
     recipe, run_dir = context.recipe, context.run_dir
     reporter, summary = context.reporter, context.summary
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
-    backend = recipe.device.open()
+    backend = recipe.device.open(recipe.parallel)
     summary.versions = versions(backend.describe())
 
     with timed(summary, "data_s"):

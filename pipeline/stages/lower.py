@@ -30,6 +30,7 @@ from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.modules.layout import best_layout, has_choice
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.shards import shards_of
 from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.stages.build import Built
 from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
@@ -103,7 +104,15 @@ class _LoweringRequest:
     @property
     def batch(self) -> int:
         """Samples in a microbatch."""
-        return self.recipe.train.batch_size // self.recipe.train.accumulate_steps
+        train = self.recipe.train
+        return train.batch_size // train.accumulate_steps // self.num_shards
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards of a batch, each computed by itself."""
+        devices = len(self.backend.placement.devices)
+        shards = shards_of(self.recipe.parallel, self.recipe.train.batch_size, devices)
+        return 1 if shards is None else shards.count
 
     @contextmanager
     def watch(self, name: str) -> Iterator[None]:
@@ -114,7 +123,7 @@ class _LoweringRequest:
     def problems_in(self, layout: Layout) -> tuple[Problem, ...]:
         """Return the problems of the network with images in a layout."""
         parts = replace(self.built.parts, network=self.network.clone(layout=layout))
-        eval_batch = self.dataset.eval_order.batch_size
+        eval_batch = self.dataset.eval_order.batch_size // self.num_shards
         return list_problems(parts, self.built.state, self.batch, eval_batch)
 
     @functools.cache  # noqa: B019 - lives as long as the choosing does

@@ -49,7 +49,12 @@ def test_a_device_that_is_there_estimates_nothing(tiny: Compose, tmp_path: Path)
     recipe, reporter = tiny(), Reporter()
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
-    assert estimate_cost(recipe, dataset, built, recipe.device.open(), tmp_path, reporter) is None
+    assert (
+        estimate_cost(
+            recipe, dataset, built, recipe.device.open(recipe.parallel), tmp_path, reporter
+        )
+        is None
+    )
     assert list(tmp_path.iterdir()) == []
 
 

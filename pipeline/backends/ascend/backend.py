@@ -13,9 +13,11 @@ from pipeline.backends.base import (
     ProgressClock,
     StepToPrice,
 )
-from pipeline.backends.xla import XlaBackend, find_device
+from pipeline.backends.xla import XlaBackend
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.parallel.devices import find_device
+from pipeline.parallel.placement import Placement
 
 if TYPE_CHECKING:
     from pipeline.backends.devices.ascend import Ascend
@@ -26,8 +28,8 @@ class AscendBackend:
 
     def __init__(self, spec: Ascend) -> None:
         self.spec = spec
-        self._host = XlaBackend(find_device("cpu", 0))
-        self.device = self._host.device
+        self._host = XlaBackend(Placement((find_device("cpu", 0),)))
+        self.placement, self.device = self._host.placement, self._host.device
 
     def describe(self) -> Mapping[str, str]:
         """Return the chip, the processor that computes in its place, and the versions."""

@@ -11,6 +11,7 @@ from pipeline.backends.ascend.chip.hardware import Chip
 from pipeline.backends.ascend.chip.options import MAX_DEVICES
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.models.layers.precision import Level
+from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.registry import FilePath, Seq, part
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Ascend(Chip, DeviceSpec):
             "device.precision=O2 for float16"
         )
 
-    def open(self) -> Backend:
+    def open(self, parallel: ParallelSpec) -> Backend:
         """XLA on the host's processor, under the name of the chip."""
         from pipeline.backends.ascend.backend import AscendBackend
 
