@@ -94,14 +94,14 @@ def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
     check_devices(devices, hw)
     in_server = min(devices, int(hw.devices_per_server_count))
     groups, stride = {}, 1
-    for axis, size in reversed(sizes.items()):
+    for axis, size in reversed(list(sizes.items())):
         # A server holds whole groups, whole parts of a group, or one member of each.
         per_server = min(size, max(1, in_server // stride))
         block = stride * per_server
-        if size % per_server or in_server % block and per_server > 1:
+        if size % per_server or (in_server % block and per_server > 1):
             raise OptionError(
-                f"mesh: {size} devices along {axis}, {stride} apart, do not lie alike on servers of "
-                f"{in_server}; sizes that divide {in_server} or are multiples of it do"
+                f"mesh: {size} devices along {axis}, {stride} apart, do not lie alike on servers "
+                f"of {in_server}; sizes that divide {in_server} or are multiples of it do"
             )
         groups[axis] = Group(size, per_server, stride)
         stride *= size

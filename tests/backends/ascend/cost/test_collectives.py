@@ -1,4 +1,4 @@
-"""Collectives against closed forms, published figures, their laws and MindSpore's rule of fusion."""
+"""Collectives against closed forms, published figures, their laws, MindSpore's rule of fusion."""
 
 from __future__ import annotations
 
