@@ -29,11 +29,13 @@ def moved_problems() -> Mapping[Location, str]:
     return {where: moved.problem for where, moved in MOVED.items()}
 
 
-def without_moved(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe of an older run without moved keys that asked for nothing."""
+def without_moved(tree: Mapping[str, Any], *, harmless: bool = True) -> dict[str, Any]:
+    """Return the recipe of an older run without moved keys; only `harmless` ones by default."""
     copy = dict(tree)
     for (section, key), moved in MOVED.items():
         inside = copy.get(section)
-        if isinstance(inside, Mapping) and key in inside and inside[key] == moved.harmless:
+        if not isinstance(inside, Mapping) or key not in inside:
+            continue
+        if not harmless or inside[key] == moved.harmless:
             copy[section] = {name: value for name, value in inside.items() if name != key}
     return copy

@@ -79,4 +79,8 @@ def _devices(recipe: Recipe) -> int:
     if size % devices:
         problem = f"must be a multiple of the {devices} devices that it is priced for"
         raise RecipeError([f"train.batch_size = {size}: {problem}"])
+    pieces, share = recipe.train.accumulate_steps, size // devices
+    if share % pieces:
+        problem = f"must divide the {share} samples that each of {devices} devices has"
+        raise RecipeError([f"train.accumulate_steps = {pieces}: {problem}"])
     return devices
