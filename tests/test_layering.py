@@ -56,6 +56,7 @@ LEVELS = [
     "config",
     "cache",
     "runner.record",
+    "launch",
     "observe",
     "stages.checkpoint",
     "stages.train",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pipeline.config import device_checks
 from pipeline.config.precision import level_of, precision_of
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.data.columns import ColumnSpec, Facts
@@ -14,7 +15,7 @@ from pipeline.sink.schedule import total_steps
 from pipeline.training.part_specs import METRICS
 
 Check = Callable[[Recipe], Iterator[str]]
-CHECKS: list[Check] = []
+CHECKS: list[Check] = [*device_checks.RULES]
 
 
 def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:

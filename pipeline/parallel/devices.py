@@ -6,6 +6,7 @@ import os
 from typing import Any, Literal
 
 import jax
+from jax._src import distributed
 from jax.extend.backend import clear_backends
 
 from pipeline.errors import RunError
@@ -24,7 +25,7 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> Placement:
     """
     if parallel.mode == "none":
         return Placement((find_device(platform, index),))
-    processes = jax.process_count()
+    processes = num_processes()
     wanted = num_devices(parallel, processes)
     if wanted % processes:
         raise RunError(
@@ -44,6 +45,12 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> Placement:
             )
         devices += there[:own]
     return Placement(tuple(devices))
+
+
+def num_processes() -> int:
+    """Return the processes of the run, without opening a device, which would fix their number."""
+    count: int | None = distributed.global_state.num_processes
+    return count or 1
 
 
 def num_devices(parallel: ParallelSpec, processes: int) -> int:

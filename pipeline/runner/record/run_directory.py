@@ -2,9 +2,9 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
-A bad step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after
-a resume. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's
-result.
+Several processes also leave ranks/. A bad step that ends a run leaves autopsy.json and reproducer/,
+which are in earlier_autopsy/ after a resume. On an emulated device also price.json, trace.json,
+timeline.html, and AutoTune's result.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ APPENDED = (LOG, "metrics.jsonl", "evals.jsonl")
 REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, OVERRIDES)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
-FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY)
-BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS)
+RANKS = "ranks"
+"""The logs of a run's processes, but for the first."""
+FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS)
+BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
 """Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
 """Prefixes of half-written files, whose names end in `.part`."""
@@ -74,6 +76,9 @@ FREE_TO_CHANGE = (
     ("eval",),
     ("monitor",),
     ("cache",),
+    ("parallel", "devices"),
+    ("parallel", "mesh"),
+    ("launch",),
 )
 """Keys that a resumed run may change: nothing that decides its losses but its length, with which
 the learning-rate schedule stretches, and that only where the run is named."""
