@@ -81,20 +81,6 @@ def device_has_type(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def devices_share_batches(recipe: Recipe) -> Iterator[str]:
-    """Each device has an equal share of every batch."""
-    size, parallel = recipe.train.batch_size, recipe.parallel
-    devices = 1 if parallel.mode == "none" else parallel.mesh_sizes["data"]
-    if size % devices:
-        below = size // devices * devices
-        right = f"{below} or {below + devices}" if below else str(devices)
-        yield (
-            f"train.batch_size = {size}: must be a multiple of the {devices} devices that share "
-            f"every batch, as {right}"
-        )
-
-
-@rule
 def device_comes_in_such_numbers(recipe: Recipe) -> Iterator[str]:
     """There can be as many devices as the recipe asks for."""
     parallel = recipe.parallel

@@ -196,6 +196,7 @@ REFUSED = {
         [
             *eight_devices(16),
             "train.accumulate_steps=4",
+            "parallel.reproducible=layout",
         ],
         "train.accumulate_steps = 4: must divide the 2 samples that each of 8 devices has",
     ),
