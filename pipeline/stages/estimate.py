@@ -37,6 +37,9 @@ def estimate_cost(
     if estimate is None:
         return None
     reporter.say(str(estimate))
+    mode = recipe.parallel.mode
+    if mode not in ("none", "data"):
+        reporter.stage("modelled", f"parallel.mode = {mode} as data: every device has all weights")
     files = estimate.save(run_dir)
     reporter.stage("modelled", f"{', '.join(files)} in {run_dir}")
     return estimate
