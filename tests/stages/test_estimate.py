@@ -156,6 +156,16 @@ def test_a_recipe_that_sizes_each_device_is_advised_in_its_own_key(
 
 
 @pytest.mark.slow
+def test_a_mode_that_cuts_parameters_is_said_to_be_priced_as_data(
+    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny(*PRICED, *eight_devices(16)), tmp_path / "data")
+    assert "as data" not in capsys.readouterr().out
+    run(tiny(*PRICED, *eight_devices(16), "parallel.mode=auto"), tmp_path / "auto")
+    assert "parallel.mode = auto as data: every device has all weights" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_device_is_priced_as_alone_but_for_its_all_reduces(tiny: Compose, tmp_path: Path) -> None:
     """Eight devices with 8 samples each compute what one does; the step is longer."""
     alone = run(tiny(*PRICED, "train.batch_size=8"), tmp_path / "alone").modelled
