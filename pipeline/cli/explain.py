@@ -177,7 +177,15 @@ def _modelled(
         recipe.name, estimate.device, recipe.train.batch_size, _asked(recipe, built.run_schedule)
     )
     calendar = calendar_of(recipe, built.run_schedule)
-    return Explanation(run, bounds, calendar, estimate.choice, seen[-1], modelled=True)
+    return Explanation(
+        run,
+        bounds,
+        calendar,
+        estimate.choice,
+        seen[-1],
+        modelled=True,
+        communication=estimate.communication,
+    )
 
 
 def _asked(recipe: Recipe, run_schedule: RunSchedule) -> int | None:

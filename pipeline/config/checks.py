@@ -81,6 +81,17 @@ def device_has_type(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def device_comes_in_such_numbers(recipe: Recipe) -> Iterator[str]:
+    """There can be as many devices as the recipe asks for."""
+    parallel = recipe.parallel
+    devices = 1 if parallel.mode == "none" else parallel.num_devices
+    problem = recipe.device.refuses_devices(devices)
+    if problem is not None:
+        key = "parallel.devices" if parallel.mesh is None else "parallel.mesh"
+        yield f"{key} = {devices}: {problem}"
+
+
+@rule
 def one_source_of_types(recipe: Recipe) -> Iterator[str]:
     """M-07: a level and `to_float` both give types to layers; as in MindSpore, not together."""
     level = level_of(recipe)

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from pipeline.config.defaults import normalised
+from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, RunError, printable
 from pipeline.files.atomic_write import write_whole
@@ -273,7 +274,8 @@ def read_status(run_dir: Path) -> str | None:
 
 def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:
     try:
-        return read_kept_recipe(run_dir)
+        # A moved key decided no loss: device.devices was of the price alone.
+        return normalised(without_moved(read_kept_recipe(run_dir), harmless=False))
     except DataError as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
         raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error
