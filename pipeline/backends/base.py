@@ -15,6 +15,7 @@ from pipeline.backends.communication import Communication
 from pipeline.data.feed.feed import Feed
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.parallel.cuts import Cuts
 from pipeline.parallel.placement import Placement
 from pipeline.sink.choice import SinkChoice
 from pipeline.sink.telemetry import Telemetry
@@ -59,6 +60,8 @@ class CompileInputs:
     seed: np.ndarray
     eager: bool = False
     """Run every operation on its own instead of compiled programs."""
+    cuts: Cuts | None = None
+    """How devices share parameters; None where each has all of them."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]

@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax import Array
 from jax.sharding import PartitionSpec
 from jax.tree_util import register_dataclass
@@ -36,6 +37,7 @@ from pipeline.files.compile_cache import no_compile_cache
 from pipeline.lowerings.formulas.onednn import CALLS
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
+from pipeline.parallel.cuts import Cuts
 from pipeline.parallel.placement import Placement
 from pipeline.parallel.shards import DATA
 from pipeline.sink.telemetry import Telemetry
@@ -124,6 +126,8 @@ class _ProgramSpec:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     donated: int | None = None
+    out_shardings: Any = None
+    """Where results lie; None where that follows from the arguments."""
     compiler_options: dict[str, str | bool] | None = None
 
 
@@ -166,7 +170,9 @@ class XlaExecutable:
 
     def put(self, state: TrainState) -> TrainState:
         """A copy of a state on the device."""
-        return self.placement.put(jax.tree.map(np.array, state))
+        host = jax.tree.map(np.array, state)
+        cuts = self.work.cuts
+        return self.placement.put(host, cuts and cuts.of_state(host, self.placement))
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
@@ -211,7 +217,9 @@ def _program_specs(
     """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
     step, seed = work.step, placement.put(work.seed)
     train, evaluated = work.train.window(0).inputs, work.eval.window(0).inputs
-    state = placement.shapes(jax.eval_shape(step.init, seed))
+    state = jax.eval_shape(step.init, seed)
+    shardings = None if work.cuts is None else work.cuts.of_state(state, placement)
+    state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(_empty_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
     bound = placement.shapes(np.int32(0))
@@ -222,6 +230,28 @@ def _program_specs(
     quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
     options = quick if placement.device.platform == "cpu" else None
     whole = PartitionSpec()
+    if work.cuts is not None:
+        # XLA divides the program of the whole batch among the devices.
+        cut_step = _cut(step, work.cuts, placement)
+        lie: tuple[Any, ...] = (shardings, placement.whole, placement.whole)
+        carried = LoopCarry(*lie)
+        return (
+            _ProgramSpec("initialisation", step.init, (seed,), out_shardings=shardings),
+            _ProgramSpec(
+                "training step",
+                _train_loop(cut_step, repeat),
+                train_args,
+                donated=0,
+                out_shardings=carried,
+            ),
+            _ProgramSpec(
+                "evaluation",
+                _eval_loop(cut_step, repeat),
+                eval_args,
+                donated=1,
+                out_shardings=placement.whole,
+            ),
+        )
     return (
         _ProgramSpec(
             "initialisation",
@@ -246,6 +276,20 @@ def _program_specs(
             donated=1,
         ),
     )
+
+
+def _cut(step: TrainStep, cuts: Cuts, placement: Placement) -> TrainStep:
+    """Return the step with its layers' results cut as the recipe says."""
+    intercept = cuts.constrain(placement)
+
+    def constrained(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with nn.intercept_methods(intercept):
+                return function(*args)
+
+        return call
+
+    return replace(step, step=constrained(step.step), evaluate=constrained(step.evaluate))
 
 
 def _on_mesh(
@@ -349,7 +393,10 @@ def _compile(spec: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
     started_at = time.perf_counter()
     with watch(spec.name), _cache_events() as events:
         try:
-            lowered = jax.jit(spec.function, donate_argnums=spec.donated).lower(*spec.args)
+            program = jax.jit(
+                spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings
+            )
+            lowered = program.lower(*spec.args)
             keep = CALLS not in lowered.as_text()
             with nullcontext() if keep else no_compile_cache():
                 compiled = lowered.compile(compiler_options=spec.compiler_options)

@@ -47,6 +47,11 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
     devices = parallel.mesh_sizes["data"]
     if parallel.mode == "none":
         return
+    if parallel.mode == "data" and parallel.mesh_sizes["model"] > 1:
+        yield (
+            f"parallel.mesh.model = {parallel.mesh_sizes['model']}: must be 1 with "
+            "parallel.mode=data; semi_auto cuts parameters"
+        )
     batches = {"train.batch_size": train.batch_size}
     if recipe.dataset.eval.batch_size is not None:
         batches["dataset.eval.batch_size"] = recipe.dataset.eval.batch_size
@@ -102,6 +107,22 @@ def features_know_devices(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def cuts_are_of_one_process(recipe: Recipe) -> Iterator[str]:
+    """Parameters are cut by XLA, in one process, and no bits are promised."""
+    parallel = recipe.parallel
+    if parallel.mode not in ("semi_auto", "auto"):
+        return
+    if _is_exact(parallel):
+        yield (
+            f"parallel.reproducible = exact: must be layout or close with {parallel.mode}, where "
+            "XLA divides sums among devices"
+        )
+    if recipe.launch.name == "local":
+        yield f"launch = local: needs parallel.mode=data; it is {parallel.mode}"
+    if parallel.mesh_sizes["model"] > 1 and recipe.parallel.sync_batch_norm:
+        yield "parallel.sync_batch_norm = true: must be false; statistics are of the whole batch"
+
+
 def processes_know_device(recipe: Recipe) -> Iterator[str]:
     """Several processes compute on devices that are there."""
     launch = recipe.launch
@@ -132,5 +153,6 @@ RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     mesh_has_devices,
     shards_divide,
     features_know_devices,
+    cuts_are_of_one_process,
     processes_know_device,
 )

@@ -12,7 +12,8 @@ from jax.extend.backend import clear_backends
 from pipeline.errors import RunError
 from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.parallel.placement import Placement
-from pipeline.parallel.shards import DEFAULT_SHARDS
+from pipeline.parallel.ranks import Ranks
+from pipeline.parallel.shards import DEFAULT_SHARDS, shards_of
 
 Platform = Literal["cpu", "gpu"]
 
@@ -44,7 +45,15 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> Placement:
                 f"{len(there)} of {platform}{_hint(platform)}"
             )
         devices += there[:own]
-    return Placement(tuple(devices))
+    return Placement(tuple(devices), parallel.mesh_sizes["model"])
+
+
+def place_host(parallel: ParallelSpec) -> Placement:
+    """Return the host's processor as one device, split as it is for runs on several: its bits
+    depend on that."""
+    if parallel.mode != "none":
+        provide_cpu_devices(1)
+    return Placement((find_device("cpu", 0),))
 
 
 def num_processes() -> int:
@@ -58,6 +67,24 @@ def num_devices(parallel: ParallelSpec, processes: int) -> int:
     if parallel.devices is None and parallel.mesh is None:
         return processes
     return parallel.num_devices
+
+
+def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
+    """Return what runs where, with the names that the documents have for it (X-01..X-03)."""
+    devices = num_devices(parallel, ranks.size)
+    parts = [f"{parallel.mode}: device_num {devices}"]
+    if parallel.mesh_sizes["model"] > 1:
+        parts[0] += f" ({parallel.mesh_sizes['data']} data x {parallel.mesh_sizes['model']} model)"
+    if ranks.size > 1:
+        parts.append(f"rank_id {ranks.own} of rank_size {ranks.size}")
+    shards = shards_of(parallel, batch_size, 1)
+    each = f"{batch_size // parallel.mesh_sizes['data']} a device"
+    parts.append(f"batch {batch_size:,}, {each}")
+    if shards is not None:
+        parts.append(f"{shards.count} shards in a fixed order")
+    parts.append(f"reproducible {parallel.reproducible}")
+    parts.append(f"mirror_mean {str(parallel.mirror_mean).lower()}")
+    return ", ".join(parts)
 
 
 def provide_cpu_devices(count: int) -> None:

@@ -17,7 +17,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from pipeline.parallel.shards import DATA
+from pipeline.parallel.shards import DATA, MODEL
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,21 @@ class Placement:
     """The devices of a run, in the order of the parts of a batch that they take."""
 
     devices: tuple[jax.Device, ...]
+    model: int = 1
+    """Devices that share one part of a batch, along the mesh's second axis."""
 
     @cached_property
     def mesh(self) -> Mesh | None:
         """The mesh; None for one device."""
         if len(self.devices) == 1:
             return None
-        return Mesh(np.array(self.devices), (DATA,), axis_types=(AxisType.Auto,))
+        grid = np.array(self.devices).reshape(-1, self.model)
+        return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))
+
+    @property
+    def parts(self) -> int:
+        """Parts of a batch."""
+        return len(self.devices) // self.model
 
     @property
     def device(self) -> jax.Device:
@@ -42,16 +50,18 @@ class Placement:
     @property
     def whole(self) -> Sharding:
         """Sharding of an array of which every device has a copy."""
-        if self.mesh is None:
-            return SingleDeviceSharding(self.devices[0])
-        return NamedSharding(self.mesh, PartitionSpec())
+        return self.cut(PartitionSpec())
 
     @property
     def by_batch(self) -> Sharding:
         """Sharding of arrays (steps, batch, ...) of which every device has a part of each batch."""
+        return self.cut(PartitionSpec(None, DATA))
+
+    def cut(self, spec: PartitionSpec) -> Sharding:
+        """Sharding of an array that is cut along the axes of the mesh."""
         if self.mesh is None:
             return SingleDeviceSharding(self.devices[0])
-        return NamedSharding(self.mesh, PartitionSpec(None, DATA))
+        return NamedSharding(self.mesh, spec)
 
     def rows(self, batch: int) -> slice:
         """Rows of a batch that devices of this process take."""
@@ -59,8 +69,11 @@ class Placement:
         size = batch // len(own)
         return slice(own.index(True) * size, (own.index(True) + sum(own)) * size)
 
-    def put(self, tree: Any) -> Any:
-        """Copy arrays of the host to every device. All processes pass the same."""
+    def put(self, tree: Any, shardings: Any = None) -> Any:
+        """Copy arrays of the host to every device, or cut by a tree of shardings. All processes
+        pass the same."""
+        if shardings is not None:
+            return jax.device_put(tree, shardings)
         sharding = self.whole
         if sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
@@ -77,9 +90,12 @@ class Placement:
             return jax.device_put(rows, self.devices[0])
         return jax.make_array_from_process_local_data(self.by_batch, rows)
 
-    def shapes(self, tree: Any) -> Any:
-        """Shapes and dtypes of a tree, with a copy on every device."""
-        sharding = self.whole
+    def shapes(self, tree: Any, shardings: Any = None) -> Any:
+        """Shapes and dtypes of a tree, on every device as a copy or cut by a tree of shardings."""
+        if shardings is None:
+            shardings = jax.tree.map(lambda _: self.whole, tree)
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            tree,
+            shardings,
         )

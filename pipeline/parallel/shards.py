@@ -10,6 +10,8 @@ from pipeline.parallel.parallel_spec import ParallelSpec
 
 DATA = "data"
 """Axis of the mesh along which devices take other samples of a batch."""
+MODEL = "model"
+"""Axis along which devices share the parameters of a layer."""
 
 DEFAULT_SHARDS = 8
 """Shards of a batch where the recipe does not say: as many devices have the same bits then."""
@@ -31,6 +33,8 @@ class Shards:
     factor: int = 1
     """Factor of the gradients: the number of devices, where theirs are added instead of averaged
     (X-03)."""
+    sync_batch_norm: bool = False
+    """Whether batch norm takes the statistics of all devices together."""
 
     @property
     def own(self) -> int:
@@ -45,11 +49,11 @@ def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards |
     """
     axis = DATA if devices > 1 else None
     factor = 1 if parallel.mirror_mean else parallel.num_devices
-    if parallel.mode != "none" and parallel.reproducible == "exact":
+    if parallel.mode == "data" and parallel.reproducible == "exact":
         count = num_shards(parallel, batch_size)
         return Shards(count, devices, axis, "tree", factor) if count > 1 else None
     if parallel.mode == "data" and devices > 1:
-        return Shards(devices, devices, axis, "psum", factor)
+        return Shards(devices, devices, axis, "psum", factor, parallel.sync_batch_norm)
     return None
 
 

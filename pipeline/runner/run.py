@@ -22,6 +22,7 @@ from pipeline.launch.local import run_locally
 from pipeline.observe.monitors import Evaluation, Pruner
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.devices import context_line
 from pipeline.parallel.ranks import Ranks
 from pipeline.runner.context import RunContext
 from pipeline.runner.initial_state import initial_state, read_restored
@@ -212,6 +213,9 @@ def run_stages(context: RunContext) -> None:
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
     backend = recipe.device.open(recipe.parallel)
     summary.versions = versions(backend.describe())
+    if recipe.parallel.mode != "none":
+        line = context_line(recipe.parallel, recipe.train.batch_size, context.ranks)
+        reporter.stage("parallel", line)
 
     with timed(summary, "data_s"):
         dataset = load_data(recipe, reporter)

@@ -27,6 +27,7 @@ from pipeline.models.layers.path_patterns import require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.shards import Shards, shards_of
 from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
@@ -62,8 +63,19 @@ class Built:
         return make_train_step(self.parts)
 
     def step_on(self, shards: Shards | None) -> TrainStep:
-        """Make the pure functions of the step, for the devices that share the shards."""
-        return make_train_step(replace(self.parts, shards=shards))
+        """Make the pure functions of the step, for the devices that share the shards.
+
+        Raises RecipeError for batch statistics of all devices in a network that has none of its
+        own.
+        """
+        parts = replace(self.parts, shards=shards)
+        if shards is not None and shards.sync_batch_norm and shards.axis is not None:
+            if not isinstance(parts.network, Network):
+                raise RecipeError(
+                    ["parallel.sync_batch_norm = true: must be false for a model without layers"]
+                )
+            parts = replace(parts, network=parts.network.clone(batch_axis=shards.axis))
+        return make_train_step(parts)
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
@@ -80,6 +92,10 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     with _blaming("train.to_float"):
         _require_matches(recipe.train.to_float, parts, seed)
     _check_patterns(recipe, variables["params"])
+    cuts = cuts_of(recipe.parallel)
+    if cuts is not None:
+        with _blaming("parallel.specs"):
+            cuts.require_fit(variables["params"], recipe.parallel.mesh_sizes)
     with _blaming("train.optimizer"):
         state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
     _refuse_padding_into_statistics(recipe, dataset, state)

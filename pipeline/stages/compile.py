@@ -12,6 +12,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import Feed, make_feed
 from pipeline.files.compile_cache import enable_compile_cache
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.shards import shards_of
 from pipeline.stages.build import Built
 
@@ -21,8 +22,7 @@ def compile_programs(
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""
     enable_compile_cache(program_folder(recipe.cache, reporter.warn), reporter.warn)
-    devices = len(backend.placement.devices)
-    shards = shards_of(recipe.parallel, recipe.train.batch_size, devices)
+    shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
     train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
     inputs = CompileInputs(
         step=built.step_on(shards),
@@ -31,6 +31,7 @@ def compile_programs(
         learning_rates=built.learning_rates,
         seed=built.seed,
         eager=recipe.train.mode == "eager",
+        cuts=cuts_of(recipe.parallel),
     )
 
     device = backend.describe()["device"]

@@ -30,6 +30,7 @@ from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.modules.layout import best_layout, has_choice
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.ranks import Ranks
 from pipeline.parallel.shards import shards_of
 from pipeline.runner.record.run_directory import LOWERINGS
@@ -54,6 +55,9 @@ def lower(
     """
     network = built.parts.network
     if not isinstance(network, Network) or recipe.train.mode == "eager":
+        return built
+    if cuts_of(recipe.parallel) is not None:
+        # XLA divides its own operations among devices, and no other ones.
         return built
     file = run_dir / LOWERINGS if run_dir else None
 
@@ -117,7 +121,7 @@ class _LoweringRequest:
     @property
     def num_shards(self) -> int:
         """Number of shards of a batch, each computed by itself."""
-        devices = len(self.backend.placement.devices)
+        devices = self.backend.placement.parts
         shards = shards_of(self.recipe.parallel, self.recipe.train.batch_size, devices)
         return 1 if shards is None else shards.count
 

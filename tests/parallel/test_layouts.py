@@ -117,3 +117,43 @@ def test_devices_that_are_not_there(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(*MLP, *SHORT, "device=gpu", "parallel.devices=2", "train.precision=O0")
     with pytest.raises(RunError, match=r"parallel.devices = 2: 2 devices are needed, and JAX sees"):
         run(recipe, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_batch_norm_of_all_devices_is_that_of_the_whole_batch(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """Statistics, losses and gradients of four devices are those of one that has the batch."""
+    layers = (
+        "model=layers",
+        "model.layers=[{name: conv, features: 6, kernel: 3, stride: 2}, batch_norm, relu, flatten,"
+        "{name: dense, features: $classes}]",
+        "checkpoint.every_steps=10",
+    )
+    synced = ("parallel.devices=4", "parallel.reproducible=layout", "parallel.sync_batch_norm=true")
+    whole = train(tiny, tmp_path / "whole", [*layers, *SHORT[:-1]])
+    spread = train(tiny, tmp_path / "spread", [*layers, *SHORT, *synced])
+    for path, array in whole[1].items():
+        np.testing.assert_allclose(spread[1][path], array, rtol=2e-3, atol=2e-5, err_msg=path)
+    ours, theirs = ([row["grad_norm"] for row in rows[0][:5]] for rows, _ in (spread, whole))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_parameters_that_devices_share(tiny: Compose, tmp_path: Path) -> None:
+    """Two layers cut along a second axis, as Megatron cuts them, train as one device does."""
+    cut = (
+        "parallel.mode=semi_auto",
+        "parallel.reproducible=layout",
+        "parallel.mesh={data: 2, model: 4}",
+        "parallel.specs=[{pattern: dense_0/kernel, axes: [null, model]},"
+        "{pattern: dense_1/kernel, axes: [model, null]}]",
+        "parallel.constraints=[{pattern: dense_0, axes: [data, model]}]",
+    )
+    momentum = ("optimizer=momentum", "train.ema.decay=0.9", "checkpoint.every_steps=10")
+    whole = train(tiny, tmp_path / "whole", [*MLP, *SHORT[:-1], *momentum])
+    shared = train(tiny, tmp_path / "shared", [*MLP, *SHORT[:-1], *momentum, *cut])
+    for path, array in whole[1].items():
+        np.testing.assert_allclose(shared[1][path], array, rtol=1e-3, atol=1e-6, err_msg=path)
+    resumed = [*MLP, *SHORT[:-1], *momentum, *cut, f"train.resume={tmp_path / 'shared'}"]
+    assert run(tiny(*resumed, "train.steps=30")).status == "done"

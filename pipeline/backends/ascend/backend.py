@@ -19,9 +19,8 @@ from pipeline.backends.base import (
 from pipeline.backends.xla import XlaBackend
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
-from pipeline.parallel.devices import find_device, num_devices
+from pipeline.parallel.devices import num_devices, place_host
 from pipeline.parallel.parallel_spec import ParallelSpec
-from pipeline.parallel.placement import Placement
 
 if TYPE_CHECKING:
     from pipeline.backends.devices.ascend import Ascend
@@ -32,7 +31,7 @@ class AscendBackend:
 
     def __init__(self, spec: Ascend, parallel: ParallelSpec) -> None:
         self.spec, self.parallel = spec, parallel
-        self._host = XlaBackend(Placement((find_device("cpu", 0),)))
+        self._host = XlaBackend(place_host(parallel))
         self.placement, self.device = self._host.placement, self._host.device
 
     def describe(self) -> Mapping[str, str]:

@@ -38,6 +38,8 @@ class LayerContext:
     """Layers that compute in another type than `dtype`."""
     token_mask: Array | None = None
     """True for a token, False for padding: bool (batch, tokens). None: all are tokens."""
+    batch_axis: str | None = None
+    """Axis of a mesh whose devices share the batch that batch norm normalises over."""
 
     @property
     def name(self) -> str:

@@ -30,6 +30,8 @@ class BatchNormModule(nn.Module):
     dtype: str
     """Type of the result; everything is computed in float32."""
     scale_init: float
+    batch_axis: str | None = None
+    """Axis of a mesh whose devices share the batch; statistics are then over all of them."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -41,13 +43,15 @@ class BatchNormModule(nn.Module):
         initial = nn.initializers.constant(self.scale_init)
         scale = self.param("scale", initial, channels, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, channels, jnp.float32)
-        settings = _Settings(axes, self.epsilon, self.dtype)
+        shared = self.train and self.batch_axis is not None
+        devices = lax.axis_size(self.batch_axis) if shared else 1
+        settings = _Settings(axes, self.epsilon, self.dtype, self.batch_axis, devices)
         if not self.train:
             return _scaled(settings, x, running_mean.value, running_var.value, scale, bias)
         # The gradient through the statistics is part of that of `_normalised`.
-        mean, var = _statistics(lax.stop_gradient(x).astype(jnp.float32), axes)
+        mean, var = _statistics(lax.stop_gradient(x).astype(jnp.float32), settings)
         if not self.is_initializing():
-            count = prod(x.shape[axis] for axis in axes)
+            count = devices * prod(x.shape[axis] for axis in axes)
             unbiased = var * (count / max(count - 1, 1))
             running_mean.value = self._blend(running_mean.value, mean)
             running_var.value = self._blend(running_var.value, unbiased)
@@ -57,25 +61,33 @@ class BatchNormModule(nn.Module):
         return self.momentum * running + (1 - self.momentum) * batch
 
 
-def _statistics(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Mean and biased variance of x over `axes`, from one pass over x."""
-    squares = lax.square(x)
-    mean, mean_of_squares = x.mean(axes), squares.mean(axes)
-    # Rounding can make the difference negative.
-    return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
-
-
 @dataclass(frozen=True)
 class _Settings:
-    """The axes that a channel's statistics are taken over, epsilon, and the type of the result."""
+    """The axes that a channel's statistics are taken over, epsilon, the type of the result, and the
+    devices that share the batch."""
 
     axes: tuple[int, ...]
     epsilon: float
     dtype: str
+    batch_axis: str | None
+    devices: int
+
+    def total(self, own: Array) -> Array:
+        """Add what each device has of a sum over the batch."""
+        return own if self.batch_axis is None else lax.psum(own, self.batch_axis)
 
     def spread(self, channels: Array) -> Array:
         """Reshape (channels,) to broadcast against x."""
         return jnp.expand_dims(channels, self.axes)
+
+
+def _statistics(x: Array, settings: _Settings) -> tuple[Array, Array]:
+    """Mean and biased variance of a channel over the batch, from one pass over x."""
+    squares = lax.square(x)
+    parts = x.mean(settings.axes), squares.mean(settings.axes)
+    mean, mean_of_squares = (settings.total(part) / settings.devices for part in parts)
+    # Rounding can make the difference negative.
+    return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
 
 
 def _scaled(
@@ -108,10 +120,10 @@ def _backward(settings: _Settings, operands: Arrays, cotangent: Array) -> Arrays
     dy, inverse = cotangent.astype(jnp.float32), lax.rsqrt(var + settings.epsilon)
     by_bias = dy.sum(settings.axes)
     by_scale = ((dy * x).sum(settings.axes) - mean * by_bias) * inverse
-    count = x.size // mean.size
+    count = settings.devices * (x.size // mean.size)
     of_dy = scale * inverse
-    of_x = -of_dy * inverse * by_scale / count
-    rest = -of_dy * by_bias / count - of_x * mean
+    of_x = -of_dy * inverse * settings.total(by_scale) / count
+    rest = -of_dy * settings.total(by_bias) / count - of_x * mean
     by_x = settings.spread(of_dy) * dy + (settings.spread(of_x) * x + settings.spread(rest))
     zeros = jnp.zeros_like(mean), jnp.zeros_like(var)
     return by_x.astype(x.dtype), *zeros, by_scale, by_bias

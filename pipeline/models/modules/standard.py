@@ -75,6 +75,8 @@ class Network(nn.Module):
     padding_mask: bool = False
     """Whether the last channel of the input of a network of tokens is a mask, 1 for a token and 0
     for padding. Attention then ignores the padding."""
+    batch_axis: str | None = None
+    """Axis of a mesh whose devices share the batch that batch norm normalises over."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
@@ -87,6 +89,7 @@ class Network(nn.Module):
         context = LayerContext(
             (), self.initializers, self.dtype, train, self.policy, self.layout, self.rules
         )
+        context = dataclasses.replace(context, batch_axis=self.batch_axis)
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
         if reads_numbers and self.padding_mask:
             mask = images[..., -1].reshape(images.shape[0], -1) > 0
@@ -191,6 +194,7 @@ def _batch_norm(layer: standard.BatchNorm, x: Array, context: LayerContext) -> A
         epsilon=layer.epsilon,
         dtype=context.dtype,
         scale_init=layer.scale_init,
+        batch_axis=context.batch_axis,
         name=context.name,
     )(x)
 

@@ -1,0 +1,114 @@
+"""Cuts of parameters and of what layers compute along the axes of a mesh, by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict
+from jax.sharding import PartitionSpec
+
+from pipeline.models.layers.path_patterns import Path, covers, require_covered
+from pipeline.parallel.parallel_spec import ParallelSpec, ShardRule
+from pipeline.parallel.placement import Placement
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How the devices of a mesh share parameters, and what layers compute."""
+
+    specs: tuple[ShardRule, ...]
+    constraints: tuple[ShardRule, ...]
+
+    def of_state(self, state: Any, placement: Placement) -> Any:
+        """Return the sharding of every leaf of a state.
+
+        The optimizer's leaves and the average lie where their parameter lies; a leaf belongs to the
+        parameter whose path ends its own.
+        """
+        shapes = flatten_dict(dict(state.params))
+        rules = {path: self.spec_of(path) for path in shapes}
+        leaves, form = jax.tree_util.tree_flatten_with_path(state)
+        specs = [_spec_of_leaf(_keys(where), leaf, shapes, rules) for where, leaf in leaves]
+        return jax.tree.unflatten(form, [placement.cut(spec) for spec in specs])
+
+    def spec_of(self, path: Path) -> PartitionSpec:
+        """Return the cut of a parameter by the last rule that covers it; whole by default."""
+        return _last(self.specs, path) or PartitionSpec()
+
+    def constrain(self, placement: Placement) -> Callable[..., Any]:
+        """Return an interceptor of flax modules that cuts what the named layers compute."""
+
+        def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            result = call(*args, **kwargs)
+            spec = _last(self.constraints, context.module.path)
+            if spec is None or context.method_name != "__call__" or result.ndim != len(spec):
+                return result
+            return jax.lax.with_sharding_constraint(result, placement.cut(spec))
+
+        return intercept
+
+    def require_fit(self, params: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        """Check the rules against parameters and the sizes of the mesh's axes.
+
+        Raises ValueError for a pattern that matches nothing, a number of dimensions that is not the
+        parameter's, a size that does not divide, and an axis of the mesh that nothing is cut along.
+        """
+        flat = flatten_dict(dict(params))
+        require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
+        for path, leaf in flat.items():
+            spec = self.spec_of(path)
+            if spec:
+                _require_divides("/".join(path), leaf.shape, spec, sizes)
+        used = {axis for rule in (*self.specs, *self.constraints) for axis in rule.axes}
+        for axis, size in sizes.items():
+            if axis == "model" and size > 1 and axis not in used:
+                raise ValueError(f"nothing is cut along the axis {axis} of {size} devices")
+
+
+def cuts_of(parallel: ParallelSpec) -> Cuts | None:
+    """Return the cuts of a recipe; None where every device has all parameters."""
+    if parallel.mode not in ("semi_auto", "auto"):
+        return None
+    return Cuts(parallel.specs, parallel.constraints)
+
+
+def _last(rules: Sequence[ShardRule], path: Path) -> PartitionSpec | None:
+    covering = [rule for rule in rules if covers(rule.pattern, path)]
+    return PartitionSpec(*covering[-1].axes) if covering else None
+
+
+def _require_divides(
+    name: str, shape: Shape, spec: PartitionSpec, sizes: Mapping[str, int]
+) -> None:
+    if len(spec) != len(shape):
+        raise ValueError(
+            f"{name} has {len(shape)} dimensions, {list(shape)}, and axes {len(spec)} entries"
+        )
+    for dimension, axis in enumerate(spec):
+        size = 1 if axis is None else sizes[axis]
+        if shape[dimension] % size:
+            below = shape[dimension] // size * size
+            raise ValueError(
+                f"{name}: dimension {dimension} of size {shape[dimension]} does not divide among "
+                f"the {size} devices of axis {axis}; {below} or {below + size} would"
+            )
+
+
+def _spec_of_leaf(
+    keys: Path, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
+) -> PartitionSpec:
+    for length in range(1, len(keys) + 1):
+        path = keys[-length:]
+        if path in shapes and shapes[path].shape == leaf.shape:
+            return rules[path]
+    return PartitionSpec()
+
+
+def _keys(where: Any) -> Path:
+    """Return the path of a leaf as the names in it."""
+    return tuple(jax.tree_util.keystr(where, simple=True, separator="/").split("/"))

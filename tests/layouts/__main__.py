@@ -1,0 +1,141 @@
+"""`python -m tests.layouts --recipes 50 [--seed N]`: random recipes on every layout, compared.
+
+Each recipe is trained on 1, 2, 4 and 8 devices of one process, and on 1, 2 and 4 devices in each of
+two processes: other sinks, feeds and stops in each. Losses, gradient norms, evaluations and every
+array of the last checkpoint must be the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.stages.checkpoint.restore import read_saved
+from tests import outcome
+from tests.conftest import TINY
+
+STEPS = 12
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes, and devices in each."""
+
+    processes: int
+    devices: int
+
+    def overrides(self) -> list[str]:
+        """Return the keys of a recipe that ask for it."""
+        total = [f"parallel.devices={self.processes * self.devices}"]
+        if self.processes == 1:
+            return total
+        return [*total, "launch=local", f"launch.processes={self.processes}"]
+
+    def __str__(self) -> str:
+        return f"{self.processes}x{self.devices}"
+
+
+ALONE = tuple(Layout(1, devices) for devices in (1, 2, 4, 8))
+IN_PROCESSES = tuple(Layout(2, devices) for devices in (1, 2, 4))
+
+
+def random_recipe(seed: int) -> list[str]:
+    """Draw a small network, with dropout, batch norm, accumulation, loss scale, average or none."""
+    rng = random.Random(seed)
+    layers = []
+    if rng.random() < 0.6:
+        layers += [f"{{name: conv, features: {rng.choice([3, 6])}, kernel: 3, stride: 2}}"]
+        layers += ["batch_norm"] if rng.random() < 0.7 else []
+        layers += ["relu", "{name: max_pool, window: 2, stride: 2}"]
+    layers += ["flatten", f"{{name: dense, features: {rng.choice([8, 12])}}}", "relu"]
+    layers += [f"{{name: dropout, rate: {rng.choice([0.2, 0.5])}}}"] if rng.random() < 0.6 else []
+    layers += ["{name: dense, features: $classes}"]
+    optional = {
+        "train.accumulate_steps=2": 0.4,
+        "train.loss_scale={name: dynamic, init: 128.0, factor: 2.0, window: 5}": 0.3,
+        "train.ema.decay=0.9": 0.3,
+        "dataset.ignore_index=3": 0.3,
+        "train.loss.smoothing=0.1": 0.3,
+        "train.on_nan=skip": 0.2,
+        "train.clip.norm=1.0": 0.3,
+        "train.loss.reduction=sum": 0.1,
+    }
+    chosen = [key for key, share in optional.items() if rng.random() < share]
+    return [
+        f"model.layers=[{','.join(layers)}]",
+        f"optimizer={rng.choice(['momentum', 'adam', 'adamw', 'lion'])}",
+        f"train.optimizer.lr={rng.choice([0.001, 0.01])}",
+        f"seed={rng.randrange(1000)}",
+        f"parallel.shards={rng.choice([8, 8, 16]) if 'train.accumulate_steps=2' not in chosen else 8}",
+        *chosen,
+    ]
+
+
+def train(recipe: Sequence[str], layout: Layout, folder: Path, cache: Path, seed: int) -> object:
+    """Train in a process of its own, and return what must be equal."""
+    rng = random.Random(f"{seed} {layout}")
+    run_dir = folder / str(layout)
+    lr = [one for one in recipe if one.startswith("train.optimizer.lr")]
+    arguments = [
+        "+recipe=lenet5_digits",
+        "model=layers",
+        *[one for one in TINY if not one.startswith(("train.batch_size", "train.optimizer.lr"))],
+        *[one for one in recipe if one not in lr],
+        *lr,
+        f"train.batch_size={BATCH}",
+        "train.passes=null",
+        f"train.steps={STEPS}",
+        "parallel.mode=data",
+        f"train.sink_size={rng.choice([1, 5, 7, 100])}",
+        f"train.feed={rng.choice(['resident', 'stream'])}",
+        "eval.every_passes=null",
+        "eval.every_steps=6",
+        f"cache.root={cache}",
+        f"hydra.run.dir={run_dir}",
+        *layout.overrides(),
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pipeline", *arguments], capture_output=True, text=True, check=False
+    )
+    if ended.returncode:
+        raise RuntimeError(f"{layout}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    arrays = {path: array.tobytes() for path, array in read_saved(run_dir).arrays.items()}
+    return outcome.metrics(run_dir), outcome.read_lines(run_dir / "evals.jsonl"), arrays
+
+
+def main() -> int:
+    """Print a line for each recipe; 1 where a layout differs."""
+    parser = argparse.ArgumentParser(prog="python -m tests.layouts", description=__doc__)
+    parser.add_argument("--recipes", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--alone", action="store_true", help="layouts of one process")
+    asked = parser.parse_args()
+    layouts = ALONE if asked.alone else (*ALONE, *IN_PROCESSES)
+    wrong, begun = 0, time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(asked.seed, asked.seed + asked.recipes):
+            recipe, folder = random_recipe(number), Path(name) / str(number)
+            first = train(recipe, layouts[0], folder, Path(name) / "cache", number)
+            differing = [
+                str(layout)
+                for layout in layouts[1:]
+                if train(recipe, layout, folder, Path(name) / "cache", number) != first
+            ]
+            wrong += bool(differing)
+            result = f"differs on {', '.join(differing)}" if differing else "equal"
+            print(f"recipe {number}: {result}: {' '.join(recipe)}", flush=True)
+    minutes = (time.monotonic() - begun) / 60
+    print(f"{asked.recipes} recipes, {len(layouts)} layouts, {wrong} mismatches, {minutes:.1f} min")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Cuts of parameters that don't fit are refused with what would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.build import build
+from pipeline.stages.data import load_data
+
+SHARED = (
+    "model=mlp",
+    "model.hidden=[12]",
+    "parallel.mode=semi_auto",
+    "parallel.reproducible=layout",
+    "parallel.mesh={data: 1, model: 8}",
+)
+REFUSED = {
+    "[{pattern: dense_7, axes: [model]}]": "parallel.specs: pattern 'dense_7' matches none of the "
+    "4 parameters in dense_0 (2), dense_1 (2), such as dense_0/bias; did you mean dense_1?",
+    "[{pattern: dense_0/kernel, axes: [null, model]}]": "parallel.specs: dense_0/kernel: dimension "
+    "1 of size 12 does not divide among the 8 devices of axis model; 8 or 16 would",
+    "[{pattern: dense_0, axes: [null, model]}]": "parallel.specs: dense_0/bias has 1 dimensions, "
+    "[12], and axes 2 entries",
+    "[]": "parallel.specs: nothing is cut along the axis model of 8 devices",
+}
+
+
+@pytest.mark.parametrize("specs", REFUSED)
+def test_cuts_that_do_not_fit(tiny: Callable[..., Recipe], specs: str) -> None:
+    recipe, reporter = tiny(*SHARED, f"parallel.specs={specs}"), Reporter()
+    with pytest.raises(RecipeError) as refused:
+        build(recipe, load_data(recipe, reporter), reporter)
+    assert REFUSED[specs] in str(refused.value)
