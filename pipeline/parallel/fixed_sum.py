@@ -27,9 +27,10 @@ Leaf = Callable[[Array, C], tuple[T, C]]
 def sum_leaves(leaf: Leaf[C, T], count: int, carry: C) -> tuple[T, C]:
     """Add the trees `leaf(0, carry)` .. `leaf(count - 1, carry)`, in order.
 
-    The index is int32 (). Memory is one tree for each level. The program of a leaf is compiled
-    once, in a loop whose number of iterations XLA does not know, also for one leaf: its bits could
-    depend on what it is fused with.
+    The index is int32 (). Memory is two trees for each level. Bits could depend on what an
+    operation is fused with, as a product and a sum round once together where they are one
+    instruction. So a leaf is compiled once, in a loop whose number of iterations XLA does not know,
+    also where there is one leaf, and is added one iteration later.
     """
     zero = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype),
@@ -40,16 +41,26 @@ def sum_leaves(leaf: Leaf[C, T], count: int, carry: C) -> tuple[T, C]:
         branches = 2 if size % 2 == 0 else size
         below = size // branches
 
-        def add(i: Array, so_far: tuple[T, C]) -> tuple[T, C]:
-            total, carry = so_far
-            start = first + i * below
-            value, carry = leaf(start, carry) if below == 1 else subtree(below, start, carry)
-            return jax.tree.map(jnp.add, total, value), carry
+        def add(i: Array, so_far: tuple[T, T, C]) -> tuple[T, T, C]:
+            total, newest, carry = so_far
+            total, start = _add(total, newest), first + i * below
+            newest, carry = leaf(start, carry) if below == 1 else subtree(below, start, carry)
+            return total, newest, carry
 
-        hidden = jax.lax.optimization_barrier(jnp.int32(branches))
-        return jax.lax.fori_loop(jnp.int32(0), hidden, add, (zero, carry))
+        total, newest, carry = _repeat(branches, add, (zero, zero, carry))
+        return _add(total, newest), carry
 
     return subtree(count, jnp.int32(0), carry)
+
+
+def _add(one: T, other: T) -> T:
+    return jax.tree.map(jnp.add, one, other)
+
+
+def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
+    """Loop as often as `count` says, which XLA does not get to know."""
+    hidden = jax.lax.optimization_barrier(jnp.int32(count))
+    return jax.lax.fori_loop(jnp.int32(0), hidden, body, start)
 
 
 def add_devices(tree: T, axis: str, devices: int) -> T:

@@ -31,9 +31,9 @@ def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T
         return total if shards.axis is None else jax.lax.psum(total, shards.axis)
 
     def leaf(i: Array, carry: None) -> tuple[T, None]:
-        # Nothing of a shard is fused with what is around it, which depends on the layout.
+        # Nothing of a shard is fused with what it is cut from, which depends on the layout.
         shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
-        return jax.lax.optimization_barrier(compute(shard, first + i)), carry
+        return compute(shard, first + i), carry
 
     own, _ = sum_leaves(leaf, shards.own, None)
     return own if shards.axis is None else add_devices(own, shards.axis, shards.devices)
