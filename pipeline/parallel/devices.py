@@ -78,7 +78,7 @@ def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
     if ranks.size > 1:
         parts.append(f"rank_id {ranks.own} of rank_size {ranks.size}")
     shards = shards_of(parallel, batch_size, 1)
-    each = f"{batch_size // parallel.mesh_sizes['data']} a device"
+    each = f"{batch_size // (devices // parallel.mesh_sizes['model'])} a device"
     parts.append(f"batch {batch_size:,}, {each}")
     if shards is not None:
         parts.append(f"{shards.count} shards in a fixed order")
