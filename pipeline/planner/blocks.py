@@ -2,7 +2,7 @@
 
 A region is all activations that share groups of dimensions (dimension_groups.py): a residual stream
 is one region, whatever its length, so a residual edge costs nothing by itself. An operator is a
-product with a parameter, or the look-up of its rows; it leads from a region to a region. StepBlocks
+product with a parameter, or the look-up of its rows; it leads from a region to a region. Blocks
 carry no names, so that equal ones are equal and are priced once; names are in `StepBlocks`.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["batch", "contracted", "output", "both"]
-"""What a cut of an operator's dimension does:
+"""Effect of a cut of an operator's dimension:
 
 * batch: of the activations alone; gradients of the weight are partial sums;
 * contracted: of the operand and the weight; the result is a partial sum (rows of a table: each

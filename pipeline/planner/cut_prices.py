@@ -33,7 +33,7 @@ COPIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What something costs: collectives, those of gradients apart, computing, and memory."""
+    """Costs of one part of a plan: collectives, those of gradients apart, computing, and memory."""
 
     compute_us: float = 0.0
     collectives: tuple[Collective, ...] = ()
