@@ -18,7 +18,7 @@ Role = Literal["batch", "contracted", "output", "both"]
 * contracted: of the operand and the weight; the result is a partial sum (rows of a table: each
   device looks up what it has);
 * output: of the weight and the result; the operand's gradient is a partial sum;
-* both: of operand, weight and result alike, as the channels of a depthwise convolution.
+* both: of operand, weight and result alike, as a batch of weights, one for each expert.
 """
 
 

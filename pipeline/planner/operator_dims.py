@@ -37,21 +37,19 @@ def dims_of(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Operat
         columns = OperatorDim(table[1], "output", None, 1, len(result) - 1)
         return _cuttable((*samples, rows, columns))
     if node.primitive == "conv_general_dilated":
-        return _conv_dims(node, graph, operand, weight)
+        return _conv_dims(node, graph, operand)
     return _dot_dims(node, graph, shape, node.inputs[0] == weight, graph.values[weight].shape)
 
 
-def _conv_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[OperatorDim, ...]:
+def _conv_dims(node: Node, graph: Graph, operand: int) -> tuple[OperatorDim, ...]:
+    """Samples alone: where channels are cut, XLA gathers the samples of all devices.
+
+    ResNet-20 with channels of its last stage cut moved 3.5 times the bytes that the cut needs.
+    """
     numbers = node.params["dimension_numbers"]
-    (x_batch, x_in, *_), (w_out, w_in, *_) = numbers.lhs_spec, numbers.rhs_spec
-    y_batch, y_out, *_ = numbers.out_spec
-    x, w = graph.values[operand].shape, graph.values[weight].shape
-    batch = OperatorDim(x[x_batch], "batch", x_batch, None, y_batch)
-    groups = node.params["feature_group_count"]
-    if groups > 1:
-        return _cuttable((batch, OperatorDim(groups, "both", x_in, w_out, y_out)))
-    contracted = OperatorDim(x[x_in], "contracted", x_in, w_in, None)
-    return _cuttable((batch, contracted, OperatorDim(w[w_out], "output", None, w_out, y_out)))
+    before, after = numbers.lhs_spec[0], numbers.out_spec[0]
+    samples = graph.values[operand].shape[before]
+    return _cuttable((OperatorDim(samples, "batch", before, None, after),))
 
 
 def _dot_dims(

@@ -28,7 +28,7 @@ class RegionGroups:
             if index not in loss.forward and node.primitive in (*PRODUCTS, *SCATTERS, "gather")
         }
         self.groups = DimensionGroups(graph, skipped)
-        self._keep_pixels_whole()
+        self._cut_images_by_samples_alone()
         self._region_of = self._numbers()
         self.sizes: list[dict[int, int]] = [
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
@@ -59,15 +59,15 @@ class RegionGroups:
         local = self._local[region]
         return next((local[group] for group in local if group in self.of_samples), None)
 
-    def _keep_pixels_whole(self) -> None:
-        """Mark height and width of what convolutions with a parameter read and write."""
+    def _cut_images_by_samples_alone(self) -> None:
+        """Mark height, width and channels of what convolutions with a parameter read and write."""
         for index, (operand, _) in self._loss.operators.items():
             node = self._loss.graph.nodes[index]
             if node.primitive == "conv_general_dilated":
                 numbers = node.params["dimension_numbers"]
-                for dim in numbers.lhs_spec[2:]:
+                for dim in numbers.lhs_spec[1:]:
                     self.groups.keep_whole(operand, dim)
-                for dim in numbers.out_spec[2:]:
+                for dim in numbers.out_spec[1:]:
                     self.groups.keep_whole(node.outputs[0], dim)
 
     def _numbers(self) -> dict[int, int]:

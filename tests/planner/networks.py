@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
 def mlp(batch: int, *widths: int) -> LossToPlan:
     """Dense layers with a ReLU between, and cross-entropy over the last width."""
-    pairs = list(zip(widths, widths[1:], strict=False))
+    pairs = list(pairwise(widths))
     params = {f"dense_{i}": shapes(kernel=(a, b), bias=(b,)) for i, (a, b) in enumerate(pairs)}
 
     def loss(params: Any, given: Any) -> Array:
