@@ -44,7 +44,7 @@ class OursTraining:
         self._folder = task.folder / "runs"
         self._rounds = 0
         with _quiet() as reporter:
-            self._backend = recipe.device.open()
+            self._backend = recipe.device.open(recipe.parallel)
             dataset = load_data(recipe, reporter)
             self._built = build(recipe, dataset, reporter)
             self._built = lower(recipe, dataset, self._built, self._backend, None, reporter)

@@ -11,10 +11,14 @@ from functools import cache as cache_calls
 from functools import partial
 from pathlib import Path
 
+import jax
 import pytest
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
+
+# As many devices as runs on several ask for: their number can't change once one is open.
+jax.config.update("jax_num_cpu_devices", 8)
 
 ROOT = Path(__file__).parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -114,7 +114,9 @@ def check_price(base: Checkout, head: Checkout) -> str | None:
         "dataset.name=synthetic",
         "+dataset.like=cifar10",
         "device=ascend910",
-        "device.devices=8",
+        "parallel.mode=data",
+        "parallel.devices=8",
+        "parallel.batch_per_device=32",
         "stages=[data,build,compile]",
     )
     prices = [

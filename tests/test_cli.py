@@ -198,8 +198,8 @@ BAD = {
         "nowhere: holds no checkpoint",
     ),
     "no device": (
-        ["device=ascend910", "device.devices=0"],
-        "device.devices = 0: must be greater than 0",
+        ["device=ascend910", "parallel.devices=0"],
+        "parallel.devices = 0: must be greater than 0",
     ),
     "type that the chip lacks": (
         ["device=ascend910", "train.precision=bf16"],

@@ -57,6 +57,7 @@ LEVELS = [
     "config",
     "cache",
     "runner.record",
+    "launch",
     "observe",
     "stages.checkpoint",
     "stages.train",

@@ -539,11 +539,11 @@ def test_every_combination_of_other_keys_has_a_curve(
 ) -> None:
     for job, (size, devices) in enumerate([(1, 1), (1, 8), (9, 1), (9, 8), (1, 64)]):
         modelled = {"sink_size": size, "step_ms": 3.0 / size, "samples_per_s": 1.0, "bound": "cube"}
-        keys = {"train.sink_size": size, "device.devices": devices}
+        keys = {"train.sink_size": size, "parallel.devices": devices}
         leave(tmp_path / str(job), {**DONE, "modelled": modelled}, **keys)
     assert conclude(tmp_path) == 0
     curves = sorted(tmp_path.glob("*.html"))
     assert [file.name for file in curves] == ["amortisation.html", "amortisation_1.html"]
-    titles = ["device.devices=1<", "device.devices=8<"]
+    titles = ["parallel.devices=1<", "parallel.devices=8<"]
     assert all(title in file.read_text() for title, file in zip(titles, curves, strict=True))
     capsys.readouterr()

@@ -20,6 +20,7 @@ from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
 from pipeline.data.order import SampleOrder
 from pipeline.data.transform import apply_ops
+from pipeline.parallel.placement import Placement
 
 OPS = (
     RandomCrop(size=(32, 32), padding=(PAD,) * 4),
@@ -79,4 +80,6 @@ def open_loader(work: Work) -> Windows:
         repeat=1,
     )
     kind: Literal["resident", "stream"] = "stream" if work.way == "stream" else "resident"
-    return Windows(make_feed(split, order, jax.devices("cpu")[0], kind), work.batch_size)
+    return Windows(
+        make_feed(split, order, Placement((jax.devices("cpu")[0],)), kind), work.batch_size
+    )

@@ -142,7 +142,7 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
 
 def _device_of(recipe: Recipe) -> jax.Device:
     try:
-        return recipe.device.open().device
+        return recipe.device.open(recipe.parallel).device
     except PipelineError:  # a step can be examined on any machine it is sent to
         return jax.devices()[0]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.backends.communication import Communication
 from pipeline.sink.choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict
 from pipeline.training.state import Record
 
@@ -70,6 +71,7 @@ class ExplainedRun:
     recipe: str
     device: str
     batch_size: int
+    """Samples of a batch, on all devices together."""
     asked: int | None
     """The recipe's own sink in steps; None: off, or left to be chosen."""
 
@@ -88,6 +90,8 @@ class Explanation:
     achieved: Achieved | None = None
     modelled: bool = False
     """Whether the times come from the model of an emulated device."""
+    communication: Communication | None = None
+    """All-reduces of several emulated devices."""
 
     @property
     def cost(self) -> Cost | None:
@@ -121,6 +125,7 @@ class Explanation:
                 cost.mechanism: {"dispatch_ms": cost.dispatch_ms, "step_ms": cost.step_ms}
                 for cost in (self.costs.sinks if self.costs else ())
             },
+            "communication": self.communication and vars(self.communication),
             "memory": self.memory and vars(self.memory),
             "events": {**vars(self.calendar), "first": dict(self.calendar.first)},
             "achieved": self.achieved and vars(self.achieved),
@@ -128,7 +133,9 @@ class Explanation:
 
     def __str__(self) -> str:
         run, how = self.run, "MODELLED, not measured: " if self.modelled else ""
-        head = f"{how}{run.recipe} on {run.device}, batch {run.batch_size}"
+        head = f"{how}{run.recipe} on {run.device}, batch {run.batch_size:,}"
+        if self.communication is not None:
+            head += f" ({run.batch_size // self.communication.devices:,} a device)"
         lines = [f"  {name:<11} {text}" for name, text in self._facts()]
         return "\n".join([head, *lines, "", *self._table(), *self._conclusion()])
 
@@ -137,6 +144,8 @@ class Explanation:
             sinks = [f"{c.mechanism} {c.step_ms:.4g} ms" for c in self.costs.sinks]
             yield "step", f"{', '.join(sinks)} in a long dispatch"
             yield "dispatch", self._dispatch_text()
+        if self.communication is not None:
+            yield "all-reduce", str(self.communication)
         if self.memory is not None:
             yield "memory", _memory_text(self.memory, self.choice.size or 1)
         yield from _calendar_texts(self.calendar)

@@ -11,9 +11,11 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from pipeline.backends.communication import Communication
 from pipeline.data.feed.feed import Feed
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.parallel.placement import Placement
 from pipeline.sink.choice import SinkChoice
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
@@ -106,8 +108,8 @@ class StepToPrice:
     `step(state, batch) -> (state, loss)` is one update on a batch as the map ops leave it,
     `batch(size)` the shapes of a batch of any size. `sink_steps` is the length of a sink, also
     where `sink` is off. Where the recipe leaves it open, `choose_sink` chooses by the price of each
-    length. `total_steps(devices)` is the length of the run where each device has its share of the
-    data; None where a share does not fill a batch.
+    length. `batch_size` samples are of all `devices`, which have equal shares of every batch;
+    `steps_per_pass` and `total_steps` are of the run, whose batches these are.
     """
 
     name: str
@@ -117,9 +119,18 @@ class StepToPrice:
     batch_size: int
     sink: bool
     sink_steps: int
-    total_steps: Callable[[int], int | None]
+    steps_per_pass: int
+    total_steps: int
+    devices: int = 1
     eager: bool = False
     choose_sink: Callable[[SinkPrice], SinkChoice] | None = None
+    sizes_each: bool = False
+    """Whether the recipe gives the batch of one device, not that of all."""
+
+    @property
+    def device_batch(self) -> int:
+        """Samples of a batch that one device has."""
+        return self.batch_size // self.devices
 
 
 class Estimate(Protocol):
@@ -145,6 +156,10 @@ class Estimate(Protocol):
         """Samples per second of all devices together."""
 
     @property
+    def communication(self) -> Communication | None:
+        """The all-reduces of several devices; None for one."""
+
+    @property
     def choice(self) -> SinkChoice | None:
         """The sink that was chosen, where `StepToPrice` left it open."""
 
@@ -158,7 +173,9 @@ class Estimate(Protocol):
 class Backend(Protocol):
     """A device that can compile and run a step."""
 
+    placement: Placement
     device: jax.Device
+    """One of its devices, for what is measured on one."""
 
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that its numbers depend on, for the summary."""

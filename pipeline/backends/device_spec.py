@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.models.layers.precision import Level
+from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.registry import Spec
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ class DeviceSpec(Spec):
         """Why the device can't compute in a type, and what to use instead; None where it can."""
         return None
 
+    def refuses_devices(self, count: int) -> str | None:
+        """Why a run can't have this number of such devices; None where it may."""
+        return None
+
     @abstractmethod
-    def open(self) -> Backend:
+    def open(self, parallel: ParallelSpec) -> Backend:
         """Open the backend that compiles for this device. Raises RunError where there is none."""

@@ -1,4 +1,4 @@
-"""The XLA backend: CPU and GPU.
+"""The XLA backend: CPUs and GPUs.
 
 One program trains: a loop over the batches of a window with a *dynamic* trip count. Sinks of any
 length, chunks of sinks and single steps run the same machine code. So losses are equal bit for bit
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import PartitionSpec
 from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import (
@@ -36,6 +36,8 @@ from pipeline.files.compile_cache import no_compile_cache
 from pipeline.lowerings.formulas.onednn import CALLS
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
+from pipeline.parallel.placement import Placement
+from pipeline.parallel.shards import DATA
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import Record, TrainState
@@ -58,28 +60,21 @@ class LoopCarry:
     should_continue: Array
 
 
-def find_device(platform: Literal["cpu", "gpu"], index: int) -> jax.Device:
-    """A device by platform and number. Raises RunError that names the devices there are."""
-    try:
-        return jax.devices(platform)[index]
-    except (RuntimeError, IndexError):
-        there = ", ".join(sorted({f"{d.platform}:{d.id}" for d in jax.devices()}))
-        hint = "; install the `gpu` extra, pip install '.[gpu]'" if platform == "gpu" else ""
-        raise RunError(f"device {platform}:{index}: JAX sees {there} only{hint}") from None
-
-
 class XlaBackend:
-    """One device that XLA compiles for."""
+    """The devices that XLA compiles a run for."""
 
-    def __init__(self, device: jax.Device) -> None:
-        self.device = device
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.device = placement.device
 
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that decide its numbers."""
         import jaxlib
 
+        count, device = len(self.placement.devices), self.device
+        name = f"{count} x {device.platform}" if count > 1 else f"{device.platform}:{device.id}"
         return {
-            "device": f"{self.device.platform}:{self.device.id} {self.device.device_kind}",
+            "device": f"{name} {device.device_kind}",
             "jax": jax.__version__,
             "jaxlib": jaxlib.__version__,
         }
@@ -106,16 +101,16 @@ class XlaBackend:
         In eager mode nothing is compiled: the three are the Python functions themselves. Raises
         RunError where XLA refuses a program.
         """
-        rates = jax.device_put(_in_blocks(work.learning_rates), self.device)
-        specs = _program_specs(work, rates, self.device)
+        rates = self.placement.put(_in_blocks(work.learning_rates))
+        specs = _program_specs(work, rates, self.placement)
         if work.eager:
             programs, report = [spec.function for spec in specs], CompileReport(())
         else:
             compiled = [_compile(spec, watch) for spec in specs]
             programs = [program for program, _ in compiled]
             report = CompileReport(tuple(facts for _, facts in compiled))
-        buffers = jax.device_put(_empty_buffers(work.train.window(0).inputs), self.device)
-        return XlaExecutable(work, self.device, report, Programs(*programs), rates, buffers)
+        buffers = self.placement.put(_empty_buffers(work.train.window(0).inputs))
+        return XlaExecutable(work, self.placement, report, Programs(*programs), rates, buffers)
 
     def estimate(self, proposal: StepToPrice) -> None:
         """Return None: the cost of a step is measured here."""
@@ -142,10 +137,10 @@ class Programs(NamedTuple):
 
 @dataclass(eq=False)
 class XlaExecutable:
-    """A run compiled for one device. `XlaBackend.compile` builds it."""
+    """A run compiled for its devices. `XlaBackend.compile` builds it."""
 
     work: CompileInputs
-    device: jax.Device
+    placement: Placement
     report: CompileReport
     programs: Programs
     rates: Array
@@ -167,11 +162,11 @@ class XlaExecutable:
 
     def init(self) -> TrainState:
         """The state at step 0, drawn from the seed."""
-        return self.programs.init(jax.device_put(self.work.seed, self.device))
+        return self.programs.init(self.placement.put(self.work.seed))
 
     def put(self, state: TrainState) -> TrainState:
         """A copy of a state on the device."""
-        return jax.tree.map(lambda x: jax.device_put(np.array(x), self.device), state)
+        return self.placement.put(jax.tree.map(np.array, state))
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
@@ -191,7 +186,7 @@ class XlaExecutable:
         if telemetry.bad_step is not None:
             # Reset, or no later call would run a step: steps that were only timed may diverge.
             empty = _empty_buffers(self.work.train.window(start).inputs)
-            self.buffers = jax.device_put(empty, self.device)
+            self.buffers = self.placement.put(empty)
         return carry.state, telemetry
 
     def evaluate(
@@ -202,7 +197,7 @@ class XlaExecutable:
         The same program adds the batches in their order, however windows split them.
         """
         if before is None:
-            before = jax.device_put(self.work.step.zero_sums(), self.device)
+            before = self.placement.put(self.work.step.zero_sums())
         sums = before
         for inputs, first, count in _split_at_windows(self.work.eval, start, stop):
             span = np.int32(first), np.int32(first + count)
@@ -211,32 +206,70 @@ class XlaExecutable:
 
 
 def _program_specs(
-    work: CompileInputs, rates: Array, device: jax.Device
+    work: CompileInputs, rates: Array, placement: Placement
 ) -> tuple[_ProgramSpec, _ProgramSpec, _ProgramSpec]:
     """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
-    step, seed = work.step, jax.device_put(work.seed, device)
+    step, seed = work.step, placement.put(work.seed)
     train, evaluated = work.train.window(0).inputs, work.eval.window(0).inputs
-    state = _shapes(jax.eval_shape(step.init, seed), device)
-    carry = LoopCarry(state, *_shapes(jax.eval_shape(_empty_buffers, train), device))
-    sums = _shapes(jax.eval_shape(step.zero_sums), device)
-    bound = _shapes(np.int32(0), device)
+    state = placement.shapes(jax.eval_shape(step.init, seed))
+    carry = LoopCarry(state, *placement.shapes(jax.eval_shape(_empty_buffers, train)))
+    sums = placement.shapes(jax.eval_shape(step.zero_sums))
+    bound = placement.shapes(np.int32(0))
     train_args = (carry, train, rates, bound, bound)
     eval_args = (state, sums, evaluated, bound, bound)
     repeat = _python_loop if work.eager else jax.lax.while_loop
     # Runs once: on the CPU, optimising it takes several times as long as it saves.
     quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-    options = quick if device.platform == "cpu" else None
+    options = quick if placement.device.platform == "cpu" else None
+    whole = PartitionSpec()
     return (
-        _ProgramSpec("initialisation", step.init, (seed,), compiler_options=options),
-        _ProgramSpec("training step", _train_loop(step, repeat), train_args, donated=0),
-        _ProgramSpec("evaluation", _eval_loop(step, repeat), eval_args, donated=1),
+        _ProgramSpec(
+            "initialisation",
+            _on_mesh(step.init, placement, (whole,)),
+            (seed,),
+            compiler_options=options,
+        ),
+        _ProgramSpec(
+            "training step",
+            _on_mesh(
+                _train_loop(step, repeat), placement, (whole, _cuts(train), whole, whole, whole)
+            ),
+            train_args,
+            donated=0,
+        ),
+        _ProgramSpec(
+            "evaluation",
+            _on_mesh(
+                _eval_loop(step, repeat), placement, (whole, whole, _cuts(evaluated), whole, whole)
+            ),
+            eval_args,
+            donated=1,
+        ),
     )
 
 
-def _shapes(tree: Any, device: jax.Device) -> Any:
-    """Shapes and dtypes of a tree, on the device."""
-    place = SingleDeviceSharding(device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+def _on_mesh(
+    function: Callable[..., Any], placement: Placement, cuts: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """Let every device of a mesh run the function on its part of the arguments.
+
+    `cuts` says for each argument how the devices share it. All return the same.
+    """
+    if placement.mesh is None:
+        return function
+    whole = PartitionSpec()
+    return jax.shard_map(
+        function, mesh=placement.mesh, in_specs=cuts, out_specs=whole, check_vma=False
+    )
+
+
+def _cuts(inputs: Inputs) -> Any:
+    """How devices share a window: each has its rows of the batches, all have a resident split."""
+    whole, rows = PartitionSpec(), PartitionSpec(None, DATA)
+    columns = dict.fromkeys(inputs.columns, whole if inputs.resident else rows)
+    cuts: Any = {"columns": columns, "indices": rows}
+    cuts |= {"passes": whole, "counts": whole, "seed": whole}
+    return Inputs(**cuts, resident=inputs.resident)
 
 
 def _in_blocks(rates: np.ndarray) -> np.ndarray:

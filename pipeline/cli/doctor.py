@@ -118,7 +118,7 @@ def software(recipe: Recipe) -> Iterator[CheckResult]:
 
 def device(recipe: Recipe) -> Iterator[CheckResult]:
     """The device is there and computes."""
-    backend = recipe.device.open()
+    backend = recipe.device.open(recipe.parallel)
     properties = backend.describe()
     name = ", ".join(v if k == "device" else f"{k} {v}" for k, v in properties.items())
     numbers = jax.device_put(jnp.arange(8.0), backend.device)

@@ -130,7 +130,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     """Build, compile and measure; for an emulated device, take its model's figures instead."""
-    backend = recipe.device.open()
+    backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     modelled = _modelled(recipe, dataset, built, backend)
@@ -177,7 +177,15 @@ def _modelled(
         recipe.name, estimate.device, recipe.train.batch_size, _asked(recipe, built.run_schedule)
     )
     calendar = calendar_of(recipe, built.run_schedule)
-    return Explanation(run, bounds, calendar, estimate.choice, seen[-1], modelled=True)
+    return Explanation(
+        run,
+        bounds,
+        calendar,
+        estimate.choice,
+        seen[-1],
+        modelled=True,
+        communication=estimate.communication,
+    )
 
 
 def _asked(recipe: Recipe, run_schedule: RunSchedule) -> int | None:

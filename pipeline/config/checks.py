@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pipeline.config import device_checks
 from pipeline.config.precision import level_of, precision_of
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.data.columns import ColumnSpec, Facts
@@ -14,7 +15,7 @@ from pipeline.sink.schedule import total_steps
 from pipeline.training.part_specs import METRICS
 
 Check = Callable[[Recipe], Iterator[str]]
-CHECKS: list[Check] = []
+CHECKS: list[Check] = [*device_checks.RULES]
 
 
 def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
@@ -77,6 +78,17 @@ def device_has_type(recipe: Recipe) -> Iterator[str]:
         problem = recipe.device.refuses(dtype)
         if problem is not None:
             yield f"train.precision = {recipe.train.precision}: {problem}"
+
+
+@rule
+def device_comes_in_such_numbers(recipe: Recipe) -> Iterator[str]:
+    """There can be as many devices as the recipe asks for."""
+    parallel = recipe.parallel
+    devices = 1 if parallel.mode == "none" else parallel.num_devices
+    problem = recipe.device.refuses_devices(devices)
+    if problem is not None:
+        key = "parallel.devices" if parallel.mesh is None else "parallel.mesh"
+        yield f"{key} = {devices}: {problem}"
 
 
 @rule

@@ -1,6 +1,7 @@
 """Defaults of conf/ for keys that a complete recipe lacks because they were added later.
 
-The recipe's validation says which keys are missing, so nothing else is changed.
+The recipe's validation says which keys are missing, so nothing else is changed, but that moved keys
+which asked for nothing are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from pipeline.config.files import SECTIONS
+from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
 from pipeline.files.error_text import locate
 from pipeline.files.package_paths import CONF
@@ -38,7 +40,7 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     A key of a part takes its default from the most similar option in conf/. Keys without a default
     stay missing.
     """
-    filled = deepcopy(dict(tree))
+    filled = deepcopy(without_moved(tree))
     # Repeat: a section's missing keys are reported only once the section exists.
     while sum(_fill(filled, where) for where in _missing(filled)):
         pass

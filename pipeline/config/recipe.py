@@ -10,7 +10,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
@@ -21,6 +20,7 @@ from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.parallel.launch_spec import LaunchSpec
 from pipeline.parallel.parallel_spec import ParallelSpec
+from pipeline.parallel.shards import default_shards
 from pipeline.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.training.bad_steps import OnNan
 from pipeline.training.loss_scales import LossScale
@@ -184,12 +184,16 @@ class Recipe(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _multiply_batch(cls, tree: Any) -> Any:
-        """Give the batch of one device, times their number, to the key that all others read."""
+    def _resolve_layout(cls, tree: Any) -> Any:
+        """Fill in what follows from the devices: the batch of all of them, and its shards."""
         try:
-            per_device = tree["parallel"]["batch_per_device"]
-            devices = ParallelSpec.model_validate(tree["parallel"]).num_devices
-            return {**tree, "train": {**tree["train"], "batch_size": per_device * devices}}
-        except (KeyError, TypeError, ValidationError):
-            # Not given, or wrong; what is wrong is reported where the fields are checked.
+            parallel, train = ParallelSpec.model_validate(tree["parallel"]), dict(tree["train"])
+            if parallel.batch_per_device is not None:
+                train["batch_size"] = parallel.batch_per_device * parallel.num_devices
+            shards = parallel.shards
+            if shards is None and parallel.mode != "none" and parallel.reproducible == "exact":
+                shards = default_shards(train["batch_size"], parallel.num_devices)
+            return {**tree, "train": train, "parallel": {**tree["parallel"], "shards": shards}}
+        except (KeyError, TypeError, ValueError):
+            # Something else is missing or wrong, and reported where the fields are checked.
             return tree

@@ -41,11 +41,15 @@ _EXPECTED = {
 
 
 def describe(
-    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[Location, str] = _NOTHING
+    error: ValidationError,
+    tree: Mapping[str, Any],
+    unfit: Mapping[Location, str] = _NOTHING,
+    moved: Mapping[Location, str] = _NOTHING,
 ) -> list[str]:
     """Every problem that pydantic found in `tree`, one line each.
 
-    `unfit` has one line for a section whose keys belong to another part, in place of one per key.
+    `unfit` has one line for a section whose keys belong to another part, in place of one per key;
+    `moved` says of keys that there were what they are now.
     The first MAX_PROBLEMS show the value and guess what was meant; the rest, of which a file can
     have thousands, give only their place and kind.
     """
@@ -55,7 +59,10 @@ def describe(
     unknown = {where for details, where, _ in found if details["type"] == "extra_forbidden"}
     lines = list(unfit.values())
     for details, where, tags in found[:MAX_PROBLEMS]:
-        lines.append(_describe_one(details, where, _KnownKeys(tree, tags, unknown)))
+        if details["type"] == "extra_forbidden" and where in moved:
+            lines.append(f"{dotted(where)} = {show(details['input'])}: {moved[where]}")
+        else:
+            lines.append(_describe_one(details, where, _KnownKeys(tree, tags, unknown)))
     for details, where, _ in found[MAX_PROBLEMS:]:
         lines.append(f"{shown(dotted(where))}: {_kind_of_problem(details)}")
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Pruner
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.ranks import Ranks
 from pipeline.runner.record.summary import Summary
 
 
@@ -31,3 +32,5 @@ class RunContext:
     pruner: Pruner | None = None
     lock: Lock | None = None
     """Lock on the directory against other processes."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes of the run; only the first one writes."""

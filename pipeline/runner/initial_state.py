@@ -84,9 +84,15 @@ def _warm(context: RunContext, restored: Restored, fresh: TrainState) -> TrainSt
 def _resumed(context: RunContext, built: Built, fresh: TrainState) -> tuple[TrainState, HostState]:
     """Return what the run saved last; `fresh` where it saved nothing."""
     tree = context.recipe.model_dump(mode="json")
-    found = restore_state(context.run_dir, fresh, tree, context.reporter.warn)
+    ranks, warn, found = context.ranks, context.reporter.warn, None
+    if ranks.is_first:
+        found = restore_state(context.run_dir, fresh, tree, warn)
+    step = ranks.agree(lambda: int((found[0] if found else fresh).step))
+    if not ranks.is_first and step:
+        # After the first one has set aside what is damaged, and never what it writes meanwhile.
+        found = restore_state(context.run_dir, fresh, tree, warn)
     state, host = found or (fresh, HostState())
-    step, total = int(state.step), built.run_schedule.total
+    total = built.run_schedule.total
     if step > total:
         raise RecipeError([f"train: {total} steps in all, and {context.run_dir} has done {step}"])
     context.summary.resumed_from = {"run": str(context.run_dir), "step": step}

@@ -18,7 +18,7 @@ from pipeline.observe.observers import Observers
 from pipeline.runner.context import RunContext
 from pipeline.sink.schedule import Event
 from pipeline.stages.build import Built
-from pipeline.stages.checkpoint.checkpointer import Checkpoints
+from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
@@ -45,13 +45,16 @@ def open_training(
     after everything that is being written is on disk.
     """
     _warn_of_ignored_sink(context)
-    if context.resuming:
+    if context.resuming and context.ranks.is_first:
         _set_autopsy_aside(context)
-    recipe, signals = context.recipe, context.signals
+    recipe, signals, agree = context.recipe, context.signals, context.ranks.agree
 
     def evaluate_unless_stopped(state: TrainState) -> Evaluation | None:
         dispatch_s = recipe.train.dispatch_seconds
-        return evaluate(executable, state, dataset, dispatch_s, lambda: signals.stop is not None)
+        return evaluate(executable, state, dataset, dispatch_s, is_given_up, agree)
+
+    def is_given_up() -> bool:
+        return agree(lambda: signals.stop is not None)
 
     def examine_bad_step(state: TrainState, step: int) -> None:
         # Few runs need it, and all would wait for its import.
@@ -75,8 +78,10 @@ def open_training(
             signals,
             pruner=context.pruner,
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
-            examine=examine_bad_step,
+            # What an examination runs on one device is spread over several processes.
+            examine=examine_bad_step if context.ranks.size == 1 else None,
             log_marks=observers.log_marks,
+            agree=agree,
         )
         stack.callback(executable.feed.close)
         stack.callback(_record, context, history, training)
@@ -97,20 +102,22 @@ def _set_autopsy_aside(context: RunContext) -> None:
 
 def _open_checkpoints(
     context: RunContext, save_periods: tuple[int, ...], stack: ExitStack
-) -> Checkpoints | None:
+) -> Checkpoints | NoCheckpoints | None:
     recipe = context.recipe
     if "checkpoint" not in recipe.stages:
         return None
+    if not context.ranks.is_first:
+        return NoCheckpoints()
     held = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
     tree = recipe.model_dump(mode="json")
     return stack.enter_context(Checkpoints(context.run_dir, recipe.checkpoint, tree, held))
 
 
 def _rollbacks(
-    recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | None
+    recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
 ) -> Rollbacks | None:
     policy = recipe.train.on_nan
-    if checkpoints is None or not isinstance(policy, Rollback):
+    if not isinstance(checkpoints, Checkpoints) or not isinstance(policy, Rollback):
         return None
     return Rollbacks(policy, save_periods, checkpoints.steps, checkpoints.read)
 

@@ -11,15 +11,18 @@ from typing import Any
 
 import jax
 
-from pipeline.autosink.choose_sink import SinkPlan, choose_sink
+from pipeline.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals, heard
+from pipeline.launch.join import joined
+from pipeline.launch.local import run_locally
 from pipeline.observe.monitors import Evaluation, Pruner
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.ranks import Ranks
 from pipeline.runner.context import RunContext
 from pipeline.runner.initial_state import initial_state, read_restored
 from pipeline.runner.open_training import open_training, record_overflows
@@ -34,7 +37,14 @@ from pipeline.runner.record.guards import (
     write_summary,
 )
 from pipeline.runner.record.provenance import add_provenance
-from pipeline.runner.record.summary import Summary, start_up, versions
+from pipeline.runner.record.summary import (
+    Summary,
+    facts_of,
+    new_summary,
+    read_summary,
+    start_up,
+    versions,
+)
 from pipeline.runner.resume_command import HowToResume, resume_overrides
 from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
@@ -68,31 +78,91 @@ def run(
     """
     called = time.perf_counter()
     begun = called if begun is None else begun
-    resumed = run_directory.to_resume(recipe)
-    run_dir = resumed or _make_directory(recipe, run_dir)
-    resuming, changed, signals = resumed is not None, changed or {}, signals or Signals()
-    with heard(signals), _opened(recipe, run_dir, resuming) as opened:
-        reporter, summary, lock = opened
-        summary.time["start_s"] = called - begun
-        about = recipe, run_dir, resuming, reporter, summary, changed, begun, signals, pruner
-        context = RunContext(*about, lock)
-        with _resumable(context, how_to_resume), stop_on_signal(summary):
-            run_stages(context)
-        if summary.time.get("first_step_s") is not None:
-            reporter.stage("time", start_up(summary.time))
-        reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
+    changed, signals = changed or {}, signals or Signals()
+    if recipe.launch.name == "local":
+        return _run_in_processes(recipe, run_dir, changed, begun, signals, how_to_resume)
+    with joined(recipe.launch, facts_of(recipe)) as ranks:
+        run_dir, resuming = _choose_directory(recipe, run_dir, ranks)
+        with heard(signals), _opened(recipe, run_dir, resuming, ranks) as opened:
+            reporter, summary, lock = opened
+            summary.time["start_s"] = called - begun
+            about = recipe, run_dir, resuming, reporter, summary, changed, begun, signals, pruner
+            context = RunContext(*about, lock, ranks)
+            with _resumable(context, how_to_resume), stop_on_signal(summary):
+                run_stages(context)
+            _report_end(context)
     return summary
 
 
-def _make_directory(recipe: Recipe, run_dir: Path | None) -> Path:
-    return run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
+def _report_end(context: RunContext) -> None:
+    summary, reporter = context.summary, context.reporter
+    if summary.time.get("first_step_s") is not None:
+        reporter.stage("time", start_up(summary.time))
+    reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {context.run_dir}")
+
+
+def _run_in_processes(
+    recipe: Recipe,
+    run_dir: Path | None,
+    changed: Mapping[str, Any],
+    begun: float,
+    signals: Signals,
+    how_to_resume: HowToResume,
+) -> Summary:
+    """Run in several processes on this machine, which all call `run`; return the first's summary.
+
+    Raises the error of the process that failed first.
+    """
+    run_dir, resuming = _choose_directory(recipe, run_dir, Ranks())
+    resume = str(run_dir) if resuming else None
+    tree = recipe.model_dump(mode="json")
+    tree["launch"] |= {"name": "env", "processes": None}
+    tree["train"]["resume"] = resume
+    request = {
+        "recipe": tree,
+        "run_dir": str(run_dir),
+        "changed": dict(changed),
+        "begun_s_ago": time.perf_counter() - begun,
+    }
+    try:
+        with heard(signals):
+            run_locally(recipe.launch, request, run_dir, signals)
+        summary = read_summary(run_dir)
+    except BaseException:
+        if saved_steps(run_dir / FOLDER):
+            _say_how_to_resume(recipe, run_dir, how_to_resume, Reporter())
+        raise
+    if summary.status == "stopped":
+        _say_how_to_resume(recipe, run_dir, how_to_resume, Reporter())
+    return summary
+
+
+def _choose_directory(recipe: Recipe, run_dir: Path | None, ranks: Ranks) -> tuple[Path, bool]:
+    """Return the directory of the run, and whether it is resumed; the first process decides."""
+
+    def choose() -> tuple[str, bool]:
+        resumed = run_directory.to_resume(recipe)
+        if resumed is not None:
+            return str(resumed), True
+        made = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
+        return str(made), False
+
+    folder, resuming = ranks.agree(choose)
+    return Path(folder), resuming
 
 
 @contextmanager
 def _opened(
-    recipe: Recipe, run_dir: Path, resuming: bool
-) -> Iterator[tuple[Reporter, Summary, Lock]]:
-    """Open a run directory, locked against other processes, with its log and its summary."""
+    recipe: Recipe, run_dir: Path, resuming: bool, ranks: Ranks
+) -> Iterator[tuple[Reporter, Summary, Lock | None]]:
+    """Open a run directory, locked against other runs, with its log and its summary.
+
+    Only the first process does: the others report to their own output, and keep their summary.
+    """
+    if not ranks.is_first:
+        with os_errors_to_run_errors(run_dir), oom_to_run_error():
+            yield Reporter(), new_summary(recipe, run_dir), None
+        return
     with ExitStack() as stack:
         stack.enter_context(os_errors_to_run_errors(run_dir))
         lock = stack.enter_context(run_directory.owned(run_dir, new=not resuming))
@@ -113,11 +183,6 @@ def _opened(
 def _resumable(context: RunContext, how_to_resume: HowToResume) -> Iterator[None]:
     """Report how to resume, where the stages inside leave a run that can be resumed."""
 
-    def say() -> None:
-        said = how_to_resume(context.recipe, context.run_dir)
-        if said is not None and {"train", "checkpoint"} <= set(context.recipe.stages):
-            context.reporter.stage("resume", said)
-
     def has_saved() -> bool:
         # Not where training has not been reached: what was wrong then is wrong again.
         return context.summary.steps > 0 and bool(saved_steps(context.run_dir / FOLDER))
@@ -126,10 +191,18 @@ def _resumable(context: RunContext, how_to_resume: HowToResume) -> Iterator[None
         yield
     except BaseException:
         if has_saved():
-            say()
+            _say_how_to_resume(context.recipe, context.run_dir, how_to_resume, context.reporter)
         raise
     if context.summary.status == "stopped" or (context.summary.status == "failed" and has_saved()):
-        say()
+        _say_how_to_resume(context.recipe, context.run_dir, how_to_resume, context.reporter)
+
+
+def _say_how_to_resume(
+    recipe: Recipe, run_dir: Path, how_to_resume: HowToResume, reporter: Reporter
+) -> None:
+    said = how_to_resume(recipe, run_dir)
+    if said is not None and {"train", "checkpoint"} <= set(recipe.stages):
+        reporter.stage("resume", said)
 
 
 def run_stages(context: RunContext) -> None:
@@ -137,7 +210,7 @@ def run_stages(context: RunContext) -> None:
     recipe, run_dir = context.recipe, context.run_dir
     reporter, summary = context.reporter, context.summary
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
-    backend = recipe.device.open()
+    backend = recipe.device.open(recipe.parallel)
     summary.versions = versions(backend.describe())
 
     with timed(summary, "data_s"):
@@ -161,7 +234,7 @@ def run_stages(context: RunContext) -> None:
             # A run that is only priced needs no program of the processor that computes for it.
             return
 
-    built = lower(recipe, dataset, built, backend, run_dir, reporter)
+    built = lower(recipe, dataset, built, backend, run_dir, reporter, context.ranks)
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     summary.time["compile_s"] = executable.report.compile_s
     if not (trains or evaluates):
@@ -169,16 +242,28 @@ def run_stages(context: RunContext) -> None:
 
     state, host = initial_state(context, built, executable, restored)
     if trains:
-        schedule = built.run_schedule
-        sink = choose_sink(recipe, schedule, executable, backend, estimate, host.sink, reporter)
+        schedule, kept = built.run_schedule, host.sink
+        if chooses_sink(recipe) and context.ranks.size > 1:
+            sink = SinkPlan(schedule.steps_per_pass, "loop", "not measured by several processes")
+        else:
+            sink = choose_sink(recipe, schedule, executable, backend, estimate, kept, reporter)
         summary.sink = sink.summary()
         built = with_sink(built, sink)
 
     history = History(int(state.step))
     logs = host.logs if context.resuming else None
-    observers = open_observers(
-        recipe, run_dir, built.run_schedule, history.step, reporter, estimate, logs, context.lock
-    )
+    observers = Observers([], None)
+    if context.ranks.is_first:
+        observers = open_observers(
+            recipe,
+            run_dir,
+            built.run_schedule,
+            history.step,
+            reporter,
+            estimate,
+            logs,
+            context.lock,
+        )
     with observers:
         summary.logs = observers.log_flaws()
         if trains:
@@ -211,6 +296,8 @@ def record_data(context: RunContext, dataset: Dataset, device: jax.Device) -> No
         "classes": list(dataset.classes),
     }
     # As read: the part of it that is evaluated may change.
+    if not context.ranks.is_first:
+        return
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
     process = describe_process(recipe.seed, context.summary.versions, device, splits)
     if context.resuming and saved_steps(context.run_dir / FOLDER):
@@ -230,7 +317,8 @@ def final_evaluation(
     """Evaluate the final state, unless training has just done so; a signal interrupts it."""
     evaluation = history.evaluated.get(history.step)
     if evaluation is None:
-        evaluation = evaluate(executable, state, dataset, context.recipe.train.dispatch_seconds)
+        dispatch_s, agree = context.recipe.train.dispatch_seconds, context.ranks.agree
+        evaluation = evaluate(executable, state, dataset, dispatch_s, agree=agree)
         assert evaluation is not None, "nobody gives it up"
         observers.monitor.on_eval(history.step, evaluation)
     return evaluation

@@ -27,6 +27,7 @@ from pipeline.models.layers.path_patterns import require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.shards import Shards, shards_of
 from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.training.losses import sample_losses
@@ -57,8 +58,12 @@ class Built:
 
     @property
     def step(self) -> TrainStep:
-        """Make the pure functions of the step."""
+        """Make the pure functions of the step, for one device."""
         return make_train_step(self.parts)
+
+    def step_on(self, shards: Shards | None) -> TrainStep:
+        """Make the pure functions of the step, for the devices that share the shards."""
+        return make_train_step(replace(self.parts, shards=shards))
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
@@ -130,6 +135,7 @@ def parts_of(
         on_nan=train.on_nan,
         buckets=in_ascending_order(recipe.dataset.buckets or ()),
         padding_mask=recipe.dataset.padding_mask,
+        shards=shards_of(recipe.parallel, train.batch_size, devices=1),
     )
 
 

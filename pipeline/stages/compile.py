@@ -12,6 +12,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import Feed, make_feed
 from pipeline.files.compile_cache import enable_compile_cache
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.shards import shards_of
 from pipeline.stages.build import Built
 
 
@@ -20,9 +21,11 @@ def compile_programs(
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""
     enable_compile_cache(program_folder(recipe.cache, reporter.warn), reporter.warn)
+    devices = len(backend.placement.devices)
+    shards = shards_of(recipe.parallel, recipe.train.batch_size, devices)
     train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
     inputs = CompileInputs(
-        step=built.step,
+        step=built.step_on(shards),
         train=train,
         eval=evaluated,
         learning_rates=built.learning_rates,
@@ -59,11 +62,11 @@ def _feeds(
     def report(starves: bool, text: str) -> None:
         reporter.stage("warning" if starves else "feed", text)
 
-    kind, device = recipe.train.feed, backend.device
+    kind, placement = recipe.train.feed, backend.placement
     stop, eval_stop = built.run_schedule.total, dataset.eval_order.steps_per_pass
     return (
-        make_feed(dataset.train, dataset.train_order, device, kind, stop=stop, notify=report),
-        make_feed(dataset.eval, dataset.eval_order, device, kind, stop=eval_stop),
+        make_feed(dataset.train, dataset.train_order, placement, kind, stop=stop, notify=report),
+        make_feed(dataset.eval, dataset.eval_order, placement, kind, stop=eval_stop),
     )
 
 

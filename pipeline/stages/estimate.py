@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import numpy as np
 
 from pipeline.autosink.choose_sink import chooses_sink, modelled_chooser
 from pipeline.backends.base import Backend, Estimate, StepToPrice
-from pipeline.config.recipe import Recipe, TrainSpec
+from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
-from pipeline.data.order import Batching
+from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.schedule import total_steps
+from pipeline.parallel.devices import num_devices
 from pipeline.stages.build import Built
 from pipeline.training.step import image_shape, make_update_only_step
 
@@ -38,6 +37,9 @@ def estimate_cost(
     if estimate is None:
         return None
     reporter.say(str(estimate))
+    mode = recipe.parallel.mode
+    if mode not in ("none", "data"):
+        reporter.stage("modelled", f"parallel.mode = {mode} as data: every device has all weights")
     files = estimate.save(run_dir)
     reporter.stage("modelled", f"{', '.join(files)} in {run_dir}")
     return estimate
@@ -61,27 +63,27 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
         state=built.state,
         batch=batch,
         batch_size=train.batch_size,
+        devices=_devices(recipe),
         sink=train.sink,
         sink_steps=size if isinstance(size, int) and size > 0 else run_schedule.steps_per_pass,
-        total_steps=partial(steps_on, recipe.train, dataset.train_order),
+        steps_per_pass=run_schedule.steps_per_pass,
+        total_steps=run_schedule.total,
         eager=train.mode == "eager",
         choose_sink=modelled_chooser(recipe, run_schedule) if chooses_sink(recipe) else None,
+        sizes_each=recipe.parallel.batch_per_device is not None,
     )
 
 
-def steps_on(train: TrainSpec, order: Batching, devices: int) -> int | None:
-    """Return the length of a run in steps where `devices` devices share the data (X-02).
-
-    `train.batch_size` is the batch of one device, as in MindSpore's scripts, so a pass over the
-    data is as many times shorter; a length in steps stays. None where a pass has no batch.
-    """
-    if devices == 1:
-        return total_steps(train, order.steps_per_pass)
-    shards = order.num_shards * devices
-    try:
-        share = Batching(
-            order.samples, order.batch_size, order.drop_remainder, order.repeat, shards
-        )
-    except ValueError:
-        return train.steps
-    return total_steps(train, share.steps_per_pass)
+def _devices(recipe: Recipe) -> int:
+    """Return the number of devices that share a batch."""
+    if recipe.parallel.mode == "none":
+        return 1
+    devices, size = num_devices(recipe.parallel, jax.process_count()), recipe.train.batch_size
+    if size % devices:
+        problem = f"must be a multiple of the {devices} devices that it is priced for"
+        raise RecipeError([f"train.batch_size = {size}: {problem}"])
+    pieces, share = recipe.train.accumulate_steps, size // devices
+    if share % pieces:
+        problem = f"must divide the {share} samples that each of {devices} devices has"
+        raise RecipeError([f"train.accumulate_steps = {pieces}: {problem}"])
+    return devices

@@ -12,6 +12,7 @@ from pipeline.backends.base import Executable
 from pipeline.data.dataset import Dataset
 from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation
+from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.training.metrics import EvalSums, summarize
 from pipeline.training.state import TrainState
@@ -23,15 +24,17 @@ def evaluate(
     dataset: Dataset,
     dispatch_s: float,
     is_given_up: Callable[[], bool] = lambda: False,
+    agree: Agree = decide_alone,
 ) -> Evaluation | None:
     """Compute the metrics of a state; the last batch is padded and masked (D-17, E-01).
 
     The batches are dispatched in chunks of about `dispatch_s` seconds, which changes no bit of the
-    metrics. `is_given_up` is called before each chunk; where it is true, None is returned. Raises
-    RunError where the number of samples is not that of the split, and where all labels are masked.
+    metrics. `is_given_up` is called before each chunk; where it is true, None is returned. `agree`
+    returns what all processes of the run do. Raises RunError where the number of samples is not
+    that of the split, and where all labels are masked.
     """
     batches = dataset.eval_order.steps_per_pass
-    sums = _add_up(executable, state, batches, DispatchSize(dispatch_s), is_given_up)
+    sums = _add_up(executable, state, batches, DispatchSize(dispatch_s), is_given_up, agree)
     if sums is None:
         return None
     if int(sums.samples) != len(dataset.eval):
@@ -51,13 +54,14 @@ def _add_up(
     batches: int,
     size: DispatchSize,
     is_given_up: Callable[[], bool],
+    agree: Agree,
 ) -> EvalSums | None:
     """Return the sums over `batches` batches, on the host; None where it is given up."""
     sums, done = None, 0
     while done < batches:
         if is_given_up():
             return None
-        stop = min(batches, done + size.max_steps)
+        stop = min(batches, done + agree(lambda: size.max_steps))
         started_at = time.perf_counter()
         sums = executable.evaluate(state, done, stop, sums)
         size.take_note(stop - done, time.perf_counter() - started_at)

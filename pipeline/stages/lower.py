@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from pipeline.backends.base import Backend
 from pipeline.cache import cache_root
@@ -30,6 +30,8 @@ from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.modules.layout import best_layout, has_choice
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.ranks import Ranks
+from pipeline.parallel.shards import shards_of
 from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.stages.build import Built
 from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
@@ -42,23 +44,29 @@ def lower(
     backend: Backend,
     run_dir: Path | None,
     reporter: Reporter,
+    ranks: Ranks | None = None,
 ) -> Built:
     """Return the same step with its layers computed as chosen for the device.
 
     A choice that is in the run directory is used again; else the choice is made and written there,
-    with the result of tuning. Eager mode changes nothing. Raises RunError for a choice or a bank
-    that can't be read.
+    with the result of tuning. Of several processes the first one chooses for all. Eager mode
+    changes nothing. Raises RunError for a choice or a bank that can't be read.
     """
     network = built.parts.network
     if not isinstance(network, Network) or recipe.train.mode == "eager":
         return built
     file = run_dir / LOWERINGS if run_dir else None
-    kept = read_choice(file) if file is not None and file.exists() else None
-    chosen = _choose(recipe, dataset, built, backend, kept, run_dir, reporter)
-    if kept is not None:
-        reporter.stage("lower", f"as before: {file}")
-    elif file is not None:
-        write_choice(file, chosen)
+
+    def choose() -> dict[str, Any]:
+        kept = read_choice(file) if file is not None and file.exists() else None
+        chosen = _choose(recipe, dataset, built, backend, kept, run_dir, reporter)
+        if kept is not None:
+            reporter.stage("lower", f"as before: {file}")
+        elif file is not None:
+            write_choice(file, chosen)
+        return choice_to_document(chosen)
+
+    chosen = choice_of_document((ranks or Ranks()).agree(choose))
     lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
     return replace(built, parts=replace(built.parts, network=lowered))
 
@@ -103,7 +111,15 @@ class _LoweringRequest:
     @property
     def batch(self) -> int:
         """Samples in a microbatch."""
-        return self.recipe.train.batch_size // self.recipe.train.accumulate_steps
+        train = self.recipe.train
+        return train.batch_size // train.accumulate_steps // self.num_shards
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards of a batch, each computed by itself."""
+        devices = len(self.backend.placement.devices)
+        shards = shards_of(self.recipe.parallel, self.recipe.train.batch_size, devices)
+        return 1 if shards is None else shards.count
 
     @contextmanager
     def watch(self, name: str) -> Iterator[None]:
@@ -114,7 +130,7 @@ class _LoweringRequest:
     def problems_in(self, layout: Layout) -> tuple[Problem, ...]:
         """Return the problems of the network with images in a layout."""
         parts = replace(self.built.parts, network=self.network.clone(layout=layout))
-        eval_batch = self.dataset.eval_order.batch_size
+        eval_batch = self.dataset.eval_order.batch_size // self.num_shards
         return list_problems(parts, self.built.state, self.batch, eval_batch)
 
     @functools.cache  # noqa: B019 - lives as long as the choosing does
@@ -166,22 +182,29 @@ def _why(chosen: LoweringChoice) -> str:
 
 
 def write_choice(path: Path, chosen: LoweringChoice) -> None:
-    """Write the choice as JSON: the layout of images, and the lowering of each problem."""
+    """Write the choice as JSON."""
+    write_whole(path, json.dumps(choice_to_document(chosen), indent=1) + "\n")
+
+
+def choice_to_document(chosen: LoweringChoice) -> dict[str, Any]:
+    """Return the choice as JSON: the layout of images, and the lowering of each problem."""
     computations = {problem: str(how) for problem, how in chosen.lowerings.chosen}
-    document = {"layout": chosen.layout, "computations": computations}
-    write_whole(path, json.dumps(document, indent=1) + "\n")
+    return {"layout": chosen.layout, "computations": computations}
+
+
+def choice_of_document(document: Any) -> LoweringChoice:
+    """Return the choice that JSON describes. Raises ValueError, KeyError, TypeError."""
+    layouts: tuple[Layout, ...] = get_args(Layout)
+    layout = layouts[layouts.index(document["layout"])]
+    computations = document["computations"].items()
+    lowerings = Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations))
+    return LoweringChoice(lowerings, layout=layout)
 
 
 def read_choice(path: Path) -> LoweringChoice:
     """Read what `write_choice` wrote. Raises RunError that names the file for anything else."""
     try:
-        document = read_json(path)
-        layouts: tuple[Layout, ...] = get_args(Layout)
-        layout = layouts[layouts.index(document["layout"])]
-        computations = document["computations"].items()
-        return LoweringChoice(
-            Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations)), layout=layout
-        )
+        return choice_of_document(read_json(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path}: not the lowerings of a run ({type(error).__name__}: {error}); "

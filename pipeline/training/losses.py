@@ -158,10 +158,16 @@ def normalizer(
     """
     import jax.numpy as jnp
 
+    weight = label_weight(config, labels, mask)
+    return count if weight is None else jnp.maximum(weight, 1.0)
+
+
+def label_weight(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
+    """The number of valid labels of the valid samples, float32 (); None where all labels are."""
+    import jax.numpy as jnp
+
     weights = _weights(config, labels)
-    if weights is None:
-        return count
-    return jnp.maximum(jnp.sum(jnp.where(mask, weights, 0.0)), 1.0)
+    return None if weights is None else jnp.sum(jnp.where(mask, weights, 0.0))
 
 
 def reduce_losses(

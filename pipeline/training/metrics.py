@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -91,6 +91,13 @@ def add_batch(
         confusion=_add_to_confusion(sums.confusion, true, predicted, mask),
         by_class=_add_to_classes(sums.by_class, true, predicted, mask),
     )
+
+
+def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
+    """Add the sums of a batch, made of none before it."""
+    loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, more.loss_sum)
+    total = jax.tree.map(jnp.add, sums, more)
+    return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
 
 
 def _add_to_confusion(

@@ -20,6 +20,7 @@ from pipeline.data.padding.buckets import Bucket
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.models.layers.path_patterns import covers
 from pipeline.models.modules.layer_capture import Observations
+from pipeline.parallel.shards import Shards
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.part_specs import AverageSpec, RateRule
@@ -61,6 +62,8 @@ class StepConfig:
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
     on_nan: BadStepPolicy = STOP
+    shards: Shards | None = None
+    """Shards of a batch, on several devices; None where one device takes a batch as a whole."""
 
 
 @register_dataclass

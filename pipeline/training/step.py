@@ -22,10 +22,18 @@ from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.transform import apply_ops
 from pipeline.models.modules.layer_capture import grad_observing_layers
+from pipeline.parallel.shards import Shards
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
-from pipeline.training.losses import label_mask, normalizer, reduce_losses, sample_losses
-from pipeline.training.metrics import EvalSums, add_batch, zero_sums
+from pipeline.training.losses import (
+    label_mask,
+    label_weight,
+    normalizer,
+    reduce_losses,
+    sample_losses,
+)
+from pipeline.training.metrics import EvalSums, add_batch, add_sums, zero_sums
 from pipeline.training.parameters import reinitialize
+from pipeline.training.sharded import sum_shards
 from pipeline.training.state import Gradients, Record, StepConfig, TrainState, merge, split
 from pipeline.training.update import (
     apply_if_finite,
@@ -77,9 +85,13 @@ def make_train_step(config: StepConfig) -> TrainStep:
         return initial_state(config, initial_variables(config, seed)[1])
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
+        if config.shards is not None:
+            return _step(config, state, batch, learning_rates)
         return _in_bucket(config, batch, lambda cut: _step(config, state, cut, learning_rates))
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
+        if config.shards is not None:
+            return _evaluate_shards(config, config.shards, state, batch, sums)
         return _in_bucket(
             config, batch, lambda cut: _evaluate(config, state, cut, sums), drawn=False
         )
@@ -119,10 +131,54 @@ def _step(
 
 
 def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Gradients of the loss times its scale, of a batch that is cut to its bucket."""
-    images, labels = _mapped(config, config.train_ops, batch)
+    """Gradients of the loss times its scale: of a batch that is cut to its bucket, or, in shards,
+    of one that is not yet."""
     dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
+    if config.shards is not None:
+        return _shard_gradients(config, config.shards, state, batch, dropout)
+    images, labels = _mapped(config, config.train_ops, batch)
     return compute_gradients(config, state, images, labels, batch.count, dropout, state.loss_scale)
+
+
+def _shard_gradients(
+    config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout: Array
+) -> Gradients:
+    """Gradients of a batch as the sum of those of its shards.
+
+    Batch norm sees one shard at a time; the running statistics are the mean of those that each
+    shard leaves. Dropout draws by the number of the shard.
+    """
+    divisor = batch.count if config.ignore_index is None else _valid_labels(config, shards, batch)
+
+    def of_shard(shard: Batch, number: Array) -> Gradients:
+        def compute(cut: Batch) -> Gradients:
+            images, labels = _mapped(config, config.train_ops, cut)
+            key, scale = jax.random.fold_in(dropout, number), state.loss_scale
+            return compute_gradients(config, state, images, labels, cut.count, key, scale, divisor)
+
+        return _in_bucket(config, shard, compute)
+
+    total = sum_shards(shards, batch, of_shard)
+    batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
+    values = total.values
+    if shards.factor != 1:
+        values = jax.tree.map(lambda g: g * shards.factor, values)
+    return total._replace(values=values, batch_stats=batch_stats)
+
+
+def _valid_labels(config: StepConfig, shards: Shards, batch: Batch) -> Array:
+    """The number of valid labels of a batch on all devices, float32 (); at least 1."""
+
+    def of_shard(shard: Batch, number: Array) -> Array:
+        def compute(cut: Batch) -> Array:
+            _, labels = _mapped(config, config.train_ops, cut)
+            weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cut.count)
+            assert weight is not None, "there is a label to ignore"
+            return weight
+
+        return _in_bucket(config, shard, compute)
+
+    return jnp.maximum(sum_shards(shards, batch, of_shard), 1.0)
 
 
 def _mapped(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
@@ -150,16 +206,19 @@ def compute_gradients(
     count: Array | int,
     dropout: Array,
     scale: Array | float,
+    divisor: Array | int | None = None,
 ) -> Gradients:
     """Gradients of `scale` times the loss of the first `count` samples of a mapped batch.
 
     Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a key for
-    dropout. With `accumulate` microbatches their gradients are summed one after the other, which
+    dropout. A mean divides by `divisor`, by default the number of its samples or labels. With
+    `accumulate` microbatches their gradients are summed one after the other, which
     is the same sum but for batch norm, which sees one microbatch at a time, and dropout's draws.
     """
     mask = jnp.arange(images.shape[0]) < count
     batch = MappedBatch(images, labels, mask, dropout)
-    divisor = normalizer(config, labels, mask, count)
+    if divisor is None:
+        divisor = normalizer(config, labels, mask, count)
     if config.accumulate == 1:
         return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
     keys = jax.vmap(lambda i: jax.random.fold_in(dropout, i))(jnp.arange(config.accumulate))
@@ -233,6 +292,20 @@ def make_update_only_step(
         return apply_update(config, state, gradients, count, 1.0, learning_rate), gradients.loss
 
     return step
+
+
+def _evaluate_shards(
+    config: StepConfig, shards: Shards, state: TrainState, batch: Batch, sums: EvalSums
+) -> EvalSums:
+    """Add a batch as the sum over its shards."""
+
+    def of_shard(shard: Batch, number: Array) -> EvalSums:
+        none = zero_sums(config.classes)
+        return _in_bucket(
+            config, shard, lambda cut: _evaluate(config, state, cut, none), drawn=False
+        )
+
+    return add_sums(sums, sum_shards(shards, batch, of_shard))
 
 
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:

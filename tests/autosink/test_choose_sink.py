@@ -37,7 +37,7 @@ def chosen(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sink
         clockwork.rule(monkeypatch)
         recipe = tiny(AUTO, "eval.every_passes=null", *overrides)
         run_schedule = RunSchedule(total, 6, 6 if recipe.train.sink else None)
-        backend = recipe.device.open()
+        backend = recipe.device.open(recipe.parallel)
         before = parse_host_state(host or {}).sink
         return choose_sink(
             recipe,

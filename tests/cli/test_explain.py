@@ -17,6 +17,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.placement import Placement
 from pipeline.sink.choice import SinkChoice
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
@@ -133,6 +134,24 @@ def test_an_emulated_device_is_explained_by_its_model(
     assert "MODELLED, not measured: lenet5_digits on Ascend 910A, batch 16" in out
     assert re.search(r"^  chosen      loop, \d+ steps: ", out, re.MULTILINE)
     assert "achieved" not in out
+    assert "all-reduce" not in out
+
+
+@pytest.mark.slow
+def test_several_emulated_devices_are_explained_with_their_all_reduces(
+    explained: Explain, tmp_path: Path
+) -> None:
+    cluster = ("device=ascend910", "parallel.mode=data", "parallel.devices=16")
+    status, out, _ = explained(
+        *TINY, STEPS, *cluster, "train.batch_size=96", f"hydra.run.dir={tmp_path}"
+    )
+    assert status == 0
+    assert "lenet5_digits on 16 x Ascend 910A, batch 96 (6 a device)" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("  all-reduce"))
+    found = json.loads((tmp_path / "explain.json").read_text())["communication"]
+    assert (found["devices"], found["count"]) == (16, 1)
+    assert found["nbytes"] >= 4 * 61_684
+    assert line.endswith(f"exposed, {found['exposed_ms'] / found['step_ms']:.1%} of the step")
 
 
 MISTAKES = {
@@ -195,7 +214,7 @@ def test_memory_is_that_of_a_window(
     """A batch of 16: a number for each sample and two for the batch, beside what it holds."""
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
     dataset = load_data(tiny(), Reporter())
-    feed = make_feed(dataset.train, dataset.train_order, jax.devices()[0], kind)  # type: ignore[arg-type]
+    feed = make_feed(dataset.train, dataset.train_order, Placement((jax.devices()[0],)), kind)  # type: ignore[arg-type]
     told = memory_of(feed)
     labels = 16 * 4 if samples else 0
     assert (told.resident, told.window_steps) == (kind == "resident", 8)

@@ -26,7 +26,9 @@ def compiled(recipe: Recipe) -> CompileReport:
     reporter = Reporter()
     dataset = load_data(recipe, reporter)
     made = build(recipe, dataset, reporter)
-    return compile_programs(recipe, dataset, made, recipe.device.open(), reporter).report
+    return compile_programs(
+        recipe, dataset, made, recipe.device.open(recipe.parallel), reporter
+    ).report
 
 
 def caches(report: CompileReport) -> list[str]:

@@ -17,14 +17,19 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
+from pipeline.sink.schedule import total_steps
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.stages.estimate import estimate_cost, propose, steps_on
+from pipeline.stages.estimate import estimate_cost, propose
 from tests import outcome
 
 Compose = Callable[..., Recipe]
 
 PRICED = ("device=ascend910", "stages=[data,build,compile]")
+
+
+def eight_devices(batch: int) -> tuple[str, ...]:
+    return "parallel.mode=data", "parallel.devices=8", f"train.batch_size={batch}"
 
 
 def proposal(recipe: Recipe) -> StepToPrice:
@@ -39,7 +44,8 @@ def test_a_proposal_is_the_run_in_shapes(tiny: Compose) -> None:
     images, labels = made.batch(8)
     assert (images.shape, str(images.dtype)) == ((8, 32, 32, 1), "float32")
     assert (labels.shape, str(labels.dtype)) == ((8,), "int32")
-    assert (made.batch_size, made.sink, made.sink_steps, made.total_steps(1)) == (16, True, 20, 45)
+    assert (made.batch_size, made.device_batch, made.devices) == (16, 16, 1)
+    assert (made.sink, made.sink_steps, made.steps_per_pass, made.total_steps) == (True, 20, 6, 45)
     state, loss = jax.eval_shape(made.step, made.state, made.batch(8))
     assert loss.shape == ()
     assert jax.tree.structure(state) == jax.tree.structure(made.state)
@@ -49,7 +55,12 @@ def test_a_device_that_is_there_estimates_nothing(tiny: Compose, tmp_path: Path)
     recipe, reporter = tiny(), Reporter()
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
-    assert estimate_cost(recipe, dataset, built, recipe.device.open(), tmp_path, reporter) is None
+    assert (
+        estimate_cost(
+            recipe, dataset, built, recipe.device.open(recipe.parallel), tmp_path, reporter
+        )
+        is None
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,24 +94,33 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
         raise AssertionError("nothing is to be compiled")
 
     monkeypatch.setattr("pipeline.runner.run.compile_programs", never)
-    summary = run(tiny(*PRICED, "device.devices=8"), tmp_path / "run")
+    summary = run(tiny(*PRICED, *eight_devices(16)), tmp_path / "run")
     modelled = outcome.read_summary(tmp_path / "run")["modelled"]
     assert (summary.status, "compile_s" in summary.time) == ("done", False)
     assert modelled["device"] == "8 x Ascend 910A"
     assert modelled["interval_ms"][0] < modelled["step_ms"] < modelled["interval_ms"][1]
-    assert modelled["samples_per_s"] == pytest.approx(8 * 16e3 / modelled["step_ms"])
+    assert modelled["samples_per_s"] == pytest.approx(16e3 / modelled["step_ms"])
+    assert (modelled["batch_size"], modelled["batch_per_device"]) == (16, 2)
+    assert (modelled["steps"], modelled["steps_per_pass"]) == (45, 6)
     assert modelled["run_s"] == pytest.approx(45 * modelled["step_ms"] / 1e3)
     assert modelled["memory"]["verdict"] == "fits"
 
     price = json.loads((tmp_path / "run" / "price.json").read_text())
     assert price["modelled_step_ms"] == modelled["step_ms"]
     assert price["recipe"] == "lenet5_digits"
+    assert price["question"]["devices"] == 8
+    for key in ("batch_size", "batch_per_device", "steps", "steps_per_pass"):
+        assert price[key] == modelled[key]
+    assert price["modelled_samples_per_s"] == modelled["samples_per_s"]
+    assert price["modelled_run_s"] == modelled["run_s"]
+    assert price["modelled_communication"]["count"] == 1
     kinds = [change["kind"] for change in price["changes"]]
     assert sorted(kinds) == ["auto_tune", "batch", "buckets", "precision", "sink", "workers"]
     assert json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
     assert "<svg" in (tmp_path / "run" / "timeline.html").read_text()
     output = capsys.readouterr().out
-    assert "MODELLED, not measured: 8 x Ascend 910A, batch 16, O2, loop_sink of 200 steps" in output
+    assert "8 x Ascend 910A, batch 16 (2 a device), O2, loop_sink of 200 steps" in output
+    assert "  train.batch_size=32  (4 samples a device instead of 2)" in output
     assert "modelled   price.json, trace.json, timeline.html in " in output
 
 
@@ -112,15 +132,48 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
         ("train.passes=90", 8, 90 * 195),
         ("train.steps=45", 8, 45),
         ("train.passes=90", 1024, 90),
-        ("train.passes=90", 2048, None),
     ],
 )
-def test_a_run_is_as_many_times_shorter_as_devices_share_the_data(
-    length: str, devices: int, steps: int | None
+def test_steps_are_those_of_the_batches_of_all_devices(
+    length: str, devices: int, steps: int
 ) -> None:
     """Of CIFAR-10, 8 devices with batches of 32 have 195 steps a pass, as the documents say."""
-    recipe = load_recipe("resnet50_cifar10", [length])
-    assert steps_on(recipe.train, batching(recipe, 50_000), devices) == steps
+    each = ["parallel.mode=data", "parallel.batch_per_device=32", f"parallel.devices={devices}"]
+    recipe = load_recipe("resnet50_cifar10", [length, *each])
+    per_pass = batching(recipe, 50_000).steps_per_pass
+    assert recipe.train.batch_size == 32 * devices
+    assert total_steps(recipe.train, per_pass) == steps
+
+
+@pytest.mark.slow
+def test_a_recipe_that_sizes_each_device_is_advised_in_its_own_key(
+    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny(*PRICED, *eight_devices(16), "parallel.batch_per_device=2"), tmp_path / "run")
+    price = json.loads((tmp_path / "run" / "price.json").read_text())
+    overrides = [one["override"] for one in price["changes"] if one["kind"] == "batch"]
+    assert overrides == ["parallel.batch_per_device=4"]
+
+
+@pytest.mark.slow
+def test_a_mode_that_cuts_parameters_is_said_to_be_priced_as_data(
+    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny(*PRICED, *eight_devices(16)), tmp_path / "data")
+    assert "as data" not in capsys.readouterr().out
+    run(tiny(*PRICED, *eight_devices(16), "parallel.mode=auto"), tmp_path / "auto")
+    assert "parallel.mode = auto as data: every device has all weights" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_device_is_priced_as_alone_but_for_its_all_reduces(tiny: Compose, tmp_path: Path) -> None:
+    """Eight devices with 8 samples each compute what one does; the step is longer."""
+    alone = run(tiny(*PRICED, "train.batch_size=8"), tmp_path / "alone").modelled
+    shared = run(tiny(*PRICED, *eight_devices(64)), tmp_path / "shared").modelled
+    one, eight = (each["shares"]["cube"] * each["step_ms"] for each in (alone, shared))
+    assert eight == pytest.approx(one)
+    assert shared["step_ms"] > alone["step_ms"]
+    assert alone["memory"]["verdict"] == shared["memory"]["verdict"] == "fits"
 
 
 @pytest.mark.slow
@@ -142,12 +195,23 @@ REFUSED = {
         ["device.data_queue_gib.value=5e-5"],
         "train.batch_size: 16 makes a batch of 6.11e-05 GiB, more than the 5e-05 GiB of the queue",
     ),
-    "servers": (
-        ["device.devices=12"],
-        "device.devices: 12 is no whole number of servers of 8; 8 and 16 are",
+    "queue of several": (
+        [
+            *eight_devices(16),
+            "device.data_queue_gib.value=5e-6",
+        ],
+        "train.batch_size = 16, shared by 8 devices: 2 makes a batch of 7.64e-06 GiB, more than",
+    ),
+    "microbatches": (
+        [
+            *eight_devices(16),
+            "train.accumulate_steps=4",
+            "parallel.reproducible=layout",
+        ],
+        "train.accumulate_steps = 4: must divide the 2 samples that each of 8 devices has",
     ),
     "split points": (
-        ["device.devices=8", "device.all_reduce_fusion=[4,99]"],
+        [*eight_devices(16), "device.all_reduce_fusion=[4,99]"],
         "device.all_reduce_fusion: [4, 99] should grow and stay below 8,",
     ),
 }

@@ -37,7 +37,9 @@ def prepare(recipe: Recipe) -> tuple[Executable, Dataset]:
     reporter = Reporter(console=Console(file=io.StringIO()))
     dataset = load_data(recipe, reporter)
     made = build(recipe, dataset, reporter)
-    return compile_programs(recipe, dataset, made, recipe.device.open(), reporter), dataset
+    return compile_programs(
+        recipe, dataset, made, recipe.device.open(recipe.parallel), reporter
+    ), dataset
 
 
 def logits_by_hand(state: TrainState, images: np.ndarray) -> np.ndarray:

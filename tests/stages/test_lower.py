@@ -17,7 +17,7 @@ from flax import linen as nn
 from rich.console import Console
 
 from pipeline.backends.base import ProgressClock
-from pipeline.backends.xla import XlaBackend, find_device
+from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
@@ -29,6 +29,8 @@ from pipeline.lowerings.problem.problems import ConvolutionProblem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Timed, TunedProblem, Tuning
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.devices import find_device
+from pipeline.parallel.placement import Placement
 from pipeline.runner.run import run
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
@@ -79,7 +81,7 @@ class Choosing(XlaBackend):
     """A backend that chooses what a test wants it to, and takes down what it was asked."""
 
     def __init__(self, how: str = "patches/xla", chosen: LoweringChoice | None = None) -> None:
-        super().__init__(find_device("cpu", 0))
+        super().__init__(Placement((find_device("cpu", 0),)))
         self._how, self._chosen = Lowering.parse(how), chosen
         self.asked: list[tuple[Sequence[Problem], Tuning]] = []
 

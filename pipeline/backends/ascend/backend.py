@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+import jax
+
+from pipeline.backends.ascend.report.text import several
 from pipeline.backends.base import (
     CompileInputs,
     Estimate,
@@ -13,26 +16,35 @@ from pipeline.backends.base import (
     ProgressClock,
     StepToPrice,
 )
-from pipeline.backends.xla import XlaBackend, find_device
+from pipeline.backends.xla import XlaBackend
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.parallel.devices import find_device, num_devices
+from pipeline.parallel.parallel_spec import ParallelSpec
+from pipeline.parallel.placement import Placement
 
 if TYPE_CHECKING:
     from pipeline.backends.devices.ascend import Ascend
 
 
 class AscendBackend:
-    """One emulated device. Its numbers are, bit for bit, those of the host's processor."""
+    """Emulated devices. Their numbers are, bit for bit, those of the host's processor."""
 
-    def __init__(self, spec: Ascend) -> None:
-        self.spec = spec
-        self._host = XlaBackend(find_device("cpu", 0))
-        self.device = self._host.device
+    def __init__(self, spec: Ascend, parallel: ParallelSpec) -> None:
+        self.spec, self.parallel = spec, parallel
+        self._host = XlaBackend(Placement((find_device("cpu", 0),)))
+        self.placement, self.device = self._host.placement, self._host.device
 
     def describe(self) -> Mapping[str, str]:
-        """Return the chip, the processor that computes in its place, and the versions."""
+        """Return the chips, the processor that computes in its place, and the versions."""
         host = self._host.describe()
-        return {**host, "device": f"{self.spec.chip}, emulated on {host['device']}"}
+        return {**host, "device": f"{self._emulated}, emulated on {host['device']}"}
+
+    @property
+    def _emulated(self) -> str:
+        if self.parallel.mode == "none":
+            return self.spec.chip
+        return several(num_devices(self.parallel, jax.process_count()), self.spec.chip)
 
     def mechanism(
         self, asked: Literal["auto", "loop", "soft"], *, sink: bool

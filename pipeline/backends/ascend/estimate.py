@@ -18,8 +18,9 @@ from pipeline.backends.ascend.pricing.pricing import Pricing, chipset_of
 from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 from pipeline.backends.ascend.report.recommendation import Recommendation
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.report.text import printout
+from pipeline.backends.ascend.report.text import printout, several
 from pipeline.backends.base import StepToPrice
+from pipeline.backends.communication import Communication
 from pipeline.errors import RecipeError, RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.knowledge_bank import write_result
@@ -34,7 +35,7 @@ PRICE, TRACE, PICTURE = "price.json", "trace.json", "timeline.html"
 KEYS = {
     "batch_size": "train.batch_size",
     "sink_size": "train.sink_size",
-    "devices": "device.devices",
+    "devices": "parallel.devices",
     "all_reduce_fusion": "device.all_reduce_fusion",
     "host_workers": "device.host_workers",
     "precision": "device.precision",
@@ -51,20 +52,21 @@ class AscendEstimate:
         self.choice: SinkChoice | None = None
         with _no_garbage_collection():
             pricing, self.report = self._priced()
-            self.changes: tuple[Recommendation, ...] = advise(
-                pricing, self.report.config, self._pricing
-            )
+            found = advise(pricing, self.report.config, self._pricing)
+            self.changes: tuple[Recommendation, ...] = tuple(map(self._in_recipe, found))
 
     def _priced(self) -> tuple[Pricing, Report]:
         proposal = self._proposal
         try:
-            pricing = self._pricing(proposal.batch_size)
+            pricing = self._pricing(proposal.device_batch)
             report = pricing.report(self._config(pricing))
         except OptionError as error:
-            raise RecipeError([_with_key(str(error))]) from error
+            raise RecipeError([self._with_key(str(error))]) from error
         if report.memory.verdict == "out of memory":
-            batch = proposal.batch_size
-            raise RunError(out_of_memory_message(report.memory, report.graph, batch=batch))
+            message = out_of_memory_message(
+                report.memory, report.graph, batch=proposal.device_batch, devices=proposal.devices
+            )
+            raise RunError(message)
         return pricing, report
 
     def _config(self, pricing: Pricing) -> ExecutionConfig:
@@ -82,11 +84,25 @@ class AscendEstimate:
     def _pricing(self, batch_size: int) -> Pricing:
         return Pricing(trace_proposal(self._proposal, batch_size), chipset_of(self._spec))
 
+    def _in_recipe(self, change: Recommendation) -> Recommendation:
+        """Return a change with the keys that the recipe uses."""
+        if change.kind != "batch" or not self._proposal.sizes_each:
+            return change
+        size = int(change.override.partition("=")[2]) // self._proposal.devices
+        return replace(change, override=f"parallel.batch_per_device={size}")
+
+    def _with_key(self, problem: str) -> str:
+        """Return an option's error under the recipe's key: it opens with the option's name."""
+        name, colon, rest = problem.partition(":")
+        if name == "batch_size" and self._proposal.devices > 1:
+            size, devices = self._proposal.batch_size, self._proposal.devices
+            return f"train.batch_size = {size}, shared by {devices} devices:{rest}"
+        return f"{KEYS[name]}{colon}{rest}" if name in KEYS else f"device: {problem}"
+
     @property
     def device(self) -> str:
         """The chip, and the number of devices."""
-        devices = self.report.config.devices
-        return f"{devices} x {self._spec.chip}" if devices > 1 else self._spec.chip
+        return several(self.report.config.devices, self._spec.chip)
 
     @property
     def step_ms(self) -> float:
@@ -104,22 +120,31 @@ class AscendEstimate:
         return self.report.samples_per_s
 
     @property
-    def _total_steps(self) -> int | None:
-        return self._proposal.total_steps(self.report.config.devices)
+    def communication(self) -> Communication | None:
+        """The all-reduces of several devices; None for one."""
+        return self.report.communication
+
+    @property
+    def _run_s(self) -> float:
+        return self.report.step_ms * self._proposal.total_steps / 1e3
 
     def __str__(self) -> str:
         useful = [change for change in self.changes if change.gain > 0][:SHOWN_CHANGES]
-        return printout(self.report, useful, self._total_steps)
+        return printout(self.report, useful, self._proposal.total_steps)
 
     def summary(self) -> Mapping[str, Any]:
         """Return the entry of summary.json."""
-        report, config, steps = self.report, self.report.config, self._total_steps
+        report, config, proposal = self.report, self.report.config, self._proposal
         return {
             "device": self.device,
             "step_ms": report.step_ms,
             "interval_ms": list(report.interval_ms),
             "samples_per_s": report.samples_per_s,
-            "run_s": None if steps is None else report.step_ms * steps / 1e3,
+            "run_s": self._run_s,
+            "steps": proposal.total_steps,
+            "steps_per_pass": proposal.steps_per_pass,
+            "batch_size": proposal.batch_size,
+            "batch_per_device": proposal.device_batch,
             "mode": config.mode,
             "sink_size": config.sink_size,
             "devices": config.devices,
@@ -151,7 +176,16 @@ class AscendEstimate:
             }
             for change in self.changes
         ]
-        price = {"recipe": self._proposal.name, **self.report.to_dict(), "changes": changes}
+        proposal = self._proposal
+        run = {
+            "recipe": proposal.name,
+            "batch_size": proposal.batch_size,
+            "batch_per_device": proposal.device_batch,
+            "steps": proposal.total_steps,
+            "steps_per_pass": proposal.steps_per_pass,
+            "modelled_run_s": self._run_s,
+        }
+        price = {**run, **self.report.to_dict(), "changes": changes}
         write_whole(folder / PRICE, json.dumps(price, indent=2, allow_nan=False) + "\n")
         self.report.save_trace(folder / TRACE)
         title = f"{self._proposal.name} on {self.device}, modelled"
@@ -195,7 +229,7 @@ def config_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
         precision=spec.precision,
         mode=auto if spec.mode == "auto" else spec.mode,
         sink_size=proposal.sink_steps,
-        devices=spec.devices,
+        devices=proposal.devices,
         fusion=spec.all_reduce_fusion,
         host_workers=spec.host_workers,
         data_sink=proposal.sink,
@@ -212,9 +246,3 @@ def trace_proposal(proposal: StepToPrice, batch_size: int) -> TracedStep:
 
 def _parameters(state: TrainState) -> Any:
     return state.params
-
-
-def _with_key(problem: str) -> str:
-    """Return an option's error under the recipe's key: it opens with the option's name."""
-    name, colon, rest = problem.partition(":")
-    return f"{KEYS[name]}{colon}{rest}" if name in KEYS else f"device: {problem}"

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from pipeline.backends.ascend.chip.hardware import Chip
-from pipeline.backends.ascend.chip.options import MAX_DEVICES
+from pipeline.backends.ascend.chip.hardware import Chip, hardware_of
+from pipeline.backends.ascend.chip.options import MAX_DEVICES, OptionError
+from pipeline.backends.ascend.cost.collectives import check_devices
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.models.layers.precision import Level
+from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.registry import FilePath, Seq, part
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ class Ascend(Chip, DeviceSpec):
 
     auto_precision: ClassVar[Level] = "O3"
     name: Literal["ascend"] = "ascend"
-    devices: Annotated[PositiveInt, Field(le=MAX_DEVICES)]
-    """Number of devices that train together, each on its own batch."""
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
     """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
     precision: Literal["O0", "O2", "O3"] | None
@@ -56,8 +56,18 @@ class Ascend(Chip, DeviceSpec):
             "device.precision=O2 for float16"
         )
 
-    def open(self) -> Backend:
+    def refuses_devices(self, count: int) -> str | None:
+        """A cluster has at most 1,024 devices, in whole servers."""
+        if count > MAX_DEVICES:
+            return f"must be at most {MAX_DEVICES} of {self.chip}"
+        try:
+            check_devices(count, hardware_of(self))
+        except OptionError as error:
+            return str(error).removeprefix("devices: ")
+        return None
+
+    def open(self, parallel: ParallelSpec) -> Backend:
         """XLA on the host's processor, under the name of the chip."""
         from pipeline.backends.ascend.backend import AscendBackend
 
-        return AscendBackend(self)
+        return AscendBackend(self, parallel)

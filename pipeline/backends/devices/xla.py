@@ -8,6 +8,7 @@ from pydantic import NonNegativeInt
 
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.models.layers.precision import Level
+from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.registry import part
 
 if TYPE_CHECKING:
@@ -20,24 +21,26 @@ class Cpu(DeviceSpec):
 
     name: Literal["cpu"] = "cpu"
 
-    def open(self) -> Backend:
-        """XLA on the host."""
-        from pipeline.backends.xla import XlaBackend, find_device
+    def open(self, parallel: ParallelSpec) -> Backend:
+        """XLA on the host, whose processor can stand for several devices."""
+        from pipeline.backends.xla import XlaBackend
+        from pipeline.parallel.devices import place
 
-        return XlaBackend(find_device("cpu", 0))
+        return XlaBackend(place("cpu", 0, parallel))
 
 
 @part("device")
 class Gpu(DeviceSpec):
-    """One NVIDIA GPU."""
+    """NVIDIA GPUs."""
 
     auto_precision: ClassVar[Level] = "O2"
     name: Literal["gpu"] = "gpu"
     index: NonNegativeInt
-    """Index among the visible GPUs."""
+    """Index among the visible GPUs, where one is used."""
 
-    def open(self) -> Backend:
-        """XLA on a GPU. Raises RunError where JAX sees none."""
-        from pipeline.backends.xla import XlaBackend, find_device
+    def open(self, parallel: ParallelSpec) -> Backend:
+        """XLA on one GPU or several. Raises RunError where JAX sees fewer."""
+        from pipeline.backends.xla import XlaBackend
+        from pipeline.parallel.devices import place
 
-        return XlaBackend(find_device("gpu", self.index))
+        return XlaBackend(place("gpu", self.index, parallel))

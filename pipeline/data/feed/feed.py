@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from typing import Literal, Protocol
 
-import jax
-
 from pipeline.data.columns import Split
 from pipeline.data.feed.feed_stats import FeedReport, FeedStats, Notify, PrepareTime, WindowHandoff
 from pipeline.data.feed.resident import ResidentWindows
@@ -18,6 +16,7 @@ from pipeline.data.feed.stream import StreamedWindows
 from pipeline.data.feed.window import Window
 from pipeline.data.feed.window_buffer import Clock
 from pipeline.data.order import SampleOrder
+from pipeline.parallel.placement import Placement
 
 RESIDENT_LIMIT_BYTES = 2 << 30
 """The largest split kept on the device; MindSpore's device cache has the same bound (S-15)."""
@@ -95,7 +94,7 @@ class Feed:
 def make_feed(
     split: Split,
     order: SampleOrder,
-    device: jax.Device,
+    placement: Placement,
     kind: Literal["auto", "resident", "stream"],
     *,
     stop: int | None = None,
@@ -108,10 +107,10 @@ def make_feed(
     """
     fits = split_bytes(split) <= RESIDENT_LIMIT_BYTES
     if kind == "resident" or (kind == "auto" and fits):
-        return Feed(ResidentWindows(split, order, device, WINDOW_STEPS, stop), notify, clock)
+        return Feed(ResidentWindows(split, order, placement, WINDOW_STEPS, stop), notify, clock)
     batch_bytes = max(1, split.sample_bytes * order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
-    return Feed(StreamedWindows(split, order, device, steps, stop, clock), notify, clock)
+    return Feed(StreamedWindows(split, order, placement, steps, stop, clock), notify, clock)
 
 
 def split_bytes(split: Split) -> int:

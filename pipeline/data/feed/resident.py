@@ -6,12 +6,11 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
-import jax
-
 from pipeline.data.columns import Split
 from pipeline.data.feed.feed_stats import PrepareTime
 from pipeline.data.feed.window import Window, put_inputs
 from pipeline.data.order import SampleOrder
+from pipeline.parallel.placement import Placement
 
 Prepared = tuple[Window, PrepareTime]
 
@@ -28,15 +27,13 @@ class ResidentWindows:
         self,
         split: Split,
         order: SampleOrder,
-        device: jax.Device,
+        placement: Placement,
         window_steps: int,
         stop: int | None,
     ) -> None:
-        self._order, self._device = order, device
+        self._order, self._placement = order, placement
         self._steps, self._stop = window_steps, stop
-        self._columns = {
-            name: jax.device_put(column[:], device) for name, column in split.columns.items()
-        }
+        self._columns = {name: placement.put(column[:]) for name, column in split.columns.items()}
         self.device_bytes = sum(column.nbytes for column in self._columns.values())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="order")
         self._ahead: tuple[int, Future[Prepared]] | None = None
@@ -65,6 +62,7 @@ class ResidentWindows:
         started_at = time.perf_counter()
         batches = self._order.batches(step, self._steps)
         ordered = time.perf_counter()
-        inputs = put_inputs(self._columns, batches, self._order.seed, self._device, resident=True)
+        placement, seed = self._placement, self._order.seed
+        inputs = put_inputs(self._columns, batches, seed, placement, resident=True)
         seconds = {"order": ordered - started_at, "transfer": time.perf_counter() - ordered}
         return Window(step, step + self._steps, inputs), PrepareTime(seconds)

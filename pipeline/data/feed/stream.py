@@ -13,14 +13,13 @@ import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
-import jax
-
 from pipeline.data.columns import Split
 from pipeline.data.feed.feed_stats import PrepareTime
 from pipeline.data.feed.window import Window
 from pipeline.data.feed.window_buffer import Clock, ReadPlan, WindowBuffer
 from pipeline.data.order import SampleOrder
 from pipeline.errors import PipelineError
+from pipeline.parallel.placement import Placement
 
 
 class StreamedWindows:
@@ -32,12 +31,12 @@ class StreamedWindows:
         self,
         split: Split,
         order: SampleOrder,
-        device: jax.Device,
+        placement: Placement,
         window_steps: int,
         stop: int | None,
         clock: Clock,
     ) -> None:
-        self._plan = ReadPlan(split, order, device, window_steps, stop, clock)
+        self._plan = ReadPlan(split, order, placement, window_steps, stop, clock)
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes
         self._reader: Reader | None = None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import jax
 from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.data.batch import Batch
 from pipeline.data.order import Batches
 from pipeline.data.random import seed_words
+from pipeline.parallel.placement import Placement
 
 
 @register_dataclass
@@ -52,11 +52,13 @@ def put_inputs(
     columns: Mapping[str, Array],
     batches: Batches,
     seed: int,
-    device: jax.Device,
+    placement: Placement,
     *,
     resident: bool,
 ) -> Inputs:
-    """Make a window of columns that are on the device already, and of the order of its samples."""
-    plan = (batches.indices, batches.passes, batches.counts, seed_words(seed))
-    indices, passes, counts, seed_on_device = jax.device_put(plan, device)
+    """Make a window of columns that are on the devices already, and of the order of its samples."""
+    own = placement.rows(batches.indices.shape[1])
+    indices = placement.put_batches(batches.indices[:, own])
+    plan = (batches.passes, batches.counts, seed_words(seed))
+    passes, counts, seed_on_device = placement.put(plan)
     return Inputs(columns, indices, passes, counts, seed_on_device, resident)

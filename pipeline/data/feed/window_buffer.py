@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from pipeline.data.columns import DECODING_THREADS, Column, LazyColumn, Split
@@ -16,6 +15,7 @@ from pipeline.data.feed.window import Window, put_inputs
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.errors import DataError, PipelineError
 from pipeline.files.error_text import shown
+from pipeline.parallel.placement import Placement
 
 PARTS = 16
 """Parts that a window is read in: enough to share among threads, few enough to cost nothing."""
@@ -28,20 +28,33 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The split to read, its cut into windows and the device that they go to."""
+    """The split to read, its cut into windows and the devices that they go to.
+
+    A process reads its own rows of every batch.
+    """
 
     split: Split
     order: SampleOrder
-    device: jax.Device
+    placement: Placement
     window_steps: int
     stop: int | None
     """No window that starts here or later is read ahead, and of the last no sample after it."""
     clock: Clock
 
     @property
+    def rows(self) -> slice:
+        """Rows of a batch that are read."""
+        return self.placement.rows(self.order.batch_size)
+
+    @property
+    def batch_rows(self) -> int:
+        """The number of rows of a batch that are read."""
+        return self.rows.stop - self.rows.start
+
+    @property
     def batch_bytes(self) -> int:
-        """Bytes of a batch, all columns."""
-        return self.order.batch_size * self.split.sample_bytes
+        """Bytes that are read of a batch, all columns."""
+        return self.batch_rows * self.split.sample_bytes
 
     @property
     def threads(self) -> int:
@@ -52,7 +65,7 @@ class ReadPlan:
     @property
     def parts(self) -> int:
         """The number of parts of a window."""
-        return min(PARTS, self.window_steps * self.order.batch_size)
+        return min(PARTS, self.window_steps * self.batch_rows)
 
     def window_stop(self, start: int) -> int:
         """The end of a window that starts at `start`."""
@@ -67,7 +80,7 @@ class WindowBuffer:
         started_at = plan.clock()
         self._plan, self._start = plan, start
         self._batches: Batches = plan.order.batches(start, plan.window_steps)
-        self._indices = self._batches.indices.ravel()
+        self._indices = self._batches.indices[:, plan.rows].ravel()
         self._columns = {
             name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
             for name, column in plan.split.columns.items()
@@ -92,7 +105,7 @@ class WindowBuffer:
     def _rows(self, part: int) -> slice:
         """The rows of a part, without those after the last step."""
         plan, size = self._plan, len(self._indices)
-        wanted = (plan.window_stop(self._start) - self._start) * plan.order.batch_size
+        wanted = (plan.window_stop(self._start) - self._start) * plan.batch_rows
         first, last = (n * size // plan.parts for n in (part, part + 1))
         return slice(min(first, wanted), min(last, wanted))
 
@@ -103,12 +116,13 @@ class WindowBuffer:
         return PrepareTime({name: plan.clock() - started_at}, slowest)
 
     def _on_device(self) -> Window:
-        plan, shape = self._plan, self._batches.indices.shape
+        plan = self._plan
+        shape = plan.window_steps, plan.batch_rows
         columns = {
-            name: jax.device_put(values.reshape(*shape, *values.shape[1:]), plan.device)
+            name: plan.placement.put_batches(values.reshape(*shape, *values.shape[1:]))
             for name, values in self._columns.items()
         }
-        inputs = put_inputs(columns, self._batches, plan.order.seed, plan.device, resident=False)
+        inputs = put_inputs(columns, self._batches, plan.order.seed, plan.placement, resident=False)
         return Window(self._start, plan.window_stop(self._start), inputs)
 
 

@@ -13,7 +13,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError, exit_status_of, first_line, status_after
 from pipeline.host.signals import Interrupted
 from pipeline.runner.record import run_directory
-from pipeline.runner.record.summary import Summary
+from pipeline.runner.record.summary import Summary, new_summary
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
     That of a run that is resumed is removed first, so that a killed process leaves none.
     """
     (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
-    summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
+    summary = new_summary(recipe, run_dir)
     started_at = time.perf_counter()
     try:
         yield summary

@@ -2,9 +2,9 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
-A bad step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after
-a resume. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's
-result.
+Several processes also leave ranks/. A bad step that ends a run leaves autopsy.json and reproducer/,
+which are in earlier_autopsy/ after a resume. On an emulated device also price.json, trace.json,
+timeline.html, and AutoTune's result.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from pipeline.config.defaults import normalised
+from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, RunError, printable
 from pipeline.files.atomic_write import write_whole
@@ -44,8 +45,10 @@ APPENDED = (LOG, "metrics.jsonl", "evals.jsonl")
 REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, OVERRIDES)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
-FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY)
-BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS)
+RANKS = "ranks"
+"""The logs of a run's processes, but for the first."""
+FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS)
+BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
 """Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
 """Prefixes of half-written files, whose names end in `.part`."""
@@ -73,6 +76,9 @@ FREE_TO_CHANGE = (
     ("eval",),
     ("monitor",),
     ("cache",),
+    ("parallel", "devices"),
+    ("parallel", "mesh"),
+    ("launch",),
 )
 """Keys that a resumed run may change: nothing that decides its losses but its length, with which
 the learning-rate schedule stretches, and that only where the run is named."""
@@ -268,7 +274,8 @@ def read_status(run_dir: Path) -> str | None:
 
 def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:
     try:
-        return read_kept_recipe(run_dir)
+        # A moved key decided no loss: device.devices was of the price alone.
+        return normalised(without_moved(read_kept_recipe(run_dir), harmless=False))
     except DataError as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
         raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,10 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError
 from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
 from pipeline.files.strict_json import json_text
 from pipeline.registry import ENTRY_POINT_GROUP
 
@@ -55,6 +59,26 @@ class Summary:
     def write(self, run_dir: Path) -> None:
         """Replace the file as a whole, so that a reader never sees half of it."""
         write_whole(run_dir / "summary.json", json_text(asdict(self), indent=2) + "\n")
+
+
+def new_summary(recipe: Recipe, run_dir: Path) -> Summary:
+    """Return the summary of a run that begins."""
+    return Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
+
+
+def read_summary(run_dir: Path) -> Summary:
+    """Read the summary of a run that has ended. Raises RunError where there is none."""
+    try:
+        return Summary(**read_json(run_dir / "summary.json"))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{run_dir}: has no summary of the run: {error}") from error
+
+
+def facts_of(recipe: Recipe) -> dict[str, str]:
+    """Return what all processes of a run must have in common, by name."""
+    tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
+    digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
+    return {"recipe": digest, **versions({"jax": _version("jax"), "jaxlib": _version("jaxlib")})}
 
 
 START_UP = {

@@ -176,6 +176,19 @@ class Checkpoints:
             self._writer.shutdown()
 
 
+class NoCheckpoints:
+    """The checkpoints of a process that writes none, since the first of the run does."""
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        host_state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None,
+    ) -> None:
+        """Save nothing."""
+
+
 def _reason(error: Exception) -> str:
     """Return an error's text without the specification of 1,500 letters that tensorstore adds."""
     first = str(error).partition("\n")[0]

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -39,8 +40,20 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     folders in one thread and let others wait for it. Where that one fails the others wait for ever,
     and the process can't end.
     """
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+    alone = _alone()
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
         writer.save(folder.absolute(), args=ocp.args.StandardSave(dict(arrays)))
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Return options by which this process reads or writes without waiting for others."""
+    if not jax.distributed.is_initialized():
+        return ocp.options.MultiprocessingOptions()
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process_{own}"
+    )
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
@@ -48,7 +61,7 @@ def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
     silence_orbax()
     try:
         _check_places(folder)
-        with ocp.StandardCheckpointer() as reader:
+        with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as reader:
             _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
             arrays = reader.restore(folder.absolute())
     except Exception as error:  # for foreign bytes orbax raises errors of any type

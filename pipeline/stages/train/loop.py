@@ -18,9 +18,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Evaluation, Monitor, Pruner
+from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.sink.schedule import Event, RunSchedule, Segment
 from pipeline.sink.telemetry import Telemetry
-from pipeline.stages.checkpoint.checkpointer import Checkpoints
+from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from pipeline.stages.checkpoint.host_state import HostState, PendingBoundary
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.stages.train.early_stop import EarlyStop
@@ -46,7 +47,7 @@ class Training:
     monitors: Sequence[Monitor]
     evaluate: Callable[[TrainState], Evaluation | None]
     """Evaluate a state; returns None where a signal to stop has interrupted it."""
-    checkpoints: Checkpoints | None
+    checkpoints: Checkpoints | NoCheckpoints | None
     host: Mapping[str, Any] = field(default_factory=dict)
     """JSON that every checkpoint keeps for a resumed run, besides the state of the monitors."""
     signals: Signals = field(default_factory=Signals)
@@ -59,6 +60,8 @@ class Training:
     """The monitor that may end the run at a boundary, as not worth continuing."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
     """Marks of the logs for the checkpoint of a step; a resumed run checks the logs by them."""
+    agree: Agree = decide_alone
+    """Of several processes, returns the first one's decision about what depends on time."""
 
 
 def train(training: Training, state: TrainState, host: HostState, history: History) -> TrainState:
@@ -88,6 +91,9 @@ class _Loop:
         self._dispatch_size = DispatchSize(
             training.recipe.train.dispatch_seconds, history.newest_step_s
         )
+        self._most_steps = 1
+        self._stop: str | None = None
+        self._pruned: str | None = None
         self._sink = SinkClock()
         self._started_at = self._saved_at = time.monotonic()
         self._answered_saves = 0
@@ -101,6 +107,7 @@ class _Loop:
             self._save()
         if self._pending is not None:
             self._evaluate_and_save(self._history.step, {Event.EVALUATE, Event.CHECKPOINT})
+        self._agree()
         for segment in self._segments():
             if self._is_over():
                 break
@@ -114,18 +121,23 @@ class _Loop:
             every[Event.CHECKPOINT] = ()
         return self._training.run_schedule.segments(self._history.step, every)
 
+    def _agree(self) -> None:
+        """Take over what the first process has decided: the next dispatch, and whether to stop."""
+        pruner = self._training.pruner
+
+        def decide() -> list[Any]:
+            pruned = (pruner.prune_reason or self._kept_prune_reason) if pruner else None
+            return [self._dispatch_size.max_steps, self._signals.stop, pruned]
+
+        self._most_steps, self._stop, self._pruned = self._training.agree(decide)
+
     def _is_over(self) -> bool:
-        return bool(self._signals.stop or self._early.is_over or self._prune_reason())
+        return bool(self._stop or self._early.is_over or self._prune_reason())
 
     def _prune_reason(self) -> str | None:
         """Why the run should be pruned here; one at its end never is."""
-        pruner, at_end = (
-            self._training.pruner,
-            self._history.step == self._training.run_schedule.total,
-        )
-        if pruner is None or at_end or self._pending is not None:
-            return None
-        return pruner.prune_reason or self._kept_prune_reason
+        at_end = self._history.step == self._training.run_schedule.total
+        return None if at_end or self._pending is not None else self._pruned
 
     def _conclude(self) -> None:
         """Record how training has ended, and save the last state."""
@@ -135,14 +147,14 @@ class _Loop:
         elif reason := self._prune_reason():
             history.status, history.reason = "pruned", reason
         elif self._pending is not None or history.step < self._training.run_schedule.total:
-            history.status, history.reason = "stopped", self._signals.stop
+            history.status, history.reason = "stopped", self._stop
         self._save()
         history.left_out = num_skipped(self._state)
         history.train_s = time.monotonic() - self._started_at
 
     def _run_segment(self, segment: Segment) -> None:
         """Train up to a boundary and handle its events, as long as no signal says stop."""
-        while self._history.step < segment.stop and not self._signals.stop:
+        while self._history.step < segment.stop and not self._stop:
             self._answer_bad_step(self._dispatch(segment.stop))
             if self._history.step == segment.stop:
                 # Before any other save: a resumed run starts after the events of this boundary.
@@ -150,11 +162,12 @@ class _Loop:
             if self._is_save_due():
                 self._save()
                 self._saved_at, self._answered_saves = time.monotonic(), self._signals.saves
+            self._agree()
 
     def _dispatch(self, until: int) -> Telemetry:
         """Run one dispatch towards `until`, short enough to answer a signal in time."""
         training, start = self._training, self._history.step
-        stop = min(until, start + self._dispatch_size.max_steps)
+        stop = min(until, start + self._most_steps)
         started_at = time.perf_counter()
         self._state, telemetry = training.executable.run(
             self._state, start, stop, training.mechanism

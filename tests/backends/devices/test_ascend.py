@@ -25,19 +25,21 @@ def device(*overrides: str, name: str = "ascend910") -> Ascend:
 
 @pytest.mark.slow
 def test_a_recipe_says_how_the_device_is_used() -> None:
-    spec = device("device.devices=8", "device.all_reduce_fusion=[85,160]", "device.precision=null")
-    assert (spec.devices, spec.all_reduce_fusion, spec.precision) == (8, (85, 160), None)
+    spec = device("device.all_reduce_fusion=[85,160]", "device.precision=null")
+    assert (spec.all_reduce_fusion, spec.precision) == ((85, 160), None)
     assert (spec.mode, spec.host_workers, spec.auto_tune, spec.strict) == ("auto", 12, None, False)
     assert device("device.hbm_gib.value=16").hbm_gib.value == 16
 
 
 CASES = {
-    "no device": ("device.devices=0", "device.devices = 0: must be greater than 0"),
-    "half a device": ("device.devices=0.5", "device.devices = 0.5: must be a whole number"),
-    "too many": (
-        "device.devices=1025",
-        "device.devices = 1025: must be less than or equal to 1024",
+    "the old key": (
+        "device.devices=8",
+        "device.devices = 8: is parallel.devices now, with parallel.mode=data; train.batch_size is "
+        "the batch of all devices",
     ),
+    "the old key at its default": ("device.devices=1", "device.devices = 1: is parallel.devices"),
+    "no device": ("parallel.devices=0", "parallel.devices = 0: must be greater than 0"),
+    "half a device": ("parallel.devices=0.5", "parallel.devices = 0.5: must be a whole number"),
     "launch mode": (
         "device.mode=eager",
         "device.mode = eager: must be 'auto', 'op_by_op', 'graph_sink' or 'loop_sink'",
@@ -67,6 +69,32 @@ def test_a_problem_is_one_clear_line(override: str, message: str) -> None:
         device(override)
     (found,) = caught.value.problems
     assert message in found
+
+
+DEVICES = {
+    "too many": (1032, 1032, "parallel.devices = 1032: must be at most 1024 of Ascend 910A"),
+    "a part of a server": (
+        12,
+        24,
+        "parallel.devices = 12: 12 is no whole number of servers of 8; 8 and 16 are",
+    ),
+    "uneven shares": (
+        8,
+        100,
+        "train.batch_size = 100: must be a multiple of the 8 devices",
+    ),
+}
+
+
+@pytest.mark.parametrize(("devices", "batch", "message"), DEVICES.values(), ids=DEVICES.keys())
+def test_a_cluster_has_whole_servers_and_equal_shares(
+    devices: int, batch: int, message: str
+) -> None:
+    asked = ("parallel.mode=data", "parallel.reproducible=layout", f"parallel.devices={devices}")
+    with pytest.raises(RecipeError) as caught:
+        device(*asked, f"train.batch_size={batch}")
+    (found,) = caught.value.problems
+    assert found == message
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from pipeline.data.columns import Split
 from pipeline.data.feed.feed import Feed, make_feed
 from pipeline.data.order import SampleOrder
 from pipeline.errors import DataError
+from pipeline.parallel.placement import Placement
 
 SAMPLES, BATCH = 11, 3
 DEVICE = jax.devices("cpu")[0]
@@ -41,7 +42,9 @@ def make_split(samples: int = SAMPLES) -> Split:
 def make(
     kind: str, split: Split | None = None, order: SampleOrder | None = None, **more: Any
 ) -> Feed:
-    return make_feed(split or make_split(), order or make_order(), DEVICE, kind, **more)
+    return make_feed(
+        split or make_split(), order or make_order(), Placement((DEVICE,)), kind, **more
+    )
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -1,17 +1,54 @@
-"""Times of all-reduces, and the grouping of gradients into them."""
+"""Times of collectives over the links of a cluster, and the grouping of gradients into all-reduces.
+
+Times are those of the links alone: a collective also takes `Hardware.collective_launch_us`, which
+its caller adds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import OptionError
 
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 Algorithm = Literal["none", "pair", "ring", "doubling", "hierarchical"]
 Gradient = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Devices that communicate with one another, as those along one axis of a mesh.
+
+    `size` devices, `per_server` of them in each server that has any; neighbours in the group are
+    `stride` devices apart. Every device has links of its own, so groups that communicate at the
+    same time do not slow one another.
+
+    Raises:
+        OptionError: a number below 1, or servers that do not have equally many members.
+    """
+
+    size: int
+    per_server: int
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("size", "per_server", "stride"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"group: {name} {getattr(self, name)} should be at least 1")
+        if self.size % self.per_server:
+            raise OptionError(
+                f"group: {self.size} devices are no whole number of servers with "
+                f"{self.per_server} each"
+            )
+
+    @property
+    def servers(self) -> int:
+        """Number of servers that have members."""
+        return self.size // self.per_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +73,76 @@ class Bucket:
     nbytes: int
 
 
+def cluster(devices: int, hw: Hardware) -> Group:
+    """Return the group of all devices. Raises OptionError, as `check_devices`."""
+    check_devices(devices, hw)
+    return Group(devices, min(devices, int(hw.devices_per_server_count)))
+
+
+def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
+    """Return the group of a device along each axis of a mesh.
+
+    `sizes` are the numbers of devices along the axes. Devices are numbered as in a C array:
+    neighbours along the last axis have neighbouring numbers, so it is the one inside a server.
+
+    Raises:
+        OptionError: as `check_devices`; or groups of an axis that lie differently on servers.
+    """
+    devices = 1
+    for size in sizes.values():
+        devices *= size
+    check_devices(devices, hw)
+    in_server = min(devices, int(hw.devices_per_server_count))
+    groups, stride = {}, 1
+    for axis, size in reversed(list(sizes.items())):
+        # A server holds whole groups, whole parts of a group, or one member of each.
+        per_server = min(size, max(1, in_server // stride))
+        block = stride * per_server
+        if size % per_server or (in_server % block and per_server > 1):
+            raise OptionError(
+                f"mesh: {size} devices along {axis}, {stride} apart, do not lie alike on servers "
+                f"of {in_server}; sizes that divide {in_server} or are multiples of it do"
+            )
+        groups[axis] = Group(size, per_server, stride)
+        stride *= size
+    return {axis: groups[axis] for axis in sizes}
+
+
+def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> float:
+    """Return the time of one collective over a group; 0 for a group of one device.
+
+    `nbytes` is the size of the whole array of one device, also where members hold parts of it:
+
+    * all_reduce: the array that each device starts and ends with;
+    * all_gather: the gathered array, that each device ends with; it starts with 1 / size of it;
+    * reduce_scatter: the array that each device starts with; it ends with 1 / size of it;
+    * all_to_all: the array that each device starts with, and one as large that it ends with;
+    * send: the array that each device passes on to its neighbour, receiving one as large.
+
+    Formulas, of HCCL's guide ("Algorithm Overview", hicann/hccl `coll_algo_intro`). All-gather and
+    reduce-scatter are the halves of an all-reduce: (n - 1) hops and (n - 1) / n of the bytes in a
+    ring, log2 of the servers' number in hops between servers. For short messages this halves the
+    hops of doubling, an all-gather of which takes up to log2(n) / 2 hops more. All-to-all is
+    pairwise: (n - 1) rounds, each with one partner and 1 / n of the bytes, over HCCS with partners
+    in the server, over the device's own RoCE port with others. A send takes one hop; where any
+    neighbours are in different servers, the one over RoCE is waited for.
+
+    Raises:
+        OptionError: an unknown kind, bytes below 0, or a group that servers can't hold.
+    """
+    if kind not in get_args(Collective):
+        raise OptionError(f"collective: {kind!r} is none of {', '.join(get_args(Collective))}")
+    _check(kind, nbytes, group, hw)
+    if group.size == 1:
+        return 0.0
+    if kind == "all_to_all":
+        return _all_to_all_us(nbytes, group, hw)
+    if kind == "send":
+        return _send_us(nbytes, group, hw)
+    whole_us = _all_reduce(nbytes, group, hw).us
+    return whole_us if kind == "all_reduce" else whole_us / 2
+
+
 def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
     """Return the time of one all-reduce of `nbytes` a device over `devices` devices.
 
@@ -46,7 +153,7 @@ def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
 
 
 def all_reduce(nbytes: int, devices: int, hw: Hardware) -> AllReduce:
-    """Return the time of one all-reduce, by the kind of link.
+    """Return the time of one all-reduce over all devices, by the kind of link.
 
     The formulas are those of HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops
     and carries 2 (n - 1) / n of the data over each link. Short messages go by doubling, log2(n)
@@ -57,16 +164,9 @@ def all_reduce(nbytes: int, devices: int, hw: Hardware) -> AllReduce:
     Raises:
         OptionError: as `all_reduce_us`; or nbytes below 0.
     """
-    check_devices(devices, hw)
-    if nbytes < 0:
-        raise OptionError(f"an all-reduce of {nbytes} bytes: should be 0 or more")
-    per_server = int(hw.devices_per_server_count)
-    if devices <= per_server:
-        return _in_server(nbytes, devices, hw)
-    servers = devices // per_server
-    in_server = _ring_us(nbytes, per_server, hw)
-    between = _between_servers_us(nbytes / per_server, servers, hw)
-    return AllReduce("hierarchical", in_server, between)
+    group = cluster(devices, hw)
+    _check("all_reduce", nbytes, group, hw)
+    return _all_reduce(nbytes, group, hw)
 
 
 def check_devices(devices: int, hw: Hardware) -> None:
@@ -82,7 +182,36 @@ def check_devices(devices: int, hw: Hardware) -> None:
         )
 
 
-def _in_server(nbytes: int, devices: int, hw: Hardware) -> AllReduce:
+def _check(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> None:
+    if nbytes < 0:
+        name = kind.replace("_", "-")
+        article = "an" if name.startswith("a") else "a"
+        raise OptionError(f"{article} {name} of {nbytes} bytes: should be 0 or more")
+    per_server = int(hw.devices_per_server_count)
+    if group.per_server > per_server:
+        raise OptionError(
+            f"group: {group.per_server} devices in a server should be at most {per_server}"
+        )
+
+
+def _all_reduce(nbytes: float, group: Group, hw: Hardware) -> AllReduce:
+    if group.servers == 1:
+        return _in_server(nbytes, group.size, hw)
+    in_server_us = 0.0
+    if group.per_server == 2:
+        in_server_us = _pair_us(nbytes, hw)
+    elif group.per_server > 2:
+        in_server_us = _ring_us(nbytes, group.per_server, hw)
+    between_us = _between_servers_us(nbytes / group.per_server, group.servers, hw)
+    if group.size <= hw.devices_per_server_count:
+        # Few hops between servers may seem to beat the many of a ring in one, whose figure is a
+        # fit; the same devices in one server are the bound.
+        least_us = _in_server(nbytes, group.size, hw).us
+        between_us = max(between_us, least_us - in_server_us)
+    return AllReduce("hierarchical", in_server_us, between_us)
+
+
+def _in_server(nbytes: float, devices: int, hw: Hardware) -> AllReduce:
     if devices == 1:
         return AllReduce("none")
     if devices == 2:
@@ -96,7 +225,7 @@ def _in_server(nbytes: int, devices: int, hw: Hardware) -> AllReduce:
     return AllReduce("ring", ring)
 
 
-def _pair_us(nbytes: int, hw: Hardware) -> float:
+def _pair_us(nbytes: float, hw: Hardware) -> float:
     return 2 * hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
 
 
@@ -109,6 +238,20 @@ def _between_servers_us(nbytes: float, servers: int, hw: Hardware) -> float:
     hops = 2 * (servers - 1).bit_length()
     carried = 2 * (servers - 1) / servers * nbytes
     return hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
+
+
+def _all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
+    near, far = group.per_server - 1, group.size - group.per_server
+    hop_us = hw.hccs_pair_hop_us if group.size == 2 else hw.hccs_hop_us
+    part = nbytes / group.size
+    near_us = near * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
+    return near_us + far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
+
+
+def _send_us(nbytes: float, group: Group, hw: Hardware) -> float:
+    if group.servers == 1:
+        return hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
+    return hw.roce_hop_us + nbytes / (hw.roce_gb_per_s * 1e3)
 
 
 def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:

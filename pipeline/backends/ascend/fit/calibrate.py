@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import yaml
+from scipy.optimize import least_squares
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import (
@@ -87,40 +88,39 @@ def split_by_group(row: Published) -> Parts:
 
 
 def fit(parts: Sequence[Parts]) -> np.ndarray:
-    """Return the best parameters, by damped Gauss-Newton steps on Huber weights."""
+    """Return the best parameters, by scipy's trust-region least squares."""
     families = Counter(part.row.family for part in parts)
     weights = np.array([families[part.row.family] ** -0.5 for part in parts])
-    point = np.append(np.zeros(len(GROUPS)), TASK_US_PRIOR[0])
-    for _ in range(60):
-        errors, slopes = _errors(parts, point)
-        kept = weights * np.where(
-            np.abs(errors) < HUBER, 1.0, HUBER / np.maximum(np.abs(errors), HUBER)
-        )
-        prior = _prior_precision()
-        towards = point - np.append(np.zeros(len(GROUPS)), TASK_US_PRIOR[0])
-        hessian = (slopes.T * kept) @ slopes / HUBER**2 + np.diag(prior)
-        gradient = slopes.T @ (kept * errors) / HUBER**2 + prior * towards
-        point = point - 0.5 * np.linalg.solve(hessian, gradient)
-        point[-1] = max(point[-1], 0.0)
-    return point
-
-
-def _prior_precision() -> np.ndarray:
     spreads = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GROUPS]
-    return np.array([*spreads, TASK_US_PRIOR[1]]) ** -2
+    means = np.append(np.zeros(len(GROUPS)), TASK_US_PRIOR[0])
+    lowest = np.append(np.full(len(GROUPS), -np.inf), 0.0)
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        towards = (point - means) / [*spreads, TASK_US_PRIOR[1]]
+        return np.append(_errors(parts, point) / HUBER, towards)
+
+    def loss(squares: np.ndarray) -> np.ndarray:
+        rows, priors = np.split(squares, [len(parts)])
+        of_priors = [priors, np.ones_like(priors), np.zeros_like(priors)]
+        return np.hstack([weights * _huber(rows), of_priors])
+
+    return least_squares(residuals, means, loss=loss, bounds=(lowest, np.inf)).x
 
 
-def _errors(parts: Sequence[Parts], point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log(modelled / published) by row, 0 where a bound is kept, and its derivatives."""
-    errors, slopes = [], []
-    for part in parts:
-        modelled = part.step_ms(point)
-        error = math.log(modelled / part.row.ms)
-        active = part.row.quality == "device" or error > 0
-        slope = np.append(-part.groups * np.exp(-point[:-1]), part.tasks) / modelled
-        errors.append(error if active else 0.0)
-        slopes.append(slope if active else np.zeros_like(slope))
-    return np.array(errors), np.array(slopes)
+def _huber(squares: np.ndarray) -> np.ndarray:
+    """Return Huber's loss of squared residuals, and its first and second derivative by them."""
+    sizes = np.sqrt(np.maximum(squares, 1.0))
+    inside = squares <= 1
+    return np.array(
+        [np.where(inside, squares, 2 * sizes - 1), 1 / sizes, np.where(inside, 0, -(sizes**-3) / 2)]
+    )
+
+
+def _errors(parts: Sequence[Parts], point: np.ndarray) -> np.ndarray:
+    """Return log(modelled / published) by row, 0 where a bound is kept."""
+    errors = np.log([part.step_ms(point) / part.row.ms for part in parts])
+    bounds = [part.row.quality != "device" for part in parts]
+    return np.where(bounds, np.maximum(errors, 0.0), errors)
 
 
 def calibration_at(

@@ -15,13 +15,18 @@ BATCHED = ("activation", "input", "output")
 
 
 def out_of_memory_message(
-    plan: MemoryPlan, graph: TaskGraph, *, batch: int | None = None, device_id: int = 0
+    plan: MemoryPlan,
+    graph: TaskGraph,
+    *,
+    batch: int | None = None,
+    devices: int = 1,
+    device_id: int = 0,
 ) -> str:
     """Return the message for a plan whose verdict is "out of memory", in MindSpore's manner.
 
     It names the first kernel that gets no memory and the size of its request, then the ten largest
     tensors that are live at the peak and, where the batch size is given, the largest that should
-    fit.
+    fit; `batch` is of each of the `devices`.
     """
     limit = plan.tightest
     victim = _first_beyond(plan, limit)
@@ -37,7 +42,7 @@ def out_of_memory_message(
         *(f"  {_describe(graph, placed)}" for placed in largest_tensors(plan)),
     ]
     if batch is not None:
-        lines.append(_advise(batch, largest_batch(plan, graph, batch)))
+        lines.append(_advise(batch, largest_batch(plan, graph, batch), devices))
     return "\n".join(lines)
 
 
@@ -129,10 +134,13 @@ def _describe(graph: TaskGraph, placed: Placement) -> str:
     return f"{size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}"
 
 
-def _advise(batch: int, fits: int) -> str:
+def _advise(batch: int, fits: int, devices: int) -> str:
+    each = f" on each of {devices} devices" if devices > 1 else ""
+    asked = f"(asked for: {batch}{each})"
     if fits < 1:
-        return f"No batch size fits (asked for: {batch}): what doesn't grow with it is too large."
-    return f"A batch of {fits} should fit (asked for: {batch})."
+        return f"No batch size fits {asked}: what doesn't grow with it is too large."
+    whole = f", train.batch_size={fits * devices}," if devices > 1 else ""
+    return f"A batch of {fits}{each}{whole} should fit {asked}."
 
 
 def _gib(nbytes: int) -> str:

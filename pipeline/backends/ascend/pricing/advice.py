@@ -82,8 +82,10 @@ def _candidates(
         yield _Candidate(kind, what, override, pricing, replace(config, **changes))
     if retrace is not None:
         size = 2 * pricing.traced.batch_size
-        what = f"{size} samples a batch instead of {size // 2}"
-        yield _Candidate("batch", what, f"train.batch_size={size}", retrace(size), config)
+        whose = "batch" if config.devices == 1 else "device"
+        what = f"{size} samples a {whose} instead of {size // 2}"
+        override = f"train.batch_size={size * config.devices}"
+        yield _Candidate("batch", what, override, retrace(size), config)
 
 
 Variant = tuple[str, str, str, dict[str, Any]]

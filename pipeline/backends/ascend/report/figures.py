@@ -57,6 +57,7 @@ class Figures(PricedStep):
             "modelled_modes_interval_ms": {
                 mode: list(step.interval_ms) for mode, step in self.modes.items()
             },
+            "modelled_communication": vars(self.communication) if self.communication else None,
             "bound": self.bound,
             "memory": self._memory_dict(),
             "auto_tune": self._tuning_dict(),

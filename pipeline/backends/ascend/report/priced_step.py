@@ -14,6 +14,7 @@ from pipeline.backends.ascend.cost.calibration import Calibration
 from pipeline.backends.ascend.report.time_by_layer import layer_named
 from pipeline.backends.ascend.report.uncertainty import interval_of
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
+from pipeline.backends.communication import Communication
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,22 @@ class PricedStep:
     def samples_per_s(self) -> float:
         """Samples per second of all devices together."""
         return self.batch_size * self.config.devices / self.timeline.step_us * 1e6
+
+    @cached_property
+    def communication(self) -> Communication | None:
+        """All-reduces of the gradients; None on one device."""
+        of_links = (span for span in self.timeline.spans if span.stream == "hccl")
+        spans = [span for span in of_links if span.task is None]
+        if not spans:
+            return None
+        return Communication(
+            devices=self.config.devices,
+            count=len(spans),
+            nbytes=sum(nbytes for _, nbytes, _ in self.graph.gradients),
+            all_reduce_ms=sum(span.duration_us for span in spans) / 1e3,
+            exposed_ms=self.timeline.exposed_us["communication"] / 1e3,
+            step_ms=self.step_ms,
+        )
 
     @cached_property
     def phases(self) -> Mapping[str, float]:

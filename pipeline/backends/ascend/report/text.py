@@ -62,9 +62,16 @@ def _how(report: Figures) -> str:
     config = report.config
     of_sink = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
     types = config.precision or "types as traced"
-    count = f"{config.devices:,} x " if config.devices > 1 else ""
-    chip, batch = report.chip, report.batch_size
-    return f"{count}{chip}, batch {batch:,}, {types}, {config.mode}{of_sink}"
+    batch = f"{report.batch_size * config.devices:,}"
+    if config.devices > 1:
+        batch += f" ({report.batch_size:,} a device)"
+    chips = several(config.devices, report.chip)
+    return f"{chips}, batch {batch}, {types}, {config.mode}{of_sink}"
+
+
+def several(devices: int, chip: str) -> str:
+    """Return the name of a number of devices: `8 x Ascend 910A`."""
+    return f"{devices:,} x {chip}" if devices > 1 else chip
 
 
 def _head(report: Figures, steps: int | None) -> Iterator[str]:
@@ -75,9 +82,7 @@ def _head(report: Figures, steps: int | None) -> Iterator[str]:
         f"{report.samples_per_s:,.0f} {_unit(report)}"
     )
     if steps is not None:
-        count = report.config.devices
-        shared = f", the data shared by {count:,} devices" if count > 1 else ""
-        yield f"  whole run  {steps:,} steps in {_duration(report.step_ms * steps / 1e3)}{shared}"
+        yield f"  whole run  {steps:,} steps in {_duration(report.step_ms * steps / 1e3)}"
     yield f"  limit      {report.bound}: {LIMITS[report.bound]}"
     slowest = _slowest_types(report)
     if slowest:
@@ -114,6 +119,8 @@ def _spent(report: Figures) -> Iterator[str]:
     (first, *rest) = (line.replace(UNBROKEN, " ") for line in lines)
     yield f"  shares     {first}"
     yield from (" " * 13 + line for line in rest)
+    if report.communication is not None:
+        yield f"  all-reduce {report.communication}"
     trace = report.iteration
     yield (
         f"  iteration  {trace.iteration_us / 1e3:,.2f} ms = data tail "
@@ -139,7 +146,11 @@ def _memory(report: Figures) -> Iterator[str]:
         f"{limit.what} {limit.used_bytes / GIB:.2f} of {limit.limit_bytes / GIB:.0f}"
         for limit in plan.limits
     ]
-    yield f"  memory     {plan.verdict}; in GiB: {', '.join(pools)}"
+    if report.config.devices == 1:
+        yield f"  memory     {plan.verdict}; in GiB: {', '.join(pools)}"
+        return
+    yield f"  memory     {plan.verdict} on each device; in GiB: {', '.join(pools[:-1])},"
+    yield f"             {pools[-1]}"
 
 
 def _layers(report: Figures) -> Iterator[str]:

@@ -1,6 +1,10 @@
-"""All-reduces against closed forms, published figures and MindSpore's rule of fusion."""
+"""Collectives against closed forms, published figures, their laws, MindSpore's rule of fusion."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -9,9 +13,14 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.ascend.cost.collectives import (
     Bucket,
+    Collective,
+    Group,
     all_reduce,
     all_reduce_us,
     buckets,
+    cluster,
+    collective_us,
+    mesh_groups,
     split_rounds,
 )
 from tests.backends.ascend.made_up import HW
@@ -77,6 +86,203 @@ def test_more_bytes_never_take_less(devices: int, nbytes: int, more: int) -> Non
 def test_more_servers_never_take_less(nbytes: int) -> None:
     times = [all_reduce_us(nbytes, devices, HW) for devices in (8, 16, 32, 64, 512, 1024)]
     assert times == sorted(times)
+
+
+PRICES_US = {
+    # devices: 0, 4,096, 1,000,000 and 102,000,000 bytes, before there were groups
+    1: (0.0, 0.0, 0.0, 0.0),
+    2: (4.4, 4.586181818181818, 49.85454545454545, 4640.763636363636),
+    3: (24.0, 24.372363636363637, 79.0077519379845, 3210.7906976744184),
+    4: (24.0, 24.372363636363637, 106.88372093023256, 3630.139534883721),
+    5: (36.0, 36.55854545454545, 133.2093023255814, 3891.3488372093025),
+    8: (36.0, 36.55854545454545, 172.36363636363637, 4319.162790697675),
+    16: (208.0, 208.2076576744186, 258.69767441860466, 5379.162790697675),
+    24: (248.0, 248.22131100775192, 302.031007751938, 5759.162790697675),
+    32: (248.0, 248.2281376744186, 303.69767441860466, 5929.162790697675),
+    64: (288.0, 288.2383776744186, 346.19767441860466, 6224.162790697675),
+    1024: (448.0, 448.2479776744186, 508.54142441860466, 6623.225290697675),
+}
+
+
+@pytest.mark.parametrize("devices", PRICES_US)
+def test_an_all_reduce_of_a_whole_cluster_costs_what_it_did(devices: int) -> None:
+    sizes = (0, 4096, 1_000_000, 102_000_000)
+    assert tuple(all_reduce_us(size, devices, HW) for size in sizes) == PRICES_US[devices]
+    of_group = [collective_us("all_reduce", size, cluster(devices, HW), HW) for size in sizes]
+    assert tuple(of_group) == PRICES_US[devices]
+
+
+KINDS = get_args(Collective)
+BYTES = st.integers(0, 10**10)
+GROUPS = st.builds(
+    lambda servers, per_server, stride: Group(servers * per_server, per_server, stride),
+    st.integers(1, 128),
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 4, 8]),
+)
+
+
+@given(BYTES, GROUPS)
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(nbytes: int, group: Group) -> None:
+    halves = [collective_us(kind, nbytes, group, HW) for kind in ("reduce_scatter", "all_gather")]
+    assert sum(halves) == collective_us("all_reduce", nbytes, group, HW)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(nbytes=BYTES, stride=st.integers(1, 8))
+def test_a_group_of_one_has_nothing_to_do(kind: Collective, nbytes: int, stride: int) -> None:
+    assert collective_us(kind, nbytes, Group(1, 1, stride), HW) == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(nbytes=BYTES, more=BYTES, group=GROUPS)
+def test_more_bytes_of_any_collective_never_take_less(
+    kind: Collective, nbytes: int, more: int, group: Group
+) -> None:
+    few_us = collective_us(kind, nbytes, group, HW)
+    assert few_us <= collective_us(kind, nbytes + more, group, HW)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(nbytes=BYTES, sizes=st.tuples(st.integers(1, 8), st.integers(1, 8)).map(sorted))
+def test_more_members_in_a_server_never_take_less(
+    kind: Collective, nbytes: int, sizes: list[int]
+) -> None:
+    few, many = sizes
+    if few == 2 < many and kind in ("all_reduce", "all_gather", "reduce_scatter"):
+        return  # A pair has one link (22 GB/s measured), a ring of more has several (43 GB/s).
+    few_us = collective_us(kind, nbytes, Group(few, few), HW)
+    assert few_us <= collective_us(kind, nbytes, Group(many, many), HW)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    nbytes=BYTES,
+    per_server=st.integers(1, 8),
+    servers=st.tuples(st.integers(1, 128), st.integers(1, 128)).map(sorted),
+)
+def test_members_in_more_servers_never_take_less(
+    kind: Collective, nbytes: int, per_server: int, servers: list[int]
+) -> None:
+    few, many = (Group(number * per_server, per_server) for number in servers)
+    few_us, many_us = (collective_us(kind, nbytes, group, HW) for group in (few, many))
+    assert few_us <= many_us * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(nbytes=BYTES, size=st.integers(2, 8), data=st.data())
+def test_a_group_in_one_server_never_takes_more_than_across_servers(
+    kind: Collective, nbytes: int, size: int, data: st.DataObject
+) -> None:
+    parts = [part for part in range(1, size) if size % part == 0]
+    across = Group(size, data.draw(st.sampled_from(parts)), stride=8)
+    inside_us = collective_us(kind, nbytes, Group(size, size), HW)
+    assert inside_us <= collective_us(kind, nbytes, across, HW) * (1 + 1e-12)
+
+
+def test_halves_of_a_ring_take_half_of_its_hops_and_bytes() -> None:
+    gathered_us = 7 * 12 + 100e6 * 7 / 8 / 43e3
+    assert collective_us("all_gather", 100e6, Group(8, 8), HW) == pytest.approx(gathered_us)
+    # 4 in each of 2 servers: half a ring of 4, then a hop with half of a quarter over RoCE.
+    across_us = 3 * 12 + 100e6 * 3 / 4 / 43e3 + 20 + 100e6 / 4 / 2 / 12.5e3
+    assert collective_us("reduce_scatter", 100e6, Group(8, 4), HW) == pytest.approx(across_us)
+
+
+def test_all_to_all_goes_to_one_partner_at_a_time() -> None:
+    in_server_us = 7 * (12 + 1e6 / 22e3)
+    assert collective_us("all_to_all", 8e6, Group(8, 8), HW) == pytest.approx(in_server_us)
+    far_us = 8 * (20 + 1e6 / 12.5e3)
+    assert collective_us("all_to_all", 16e6, Group(16, 8), HW) == pytest.approx(
+        in_server_us + far_us
+    )
+    pair_us = 2.2 + 4e6 / 22e3
+    assert collective_us("all_to_all", 8e6, Group(2, 2), HW) == pytest.approx(pair_us)
+
+
+def test_a_send_takes_the_slowest_link_between_neighbours() -> None:
+    near_us, far_us = 2.2 + 1e6 / 22e3, 20 + 1e6 / 12.5e3
+    assert collective_us("send", 1e6, Group(8, 8), HW) == pytest.approx(near_us)
+    assert collective_us("send", 1e6, Group(16, 8), HW) == pytest.approx(far_us)
+
+
+MESHES = {
+    "one axis": ({"data": 16}, {"data": Group(16, 8)}),
+    "a layer in a server": (
+        {"data": 128, "model": 8},
+        {"data": Group(128, 1, 8), "model": Group(8, 8)},
+    ),
+    "both in a server": ({"data": 2, "model": 4}, {"data": Group(2, 2, 4), "model": Group(4, 4)}),
+    "two groups a server": (
+        {"data": 8, "model": 4},
+        {"data": Group(8, 2, 4), "model": Group(4, 4)},
+    ),
+    "a layer over servers": (
+        {"data": 2, "model": 16},
+        {"data": Group(2, 1, 16), "model": Group(16, 8)},
+    ),
+    "part of a server": ({"data": 3, "model": 2}, {"data": Group(3, 3, 2), "model": Group(2, 2)}),
+    "an axis of one": ({"data": 8, "model": 1}, {"data": Group(8, 8), "model": Group(1, 1)}),
+}
+
+
+@pytest.mark.parametrize(("sizes", "groups"), MESHES.values(), ids=MESHES.keys())
+def test_axes_of_a_mesh_are_groups(sizes: dict[str, int], groups: dict[str, Group]) -> None:
+    made = mesh_groups(sizes, HW)
+    assert list(made.items()) == list(groups.items())
+
+
+@pytest.mark.slow
+@given(st.integers(1, 32), st.integers(1, 32))
+def test_groups_of_a_mesh_lie_on_servers_as_they_say(data: int, model: int) -> None:
+    """Every group is laid out by hand, and its members in each server are counted."""
+    devices = data * model
+    try:
+        groups = mesh_groups({"data": data, "model": model}, HW)
+    except OptionError:
+        return
+    members = {
+        "model": [range(first, first + model) for first in range(0, devices, model)],
+        "data": [range(first, devices, model) for first in range(model)],
+    }
+    for axis, laid_out in members.items():
+        for group in laid_out:
+            servers = [device // 8 for device in group]
+            counts = {servers.count(server) for server in servers}
+            assert counts == {groups[axis].per_server}
+            assert len(group) == groups[axis].size
+
+
+BAD_GROUPS = {
+    "none": (lambda: Group(0, 1), "group: size 0 should be at least 1"),
+    "uneven": (lambda: Group(6, 4), "6 devices are no whole number of servers with 4 each"),
+    "a large server": (
+        lambda: collective_us("send", 1, Group(16, 16), HW),
+        "group: 16 devices in a server should be at most 8",
+    ),
+    "a kind": (
+        lambda: collective_us("broadcast", 1, Group(8, 8), HW),  # type: ignore[arg-type]
+        "collective: 'broadcast' is none of all_reduce, all_gather, reduce_scatter, all_to_all, ",
+    ),
+    "bytes": (
+        lambda: collective_us("reduce_scatter", -1, Group(8, 8), HW),
+        "a reduce-scatter of -1 bytes: should be 0 or more",
+    ),
+    "a mesh": (
+        lambda: mesh_groups({"data": 8, "model": 3}, HW),
+        "mesh: 3 devices along model, 1 apart, do not lie alike on servers of 8; sizes that "
+        "divide 8 or are multiples of it do",
+    ),
+    "a long axis": (
+        lambda: mesh_groups({"data": 2, "model": 12}, HW),
+        "mesh: 12 devices along model, 1 apart, do not lie alike",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_GROUPS.values(), ids=BAD_GROUPS.keys())
+def test_groups_that_no_cluster_has_are_errors(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        make()
 
 
 @pytest.mark.parametrize("devices", [0, -8])

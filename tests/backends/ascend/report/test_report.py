@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig
+from pipeline.backends.ascend.cost.collectives import Group, collective_us
 from pipeline.backends.ascend.fit.workloads import image_step
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
@@ -98,13 +99,14 @@ def test_the_print_out_has_it_all_in_narrow_lines(pricing: Pricing, report: Repo
     text = printout(report, changes, steps=3000)
     lines = text.splitlines()
     assert lines[0] == (
-        "MODELLED, not measured: 8 x Ascend 910A, batch 32, O2, loop_sink of 100 steps"
+        "MODELLED, not measured: 8 x Ascend 910A, batch 256 (32 a device), O2, "
+        "loop_sink of 100 steps"
     )
     low, high = report.interval_ms
     assert f"{report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms" in lines[1]
     assert lines[2].split(maxsplit=5) == [
         *("whole", "run", "3,000", "steps", "in"),
-        f"{report.step_ms * 3:.1f} s, the data shared by 8 devices",
+        f"{report.step_ms * 3:.1f} s",
     ]
     assert lines[3].split()[:2] == ["limit", f"{report.bound}:".split()[0]]
     assert [line.split()[0] for line in lines if "_sink  " in line or "op_by_op" in line] == [
@@ -113,7 +115,8 @@ def test_the_print_out_has_it_all_in_narrow_lines(pricing: Pricing, report: Repo
     assert sum("<- as asked" in line for line in lines) == 1
     shares = re.findall(r"(?<=[ ,])[A-Z][A-Za-z ]+ \d+\.\d%", text)
     assert len(shares) >= len(report.shares)
-    for words in ("Cube", "Format conversion", "data tail", "of 26", "fits", "slowest layers"):
+    words_of_all = ("Cube", "Format conversion", "data tail", "of 26", "slowest layers")
+    for words in (*words_of_all, "fits on each device", f"all-reduce {report.communication}"):
         assert words in text
     for layer in report.layers[:10]:
         assert layer.layer in text
@@ -161,3 +164,22 @@ def test_the_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> Non
     assert tuned.to_dict()["auto_tune"]["modelled_before_ms"] == before_us / 1e3
     assert report.tuning is None
     assert "auto_tune" not in str(report)
+
+
+@pytest.mark.parametrize("fusion", [None, (3,)])
+def test_all_reduces_are_counted_with_their_bytes_and_exposed_time(
+    fusion: tuple[int, ...] | None, pricing: Pricing
+) -> None:
+    step = pricing.step(replace(ASKED, fusion=fusion))
+    found = step.communication
+    assert found is not None
+    assert (found.devices, found.count) == (8, 1 if fusion is None else 2)
+    assert found.nbytes == sum(nbytes for _, nbytes, _ in step.graph.gradients)
+    assert found.share == pytest.approx(step.shares["communication"])
+    alone_us = collective_us("all_reduce", found.nbytes, Group(8, 8), pricing.chip.hardware)
+    if fusion is None:
+        assert found.all_reduce_ms == pytest.approx(alone_us / 1e3)
+        assert f"{found.nbytes / 1e6:,.1f} MB over 8 devices: {alone_us / 1e3:.2f} ms" in str(found)
+    else:
+        assert "MB in 2 over 8 devices" in str(found)
+    assert pricing.step(replace(ASKED, devices=1)).communication is None

@@ -1,0 +1,136 @@
+"""Rules about several devices and processes. Each yields its problems, dotted key first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pipeline.config.recipe import Recipe
+from pipeline.parallel.parallel_spec import ParallelSpec
+from pipeline.parallel.shards import num_shards
+
+EMULATED = "ascend"
+
+
+def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
+    """Keys about several devices need a mode that uses several."""
+    parallel = recipe.parallel
+    if parallel.mode == "none":
+        given = {
+            "devices": parallel.devices is not None and parallel.devices > 1,
+            "mesh": parallel.mesh is not None,
+            "batch_per_device": parallel.batch_per_device is not None,
+        }
+        for key in (key for key, wanted in given.items() if wanted):
+            value = getattr(parallel, key)
+            yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
+    own = {"specs": "semi_auto", "constraints": "semi_auto", "plan": "auto"}
+    for key, mode in own.items():
+        if getattr(parallel, key) and parallel.mode != mode:
+            yield f"parallel.{key}: needs parallel.mode={mode}; it is {parallel.mode}"
+
+
+def mesh_has_devices(recipe: Recipe) -> Iterator[str]:
+    """The mesh has as many devices as the recipe says."""
+    parallel = recipe.parallel
+    if parallel.mesh is None or parallel.devices in (None, parallel.num_devices):
+        return
+    sizes = " x ".join(str(size) for size in parallel.mesh_sizes.values())
+    yield (
+        f"parallel.devices = {parallel.devices}: must be {parallel.num_devices}, the devices of "
+        f"parallel.mesh ({sizes}), or null"
+    )
+
+
+def shards_divide(recipe: Recipe) -> Iterator[str]:
+    """Shards are equal parts of batches, and devices take equal numbers of them."""
+    parallel, train = recipe.parallel, recipe.train
+    devices = parallel.mesh_sizes["data"]
+    if parallel.mode == "none":
+        return
+    batches = {"train.batch_size": train.batch_size}
+    if recipe.dataset.eval.batch_size is not None:
+        batches["dataset.eval.batch_size"] = recipe.dataset.eval.batch_size
+    if not _is_exact(parallel):
+        for key, size in batches.items():
+            if size % devices:
+                yield f"{key} = {size}: must be a multiple of the {devices} devices"
+        return
+    shards = num_shards(parallel, train.batch_size)
+    if shards & (shards - 1):
+        yield f"parallel.shards = {shards}: must be a power of two with reproducible=exact"
+    if shards % devices:
+        yield (
+            f"parallel.devices = {devices}: must divide parallel.shards = {shards}; give other "
+            "devices or shards, or parallel.reproducible=layout"
+        )
+    for key, size in batches.items():
+        parts = shards * (train.accumulate_steps if key == "train.batch_size" else 1)
+        if size % parts:
+            what = f"{shards} shards"
+            if parts != shards:
+                what += f" of {train.accumulate_steps} microbatches"
+            yield (
+                f"{key} = {size}: must have {what} of equal size; give a multiple of {parts}, or "
+                "other parallel.shards"
+            )
+
+
+def features_know_devices(recipe: Recipe) -> Iterator[str]:
+    """Every feature that the recipe uses works on a batch in parts."""
+    parallel, train, split = recipe.parallel, recipe.train, recipe.dataset.train
+    if parallel.mode == "none":
+        return
+    mode = f"parallel.mode = {parallel.mode}"
+    if train.optimizer.observes_layers:
+        yield f"{mode}: must be none with {train.optimizer.name}, which sees whole batches"
+    if train.loss.hardest_share < 1:
+        yield (
+            f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; a "
+            "shard does not know the hardest of all"
+        )
+    if train.mode == "eager":
+        yield f"train.mode = eager: must be graph with {mode}"
+    if (split.num_shards or 1) > 1:
+        yield (
+            f"dataset.train.num_shards = {split.num_shards}: must be null with {mode}, which deals "
+            "every batch to the devices"
+        )
+    if parallel.sync_batch_norm and _is_exact(parallel):
+        yield (
+            "parallel.sync_batch_norm = true: needs parallel.reproducible=layout; with exact, "
+            "shards are computed one after the other, each with statistics of its own"
+        )
+
+
+def processes_know_device(recipe: Recipe) -> Iterator[str]:
+    """Several processes compute on devices that are there."""
+    launch = recipe.launch
+    if launch.name != "local":
+        if launch.processes is not None:
+            yield f"launch.processes = {launch.processes}: needs launch=local; it is {launch.name}"
+        return
+    if recipe.parallel.mode == "none":
+        yield "launch = local: needs parallel.mode=data; it is none"
+    if recipe.device.name == EMULATED:
+        yield f"launch = local: must be none with device={EMULATED}, which is emulated here"
+    if recipe.train.on_nan.name == "rollback":
+        yield "train.on_nan = rollback: must be stop or skip with launch=local"
+    processes = launch.processes or 2
+    if recipe.parallel.devices is not None and recipe.parallel.devices % processes:
+        yield (
+            f"parallel.devices = {recipe.parallel.devices}: must be a multiple of "
+            f"launch.processes = {processes}"
+        )
+
+
+def _is_exact(parallel: ParallelSpec) -> bool:
+    return parallel.reproducible == "exact"
+
+
+RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
+    parallel_has_mode,
+    mesh_has_devices,
+    shards_divide,
+    features_know_devices,
+    processes_know_device,
+)

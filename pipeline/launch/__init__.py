@@ -1,0 +1,1 @@
+"""Several processes of one run: starting them, finding one's place among them, ending them."""

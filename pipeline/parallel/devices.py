@@ -1,0 +1,101 @@
+"""The devices that a recipe asks for, as JAX has them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import jax
+from jax._src import distributed
+from jax.extend.backend import clear_backends
+
+from pipeline.errors import RunError
+from pipeline.parallel.parallel_spec import ParallelSpec
+from pipeline.parallel.placement import Placement
+from pipeline.parallel.shards import DEFAULT_SHARDS
+
+Platform = Literal["cpu", "gpu"]
+
+
+def place(platform: Platform, index: int, parallel: ParallelSpec) -> Placement:
+    """Return the devices of a run; one run of one device has that of number `index`.
+
+    Where several are asked for, each process has as many. Raises RunError that names the devices
+    there are.
+    """
+    if parallel.mode == "none":
+        return Placement((find_device(platform, index),))
+    processes = num_processes()
+    wanted = num_devices(parallel, processes)
+    if wanted % processes:
+        raise RunError(
+            f"parallel.devices = {wanted}: must be a multiple of the {processes} processes"
+        )
+    own = wanted // processes
+    if platform == "cpu":
+        provide_cpu_devices(own)
+    devices = []
+    for process in range(processes):
+        there = [d for d in _devices(platform) if d.process_index == process]
+        if len(there) < own:
+            whose = f" of process {process}" if processes > 1 else ""
+            raise RunError(
+                f"parallel.devices = {wanted}: {own} devices{whose} are needed, and JAX sees "
+                f"{len(there)} of {platform}{_hint(platform)}"
+            )
+        devices += there[:own]
+    return Placement(tuple(devices))
+
+
+def num_processes() -> int:
+    """Return the processes of the run, without opening a device, which would fix their number."""
+    count: int | None = distributed.global_state.num_processes
+    return count or 1
+
+
+def num_devices(parallel: ParallelSpec, processes: int) -> int:
+    """Return the devices of all processes: one for each where the recipe does not say."""
+    if parallel.devices is None and parallel.mesh is None:
+        return processes
+    return parallel.num_devices
+
+
+def provide_cpu_devices(count: int) -> None:
+    """Let JAX split the host's processor into at least `count` devices.
+
+    Always into as many as the shards of most recipes, so that runs on fewer need no other ones.
+    Arrays that were made before are lost where the processor had fewer.
+    """
+    count = max(count, DEFAULT_SHARDS)
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    configured: Any = jax.config
+    if configured.jax_num_cpu_devices >= count:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # devices have been opened
+        clear_backends()
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def find_device(platform: Platform, index: int) -> jax.Device:
+    """Return a device of this process. Raises RunError that names the devices there are."""
+    try:
+        return jax.local_devices(backend=platform)[index]
+    except (RuntimeError, IndexError):
+        there = ", ".join(sorted({f"{d.platform}:{d.id}" for d in jax.devices()}))
+        raise RunError(
+            f"device {platform}:{index}: JAX sees {there} only{_hint(platform)}"
+        ) from None
+
+
+def _devices(platform: Platform) -> list[jax.Device]:
+    try:
+        return sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
+    except RuntimeError:
+        return []
+
+
+def _hint(platform: Platform) -> str:
+    return "; install the `gpu` extra, pip install '.[gpu]'" if platform == "gpu" else ""

@@ -1,0 +1,90 @@
+"""Recipes for several devices that can't be: one message each."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.errors import RecipeError
+
+DATA = "parallel.mode=data"
+REFUSED = {
+    "no mode": (["parallel.devices=2"], "parallel.devices = 2: needs parallel.mode=data; it is"),
+    "mesh": (
+        [DATA, "parallel.devices=4", "parallel.mesh={data: 2}"],
+        "parallel.devices = 4: must be 2, the devices of parallel.mesh (2 x 1), or null",
+    ),
+    "devices": (
+        [DATA, "parallel.devices=3"],
+        "parallel.devices = 3: must divide parallel.shards = 8; give other devices or shards",
+    ),
+    "shards": ([DATA, "parallel.shards=6"], "parallel.shards = 6: must be a power of two"),
+    "batch": (
+        [DATA, "train.batch_size=12", "parallel.devices=8"],
+        "train.batch_size = 12: must have 8 shards of equal size; give a multiple of 8",
+    ),
+    "microbatches": (
+        [DATA, "train.accumulate_steps=8"],
+        "train.batch_size = 32: must have 8 shards of 8 microbatches of equal size",
+    ),
+    "evaluation": (
+        [DATA, "dataset.eval.batch_size=10"],
+        "dataset.eval.batch_size = 10: must have 8 shards of equal size",
+    ),
+    "layout": (
+        [DATA, "parallel.devices=5", "parallel.reproducible=layout"],
+        "train.batch_size = 32: must be a multiple of the 5 devices",
+    ),
+    "thor": ([DATA, "optimizer=thor"], "parallel.mode = data: must be none with thor"),
+    "eager": ([DATA, "train.mode=eager"], "train.mode = eager: must be graph with parallel.mode"),
+    "hardest": (
+        [DATA, "train.loss.hardest_share=0.5"],
+        "train.loss.hardest_share = 0.5: must be 1.0 with parallel.mode = data",
+    ),
+    "dealt twice": (
+        [DATA, "dataset.train.num_shards=2", "dataset.train.shard_id=0"],
+        "dataset.train.num_shards = 2: must be null with parallel.mode = data",
+    ),
+    "specs": (
+        [DATA, "parallel.specs=[{pattern: fc, axes: [model]}]"],
+        "parallel.specs: needs parallel.mode=semi_auto; it is data",
+    ),
+    "an axis twice": (
+        ["parallel.specs=[{pattern: fc, axes: [model, model]}]"],
+        "parallel.specs.0: axes",
+    ),
+    "processes": (
+        ["launch.processes=2"],
+        "launch.processes = 2: needs launch=local; it is auto",
+    ),
+    "launch": (["launch=local"], "launch = local: needs parallel.mode=data; it is none"),
+    "uneven": (
+        [DATA, "launch=local", "launch.processes=3", "parallel.devices=4"],
+        "parallel.devices = 4: must be a multiple of launch.processes = 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused(case: str) -> None:
+    overrides, message = REFUSED[case]
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("lenet5_digits", overrides)
+    assert message in str(refused.value)
+
+
+def test_the_batch_of_a_device_gives_that_of_all() -> None:
+    recipe = load_recipe(
+        "lenet5_digits", [DATA, "parallel.devices=8", "parallel.batch_per_device=32"]
+    )
+    assert recipe.train.batch_size == 256
+
+
+@pytest.mark.parametrize(
+    ("devices", "batch_size", "shards"),
+    [(1, 32, 8), (8, 32, 8), (2, 12, 4), (1, 7, 1), (16, 64, 16)],
+)
+def test_a_recipe_says_its_shards(devices: int, batch_size: int, shards: int) -> None:
+    """So that a run that is resumed on other devices has as many."""
+    sizes = [f"parallel.devices={devices}", f"train.batch_size={batch_size}"]
+    assert load_recipe("lenet5_digits", [DATA, *sizes]).parallel.shards == shards

@@ -1,0 +1,206 @@
+"""Several processes on this machine: the bits of one, and an end for all where one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.runner.run import run
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+pytestmark = pytest.mark.slow
+
+TINY = (
+    "+recipe=lenet5_digits",
+    "model=mlp",
+    "model.hidden=[12]",
+    "train.optimizer.lr=0.001",
+    "monitor.tensorboard=false",
+    "eval.every_passes=null",
+    "checkpoint.every_steps=200",
+    "train.sink_size=50",
+    "parallel.mode=data",
+)
+TWO = ("launch=local", "launch.processes=2", "launch.heartbeat_seconds=10")
+LONG = "train.steps=20000"
+END_S = 5.0
+"""Time within which all processes have ended once one was killed."""
+
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture
+def start(cache: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start the command in the test's folder; it is killed when the test ends."""
+    started = []
+
+    def go(*arguments: str, run_dir: str = "run") -> Process:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent)}
+        with (tmp_path / "said").open("a") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline", *TINY, *arguments, f"hydra.run.dir={run_dir}"],
+                cwd=tmp_path,
+                env=environment,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        started.append(process)
+        return process
+
+    yield go
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.05)
+
+
+def workers_of(process: Process) -> list[int]:
+    """The process IDs of a run's processes, the first one's first."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sorted(map(int, children))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet reaped doesn't."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether a checkpoint has been written."""
+    return (folder / "run/checkpoints/200/manifest.json").exists()
+
+
+def normal(folder: Path) -> list[object]:
+    return [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")]
+
+
+def test_two_processes_have_the_bits_of_one(
+    start: Callable[..., Process], tiny: Compose, tmp_path: Path
+) -> None:
+    assert start("train.steps=60", *TWO).wait(180) == 0
+    assert start("train.steps=60", run_dir="one").wait(180) == 0
+    assert normal(tmp_path / "run") == normal(tmp_path / "one")
+    said = (tmp_path / "said").read_text()
+    assert "Gloo" not in said
+    assert "Rank 1 is connected" in (tmp_path / "run/ranks/1.log").read_text()
+    assert outcome.read_summary(tmp_path / "run")["status"] == "done"
+
+
+@contextmanager
+def training(start: Callable[..., Process], folder: Path) -> Iterator[tuple[Process, list[int]]]:
+    """A run of two processes that has saved; afterwards none of them is left."""
+    process = start(LONG, *TWO)
+    wait_for(lambda: has_trained(folder))
+    workers = workers_of(process)
+    assert len(workers) == 2
+    yield process, workers
+    wait_for(lambda: not any(map(is_alive, workers)), END_S)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_all(
+    start: Callable[..., Process], tmp_path: Path, rank: int
+) -> None:
+    with training(start, tmp_path) as (process, workers):
+        os.kill(workers[rank], signal.SIGKILL)
+        assert process.wait(END_S) == 1
+    said = (tmp_path / "said").read_text()
+    assert f"error: process {rank} of 2 was ended by SIGKILL; log: run/ranks/{rank}.log" in said
+    assert said.count("error:") == 1
+    assert re.search(r"^resume .*launch.processes=2.* train.resume=./run$", said, re.MULTILINE)
+
+
+def test_a_process_that_does_not_answer_ends_all(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """Within the time without a heartbeat, 10 s here, and that of an end."""
+    with training(start, tmp_path) as (process, workers):
+        os.kill(workers[1], signal.SIGSTOP)
+        assert process.wait(10 + 2 * END_S) == 1
+    assert (
+        "error: process 1 of 2 did not answer; log: run/ranks/1.log"
+        in (tmp_path / "said").read_text()
+    )
+
+
+def test_nothing_is_left_where_the_command_itself_is_killed(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    with training(start, tmp_path) as (process, _):
+        process.kill()
+
+
+def test_a_stopped_run_goes_on_with_one_process(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """Stopped in order by a signal, resumed alone: equal to a run that was not stopped."""
+    length = ("train.steps=4000", "train.dispatch_seconds=0.2")
+    process = start(*length, *TWO)
+    wait_for(lambda: has_trained(tmp_path))
+    process.terminate()
+    assert process.wait(60) == 1
+    summary = outcome.read_summary(tmp_path / "run")
+    assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
+    assert summary["steps"] < 4000
+    assert start(*length, "train.resume=run").wait(120) == 0
+    assert start(*length, "parallel.devices=4", run_dir="whole").wait(120) == 0
+    assert normal(tmp_path / "run") == normal(tmp_path / "whole")
+
+
+def test_an_error_of_all_is_said_once(start: Callable[..., Process], tmp_path: Path) -> None:
+    process = start(*TWO, "dataset=mnist", "dataset.root=/nowhere", "train.steps=10")
+    assert process.wait(120) == 2
+    said = (tmp_path / "said").read_text()
+    assert said.count("error:") == 1
+    assert "/nowhere lacks train-images-idx3-ubyte.gz" in said
+
+
+def test_an_error_of_another_process_is_said_with_its_log(
+    start: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that finds another data set than the first one."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import pipeline.stages.build as build\n"
+        "    from pipeline.errors import RunError\n"
+        "    def fail(*_): raise RunError('the disk of this node is full')\n"
+        "    build.parts_of = fail\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started_at = time.monotonic()
+    process = start(*TWO, LONG)
+    assert process.wait(120) == 1
+    assert time.monotonic() - started_at < 60
+    said = (tmp_path / "said").read_text()
+    assert (
+        "error: process 1 of 2 has failed: the disk of this node is full; log: run/ranks/1.log"
+        in said
+    )
+
+
+def test_python_runs_several_processes_too(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny("model=mlp", "model.hidden=[12]", "parallel.mode=data", *TWO[:2])
+    summary = run(recipe, tmp_path / "run")
+    assert (summary.status, summary.steps) == ("done", 45)

@@ -1,0 +1,119 @@
+"""The same bits on 1, 2, 4 and 8 devices: losses, weights, statistics and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError
+from pipeline.runner.run import run
+from pipeline.stages.checkpoint.restore import read_saved
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+MLP = ("model=mlp", "model.hidden=[12]", "train.optimizer.lr=0.05")
+SHORT = ("train.steps=20", "train.sink_size=7", "eval.every_steps=10", "parallel.mode=data")
+EVERYTHING = (
+    "model=layers",
+    "model.layers=[{name: conv, features: 6, kernel: 3, stride: 2}, batch_norm, relu, flatten,"
+    "{name: dropout, rate: 0.3}, {name: dense, features: $classes}]",
+    "train.accumulate_steps=2",
+    "train.ema.decay=0.9",
+    "train.loss_scale={name: dynamic, init: 128.0, factor: 2.0, window: 6}",
+    "checkpoint.every_steps=10",
+)
+
+
+def train(
+    tiny: Compose, folder: Path, overrides: Sequence[str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the records of a run, and the arrays of its last checkpoint by path."""
+    assert run(tiny(*overrides), folder).status == "done"
+    records = [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")]
+    return records, dict(read_saved(folder).arrays)
+
+
+def require_equal(one: Any, other: Any) -> None:
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    for path, array in one[1].items():
+        np.testing.assert_array_equal(array, other[1][path], err_msg=path)
+
+
+def test_one_and_four_devices_have_the_same_bits(tiny: Compose, tmp_path: Path) -> None:
+    results = [
+        train(tiny, tmp_path / str(devices), [*MLP, *SHORT, f"parallel.devices={devices}"])
+        for devices in (1, 4)
+    ]
+    require_equal(*results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feed", ["resident", "stream"])
+def test_every_number_of_devices_has_the_same_bits(
+    tiny: Compose, tmp_path: Path, feed: str
+) -> None:
+    """With batch norm, dropout, accumulation, a dynamic loss scale and an average of weights."""
+    fixed = (*EVERYTHING, *SHORT, f"train.feed={feed}")
+    first = train(tiny, tmp_path / "1", [*fixed, "parallel.devices=1"])
+    for devices in (2, 4, 8):
+        sink = f"train.sink_size={devices + 1}"
+        more = train(tiny, tmp_path / str(devices), [*fixed, sink, f"parallel.devices={devices}"])
+        require_equal(first, more)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_devices(tiny: Compose, tmp_path: Path) -> None:
+    """Stopped on two devices, resumed on eight: as one that was never stopped, on one."""
+    fixed = (*EVERYTHING, *SHORT)
+    whole = train(tiny, tmp_path / "whole", [*fixed, "parallel.devices=1"])
+    folder = tmp_path / "part"
+    run(tiny(*fixed, "parallel.devices=2", "train.steps=10"), folder)
+    resumed = [*fixed, "parallel.devices=8", f"train.resume={folder}"]
+    # The schedule is constant, so a shorter run is the beginning of the longer one.
+    assert run(tiny(*resumed)).status == "done"
+    other = (
+        [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")],
+        dict(read_saved(folder).arrays),
+    )
+    require_equal(whole, other)
+
+
+@pytest.mark.slow
+def test_labels_to_ignore_count_for_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+    """The mean is over the valid labels of all shards, not of each."""
+    fixed = (*MLP, *SHORT, "dataset.ignore_index=3")
+    sharded = train(tiny, tmp_path / "shards", [*fixed, "parallel.devices=2"])
+    whole = train(tiny, tmp_path / "whole", [*fixed[:-2], fixed[-1]])
+    ours, theirs = (records[0][0]["loss"] for records, _ in (sharded, whole))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_added_gradients_are_as_many_times_larger(tiny: Compose, tmp_path: Path) -> None:
+    """X-03: `mirror_mean` false adds the gradients of devices that averages would divide."""
+    fixed = (*MLP, *SHORT, "parallel.devices=4")
+    mean = train(tiny, tmp_path / "mean", fixed)[0][0][0]
+    added = train(tiny, tmp_path / "sum", [*fixed, "parallel.mirror_mean=false"])[0][0][0]
+    assert added["loss"] == mean["loss"]
+    assert added["grad_norm"] == pytest.approx(4 * mean["grad_norm"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_plain_sums_are_close(tiny: Compose, tmp_path: Path) -> None:
+    fixed = (*MLP, *SHORT, "parallel.devices=4")
+    exact = train(tiny, tmp_path / "exact", fixed)[0][0]
+    layout = train(tiny, tmp_path / "layout", [*fixed, "parallel.reproducible=layout"])[0][0]
+    ours, theirs = ([row["loss"] for row in rows] for rows in (exact, layout))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_devices_that_are_not_there(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny(*MLP, *SHORT, "device=gpu", "parallel.devices=2", "train.precision=O0")
+    with pytest.raises(RunError, match=r"parallel.devices = 2: 2 devices are needed, and JAX sees"):
+        run(recipe, tmp_path / "run")
