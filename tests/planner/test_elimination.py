@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -36,11 +34,10 @@ def random_factors(rng: np.random.Generator) -> tuple[list[Factor], list[int]]:
 def totals(factors: list[Factor], sizes: list[int]) -> Arrays:
     """Time and memory of every assignment."""
     time, memory = np.zeros(sizes), np.zeros(sizes)
-    for place in product(*map(range, sizes)):
-        for factor in factors:
-            at = (*(place[v] for v in factor.scope), 0)
-            time[place] += factor.table.time[at]
-            memory[place] += factor.table.memory[at]
+    for factor in factors:
+        shape = [size if v in factor.scope else 1 for v, size in enumerate(sizes)]
+        time += factor.table.time.reshape(shape)
+        memory += factor.table.memory.reshape(shape)
     return time, memory
 
 
