@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Scope = tuple[int, ...]
+SLOPES = 16
+"""Slopes that are tried: growing fourfold until one fits, then by bisection."""
 TIE = 1e-9
 """Relative difference below which two times are one, and less memory decides."""
 
@@ -86,12 +88,17 @@ class Choice:
 class Eliminator:
     """Adds tables and eliminates variables. What it has computed is kept for equal tables.
 
-    `points` is the most points that a state keeps, 1 where memory doesn't count. Beyond it those
-    that are closest to others in memory are dropped, never the one with the least memory or time.
+    `points` is the most points that a state keeps; with 1 the choice is the one with the least
+    time + `slope` x memory, the least memory where the slope is infinite. With more, points beyond
+    that number are dropped, never the one with the least memory or time; and those which cost `gap`
+    more by that measure than another of their state, so that nothing they lead to is among the best
+    (see `fastest_within`).
     """
 
     points: int = 1
     most_memory: float = np.inf
+    slope: float = 0.0
+    gap: float = np.inf
     _kept: dict[Any, Table] = field(default_factory=dict)
 
     def best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
@@ -101,8 +108,7 @@ class Eliminator:
         first states is taken, so the result is the same each time.
         """
         choices = self.frontier(factors, sizes)
-        fitting = [choice for choice in choices if choice.memory <= self.most_memory]
-        return min(fitting, key=lambda choice: choice.time, default=None)
+        return min(choices, key=lambda choice: choice.time, default=None)
 
     def frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
         """Choices that no other beats in both time and memory, the least memory first."""
@@ -186,12 +192,21 @@ class Eliminator:
             self._kept[key] = table
         return Factor(scope, self._kept[key], (factor,), variable)
 
+    def _cost(self, time: Floats, memory: Floats) -> Floats:
+        """Time and what memory is worth; infinite where there is no point."""
+        if self.slope == 0:
+            return time
+        if self.slope == np.inf:
+            return np.where(np.isfinite(time), memory, np.inf)
+        return np.where(np.isfinite(time), time + self.slope * memory, np.inf)
+
     def _thin(self, time: Floats, memory: Floats) -> tuple[Floats, Floats, NDArray[Any]]:
         """Keep the points of each state that no other beats, and their places before."""
         time = np.where(memory <= self.most_memory, time, np.inf)
         if self.points == 1:
-            least = time.min(axis=-1, keepdims=True) * (1 + TIE)
-            order = np.argmin(np.where(time <= least, memory, np.inf), axis=-1)[..., None]
+            cost = self._cost(time, memory)
+            least = cost.min(axis=-1, keepdims=True) * (1 + TIE)
+            order = np.argmin(np.where(cost <= least, memory, np.inf), axis=-1)[..., None]
             return np.take_along_axis(time, order, -1), np.take_along_axis(memory, order, -1), order
         fast = np.argsort(time, axis=-1, kind="stable")
         lean = np.argsort(np.take_along_axis(memory, fast, -1), axis=-1, kind="stable")
@@ -201,7 +216,10 @@ class Eliminator:
         before = np.minimum.accumulate(time, axis=-1)
         kept = np.isfinite(time)
         kept[..., 1:] &= time[..., 1:] < before[..., :-1]
-        kept = _fewest(kept, memory, self.points)
+        cost = self._cost(time, memory)
+        if self.gap < np.inf:
+            kept &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
+        kept = _fewest(kept, memory, cost, self.points)
         # Kept points first, in their order; as many places as the state with most of them needs.
         front = np.argsort(~kept, axis=-1, kind="stable")
         front = front[..., : max(1, int(kept.sum(axis=-1).max(initial=1)))]
@@ -211,28 +229,71 @@ class Eliminator:
         return time, memory, np.take_along_axis(order, front, -1)
 
 
-def _fewest(kept: NDArray[Any], memory: Floats, most: int) -> NDArray[Any]:
-    """Of more than `most` points of a state, keep the first of each of `most` levels of memory.
+def _fewest(kept: NDArray[Any], memory: Floats, cost: Floats, most: int) -> NDArray[Any]:
+    """Of more than `most` points of a state, keep the cheapest of each of `most` levels of memory.
 
-    The last one, the fastest, is kept as well.
+    The first one, with the least memory, and the last one, the fastest, are kept as well.
     """
     counts = kept.sum(axis=-1)
     if counts.max(initial=0) <= most:
         return kept
+    first = np.argmax(kept, axis=-1)[..., None]
     last = kept.shape[-1] - 1 - np.argmax(kept[..., ::-1], axis=-1)[..., None]
     low = np.min(np.where(kept, memory, np.inf), axis=-1, keepdims=True)
     high = np.max(np.where(kept, memory, -np.inf), axis=-1, keepdims=True)
     span = np.where(high > low, high - low, 1)
+    levels = max(1, most - 2)
     with np.errstate(invalid="ignore"):
-        level = np.floor((memory - low) / span * (most - 1))
-    level = np.where(kept, level, -1)
-    # Points are ordered by memory; the last of a level is its fastest, and fits where it fits.
-    seen = np.maximum.accumulate(np.where(kept, level, -1), axis=-1)
-    first = np.ones(kept.shape, bool)
-    first[..., 1:] = seen[..., 1:] > seen[..., :-1]
-    thinned = kept & first
-    np.put_along_axis(thinned, last, np.take_along_axis(kept, last, -1), -1)
+        level = np.floor((memory - low) / span * levels)
+    level = np.where(kept, np.minimum(level, levels - 1), np.inf)
+    # By level and then by cost, the first of each level is its cheapest.
+    order = np.lexsort((np.where(kept, cost, np.inf), level), axis=-1)
+    ordered = np.take_along_axis(level, order, -1)
+    cheapest = np.isfinite(ordered)
+    cheapest[..., 1:] &= ordered[..., 1:] > ordered[..., :-1]
+    thinned = np.zeros_like(kept)
+    np.put_along_axis(thinned, order, cheapest, -1)
+    for place in (first, last):
+        np.put_along_axis(thinned, place, np.take_along_axis(kept, place, -1), -1)
     return np.where((counts > most)[..., None], thinned, kept)
+
+
+def fastest_within(
+    factors: Sequence[Factor], sizes: Sequence[int], most_memory: float, points: int
+) -> Choice | None:
+    """The fastest choice whose memory is within a bound; None where none was found.
+
+    A Lagrange multiplier comes first, the slope: the least time + slope x memory, less slope x
+    bound, is a bound from below on what fits, and for some slope the choice itself fits. What lies
+    between the two is the gap; only points within it are kept in the search that follows, so the
+    result is exact unless a state has more than `points` of them.
+    """
+    if (free := Eliminator().best(factors, sizes)) is None:
+        return None
+    if free.memory <= most_memory:
+        return free
+    best = Eliminator(slope=np.inf).best(factors, sizes)
+    if best is None or best.memory > most_memory:
+        return None
+    bound, slope_of_bound = free.time, 0.0
+    low, high = 0.0, np.inf
+    slope = free.time / free.memory
+    for _ in range(SLOPES):
+        choice = Eliminator(slope=slope).best(factors, sizes)
+        assert choice is not None
+        below = choice.time + slope * (choice.memory - most_memory)
+        if below > bound:
+            bound, slope_of_bound = below, slope
+        if choice.memory <= most_memory:
+            high = slope
+            if choice.time < best.time:
+                best = choice
+        else:
+            low = slope
+        slope = slope * 4 if high == np.inf else (low + high) / 2
+    gap = max(best.time - bound, 0.0) * (1 + TIE)
+    rest = Eliminator(points, most_memory, slope_of_bound, gap).best(factors, sizes)
+    return best if rest is None or best.time <= rest.time else rest
 
 
 def _neighbours(factors: Iterable[Factor], count: int) -> dict[int, set[int]]:

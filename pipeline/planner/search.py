@@ -12,16 +12,18 @@ from pipeline.errors import RecipeError
 from pipeline.planner.blocks import StepBlocks
 from pipeline.planner.cut_prices import COPIES, CutPrices
 from pipeline.planner.decisions import Decisions, cuts_samples_alone
-from pipeline.planner.elimination import Choice, Eliminator, Factor, Table
+from pipeline.planner.elimination import Choice, Eliminator, fastest_within
 from pipeline.planner.find_blocks import find_blocks
 from pipeline.planner.layouts import Mesh, meshes_of
 from pipeline.planner.parallel_plan import ParallelPlan, plan_of
 from pipeline.planner.rates import Rates
 from pipeline.planner.traced_loss import LossToPlan
 
-POINTS = 24
+POINTS = 64
 """Points of time and memory that a table keeps for each state where memory is short."""
 RUNNERS_UP = 4
+SIMPLER = 0.02
+"""Share of a step that other plans must gain over data parallelism: prices are off by more."""
 GIB = 2**30
 
 
@@ -33,7 +35,7 @@ class SearchedPlans:
     devices: int
     best: ParallelPlan
     runners_up: tuple[ParallelPlan, ...]
-    """The best plans of other meshes, the fastest first."""
+    """The best plans of this and other meshes that are not chosen, the fastest first."""
     data_parallel: ParallelPlan | None
     """The best plan that cuts no weight, whether it fits or not; None where no batch divides."""
     one_device: ParallelPlan
@@ -80,8 +82,9 @@ def search_blocks(
     assert one is not None
     if not found:
         raise RecipeError([_nothing_fits(blocks, one, devices, ratio, memory_bytes, leanest)])
-    ranked = sorted(_different(found), key=lambda plan: plan.step_ms)
     data = _data_parallel(blocks, devices, rates, ratio)
+    fits = data is not None and data.memory_bytes <= memory_bytes
+    ranked = _ranked(found, data if fits else None)
     return SearchedPlans(
         name=step.name,
         devices=devices,
@@ -95,14 +98,21 @@ def search_blocks(
     )
 
 
+def _ranked(found: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
+    """Different plans, the fastest first; but data parallelism before all that gain little."""
+    every = [*found, data] if data is not None else found
+    ranked = sorted(_different(every), key=lambda plan: plan.step_ms)
+    if data is not None and data.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
+        ranked = [data, *(plan for plan in ranked if not plan.is_data_parallel)]
+    return ranked
+
+
 def best_plan(
     decisions: Decisions, memory_bytes: float = math.inf, points: int = POINTS
 ) -> ParallelPlan | None:
     """The fastest plan on the mesh of some decisions that fits; None where none does."""
     factors, sizes = decisions.factors(), decisions.sizes
-    choice = Eliminator().best(factors, sizes)
-    if choice is not None and choice.memory > memory_bytes:
-        choice = Eliminator(points, memory_bytes).best(factors, sizes)
+    choice = fastest_within(factors, sizes, memory_bytes, points)
     return None if choice is None else _plan(decisions, choice)
 
 
@@ -114,13 +124,8 @@ def _plan(decisions: Decisions, choice: Choice) -> ParallelPlan:
 
 
 def _least_memory(decisions: Decisions) -> float:
-    factors = [Factor(factor.scope, _by_memory(factor.table)) for factor in decisions.factors()]
-    choice = Eliminator().best(factors, decisions.sizes)
-    return math.inf if choice is None else choice.time
-
-
-def _by_memory(table: Table) -> Table:
-    return Table(table.memory, table.memory)
+    choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
+    return math.inf if choice is None else choice.memory
 
 
 def _different(plans: list[ParallelPlan]) -> Iterator[ParallelPlan]:

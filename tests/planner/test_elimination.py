@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.planner.elimination import Choice, Eliminator, Factor, Table
+from pipeline.planner.elimination import Choice, Eliminator, Factor, Table, fastest_within
 
 Arrays = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -55,16 +55,16 @@ def test_the_best_of_all_assignments_is_found(seed: int) -> None:
     assert best.time == time.min()
     assert costs_what_it_says(best, every)
     bound = float(np.quantile(memory, 0.05))
-    bounded = Eliminator(4096, bound).best(factors, sizes)
+    bounded = fastest_within(factors, sizes, bound, 4096)
     assert bounded is not None
     assert bounded.time == time[memory <= bound].min()
     assert costs_what_it_says(bounded, every)
     # With few points the best may be missed, but not the bound.
-    rough = Eliminator(3, bound).best(factors, sizes)
+    rough = fastest_within(factors, sizes, bound, 3)
     assert rough is not None
     assert rough.memory <= bound
     assert costs_what_it_says(rough, every)
-    assert Eliminator(8, memory.min() - 1).best(factors, sizes) is None
+    assert fastest_within(factors, sizes, memory.min() - 1, 8) is None
 
 
 def test_equal_blocks_are_computed_once() -> None:

@@ -20,7 +20,7 @@ from pipeline.planner.find_blocks import find_blocks
 from pipeline.planner.layouts import Layout, Mesh, meshes_of
 from pipeline.planner.parallel_plan import ParallelPlan
 from pipeline.planner.rates import AscendRates, Rates
-from pipeline.planner.search import GIB, best_plan, search, search_blocks
+from pipeline.planner.search import GIB, SIMPLER, best_plan, search, search_blocks
 from pipeline.planner.traced_loss import LossToPlan
 from tests.planner.networks import GPU_LIKE, MindSporeRates, conv_and_head, embedding, gpt, mlp
 from tests.planner.recipes import network_to_plan
@@ -76,7 +76,7 @@ def is_near(step: LossToPlan, devices: int, rates: Rates, known: Known) -> Paral
     blocks = find_blocks(step)
     found = search_blocks(blocks, step, devices, rates).best
     good = best_of(blocks, step, devices, rates, known)
-    assert found.step_ms <= good.step_ms * (1 + 1e-9)
+    assert found.step_ms <= good.step_ms * (1 + SIMPLER)
     assert good.step_ms <= NEAR * found.step_ms, (found, good)
     return found
 
@@ -94,8 +94,8 @@ def test_a_head_of_many_classes_under_mindspore_s_prices(
 ) -> None:
     step = conv_and_head(256, classes, side=112)
     found = is_near(step, 8, MindSporeRates(beta), known)
-    assert found.batch == ("data", "model")
-    if known is classes_cut:
+    if classes == 65536:
+        assert found.batch == ("data", "model")
         assert specs(found)["head/kernel"] == ["", "model"]
 
 
@@ -112,7 +112,7 @@ def test_resnet50_under_mindspore_s_prices(classes: int, beta: float, known: Kno
 @pytest.mark.slow
 def test_resnet50_of_1001_classes_is_data_parallel() -> None:
     step, _ = network_to_plan(("model=resnet50",), 1001, (256, 224, 224, 3))
-    is_near(step, 8, ASCEND, data_parallel)
+    assert is_near(step, 8, ASCEND, data_parallel).is_data_parallel
     step, _ = network_to_plan(("model=resnet50",), 100_000, (256, 224, 224, 3))
     found = is_near(step, 8, ASCEND, lambda *given: classes_cut(*given) or data_parallel(*given))
     assert any("model" in axes for pattern, axes in specs(found).items() if "dense" in pattern)
