@@ -30,7 +30,7 @@ def sums(row: dict[str, Any]) -> tuple[float, float]:
     return sum(row["predicted"].values()), sum(one["nbytes"] for one in row["compiled"])
 
 
-@pytest.mark.parametrize("case", ["head", "gpt", "resnet"])
+@pytest.mark.parametrize("case", ["head", "gpt", "resnet", "resnet_head"])
 def test_plans_move_the_bytes_that_they_are_priced_for(case: str) -> None:
     rows = compiled(case)
     assert len(rows) >= 2
