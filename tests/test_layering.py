@@ -53,6 +53,7 @@ LEVELS = [
     "backends.ascend.fit",
     "backends.ascend",
     "backends.devices",
+    "planner",
     "config",
     "cache",
     "runner.record",

@@ -74,6 +74,10 @@ class Executable(Protocol):
     report: CompileReport
 
     @property
+    def program_text(self) -> str:
+        """The training loop as it was compiled; empty in eager mode."""
+
+    @property
     def feed(self) -> Feed:
         """The source of the batches that are trained on."""
 

@@ -23,7 +23,9 @@ def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
         for key in (key for key, wanted in given.items() if wanted):
             value = getattr(parallel, key)
             yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
-    own = {"specs": "semi_auto", "constraints": "semi_auto", "plan": "auto"}
+    own = {"specs": "semi_auto", "constraints": "semi_auto", "plan": "auto", "memory_gib": "auto"}
+    if parallel.batch_axes != ("data",) and parallel.mode != "semi_auto":
+        yield f"parallel.batch_axes: needs parallel.mode=semi_auto; it is {parallel.mode}"
     for key, mode in own.items():
         if getattr(parallel, key) and parallel.mode != mode:
             yield f"parallel.{key}: needs parallel.mode={mode}; it is {parallel.mode}"
@@ -44,8 +46,8 @@ def mesh_has_devices(recipe: Recipe) -> Iterator[str]:
 def shards_divide(recipe: Recipe) -> Iterator[str]:
     """Shards are equal parts of batches, and devices take equal numbers of them."""
     parallel, train = recipe.parallel, recipe.train
-    devices = parallel.mesh_sizes["data"]
-    if parallel.mode == "none":
+    devices = parallel.batch_parts
+    if parallel.mode in ("none", "auto"):
         return
     if parallel.mode == "data" and parallel.mesh_sizes["model"] > 1:
         yield (

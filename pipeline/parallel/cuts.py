@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 import jax
@@ -45,14 +47,23 @@ class Cuts:
 
         def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             result = call(*args, **kwargs)
-            spec = _last(self.constraints, context.module.path)
-            if spec is None or context.method_name != "__call__" or result.ndim != len(spec):
+            if context.method_name != "__call__" or not isinstance(result, jax.Array):
                 return result
-            return jax.lax.with_sharding_constraint(result, placement.cut(spec))
+            layer = "/".join(context.module.path)
+            fitting = [
+                rule
+                for rule in self.constraints
+                if fnmatchcase(layer, rule.pattern) and len(rule.axes) == result.ndim
+            ]
+            if not fitting:
+                return result
+            return jax.lax.with_sharding_constraint(result, placement.cut(_spec(fitting[-1])))
 
         return intercept
 
-    def require_fit(self, params: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    def require_fit(
+        self, params: Mapping[str, Any], sizes: Mapping[str, int], batch_axes: Sequence[str]
+    ) -> None:
         """Check the rules against parameters and the sizes of the mesh's axes.
 
         Raises ValueError for a pattern that matches nothing, a number of dimensions that is not the
@@ -64,9 +75,10 @@ class Cuts:
             spec = self.spec_of(path)
             if spec:
                 _require_divides("/".join(path), leaf.shape, spec, sizes)
-        used = {axis for rule in (*self.specs, *self.constraints) for axis in rule.axes}
+        rules = (*self.specs, *self.constraints)
+        used = {axis for rule in rules for entry in rule.entries for axis in entry}
         for axis, size in sizes.items():
-            if axis == "model" and size > 1 and axis not in used:
+            if size > 1 and axis not in (*used, *batch_axes):
                 raise ValueError(f"nothing is cut along the axis {axis} of {size} devices")
 
 
@@ -79,7 +91,11 @@ def cuts_of(parallel: ParallelSpec) -> Cuts | None:
 
 def _last(rules: Sequence[ShardRule], path: Path) -> PartitionSpec | None:
     covering = [rule for rule in rules if covers(rule.pattern, path)]
-    return PartitionSpec(*covering[-1].axes) if covering else None
+    return _spec(covering[-1]) if covering else None
+
+
+def _spec(rule: ShardRule) -> PartitionSpec:
+    return PartitionSpec(*(entry or None for entry in rule.entries))
 
 
 def _require_divides(
@@ -89,13 +105,14 @@ def _require_divides(
         raise ValueError(
             f"{name} has {len(shape)} dimensions, {list(shape)}, and axes {len(spec)} entries"
         )
-    for dimension, axis in enumerate(spec):
-        size = 1 if axis is None else sizes[axis]
+    for dimension, entry in enumerate(spec):
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        size = prod(sizes[axis] for axis in axes)
         if shape[dimension] % size:
             below = shape[dimension] // size * size
             raise ValueError(
                 f"{name}: dimension {dimension} of size {shape[dimension]} does not divide among "
-                f"the {size} devices of axis {axis}; {below} or {below + size} would"
+                f"the {size} devices of axis {' and '.join(axes)}; {below} or {below + size} would"
             )
 
 

@@ -45,7 +45,7 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> Placement:
                 f"{len(there)} of {platform}{_hint(platform)}"
             )
         devices += there[:own]
-    return Placement(tuple(devices), parallel.mesh_sizes["model"])
+    return Placement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
 
 
 def place_host(parallel: ParallelSpec) -> Placement:
@@ -78,7 +78,9 @@ def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
     if ranks.size > 1:
         parts.append(f"rank_id {ranks.own} of rank_size {ranks.size}")
     shards = shards_of(parallel, batch_size, 1)
-    each = f"{batch_size // (devices // parallel.mesh_sizes['model'])} a device"
+    alone = parallel.devices is None and parallel.mesh is None
+    parts_of_batch = devices if alone else parallel.batch_parts
+    each = f"{batch_size // parts_of_batch} a device"
     parts.append(f"batch {batch_size:,}, {each}")
     if shards is not None:
         parts.append(f"{shards.count} shards in a fixed order")

@@ -27,19 +27,27 @@ class MeshSpec(Spec):
 class ShardRule(Spec):
     """Axes of the mesh that cut the dimensions of parameters, or of what layers compute.
 
-    `axes` has one entry for each dimension, null where it is whole. As in `freeze`, a pattern
-    covers a path or all below it.
+    `axes` has one entry for each dimension: an axis, several, or null where it is whole. As in
+    `freeze`, a pattern of parameters covers a path or all below it; one of layers covers a path.
     """
 
     pattern: Annotated[str, Field(min_length=1)]
-    axes: Seq[Axis | None]
+    axes: Seq[Axis | Seq[Axis] | None]
 
     @model_validator(mode="after")
     def _each_axis_once(self) -> ShardRule:
-        named = [axis for axis in self.axes if axis is not None]
+        named = [axis for entry in self.entries for axis in entry]
         if len(set(named)) != len(named):
-            raise ValueError(f"axes {list(self.axes)}: an axis cuts one dimension only")
+            raise ValueError("axes: an axis cuts one dimension only")
         return self
+
+    @property
+    def entries(self) -> tuple[tuple[Axis, ...], ...]:
+        """The axes that cut each dimension."""
+        return tuple(
+            () if entry is None else (entry,) if isinstance(entry, str) else entry
+            for entry in self.axes
+        )
 
 
 class ParallelSpec(Spec):
@@ -68,6 +76,10 @@ class ParallelSpec(Spec):
     """Cuts of parameters by pattern; the last matching rule wins. Only with semi_auto."""
     constraints: Seq[ShardRule]
     """Cuts of what layers compute, by the layer's path. Only with semi_auto."""
+    batch_axes: Annotated[Seq[Axis], Field(min_length=1)]
+    """Axes that cut the samples of a batch."""
+    memory_gib: Annotated[float, Field(gt=0)] | None
+    """Most memory of a device that `auto` plans with; null: that of the chip, or any."""
     plan: FilePath | None
     """A plan of `auto` to take instead of searching."""
 
@@ -77,6 +89,11 @@ class ParallelSpec(Spec):
         if self.mesh is not None:
             return {"data": self.mesh.data, "model": self.mesh.model}
         return {"data": self.devices or 1, "model": 1}
+
+    @property
+    def batch_parts(self) -> int:
+        """Parts of a batch, as far as the recipe says."""
+        return prod(self.mesh_sizes[axis] for axis in self.batch_axes)
 
     @property
     def num_devices(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import jax
@@ -26,7 +27,9 @@ class Placement:
 
     devices: tuple[jax.Device, ...]
     model: int = 1
-    """Devices that share one part of a batch, along the mesh's second axis."""
+    """Devices along the mesh's second axis."""
+    batch_axes: tuple[str, ...] = (DATA,)
+    """Axes along which devices take other samples of a batch."""
 
     @cached_property
     def mesh(self) -> Mesh | None:
@@ -39,7 +42,8 @@ class Placement:
     @property
     def parts(self) -> int:
         """Parts of a batch."""
-        return len(self.devices) // self.model
+        sizes = {DATA: len(self.devices) // self.model, MODEL: self.model}
+        return prod(sizes[axis] for axis in self.batch_axes)
 
     @property
     def device(self) -> jax.Device:
@@ -55,7 +59,7 @@ class Placement:
     @property
     def by_batch(self) -> Sharding:
         """Sharding of arrays (steps, batch, ...) of which every device has a part of each batch."""
-        return self.cut(PartitionSpec(None, DATA))
+        return self.cut(PartitionSpec(None, self.batch_axes))
 
     def cut(self, spec: PartitionSpec) -> Sharding:
         """Sharding of an array that is cut along the axes of the mesh."""

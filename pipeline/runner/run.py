@@ -54,6 +54,7 @@ from pipeline.stages.data import load_data, sample_images
 from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.lower import lower
+from pipeline.stages.plan_devices import plan_devices
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import train
 from pipeline.training.state import TrainState
@@ -229,6 +230,9 @@ def run_stages(context: RunContext) -> None:
     if "compile" not in recipe.stages:
         return
 
+    if recipe.parallel.mode == "auto":
+        recipe = plan_devices(recipe, dataset, built, run_dir, reporter)
+        backend = recipe.device.open(recipe.parallel)
     # Weights that can't be read are reported before anything is compiled.
     restored = read_restored(context, dataset, built) if trains or evaluates else None
     estimate = estimate_cost(recipe, dataset, built, backend, run_dir, reporter)

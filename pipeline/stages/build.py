@@ -93,9 +93,10 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         _require_matches(recipe.train.to_float, parts, seed)
     _check_patterns(recipe, variables["params"])
     cuts = cuts_of(recipe.parallel)
-    if cuts is not None:
+    if cuts is not None and recipe.parallel.mode == "semi_auto":
         with _blaming("parallel.specs"):
-            cuts.require_fit(variables["params"], recipe.parallel.mesh_sizes)
+            parallel = recipe.parallel
+            cuts.require_fit(variables["params"], parallel.mesh_sizes, parallel.batch_axes)
     with _blaming("train.optimizer"):
         state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
     _refuse_padding_into_statistics(recipe, dataset, state)

@@ -14,6 +14,7 @@ from pipeline.files.compile_cache import enable_compile_cache
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.shards import shards_of
+from pipeline.planner.hlo_collectives import read_collectives
 from pipeline.stages.build import Built
 
 
@@ -47,12 +48,24 @@ def compile_programs(
         reporter.stage("compile", "no program: in eager mode every operation runs by itself")
     for program in executable.report.programs:
         reporter.stage("compile", _line(program))
+    if len(backend.placement.devices) > 1:
+        reporter.stage("compile", _collectives(executable.program_text))
     reporter.stage(
         "compile",
         f"{executable.report.compile_s:.1f} s in all; training data {train.kind}, "
         f"{train.device_bytes / 1e6:,.1f} MB on the device",
     )
     return executable
+
+
+def _collectives(program_text: str) -> str:
+    """Return what devices send each other in a step, with the size of the whole arrays."""
+    found = [
+        f"{one.count} {one.kind.replace('_', '-')} of {one.nbytes / 1e6:,.3f} MB over "
+        f"{one.group_size} devices"
+        for one in read_collectives(program_text)
+    ]
+    return f"collectives: {'; '.join(found) or 'none'}"
 
 
 def _feeds(

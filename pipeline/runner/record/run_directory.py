@@ -2,9 +2,9 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
-Several processes also leave ranks/. A bad step that ends a run leaves autopsy.json and reproducer/,
-which are in earlier_autopsy/ after a resume. On an emulated device also price.json, trace.json,
-timeline.html, and AutoTune's result.
+Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad step that ends a run
+leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a resume. On an emulated
+device also price.json, trace.json, timeline.html, and AutoTune's result.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from pipeline.files.tree_diff import differences
 
 OUTPUTS = Path("outputs")
 RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
+PLAN = "plan.yaml"
+"""Which devices share what, as it was searched."""
 LOWERINGS = "lowerings.json"
 """The lowerings of the run's layers."""
 AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
@@ -42,7 +44,7 @@ OVERRIDES, CLAIM = "overrides.yaml", ".claim"
 
 APPENDED = (LOG, "metrics.jsonl", "evals.jsonl")
 """Files that are changed in place."""
-REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, OVERRIDES)
+REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
 RANKS = "ranks"

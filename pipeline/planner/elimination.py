@@ -1,0 +1,333 @@
+"""The cheapest choice of a state for each variable of a sum of tables, under a bound on memory.
+
+Variables are eliminated one after the other, those with the fewest neighbours first (OptCNN's node
+and edge elimination; Viterbi on a chain): the tables that mention a variable are added, and for
+each state of its neighbours the best of its own states is kept. Two branches between the same
+blocks become one table first, as adding comes before eliminating. Where memory is bounded a table
+keeps, for each state, the points that no other beats in both time and memory.
+
+Equal tables that meet in equal ways are computed once, so repeated blocks cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Scope = tuple[int, ...]
+SLOPES = 16
+"""Slopes that are tried: growing fourfold until one fits, then by bisection."""
+TIE = 1e-9
+"""Relative difference below which two times are one, and less memory decides."""
+
+
+class Table:
+    """Time and memory for each state of some variables: arrays of shape (states..., points).
+
+    Points of a state are ordered by memory and, the more they have, the faster; missing ones are
+    infinite. Tables are compared by identity: whoever prices equal blocks makes one table.
+    """
+
+    def __init__(self, time: Floats, memory: Floats) -> None:
+        self.time, self.memory = time, memory
+        self.origin: _Added | _Eliminated | None = None
+
+    @classmethod
+    def of(cls, time: Any, memory: Any = None) -> Table:
+        """A table with one point for each state; without `memory` it needs none."""
+        times = np.asarray(time, np.float64)[..., None]
+        needs = (
+            np.zeros(times.shape) if memory is None else np.asarray(memory, np.float64)[..., None]
+        )
+        return cls(times, needs)
+
+
+@dataclass(frozen=True)
+class _Added:
+    """How a table was made by adding two: index of left and right point for each point."""
+
+    left: NDArray[Any]
+    right: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Eliminated:
+    """How a table was made by eliminating a variable: its state, and the point, for each point."""
+
+    state: NDArray[Any]
+    point: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A table over the variables of `scope`, made of `parts` where it is computed."""
+
+    scope: Scope
+    table: Table
+    parts: tuple[Factor, ...] = ()
+    gone: int | None = None
+    """The variable that was eliminated."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A state for each variable, and what they cost together."""
+
+    states: Mapping[int, int]
+    time: float
+    memory: float
+
+
+@dataclass
+class Eliminator:
+    """Adds tables and eliminates variables. What it has computed is kept for equal tables.
+
+    `points` is the most points that a state keeps; with 1 the choice is the one with the least
+    time + `slope` x memory, the least memory where the slope is infinite. With more, points beyond
+    that number are dropped, never the one with the least memory or time; and those which cost `gap`
+    more by that measure than another of their state, so that nothing they lead to is among the best
+    (see `fastest_within`).
+    """
+
+    points: int = 1
+    most_memory: float = np.inf
+    slope: float = 0.0
+    gap: float = np.inf
+    _kept: dict[Any, Table] = field(default_factory=dict)
+
+    def best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
+        """The fastest choice within the bound; None where nothing fits.
+
+        `sizes` are the numbers of states of the variables. Of equally fast choices the one with the
+        first states is taken, so the result is the same each time.
+        """
+        choices = self.frontier(factors, sizes)
+        return min(choices, key=lambda choice: choice.time, default=None)
+
+    def frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
+        """Choices that no other beats in both time and memory, the least memory first."""
+        pending: dict[int, Factor] = dict(enumerate(factors))
+        for variable, size in enumerate(sizes):
+            pending[len(pending)] = Factor((variable,), self._zeros(size))
+        near = _neighbours(pending.values(), len(sizes))
+        width = {v: prod(sizes[n] for n in around) for v, around in near.items()}
+        number = len(pending)
+        while width:
+            variable = min(width, key=lambda v: (width[v], len(near[v]), v))
+            mine = [key for key, factor in pending.items() if variable in factor.scope]
+            pending[number] = self._eliminate(self._sum([pending.pop(k) for k in mine]), variable)
+            number += 1
+            del width[variable]
+            around = near.pop(variable) - {variable}
+            for other in around:
+                near[other] = (near[other] | around) - {variable}
+                width[other] = prod(sizes[n] for n in near[other])
+        left = list(pending.values())
+        total = self._sum(left) if left else Factor((), Table.of(0.0))
+        return tuple(
+            Choice(_states(total, point), float(time), float(memory))
+            for point, (time, memory) in enumerate(
+                zip(total.table.time, total.table.memory, strict=True)
+            )
+            if np.isfinite(time)
+        )
+
+    def _zeros(self, size: int) -> Table:
+        key = ("zeros", size)
+        if key not in self._kept:
+            self._kept[key] = Table.of(np.zeros(size))
+        return self._kept[key]
+
+    def _sum(self, factors: Sequence[Factor]) -> Factor:
+        """Add tables, those of one scope first: parallel branches become one."""
+        ordered = sorted(factors, key=lambda factor: (len(factor.scope), factor.scope))
+        total = ordered[0]
+        for factor in ordered[1:]:
+            total = self._add(total, factor)
+        return total
+
+    def _add(self, left: Factor, right: Factor) -> Factor:
+        scope = tuple(sorted({*left.scope, *right.scope}))
+        places = tuple(tuple(scope.index(v) for v in f.scope) for f in (left, right))
+        key = ("add", left.table, right.table, places, len(scope))
+        if key not in self._kept:
+            self._kept[key] = self._added(left.table, right.table, places, len(scope))
+        return Factor(scope, self._kept[key], (left, right))
+
+    def _added(
+        self, left: Table, right: Table, places: tuple[tuple[int, ...], ...], rank: int
+    ) -> Table:
+        a, b = left.time.shape[-1], right.time.shape[-1]
+        time, memory = (
+            _spread(x, places[0], rank)[..., :, None] + _spread(y, places[1], rank)[..., None, :]
+            for x, y in ((left.time, right.time), (left.memory, right.memory))
+        )
+        shape = (*time.shape[:-2], a * b)
+        time, memory, order = self._thin(time.reshape(shape), memory.reshape(shape))
+        table = Table(time, memory)
+        table.origin = _Added(order // b, order % b)
+        return table
+
+    def _eliminate(self, factor: Factor, variable: int) -> Factor:
+        axis = factor.scope.index(variable)
+        scope = tuple(v for v in factor.scope if v != variable)
+        key = ("eliminate", factor.table, axis)
+        if key not in self._kept:
+            points = factor.table.time.shape[-1]
+            time, memory = (
+                np.moveaxis(array, axis, -2).reshape(
+                    *(size for i, size in enumerate(array.shape[:-1]) if i != axis), -1
+                )
+                for array in (factor.table.time, factor.table.memory)
+            )
+            time, memory, order = self._thin(time, memory)
+            table = Table(time, memory)
+            table.origin = _Eliminated(order // points, order % points)
+            self._kept[key] = table
+        return Factor(scope, self._kept[key], (factor,), variable)
+
+    def _cost(self, time: Floats, memory: Floats) -> Floats:
+        """Time and what memory is worth; infinite where there is no point."""
+        if self.slope == 0:
+            return time
+        if self.slope == np.inf:
+            return np.where(np.isfinite(time), memory, np.inf)
+        return np.where(np.isfinite(time), time + self.slope * memory, np.inf)
+
+    def _thin(self, time: Floats, memory: Floats) -> tuple[Floats, Floats, NDArray[Any]]:
+        """Keep the points of each state that no other beats, and their places before."""
+        time = np.where(memory <= self.most_memory, time, np.inf)
+        if self.points == 1:
+            cost = self._cost(time, memory)
+            least = cost.min(axis=-1, keepdims=True) * (1 + TIE)
+            order = np.argmin(np.where(cost <= least, memory, np.inf), axis=-1)[..., None]
+            return np.take_along_axis(time, order, -1), np.take_along_axis(memory, order, -1), order
+        fast = np.argsort(time, axis=-1, kind="stable")
+        lean = np.argsort(np.take_along_axis(memory, fast, -1), axis=-1, kind="stable")
+        order = np.take_along_axis(fast, lean, -1)
+        time = np.take_along_axis(time, order, -1)
+        memory = np.take_along_axis(memory, order, -1)
+        before = np.minimum.accumulate(time, axis=-1)
+        kept = np.isfinite(time)
+        kept[..., 1:] &= time[..., 1:] < before[..., :-1]
+        cost = self._cost(time, memory)
+        if self.gap < np.inf:
+            kept &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
+        kept = _fewest(kept, memory, cost, self.points)
+        # Kept points first, in their order; as many places as the state with most of them needs.
+        front = np.argsort(~kept, axis=-1, kind="stable")
+        front = front[..., : max(1, int(kept.sum(axis=-1).max(initial=1)))]
+        alive = np.take_along_axis(kept, front, -1)
+        time = np.where(alive, np.take_along_axis(time, front, -1), np.inf)
+        memory = np.where(alive, np.take_along_axis(memory, front, -1), np.inf)
+        return time, memory, np.take_along_axis(order, front, -1)
+
+
+def _fewest(kept: NDArray[Any], memory: Floats, cost: Floats, most: int) -> NDArray[Any]:
+    """Of more than `most` points of a state, keep the cheapest of each of `most` levels of memory.
+
+    The first one, with the least memory, and the last one, the fastest, are kept as well.
+    """
+    counts = kept.sum(axis=-1)
+    if counts.max(initial=0) <= most:
+        return kept
+    first = np.argmax(kept, axis=-1)[..., None]
+    last = kept.shape[-1] - 1 - np.argmax(kept[..., ::-1], axis=-1)[..., None]
+    low = np.min(np.where(kept, memory, np.inf), axis=-1, keepdims=True)
+    high = np.max(np.where(kept, memory, -np.inf), axis=-1, keepdims=True)
+    span = np.where(high > low, high - low, 1)
+    levels = max(1, most - 2)
+    with np.errstate(invalid="ignore"):
+        level = np.floor((memory - low) / span * levels)
+    level = np.where(kept, np.minimum(level, levels - 1), np.inf)
+    # By level and then by cost, the first of each level is its cheapest.
+    order = np.lexsort((np.where(kept, cost, np.inf), level), axis=-1)
+    ordered = np.take_along_axis(level, order, -1)
+    cheapest = np.isfinite(ordered)
+    cheapest[..., 1:] &= ordered[..., 1:] > ordered[..., :-1]
+    thinned = np.zeros_like(kept)
+    np.put_along_axis(thinned, order, cheapest, -1)
+    for place in (first, last):
+        np.put_along_axis(thinned, place, np.take_along_axis(kept, place, -1), -1)
+    return np.where((counts > most)[..., None], thinned, kept)
+
+
+def fastest_within(
+    factors: Sequence[Factor], sizes: Sequence[int], most_memory: float, points: int
+) -> Choice | None:
+    """The fastest choice whose memory is within a bound; None where none was found.
+
+    A Lagrange multiplier comes first, the slope: the least time + slope x memory, less slope x
+    bound, is a bound from below on what fits, and for some slope the choice itself fits. What lies
+    between the two is the gap; only points within it are kept in the search that follows, so the
+    result is exact unless a state has more than `points` of them.
+    """
+    if (free := Eliminator().best(factors, sizes)) is None:
+        return None
+    if free.memory <= most_memory:
+        return free
+    best = Eliminator(slope=np.inf).best(factors, sizes)
+    if best is None or best.memory > most_memory:
+        return None
+    bound, slope_of_bound = free.time, 0.0
+    low, high = 0.0, np.inf
+    slope = free.time / free.memory
+    for _ in range(SLOPES):
+        choice = Eliminator(slope=slope).best(factors, sizes)
+        assert choice is not None
+        below = choice.time + slope * (choice.memory - most_memory)
+        if below > bound:
+            bound, slope_of_bound = below, slope
+        if choice.memory <= most_memory:
+            high = slope
+            if choice.time < best.time:
+                best = choice
+        else:
+            low = slope
+        slope = slope * 4 if high == np.inf else (low + high) / 2
+    gap = max(best.time - bound, 0.0) * (1 + TIE)
+    rest = Eliminator(points, most_memory, slope_of_bound, gap).best(factors, sizes)
+    return best if rest is None or best.time <= rest.time else rest
+
+
+def _neighbours(factors: Iterable[Factor], count: int) -> dict[int, set[int]]:
+    """Variables that share a factor with each variable, itself among them."""
+    near: dict[int, set[int]] = {variable: {variable} for variable in range(count)}
+    for factor in factors:
+        for variable in factor.scope:
+            near[variable].update(factor.scope)
+    return near
+
+
+def _spread(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
+    """An array with its axes at `places` of `rank` axes; points stay last."""
+    shape = [1] * rank
+    for place, size in zip(places, array.shape[:-1], strict=True):
+        shape[place] = size
+    return array.reshape(*shape, array.shape[-1])
+
+
+def _states(total: Factor, point: int) -> dict[int, int]:
+    """The states that lead to a point of a table without variables."""
+    states: dict[int, int] = {}
+    stack = [(total, point)]
+    while stack:
+        factor, index = stack.pop()
+        origin = factor.table.origin
+        if not factor.parts or origin is None:
+            continue
+        place = (*(states[v] for v in factor.scope), index)
+        if isinstance(origin, _Added):
+            left, right = factor.parts
+            stack.append((left, int(origin.left[place])))
+            stack.append((right, int(origin.right[place])))
+        elif factor.gone is not None:
+            states[factor.gone] = int(origin.state[place])
+            stack.append((factor.parts[0], int(origin.point[place])))
+    return states

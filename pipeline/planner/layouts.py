@@ -1,0 +1,148 @@
+"""Layouts of arrays on a mesh, and the collectives that lead from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Literal
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Layout = tuple[int | None, ...]
+"""For each axis of a mesh the dimension (or group) that it cuts; None: copies along the axis."""
+AXIS_NAMES = ("data", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Numbers of devices along `data` and `model`; neighbours along `model` are neighbours."""
+
+    data: int
+    model: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Devices along each axis, in the order of AXIS_NAMES."""
+        return self.data, self.model
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.data * self.model
+
+    def size_of(self, axes: Sequence[int]) -> int:
+        """Number of devices along some axes together."""
+        return prod(self.sizes[axis] for axis in axes)
+
+    def __str__(self) -> str:
+        return f"{self.data} x {self.model}"
+
+
+def meshes_of(devices: int) -> tuple[Mesh, ...]:
+    """All meshes of a number of devices, the one with most along `data` first."""
+    return tuple(
+        Mesh(devices // model, model) for model in range(1, devices + 1) if devices % model == 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective along some axes: `nbytes` is the size of the whole array of one device, which
+    an all-gather ends with and a reduce-scatter starts with."""
+
+    kind: Kind
+    nbytes: float
+    axes: tuple[int, ...]
+
+
+def layouts_of(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
+    """All layouts of dimensions of the given sizes; copies come first.
+
+    `data` cuts the dimension `samples` alone, which numbers samples; `model` cuts any. Pieces are
+    equal, as they must be where a compiled program takes an array. An axis of one device cuts
+    nothing.
+    """
+    data = (None,) if mesh.data == 1 or samples is None else (None, samples)
+    model = (None,) if mesh.model == 1 else (None, *range(len(sizes)))
+    return tuple(
+        layout
+        for layout in product(data, model)
+        if all(size % pieces(layout, mesh, dim) == 0 for dim, size in enumerate(sizes))
+    )
+
+
+def pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
+    """Number of pieces that a layout cuts some dimensions into."""
+    return prod(size for size, dim in zip(mesh.sizes, layout, strict=True) if dim in dims)
+
+
+def seen_by(layout: Layout, groups: Sequence[int | None]) -> Layout:
+    """The layout of an array in a region whose groups have the given layout.
+
+    Dimensions of the array take the place of groups; an axis that cuts none of them makes copies.
+    """
+    return tuple(
+        groups.index(group) if group is not None and group in groups else None for group in layout
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def transfer(
+    source: Layout, partial: tuple[int, ...], target: Layout, nbytes: float, mesh: Mesh
+) -> tuple[Collective, ...]:
+    """Collectives that bring an array of `nbytes` (whole) from one layout to another.
+
+    Along the axes `partial` devices hold terms of a sum, not copies. Slices come first, as they
+    need no communication, gathers last; axes that do the same to an array do it together.
+    """
+    return tuple(_steps(source, partial, target, nbytes, mesh))
+
+
+def _is_involuntary(source: Layout, target: Layout) -> bool:
+    """Whether XLA copies an array to all devices to change its layout.
+
+    It does ("involuntary full rematerialization") where both axes cut one dimension, before or
+    after, and neither do the same nor does `data`, whose pieces are the outer ones, stay.
+    """
+    return _parts(source, target) or _parts(target, source)
+
+
+def _parts(stacked: Layout, other: Layout) -> bool:
+    """Whether axes that cut one dimension are not cut apart from the outer one in `other`."""
+    (data, model), (data_there, model_there) = stacked, other
+    if data is None or data != model:
+        return False
+    return data_there != data and data_there != model_there
+
+
+def _steps(
+    source: Layout, partial: tuple[int, ...], target: Layout, nbytes: float, mesh: Mesh
+) -> Iterator[Collective]:
+    axes = range(len(source))
+    if _is_involuntary(source, target):
+        yield Collective("all_gather", nbytes, tuple(a for a in axes if source[a] is not None))
+        source = (None,) * len(source)
+    held = nbytes / mesh.size_of([axis for axis in axes if source[axis] is not None])
+    for axis in axes:
+        if source[axis] is None and target[axis] is not None and axis not in partial:
+            held /= mesh.sizes[axis]
+    scattered = tuple(axis for axis in partial if target[axis] is not None)
+    if scattered:
+        yield Collective("reduce_scatter", held, scattered)
+        held /= mesh.size_of(scattered)
+    summed = tuple(axis for axis in partial if target[axis] is None)
+    if summed:
+        yield Collective("all_reduce", held, summed)
+    for axis in axes:
+        if source[axis] is not None and target[axis] not in (None, source[axis]):
+            yield Collective("all_to_all", held, (axis,))
+    by_dim: dict[int, list[int]] = {}
+    for axis in axes:
+        dim = source[axis]
+        if dim is not None and target[axis] is None:
+            by_dim.setdefault(dim, []).append(axis)
+    for gathered in by_dim.values():
+        held *= mesh.size_of(gathered)
+        yield Collective("all_gather", held, tuple(gathered))

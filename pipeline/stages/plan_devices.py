@@ -1,0 +1,96 @@
+"""Plan: which devices share what, where `parallel.mode=auto` leaves it open."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from pipeline.backends.ascend.chip.hardware import Chip, hardware_of
+from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
+from pipeline.observe.reporter import Reporter
+from pipeline.parallel.devices import num_devices, num_processes
+from pipeline.parallel.parallel_spec import MeshSpec, ShardRule
+from pipeline.planner.parallel_plan import CutRule, ParallelPlan
+from pipeline.planner.plan_file import load_plan, save_plan
+from pipeline.planner.plan_table import plan_table
+from pipeline.planner.rates import AscendRates, Rates, host_rates
+from pipeline.planner.search import GIB, SearchedPlans, search
+from pipeline.planner.step_loss import loss_of_step
+from pipeline.runner.record.run_directory import PLAN
+from pipeline.stages.build import Built
+from pipeline.training.step import image_shape
+
+
+def plan_devices(
+    recipe: Recipe, dataset: Dataset, built: Built, run_dir: Path, reporter: Reporter
+) -> Recipe:
+    """Return the recipe with the mesh and the cuts of the fastest plan, as `semi_auto` has them.
+
+    A plan that is in the run directory, or that the recipe names, is taken instead of searching.
+    Raises RecipeError where no plan fits, or the file's does not.
+    """
+    devices = num_devices(recipe.parallel, num_processes())
+    file = run_dir / PLAN
+    given = file if file.exists() else recipe.parallel.plan
+    if given is not None:
+        shapes = {
+            "/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()
+        }
+        plan = load_plan(given, devices, shapes)
+        reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; of {given}")
+    else:
+        found = search_plans(recipe, dataset, built)
+        plan = found.best
+        reporter.say(plan_table(found))
+    if not file.exists():
+        save_plan(plan, file)
+    return with_plan(recipe, plan)
+
+
+def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlans:
+    """Search for the fastest plan of a recipe's step on its devices."""
+    size, label = recipe.train.batch_size, dataset.train_label
+    batch = (
+        jax.ShapeDtypeStruct((size, *image_shape(dataset.image)), np.float32),
+        jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
+    )
+    step = loss_of_step(recipe.name, built.parts, built.state, batch, sync_batch_norm=True)
+    rates, memory_bytes = _rates_of(recipe)
+    if recipe.parallel.memory_gib is not None:
+        memory_bytes = recipe.parallel.memory_gib * GIB
+    return search(step, num_devices(recipe.parallel, num_processes()), rates, memory_bytes)
+
+
+def _rates_of(recipe: Recipe) -> tuple[Rates, float]:
+    """Return the rates of the recipe's devices, and the bytes of memory of one."""
+    if isinstance(recipe.device, Chip):
+        hardware = hardware_of(recipe.device)
+        gib = hardware.parameter_memory_gib + hardware.feature_map_memory_gib
+        return AscendRates(hardware), gib * GIB
+    return host_rates(), math.inf
+
+
+def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
+    """Return the recipe with a plan in place of `auto`."""
+    cuts: dict[str, Any] = {
+        "mode": "semi_auto",
+        "devices": plan.mesh.devices,
+        "mesh": MeshSpec(data=plan.mesh.data, model=plan.mesh.model),
+        "specs": tuple(map(_rule, plan.specs)),
+        "constraints": tuple(map(_rule, plan.constraints)),
+        "batch_axes": plan.batch or ("data",),
+        "plan": None,
+        "memory_gib": None,
+    }
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=cuts)})
+
+
+def _rule(rule: CutRule) -> ShardRule:
+    axes = [None if not names else list(names) for names in rule.axes]
+    return ShardRule.model_validate({"pattern": rule.pattern, "axes": axes})
