@@ -19,6 +19,9 @@ import orbax.checkpoint as ocp
 from pipeline.files.error_text import shown
 from pipeline.stages.checkpoint.manifest import DESCRIPTION, DamagedError, read_json
 
+DATABASE = "manifest.ocdbt"
+"""File that makes the written arrays one database, by which they are read."""
+
 
 def silence_orbax() -> None:
     """Silence the logs of orbax: it logs the errors that it raises, and files it does not need.
@@ -44,6 +47,9 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
         writer.save(folder.absolute(), args=ocp.args.StandardSave(dict(arrays)))
+    if not (folder / DATABASE).exists():
+        # Where the folder can't be listed, orbax finds nothing to put together, and says nothing.
+        raise ValueError(f"{folder}: its arrays were not put together; it can't be listed")
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:

@@ -1,0 +1,61 @@
+"""Arrays that were written can be read, or the writing raises."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.stages.checkpoint.orbax_arrays import read_arrays, write_arrays
+
+ARRAYS = {"params/kernel": np.arange(6, dtype=np.float32), "step": np.int32(3)}
+MOST_LISTINGS = 12
+
+
+def refuse_listing(number: int, patch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Refuse the `number`-th listing of a folder; return how many there have been."""
+    calls = itertools.count(1)
+    made = [0]
+
+    def refused(real: Any) -> Any:
+        def listing(folder: Any = ".") -> Any:
+            made[0] = next(calls)
+            if made[0] == number:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+            return real(folder)
+
+        return listing
+
+    for name in ("listdir", "scandir"):
+        patch.setattr(os, name, refused(getattr(os, name)))
+    return lambda: made[0]
+
+
+def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "state", ARRAYS)
+    read = read_arrays(tmp_path / "state")
+    assert read.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(read[name], array)
+
+
+@pytest.mark.parametrize("number", range(1, MOST_LISTINGS))
+def test_a_folder_that_can_t_be_listed_is_no_success(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """orbax finds nothing to put together then, and returns as if it had."""
+    folder = tmp_path / "state"
+    with monkeypatch.context() as patch:
+        listings = refuse_listing(number, patch)
+        try:
+            write_arrays(folder, ARRAYS)
+        except (OSError, ValueError):
+            return
+        assert listings() > 0, "nothing was listed, so nothing was refused"
+    assert read_arrays(folder).keys() == ARRAYS.keys()
