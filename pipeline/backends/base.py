@@ -203,6 +203,6 @@ class Backend(Protocol):
         """
 
     def mechanism(
-        self, asked: Literal["auto", "loop", "soft"], *, sink: bool
+        self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
         """The mechanism by which steps will run on this device, and why."""

@@ -82,13 +82,13 @@ class XlaBackend:
         }
 
     def mechanism(
-        self, asked: Literal["auto", "loop", "soft"], *, sink: bool
+        self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """A sink runs as one loop unless asked otherwise."""
+        """A sink runs as one loop unless requested otherwise."""
         if not sink:
             return "none", "sink is false: the host reads every step"
-        if asked == "soft":
-            return "soft", "asked for: one asynchronous dispatch per step, no host read in a sink"
+        if requested == "soft":
+            return "soft", "requested: one asynchronous dispatch per step, no host read in a sink"
         return "loop", "one XLA program loops over the steps of a sink, its trip count an argument"
 
     def choose_lowerings(

@@ -181,7 +181,10 @@ def _modelled(
     if estimate is None or estimate.choice is None:
         return None
     run = ExplainedRun(
-        recipe.name, estimate.device, recipe.train.batch_size, _asked(recipe, built.run_schedule)
+        recipe.name,
+        estimate.device,
+        recipe.train.batch_size,
+        _asked(recipe, built.run_schedule),
     )
     calendar = calendar_of(recipe, built.run_schedule)
     return Explanation(

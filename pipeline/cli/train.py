@@ -85,7 +85,7 @@ def _single(
 
     run_dir = None if folder == "." else Path(folder)
     how_to_resume = partial(resume_run_command, args)
-    return run(recipe, run_dir, begun=started_at, how_to_resume=how_to_resume).exit_status
+    return run(recipe, run_dir, started_at=started_at, how_to_resume=how_to_resume).exit_status
 
 
 def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> int:

@@ -26,7 +26,7 @@ class RunContext:
     reporter: Reporter
     summary: Summary
     changed: Mapping[str, Any]
-    begun: float
+    started_at: float
     """When the command started, by `time.perf_counter`."""
     signals: Signals
     pruner: Pruner | None = None

@@ -158,7 +158,7 @@ def _times(context: RunContext, history: History) -> dict[str, float | None]:
     step_ms, first_step_at = history.step_ms, history.first_step_at
     return {
         "first_dispatch_s": history.first_dispatch_s,
-        "first_step_s": None if first_step_at is None else first_step_at - context.begun,
+        "first_step_s": None if first_step_at is None else first_step_at - context.started_at,
         "train_s": history.train_s,
         "step_ms": step_ms,
         "images_per_s": 1000 * context.recipe.train.batch_size / step_ms if step_ms else None,

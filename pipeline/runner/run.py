@@ -64,7 +64,7 @@ def run(
     recipe: Recipe,
     run_dir: Path | None = None,
     changed: Mapping[str, Any] | None = None,
-    begun: float | None = None,
+    started_at: float | None = None,
     pruner: Pruner | None = None,
     signals: Signals | None = None,
     how_to_resume: HowToResume = resume_overrides,
@@ -72,23 +72,33 @@ def run(
     """Run the stages that a recipe names and return the summary.
 
     Writes into the run that is resumed, else `run_dir`, else a new directory under `outputs/`.
-    `changed` are the keys in which this run differs from others of a sweep. `begun` is when the
+    `changed` are the keys in which this run differs from others of a sweep. `started_at` is when the
     command started, by `time.perf_counter`; by default now. A `pruner` may end training at a
     boundary. `signals` let a caller see a signal that came when this run had nothing left to stop.
     A run that ends early prints `how_to_resume`. Raises PipelineError when the run can't be done;
     summary.json says so too.
     """
     called = time.perf_counter()
-    begun = called if begun is None else begun
+    started_at = called if started_at is None else started_at
     changed, signals = changed or {}, signals or Signals()
     if recipe.launch.name == "local":
-        return _run_in_processes(recipe, run_dir, changed, begun, signals, how_to_resume)
+        return _run_in_processes(recipe, run_dir, changed, started_at, signals, how_to_resume)
     with joined(recipe.launch, facts_of(recipe)) as ranks:
         run_dir, resuming = _choose_directory(recipe, run_dir, ranks)
         with heard(signals), _opened(recipe, run_dir, resuming, ranks) as opened:
             reporter, summary, lock = opened
-            summary.time["start_s"] = called - begun
-            about = recipe, run_dir, resuming, reporter, summary, changed, begun, signals, pruner
+            summary.time["start_s"] = called - started_at
+            about = (
+                recipe,
+                run_dir,
+                resuming,
+                reporter,
+                summary,
+                changed,
+                started_at,
+                signals,
+                pruner,
+            )
             context = RunContext(*about, lock, ranks)
             with _resumable(context, how_to_resume), stop_on_signal(summary):
                 run_stages(context)
@@ -107,7 +117,7 @@ def _run_in_processes(
     recipe: Recipe,
     run_dir: Path | None,
     changed: Mapping[str, Any],
-    begun: float,
+    started_at: float,
     signals: Signals,
     how_to_resume: HowToResume,
 ) -> Summary:
@@ -124,7 +134,7 @@ def _run_in_processes(
         "recipe": tree,
         "run_dir": str(run_dir),
         "changed": dict(changed),
-        "begun_s_ago": time.perf_counter() - begun,
+        "started_s_ago": time.perf_counter() - started_at,
     }
     try:
         with heard(signals):

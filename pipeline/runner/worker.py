@@ -38,7 +38,7 @@ def main(folder: Path) -> int:
             recipe,
             Path(request["run_dir"]),
             changed=request["changed"],
-            begun=started_at - request["begun_s_ago"],
+            started_at=started_at - request["started_s_ago"],
             how_to_resume=lambda recipe, run_dir: None,
         )
     except PipelineError as error:

@@ -219,12 +219,12 @@ def read_choice(path: Path) -> LoweringChoice:
 def _line(chosen: LoweringChoice) -> str:
     lowerings = [how for _, how in chosen.lowerings.chosen]
     onednn = sum(how.engine == "onednn" for how in lowerings)
-    banked = sum(result.status == "bank_hit" for result in chosen.found)
+    banked = sum(result.status == "bank_hit" for result in chosen.results)
     parts = [f"{len(lowerings)} computations: {banked} from the bank"]
-    tuned = len(chosen.found) - banked
+    tuned = len(chosen.results) - banked
     parts += [f"{tuned} tuned"] if tuned else []
     parts += [f"{chosen.by_rule} by rule"] if chosen.by_rule else []
     line = ", ".join(parts) + f"; {onednn} by oneDNN"
-    before_ms = sum(result.before_us for result in chosen.found) / 1000
-    after_ms = sum(result.after.us for result in chosen.found) / 1000
-    return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if chosen.found else "")
+    before_ms = sum(result.before_us for result in chosen.results) / 1000
+    after_ms = sum(result.after.us for result in chosen.results) / 1000
+    return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if chosen.results else "")

@@ -207,7 +207,7 @@ def test_the_mechanism_is_told_with_its_reason() -> None:
     assert backend.mechanism("loop", sink=True)[0] == "loop"
     assert backend.mechanism("soft", sink=True) == (
         "soft",
-        "asked for: one asynchronous dispatch per step, no host read in a sink",
+        "requested: one asynchronous dispatch per step, no host read in a sink",
     )
     assert backend.mechanism("soft", sink=False) == (
         "none",

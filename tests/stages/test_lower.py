@@ -396,7 +396,7 @@ def test_what_was_tuned_leaves_its_result_in_the_run_directory(
 
 def test_what_came_from_the_bank_leaves_no_result(tiny: Compose, tmp_path: Path) -> None:
     chosen = tuned()
-    banked = replace(chosen, found=chosen.found[:1])
+    banked = replace(chosen, results=chosen.results[:1])
     lowered(tiny(*NETWORK), Choosing(chosen=banked), tmp_path)
     assert list(tmp_path.glob("tune_result*")) == []
 

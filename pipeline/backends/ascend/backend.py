@@ -46,10 +46,10 @@ class AscendBackend:
         return several(num_devices(self.parallel, jax.process_count()), self.spec.chip)
 
     def mechanism(
-        self, asked: Literal["auto", "loop", "soft"], *, sink: bool
+        self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
         """Return how the host runs steps; `spec.mode` is how the chip would launch them."""
-        return self._host.mechanism(asked, sink=sink)
+        return self._host.mechanism(requested, sink=sink)
 
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock

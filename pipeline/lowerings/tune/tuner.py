@@ -87,7 +87,7 @@ class LoweringChoice:
     """The lowerings and the layout of a network, and the results that they were chosen by."""
 
     lowerings: Lowerings = DEFAULTS
-    found: tuple[TunedProblem, ...] = ()
+    results: tuple[TunedProblem, ...] = ()
     by_rule: int = 0
     """Number of problems that are in no bank and were not tuned."""
     layout: Layout = "nhwc"
@@ -103,7 +103,7 @@ class LoweringChoice:
     @property
     def tuned(self) -> int:
         """Number of problems and layouts that were timed in this run."""
-        statuses = [result.status for result in self.found]
+        statuses = [result.status for result in self.results]
         statuses += [result.status for result in self._layouts]
         return sum(status != "bank_hit" for status in statuses)
 
@@ -117,10 +117,10 @@ class LoweringChoice:
         The totals are sums over the operators; the layout of the network is listed after them.
         """
         totals = {
-            "before_tune": sum(result.before_us for result in self.found),
-            "after_tune": sum(result.after.us for result in self.found),
+            "before_tune": sum(result.before_us for result in self.results),
+            "after_tune": sum(result.after.us for result in self.results),
         }
-        operators = [_operator(result) for result in self.found]
+        operators = [_operator(result) for result in self.results]
         operators += [result.to_operator() for result in self._layouts]
         return {"result_data": totals, "operators": operators}
 

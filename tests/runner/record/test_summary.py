@@ -79,7 +79,7 @@ def test_the_mechanism_of_a_sink_is_shown_with_its_reason(
 def test_the_time_to_the_first_step_is_counted_from_where_the_command_began(
     tiny: Compose, tmp_path: Path
 ) -> None:
-    times = run(tiny(), tmp_path, begun=time.perf_counter() - 100).time
+    times = run(tiny(), tmp_path, started_at=time.perf_counter() - 100).time
     assert 100 <= times["start_s"] < times["first_step_s"]
     assert times["first_dispatch_s"] < times["total_s"] < 100
     (line,) = [

@@ -1,0 +1,84 @@
+"""Plans of `parallel.mode=auto`: searched once, kept with the run, and taken from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+from pipeline.runner.run import run
+from pipeline.stages.checkpoint.restore import read_saved
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+AUTO = (
+    "model=mlp",
+    "model.hidden=[16]",
+    "train.steps=20",
+    "train.optimizer.lr=0.05",
+    "checkpoint.every_steps=10",
+    "parallel.mode=auto",
+    "parallel.reproducible=layout",
+    "parallel.devices=4",
+)
+ALONE = AUTO[:-3]
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_plan_trains_what_one_device_trains(
+    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny(*ALONE), tmp_path / "alone")
+    run(tiny(*AUTO), tmp_path / "auto")
+    said = capsys.readouterr().out
+    assert "MODELLED, not measured: lenet5_digits on 4 devices" in said
+    assert "<- chosen" in said
+    assert "compile    collectives: " in said
+    plan = yaml.safe_load((tmp_path / "auto/plan.yaml").read_text())
+    assert plan["mesh"]["data"] * plan["mesh"]["model"] == 4
+    for path, array in read_saved(tmp_path / "alone").arrays.items():
+        other = read_saved(tmp_path / "auto").arrays[path]
+        np.testing.assert_allclose(other, array, rtol=1e-3, atol=1e-6, err_msg=path)
+
+
+def test_a_resumed_run_keeps_its_plan(tiny: Compose, tmp_path: Path) -> None:
+    run(tiny(*AUTO), tmp_path)
+    before = (tmp_path / "plan.yaml").read_text()
+    run(tiny(*AUTO, "train.steps=30", f"train.resume={tmp_path}"))
+    assert outcome.read_summary(tmp_path)["steps"] == 30
+    assert (tmp_path / "plan.yaml").read_text() == before
+
+
+def test_a_plan_that_was_edited_is_taken(
+    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = {
+        "mesh": {"data": 2, "model": 2},
+        "batch": ["data"],
+        "specs": [{"pattern": "dense_0/kernel", "axes": [None, "model"]}],
+        "constraints": [],
+    }
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(plan))
+    run(tiny(*AUTO, f"parallel.plan={file}"), tmp_path / "run")
+    assert "plan       2 x 2 devices, batch by data, dense_0/kernel [null, model]" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_plan_that_does_not_fit_is_refused(tiny: Compose, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mesh: {data: 3, model: 1}\nbatch: [data]\nspecs: []\nconstraints: []\n")
+    with pytest.raises(RecipeError, match="mesh"):
+        run(tiny(*AUTO, f"parallel.plan={file}"), tmp_path / "run")
+
+
+def test_nothing_fits_into_too_little_memory(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no plan fits in 0.00 GiB a device"):
+        run(tiny(*AUTO, "parallel.memory_gib=0.00001"), tmp_path / "run")
