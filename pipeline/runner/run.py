@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from pipeline.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink
-from pipeline.backends.base import Executable
+from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.files.folder_lock import Lock
@@ -48,6 +48,7 @@ from pipeline.runner.record.summary import (
 )
 from pipeline.runner.resume_command import HowToResume, resume_overrides
 from pipeline.stages.build import Built, build
+from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data, sample_images
@@ -88,18 +89,8 @@ def run(
         with heard(signals), _opened(recipe, run_dir, resuming, ranks) as opened:
             reporter, summary, lock = opened
             summary.time["start_s"] = called - started_at
-            about = (
-                recipe,
-                run_dir,
-                resuming,
-                reporter,
-                summary,
-                changed,
-                started_at,
-                signals,
-                pruner,
-            )
-            context = RunContext(*about, lock, ranks)
+            services = reporter, summary, changed, started_at, signals, pruner, lock, ranks
+            context = RunContext(recipe, run_dir, resuming, *services)
             with _resumable(context, how_to_resume), stop_on_signal(summary):
                 run_stages(context)
             _report_end(context)
@@ -222,11 +213,7 @@ def run_stages(context: RunContext) -> None:
     recipe, run_dir = context.recipe, context.run_dir
     reporter, summary = context.reporter, context.summary
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
-    backend = recipe.device.open(recipe.parallel)
-    summary.versions = versions(backend.describe())
-    if recipe.parallel.mode != "none":
-        line = context_line(recipe.parallel, recipe.train.batch_size, context.ranks)
-        reporter.stage("parallel", line)
+    backend = open_backend(context)
 
     with timed(summary, "data_s"):
         dataset = load_data(recipe, reporter)
@@ -260,29 +247,12 @@ def run_stages(context: RunContext) -> None:
 
     state, host = initial_state(context, built, executable, restored)
     if trains:
-        schedule, kept = built.run_schedule, host.sink
-        if chooses_sink(recipe) and context.ranks.size > 1:
-            sink = SinkPlan(schedule.steps_per_pass, "loop", "not measured by several processes")
-        else:
-            sink = choose_sink(recipe, schedule, executable, backend, estimate, kept, reporter)
+        sink = sinks_of_run(context, built, executable, backend, estimate, host)
         summary.sink = sink.summary()
         built = with_sink(built, sink)
 
     history = History(int(state.step))
-    logs = host.logs if context.resuming else None
-    observers = Observers([], None)
-    if context.ranks.is_first:
-        observers = open_observers(
-            recipe,
-            run_dir,
-            built.run_schedule,
-            history.step,
-            reporter,
-            estimate,
-            logs,
-            context.lock,
-        )
-    with observers:
+    with observers_of_run(context, built, history, estimate, host) as observers:
         summary.logs = observers.log_flaws()
         if trains:
             observers.show_samples(sample_images(recipe, dataset))
@@ -296,6 +266,49 @@ def run_stages(context: RunContext) -> None:
             evaluation = final_evaluation(context, dataset, executable, state, history, observers)
             summary.metrics |= evaluation.metrics
             observers.add_hparams(context.changed, evaluation)
+
+
+def open_backend(context: RunContext) -> Backend:
+    """Open the recipe's devices, and report what runs on several."""
+    recipe = context.recipe
+    backend = recipe.device.open(recipe.parallel)
+    context.summary.versions = versions(backend.describe())
+    if recipe.parallel.mode != "none":
+        line = context_line(recipe.parallel, recipe.train.batch_size, context.ranks)
+        context.reporter.stage("parallel", line)
+    return backend
+
+
+def sinks_of_run(
+    context: RunContext,
+    built: Built,
+    executable: Executable,
+    backend: Backend,
+    estimate: Estimate | None,
+    host: HostState,
+) -> SinkPlan:
+    """Return the sinks of the run; several processes measure none."""
+    recipe, schedule, reporter = context.recipe, built.run_schedule, context.reporter
+    if chooses_sink(recipe) and context.ranks.size > 1:
+        return SinkPlan(schedule.steps_per_pass, "loop", "not measured by several processes")
+    return choose_sink(recipe, schedule, executable, backend, estimate, host.sink, reporter)
+
+
+def observers_of_run(
+    context: RunContext,
+    built: Built,
+    history: History,
+    estimate: Estimate | None,
+    host: HostState,
+) -> Observers:
+    """Open the observers; only the first process of a run has any."""
+    if not context.ranks.is_first:
+        return Observers([], None)
+    recipe, run_dir, reporter = context.recipe, context.run_dir, context.reporter
+    schedule, logs = built.run_schedule, host.logs if context.resuming else None
+    return open_observers(
+        recipe, run_dir, schedule, history.step, reporter, estimate, logs, context.lock
+    )
 
 
 def with_sink(built: Built, sink: SinkPlan) -> Built:

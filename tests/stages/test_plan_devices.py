@@ -80,5 +80,5 @@ def test_a_plan_that_does_not_fit_is_refused(tiny: Compose, tmp_path: Path) -> N
 
 
 def test_nothing_fits_into_too_little_memory(tiny: Compose, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="no plan fits in 0.00 GiB a device"):
+    with pytest.raises(RecipeError, match=r"no plan fits in 0\.00 GiB a device"):
         run(tiny(*AUTO, "parallel.memory_gib=0.00001"), tmp_path / "run")
