@@ -73,8 +73,8 @@ def run(
     """Run the stages that a recipe names and return the summary.
 
     Writes into the run that is resumed, else `run_dir`, else a new directory under `outputs/`.
-    `changed` are the keys in which this run differs from others of a sweep. `started_at` is when the
-    command started, by `time.perf_counter`; by default now. A `pruner` may end training at a
+    `changed` are the keys in which this run differs from others of a sweep. `started_at` is when
+    the command started, by `time.perf_counter`; by default now. A `pruner` may end training at a
     boundary. `signals` let a caller see a signal that came when this run had nothing left to stop.
     A run that ends early prints `how_to_resume`. Raises PipelineError when the run can't be done;
     summary.json says so too.
