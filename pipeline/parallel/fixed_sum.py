@@ -24,18 +24,41 @@ Leaf = Callable[[Array, C], tuple[T, C]]
 """(index, carry) -> (value, carry): a term of the sum, and what the next one starts from."""
 
 
-def sum_leaves(leaf: Leaf[C, T], count: int, carry: C) -> tuple[T, C]:
+STACKED_BYTES = 1 << 30
+"""Terms of a sum that are kept side by side, which is faster, take no more memory than this."""
+
+
+def sum_leaves(leaf: Leaf[C, T], count: int, carry: C, *, of: int | None = None) -> tuple[T, C]:
     """Add the trees `leaf(0, carry)` .. `leaf(count - 1, carry)`, in order.
 
-    The index is int32 (). Memory is two trees for each level. Bits could depend on what an
-    operation is fused with, as a product and a sum round once together where they are one
-    instruction. So a leaf is compiled once, in a loop whose number of iterations XLA does not know,
-    also where there is one leaf, and is added one iteration later.
+    The index is int32 (). `of` is the number of terms on all devices, which decides how they are
+    added. Bits could depend on what an operation is fused with, as a product and a sum round once
+    together where they are one instruction. So a leaf is compiled once, in a loop whose number of
+    iterations XLA does not know, also where there is one leaf, and is added outside of it.
     """
-    zero = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype),
-        jax.eval_shape(lambda: leaf(jnp.int32(0), carry)[0]),
-    )
+    shapes = jax.eval_shape(lambda: leaf(jnp.int32(0), carry)[0])
+    nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    if nbytes * (of or count) <= STACKED_BYTES:
+        return _sum_stacked(leaf, count, carry, shapes)
+    return _sum_nested(leaf, count, carry, shapes)
+
+
+def _sum_stacked(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, C]:
+    """Add the terms after a loop that has written all of them."""
+
+    def keep(i: Array, so_far: tuple[T, C]) -> tuple[T, C]:
+        stack, carry = so_far
+        value, carry = leaf(i, carry)
+        return jax.tree.map(lambda all_, one: all_.at[i].set(one), stack, value), carry
+
+    empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
+    stack, carry = _repeat(count, keep, (empty, carry))
+    return jax.tree.map(add_in_order, stack), carry
+
+
+def _sum_nested(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, C]:
+    """Add each term one iteration later, with two trees of memory for each level."""
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def subtree(size: int, first: Array, carry: C) -> tuple[T, C]:
         branches = 2 if size % 2 == 0 else size
@@ -86,8 +109,19 @@ def _add_floats(values: list[Array], axis: str, devices: int) -> list[Array]:
     return unravel(total[: flat.size])
 
 
+def add_in_order(terms: Array) -> Array:
+    """Add (n, ...) along its first axis, in the order of the tree."""
+    count = terms.shape[0]
+    pairs = count & -count
+    runs = terms.reshape(pairs, count // pairs, *terms.shape[1:])
+    total = runs[:, 0]
+    for position in range(1, runs.shape[1]):
+        total = total + runs[:, position]
+    return add_in_pairs(total)
+
+
 def add_in_pairs(terms: Array) -> Array:
-    """Add (n, ...) along its first axis as `sum_leaves` does; n is a power of two."""
+    """Add (n, ...) along its first axis, neighbours first; n is a power of two."""
     while terms.shape[0] > 1:
         terms = terms[0::2] + terms[1::2]
     return terms[0]

@@ -35,7 +35,7 @@ def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T
         shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
         return compute(shard, first + i), carry
 
-    own, _ = sum_leaves(leaf, shards.own, None)
+    own, _ = sum_leaves(leaf, shards.own, None, of=shards.count)
     return own if shards.axis is None else add_devices(own, shards.axis, shards.devices)
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
+from pipeline.parallel import fixed_sum
 from pipeline.parallel.fixed_sum import add_devices, sum_leaves
 from pipeline.parallel.placement import Placement
 from pipeline.parallel.shards import DATA
@@ -36,9 +37,16 @@ def add_by_hand(terms: list[np.ndarray]) -> np.ndarray:
 
 
 @settings(max_examples=25, deadline=None)
-@given(count=st.integers(1, 24), seed=st.integers(0, 2**16))
-def test_leaves_are_added_in_the_order_of_the_tree(count: int, seed: int) -> None:
+@given(count=st.integers(1, 24), seed=st.integers(0, 2**16), stacked=st.booleans())
+def test_leaves_are_added_in_the_order_of_the_tree(count: int, seed: int, stacked: bool) -> None:
+    """Where terms are kept side by side, and where there is no room for that."""
     terms = jnp.asarray(terms_of(count, seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixed_sum, "STACKED_BYTES", 1 << 30 if stacked else 0)
+        require_order(terms, count, seed)
+
+
+def require_order(terms: jax.Array, count: int, seed: int) -> None:
     total, last = jax.jit(lambda: sum_leaves(lambda i, carry: (terms[i], carry + i), count, 0))()
     np.testing.assert_array_equal(total, add_by_hand(list(terms_of(count, seed))))
     assert last == sum(range(count))
