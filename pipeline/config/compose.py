@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from pipeline.config import device_checks
 from pipeline.config.checks import conflicts
 from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
 from pipeline.config.moved_keys import moved_problems
@@ -77,6 +78,23 @@ def check_tree(
     if problems:
         raise RecipeError(problems)
     return recipe
+
+
+def for_processes(recipe: Recipe, processes: int) -> Recipe:
+    """Return the recipe of a run of several processes, with the number of its devices.
+
+    Raises RecipeError where it can't be run by as many.
+    """
+    if processes == 1:
+        return recipe
+    tree = recipe.model_dump(mode="json")
+    if recipe.parallel.devices is None and recipe.parallel.mesh is None:
+        tree["parallel"]["devices"] = processes
+    known = check_tree(tree, length_replaced=True)
+    problems = list(device_checks.processes_know_features(known, processes))
+    if problems:
+        raise RecipeError(problems)
+    return known
 
 
 def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pipeline.config.recipe import Recipe
+from pipeline.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.parallel.shards import num_shards
 
@@ -59,8 +60,10 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
         batches["dataset.eval.batch_size"] = recipe.dataset.eval.batch_size
     if not _is_exact(parallel):
         for key, size in batches.items():
-            if size % devices:
-                yield f"{key} = {size}: must be a multiple of the {devices} devices"
+            parts = devices * (train.accumulate_steps if key == "train.batch_size" else 1)
+            if size % parts:
+                times = f" times {train.accumulate_steps} microbatches" if parts > devices else ""
+                yield f"{key} = {size}: must be a multiple of the {devices} devices{times}"
         return
     shards = num_shards(parallel, train.batch_size)
     if shards & (shards - 1):
@@ -95,6 +98,11 @@ def features_know_devices(recipe: Recipe) -> Iterator[str]:
             f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; a "
             "shard does not know the hardest of all"
         )
+    if not parallel.mirror_mean and train.loss.reduction != "mean":
+        yield (
+            "parallel.mirror_mean = false: needs train.loss.reduction=mean; a sum has no mean of "
+            "devices"
+        )
     if train.mode == "eager":
         yield f"train.mode = eager: must be graph with {mode}"
     if (split.num_shards or 1) > 1:
@@ -119,29 +127,39 @@ def cuts_are_of_one_process(recipe: Recipe) -> Iterator[str]:
             f"parallel.reproducible = exact: must be layout or close with {parallel.mode}, where "
             "XLA divides sums among devices"
         )
-    if recipe.launch.name == "local":
-        yield f"launch = local: needs parallel.mode=data; it is {parallel.mode}"
     if parallel.mesh_sizes["model"] > 1 and recipe.parallel.sync_batch_norm:
         yield "parallel.sync_batch_norm = true: must be false; statistics are of the whole batch"
 
 
-def processes_know_device(recipe: Recipe) -> Iterator[str]:
-    """Several processes compute on devices that are there."""
-    launch = recipe.launch
-    if launch.name != "local":
-        if launch.processes is not None:
-            yield f"launch.processes = {launch.processes}: needs launch=local; it is {launch.name}"
-        return
-    if recipe.parallel.mode == "none":
-        yield "launch = local: needs parallel.mode=data; it is none"
-    if recipe.device.name == EMULATED:
-        yield f"launch = local: must be none with device={EMULATED}, which is emulated here"
-    if recipe.train.on_nan.name == "rollback":
-        yield "train.on_nan = rollback: must be stop or skip with launch=local"
-    processes = launch.processes or 2
-    if recipe.parallel.devices is not None and recipe.parallel.devices % processes:
+def processes_are_several(recipe: Recipe) -> Iterator[str]:
+    """A launcher's processes share a run."""
+    launch, mode = recipe.launch, recipe.parallel.mode
+    if launch.name != "local" and launch.processes is not None:
+        yield f"launch.processes = {launch.processes}: needs launch=local; it is {launch.name}"
+    if launch.name in ("local", "env", "slurm") and mode == "none":
+        yield f"launch = {launch.name}: needs parallel.mode=data; it is none"
+    elif launch.name == "local":
+        yield from processes_know_features(recipe, launch.processes or DEFAULT_PROCESSES)
+
+
+def processes_know_features(recipe: Recipe, processes: int) -> Iterator[str]:
+    """Every feature that the recipe uses works in several processes."""
+    parallel, device = recipe.parallel, recipe.device.name
+    several = f"with {processes} processes"
+    if parallel.mode in ("semi_auto", "auto"):
+        yield f"parallel.mode = {parallel.mode}: must be data {several}"
+    if device == EMULATED:
+        yield f"device = {device}: is emulated by one process; must be cpu or gpu {several}"
+    if device == "gpu" and recipe.launch.name == "local":
         yield (
-            f"parallel.devices = {recipe.parallel.devices}: must be a multiple of "
+            "launch = local: must be none with device=gpu; one process computes on all GPUs, as in "
+            f"parallel.devices={processes}"
+        )
+    if recipe.train.on_nan.name == "rollback":
+        yield f"train.on_nan = rollback: must be stop or skip {several}"
+    if parallel.devices is not None and parallel.devices % processes:
+        yield (
+            f"parallel.devices = {parallel.devices}: must be a multiple of "
             f"launch.processes = {processes}"
         )
 
@@ -156,5 +174,5 @@ RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     shards_divide,
     features_know_devices,
     cuts_are_of_one_process,
-    processes_know_device,
+    processes_are_several,
 )

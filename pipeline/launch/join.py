@@ -20,14 +20,14 @@ PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy
 
 
 @contextmanager
-def joined(launch: LaunchSpec, facts: Mapping[str, str]) -> Iterator[Ranks]:
-    """Take part in a run of several processes, as the launcher's variables say; or be alone.
+def joined(launch: LaunchSpec, facts: Mapping[str, str], *, alone: bool = False) -> Iterator[Ranks]:
+    """Take part in a run of several processes, as the launcher's variables say; or be `alone`.
 
     All must have the same `facts`: the recipe and the versions. An error of one ends all: it leaves
     at once, and the others, waiting for it in a step, raise PeerGoneError. Raises RunError where
     they don't meet in time.
     """
-    place = find_place(launch.name, os.environ)
+    place = None if alone else find_place(launch.name, os.environ)
     if place is None:
         yield Ranks()
         return
@@ -46,13 +46,14 @@ def joined(launch: LaunchSpec, facts: Mapping[str, str]) -> Iterator[Ranks]:
         raise
     import jax
 
+    # The others wait here for what the first one still has to write: JAX aborts who is late.
+    ranks.agree(lambda: None)
     jax.distributed.shutdown()
 
 
 def _meet(place: Place, launch: LaunchSpec) -> Ranks:
     """Connect to the others."""
-    for name in PROXIES:
-        os.environ.pop(name, None)
+    proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
@@ -86,6 +87,7 @@ def _meet(place: Place, launch: LaunchSpec) -> Ranks:
         raise problem from error
     finally:
         limit.cancel()
+        os.environ.update(proxies)
     client = distributed.global_state.client
     return Ranks(place.rank, place.size, launch.stuck_seconds, client)
 

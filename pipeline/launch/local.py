@@ -18,11 +18,11 @@ from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.host.signals import Signals
-from pipeline.parallel.launch_spec import LaunchSpec
+from pipeline.launch.place import LOCAL
+from pipeline.parallel.launch_spec import DEFAULT_PROCESSES, LaunchSpec
 from pipeline.parallel.ranks import PeerGoneError
-from pipeline.runner.record.run_directory import RANKS, SUMMARY
+from pipeline.runner.record.run_directory import RANKS
 
-DEFAULT_PROCESSES = 2
 WORKER = "pipeline.runner.worker"
 """Module that a process runs, with the folder of the request as its argument."""
 REQUEST = "request.json"
@@ -67,7 +67,7 @@ def run_locally(
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
         with _started(size, folder, run_dir) as processes, signals.held():
-            failed = _watch(processes, folder, run_dir, signals, launch.end_seconds)
+            failed = _watch(processes, folder, signals, launch.end_seconds)
             silent = [rank for rank, each in enumerate(processes) if each.poll() is None]
         if failed is None and silent:
             failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
@@ -86,7 +86,12 @@ def run_locally(
 def _started(size: int, folder: Path, run_dir: Path) -> Iterator[Processes]:
     """Start the processes; whatever happens, none is left running."""
     (run_dir / RANKS).mkdir(exist_ok=True)
-    place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    place = {
+        LOCAL: "1",
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
     with ExitStack() as stack:
         processes = []
         for rank in range(size):
@@ -110,11 +115,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _watch(
-    processes: Processes, folder: Path, run_dir: Path, signals: Signals, end_s: float
-) -> Failure | None:
+def _watch(processes: Processes, folder: Path, signals: Signals, end_s: float) -> Failure | None:
     """Wait until all have ended, or some time after the first has; return what failed first."""
-    failed, stopped, saves, deadline = None, False, 0, None
+    failed, stopped, saves, ended_at = None, False, 0, None
     while any(process.poll() is None for process in processes):
         if signals.stop and not stopped:
             stopped = True
@@ -122,55 +125,64 @@ def _watch(
         if signals.saves > saves:
             saves = signals.saves
             processes[0].send_signal(signal.SIGUSR1)
-        failed = failed or _first_failure(processes, folder, run_dir)
-        if deadline is None and any(process.poll() is not None for process in processes):
-            deadline = time.monotonic() + (GRACE_S if failed is not None else end_s)
-        if deadline is not None and time.monotonic() > deadline:
+        failed = failed or _first_failure(processes, folder)
+        if ended_at is None and any(process.poll() is not None for process in processes):
+            ended_at = time.monotonic()
+        # A process with an error of its own may have something to save still, as the others have.
+        at_once = failed is not None and failed.own_error is None
+        if ended_at is not None and time.monotonic() > ended_at + (GRACE_S if at_once else end_s):
             break
         time.sleep(POLL_S)
-    return _first_failure(processes, folder, run_dir)
+    failed = _first_failure(processes, folder)
+    # The first one leaves at once where a signal finds it outside of training.
+    return None if stopped and failed is not None and failed.is_of_a_peer else failed
 
 
-def _first_failure(processes: Processes, folder: Path, run_dir: Path) -> Failure | None:
+def _first_failure(processes: Processes, folder: Path) -> Failure | None:
     """Return the failure that made others fail: a process that was killed, before one with an error
     of its own, before one that misses another."""
-    failures = [
-        _failure_of(rank, process, folder, run_dir) for rank, process in enumerate(processes)
-    ]
+    failures = [_failure_of(rank, process, folder) for rank, process in enumerate(processes)]
     there = [failure for failure in failures if failure is not None]
     return min(there, key=lambda failure: (failure.is_of_a_peer, failure.rank), default=None)
 
 
-def _failure_of(
-    rank: int, process: subprocess.Popen[bytes], folder: Path, run_dir: Path
-) -> Failure | None:
+def _failure_of(rank: int, process: subprocess.Popen[bytes], folder: Path) -> Failure | None:
     """Return how a process has failed; None where it runs, is done or was stopped in order."""
-    status, file = process.poll(), _error_file(folder, rank)
+    status = process.poll()
+    own, of_a_peer = _error_file(folder, rank), _error_file(folder, rank, of_a_peer=True)
     if status is None:
         return None
     if status < 0:
         # JAX aborts a process that hears nothing of the others.
         reason = f"was ended by {signal.Signals(-status).name}"
         return Failure(rank, reason, is_of_a_peer=status == -signal.SIGABRT)
-    if not file.exists():
-        was_stopped = (run_dir / SUMMARY).exists()
-        if status == 0 or was_stopped:
+    if of_a_peer.exists():
+        return Failure(rank, f"has failed: {of_a_peer.read_text()}", is_of_a_peer=True)
+    if not own.exists():
+        if _end_file(folder, rank).exists():
             return None
-        return Failure(rank, f"has ended with exit status {status}", status)
-    text = file.read_text(errors="replace")
-    reason = f"has failed: {text}"
-    if status == PeerGoneError.exit_status:
-        return Failure(rank, reason, is_of_a_peer=True)
-    return Failure(rank, reason, status or 1, own_error=text)
+        return Failure(rank, f"has ended with exit status {status} before it ran", status or 1)
+    text = own.read_text(errors="replace")
+    return Failure(rank, f"has failed: {text}", status or 1, own_error=text)
 
 
-def _error_file(folder: Path, rank: int) -> Path:
-    return folder / f"error_{rank}"
+def _error_file(folder: Path, rank: int, *, of_a_peer: bool = False) -> Path:
+    return folder / f"{'peer_error' if of_a_peer else 'error'}_{rank}"
+
+
+def _end_file(folder: Path, rank: int) -> Path:
+    return folder / f"end_{rank}"
+
+
+def note_end(folder: Path, rank: int) -> None:
+    """Say that a process has ended in order, done or stopped."""
+    _end_file(folder, rank).touch()
 
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:
     """Leave the error of a process where the one that started it looks."""
-    _error_file(folder, rank).write_text(str(error) or type(error).__name__)
+    file = _error_file(folder, rank, of_a_peer=isinstance(error, PeerGoneError))
+    file.write_text(str(error) or type(error).__name__)
 
 
 def _free_port() -> int:

@@ -10,6 +10,8 @@ from pipeline.errors import RecipeError
 
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 """Variables of a task of a Slurm step; a shell inside a job has only some of them."""
+LOCAL = "PIPELINE_LOCAL"
+"""Variable of a process that `launch=local` has started."""
 MAX_PORT = 65_535
 
 
@@ -28,7 +30,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> Place | None:
 
     Raises RecipeError where variables are missing or make no sense.
     """
-    if launch in ("none", "local"):
+    if launch == "none" or (launch == "local" and LOCAL not in environment):
         return None
     if launch == "slurm" or (launch == "auto" and all(name in environment for name in SLURM)):
         missing = [name for name in SLURM if name not in environment]
@@ -38,7 +40,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> Place | None:
             )
         rank, size = (_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
         place = Place(rank, size, None, "slurm")
-    elif launch == "env" or "WORLD_SIZE" in environment or "RANK_SIZE" in environment:
+    elif launch in ("env", "local") or "WORLD_SIZE" in environment or "RANK_SIZE" in environment:
         place = _by_rank_and_size(environment, launch)
     else:
         return None

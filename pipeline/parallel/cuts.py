@@ -119,7 +119,7 @@ def _require_divides(
 def _spec_of_leaf(
     keys: Path, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
 ) -> PartitionSpec:
-    for length in range(1, len(keys) + 1):
+    for length in range(len(keys), 0, -1):
         path = keys[-length:]
         if path in shapes and shapes[path].shape == leaf.shape:
             return rules[path]

@@ -121,7 +121,10 @@ def add_in_order(terms: Array) -> Array:
 
 
 def add_in_pairs(terms: Array) -> Array:
-    """Add (n, ...) along its first axis, neighbours first; n is a power of two."""
+    """Add (n, ...) along its first axis, neighbours first. Raises ValueError for an n that is no
+    power of two."""
+    if terms.shape[0] & (terms.shape[0] - 1):
+        raise ValueError(f"{terms.shape[0]} terms have no binary tree")
     while terms.shape[0] > 1:
         terms = terms[0::2] + terms[1::2]
     return terms[0]

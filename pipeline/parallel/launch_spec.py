@@ -8,6 +8,8 @@ from pydantic import Field, PositiveInt
 
 from pipeline.registry import Spec
 
+DEFAULT_PROCESSES = 2
+"""Processes that `local` starts where the recipe does not say."""
 Timeout = Annotated[float, Field(gt=0, le=24 * 3600)]
 """A time in seconds, at most a day."""
 
@@ -30,4 +32,4 @@ class LaunchSpec(Spec):
     stuck_seconds: Timeout
     """How long processes wait for one that lives but does not answer."""
     end_seconds: Timeout
-    """How long processes that are told to end may take, before they are killed."""
+    """How long the other processes may take to end once the first of them has."""

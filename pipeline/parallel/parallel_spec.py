@@ -61,8 +61,9 @@ class ParallelSpec(Spec):
     mesh: MeshSpec | None
     """Devices by axis; null: all along `data`."""
     shards: Size | None
-    """Parts of a batch whose gradients are added in a fixed order, with `exact`; null: 8, or 1
-    where the batch has no 8 equal parts. The number of devices must divide it."""
+    """Parts of a batch whose gradients are added in a fixed order, with `exact`; null: 8, or as
+    many equal parts below that as a batch has, or the number of devices where that is more. The
+    number of devices must divide it."""
     reproducible: Literal["exact", "layout", "close"]
     """exact: the same bits on any number of devices and processes; layout: on the same number of
     both; close: within rounding."""

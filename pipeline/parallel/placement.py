@@ -70,7 +70,9 @@ class Placement:
     def rows(self, batch: int) -> slice:
         """Rows of a batch that devices of this process take."""
         own = [d.process_index == jax.process_index() for d in self.devices]
-        size = batch // len(own)
+        if all(own):
+            return slice(0, batch)
+        size = batch // self.parts
         return slice(own.index(True) * size, (own.index(True) + sum(own)) * size)
 
     def put(self, tree: Any, shardings: Any = None) -> Any:

@@ -23,8 +23,6 @@ KEPT_ANSWERS = 16
 class PeerGoneError(RunError):
     """Another process of the run has ended, or does not answer; what is wrong is in its log."""
 
-    exit_status = 75
-
 
 class Agree(Protocol):
     """Returns what a decision is in the first process of a run; all call it in the same order."""
@@ -54,17 +52,17 @@ class Ranks:
         """Whether this process decides, and writes the run directory."""
         return self.own == 0
 
-    def agree(self, decide: Callable[[], T], /) -> T:
+    def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
         """Return what `decide` returns in the first process: JSON; an error there is its own.
 
         All processes call it, in the same order. Raises PeerGoneError where the first one does not
-        answer in time.
+        answer in `timeout_s`.
         """
         if self.size == 1:
             return decide()
         number = next(self._numbers)
         if not self.is_first:
-            answer: T = json.loads(self._get(f"decision/{number}"))
+            answer: T = json.loads(self._get(f"decision/{number}", timeout_s or self.timeout_s))
             return answer
         value = decide()
         self._store.key_value_set(f"decision/{number}", json.dumps(value))
@@ -76,9 +74,10 @@ class Ranks:
         """Raise RunError where a process has other facts than the first one: a value by name."""
         if self.size == 1:
             return
-        self._store.key_value_set(f"facts/{self.own}", json.dumps(facts))
+        number = next(self._numbers)
+        self._store.key_value_set(f"facts/{number}/{self.own}", json.dumps(facts))
         for rank in range(self.size):
-            other = json.loads(self._get(f"facts/{rank}"))
+            other = json.loads(self._get(f"facts/{number}/{rank}", self.timeout_s))
             for name, value in facts.items():
                 if other.get(name) != value:
                     raise RunError(
@@ -86,13 +85,13 @@ class Ranks:
                         f"{value} and {other.get(name)}; start all with the same"
                     )
 
-    def _get(self, key: str) -> str:
+    def _get(self, key: str, timeout_s: float) -> str:
         try:
-            text: str = self._store.blocking_key_value_get(key, round(1000 * self.timeout_s))
+            text: str = self._store.blocking_key_value_get(key, round(1000 * timeout_s))
         except Exception as error:  # jaxlib raises its own types, which it does not export
             raise PeerGoneError(
                 f"process {self.own} of {self.size}: no answer from another one within "
-                f"{self.timeout_s:g} s"
+                f"{timeout_s:g} s"
             ) from error
         return text
 
@@ -101,5 +100,5 @@ def is_of_a_peer(error: BaseException) -> bool:
     """Whether an error of JAX's says that another process has gone."""
     text = str(error)
     return not isinstance(error, PipelineError) and any(
-        clue in text for clue in ("Gloo ", "gloo", "NCCL", "coordination service", "Connection")
+        clue in text for clue in ("Gloo ", "gloo", "NCCL", "coordination service")
     )

@@ -45,12 +45,14 @@ class Shards:
 def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
     """Return the shards of a batch on a number of devices; None where it is taken as a whole.
 
-    The number of devices divides that of the shards, which the recipe's rules have checked.
+    Raises ValueError where they don't take equal numbers of shards.
     """
     axis = DATA if devices > 1 else None
     factor = 1 if parallel.mirror_mean else parallel.num_devices
     if parallel.mode == "data" and parallel.reproducible == "exact":
         count = num_shards(parallel, batch_size)
+        if count % devices:
+            raise ValueError(f"{count} shards do not divide among {devices} devices")
         return Shards(count, devices, axis, "tree", factor) if count > 1 else None
     if parallel.mode == "data" and devices > 1:
         return Shards(devices, devices, axis, "psum", factor, parallel.sync_batch_norm)

@@ -92,6 +92,11 @@ def _resumed(context: RunContext, built: Built, fresh: TrainState) -> tuple[Trai
         # After the first one has set aside what is damaged, and never what it writes meanwhile.
         found = restore_state(context.run_dir, fresh, tree, warn)
     state, host = found or (fresh, HostState())
+    if int(state.step) != step:
+        raise RunError(
+            f"{context.run_dir}: process {ranks.own} reads step {int(state.step)} there, the first "
+            f"one step {step}; all need the same files"
+        )
     total = built.run_schedule.total
     if step > total:
         raise RecipeError([f"train: {total} steps in all, and {context.run_dir} has done {step}"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,20 @@ import jax
 
 from pipeline.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink
 from pipeline.backends.base import Backend, Estimate, Executable
+from pipeline.config.compose import for_processes
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
+from pipeline.errors import RecipeError
 from pipeline.files.folder_lock import Lock
-from pipeline.host.signals import Signals, heard
+from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.launch.join import joined
 from pipeline.launch.local import run_locally
+from pipeline.launch.place import LOCAL
 from pipeline.observe.monitors import Evaluation, Pruner
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import context_line
+from pipeline.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.parallel.ranks import Ranks
 from pipeline.runner.context import RunContext
 from pipeline.runner.initial_state import initial_state, read_restored
@@ -82,19 +87,43 @@ def run(
     called = time.perf_counter()
     started_at = called if started_at is None else started_at
     changed, signals = changed or {}, signals or Signals()
-    if recipe.launch.name == "local":
+    if recipe.launch.name == "local" and LOCAL not in os.environ:
+        if pruner is not None:
+            raise RecipeError(["launch = local: must be none in a sweep that prunes its trials"])
         return _run_in_processes(recipe, run_dir, changed, started_at, signals, how_to_resume)
-    with joined(recipe.launch, facts_of(recipe)) as ranks:
+    alone = recipe.launch.name == "auto" and recipe.parallel.mode == "none"
+    with (
+        _left_on_signal() as left,
+        joined(recipe.launch, facts_of(recipe), alone=alone) as ranks,
+    ):
+        recipe = for_processes(recipe, ranks.size)
         run_dir, resuming = _choose_directory(recipe, run_dir, ranks)
         with heard(signals), _opened(recipe, run_dir, resuming, ranks) as opened:
             reporter, summary, lock = opened
             summary.time["start_s"] = called - started_at
             services = reporter, summary, changed, started_at, signals, pruner, lock, ranks
             context = RunContext(recipe, run_dir, resuming, *services)
-            with _resumable(context, how_to_resume), stop_on_signal(summary):
+            left.append(summary)
+            # One of several processes leaves the others, who would wait for it.
+            stops = stop_on_signal(summary) if ranks.size == 1 else nullcontext()
+            with _resumable(context, how_to_resume), stops:
                 run_stages(context)
             _report_end(context)
-    return summary
+    return left[0]
+
+
+@contextmanager
+def _left_on_signal() -> Iterator[list[Summary]]:
+    """Let a signal that interrupts one of several processes end it in order.
+
+    Yields a list for the summary of the run, which says that it was stopped.
+    """
+    left: list[Summary] = []
+    try:
+        yield left
+    except Interrupted:
+        if not left:
+            raise
 
 
 def _report_end(context: RunContext) -> None:
@@ -116,16 +145,20 @@ def _run_in_processes(
 
     Raises the error of the process that failed first.
     """
+    recipe = for_processes(recipe, recipe.launch.processes or DEFAULT_PROCESSES)
     run_dir, resuming = _choose_directory(recipe, run_dir, Ranks())
-    resume = str(run_dir) if resuming else None
+    if resuming:
+        with os_errors_to_run_errors(run_dir):
+            run_directory.require_own(run_dir)
     tree = recipe.model_dump(mode="json")
-    tree["launch"] |= {"name": "env", "processes": None}
-    tree["train"]["resume"] = resume
+    tree["train"]["resume"] = str(run_dir) if resuming else None
     request = {
         "recipe": tree,
         "run_dir": str(run_dir),
         "changed": dict(changed),
-        "started_s_ago": time.perf_counter() - started_at,
+        # The clock of all processes of the machine.
+        "started_at": started_at,
+        "parent": os.getpid(),
     }
     try:
         with heard(signals):
@@ -262,7 +295,7 @@ def run_stages(context: RunContext) -> None:
                 state = train(training, state, host, history)
             record_overflows(context, state)
         if evaluates and history.status == "done":
-            context.signals.check()
+            check_signals(context)
             evaluation = final_evaluation(context, dataset, executable, state, history, observers)
             summary.metrics |= evaluation.metrics
             observers.add_hparams(context.changed, evaluation)
@@ -309,6 +342,14 @@ def observers_of_run(
     return open_observers(
         recipe, run_dir, schedule, history.step, reporter, estimate, logs, context.lock
     )
+
+
+def check_signals(context: RunContext) -> None:
+    """Raise Interrupted in all processes if the first one has noted a signal to stop."""
+    stop = context.ranks.agree(lambda: context.signals.stop)
+    if stop is not None:
+        context.signals.stop = stop
+        context.signals.check()
 
 
 def with_sink(built: Built, sink: SinkPlan) -> Built:

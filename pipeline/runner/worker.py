@@ -11,43 +11,52 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-from pipeline.config.compose import check_tree
 from pipeline.errors import PipelineError, exit_status_of
 from pipeline.host.signals import interrupt_command
-from pipeline.launch.local import REQUEST, write_error
-from pipeline.runner.run import run
 
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
+COLLECT_SELDOM = (100_000, 20, 100)
 
 
 def main(folder: Path) -> int:
     """Run what is asked for, and return the exit status."""
-    started_at = time.perf_counter()
-    _keep_stdout_for_python()
-    # Nothing is left running where the process that started this one is killed.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    rank = int(os.environ["RANK"])
+    request = json.loads((folder / "request.json").read_text())
+    _end_with(request["parent"])
     interrupt_command()
-    request = json.loads((folder / REQUEST).read_text())
+    gc.set_threshold(*COLLECT_SELDOM)
+    _keep_stdout_for_python()
+    # Imported under the guard above: it takes seconds.
+    from pipeline.config.compose import check_tree
+    from pipeline.launch.local import note_end, write_error
+    from pipeline.runner.run import run
+
     try:
-        recipe = check_tree(request["recipe"], length_replaced=True)
         summary = run(
-            recipe,
+            check_tree(request["recipe"], length_replaced=True),
             Path(request["run_dir"]),
             changed=request["changed"],
-            started_at=started_at - request["started_s_ago"],
+            started_at=request["started_at"],
             how_to_resume=lambda recipe, run_dir: None,
         )
     except PipelineError as error:
-        write_error(folder, int(os.environ["RANK"]), error)
+        write_error(folder, rank, error)
         return exit_status_of(error)
     except Exception as error:
-        write_error(folder, int(os.environ["RANK"]), error)
+        write_error(folder, rank, error)
         raise
+    note_end(folder, rank)
     return summary.exit_status
+
+
+def _end_with(parent: int) -> None:
+    """Have the system kill this process when the one that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _keep_stdout_for_python() -> None:
@@ -58,5 +67,4 @@ def _keep_stdout_for_python() -> None:
 
 
 if __name__ == "__main__":
-    gc.set_threshold(100_000, 20, 100)
     sys.exit(main(Path(sys.argv[1])))

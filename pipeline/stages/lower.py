@@ -37,6 +37,9 @@ from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.stages.build import Built
 from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
 
+TUNING_S = 24 * 3600.0
+"""How long processes wait while the first one times lowerings."""
+
 
 def lower(
     recipe: Recipe,
@@ -70,7 +73,7 @@ def lower(
             write_choice(file, chosen)
         return choice_to_document(chosen)
 
-    chosen = choice_of_document((ranks or Ranks()).agree(choose))
+    chosen = choice_of_document((ranks or Ranks()).agree(choose, TUNING_S))
     lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
     return replace(built, parts=replace(built.parts, network=lowered))
 

@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 from pipeline.backends.ascend.chip.hardware import Chip, hardware_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
+from pipeline.files.safe_yaml import read_yaml
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import num_devices, num_processes
 from pipeline.parallel.parallel_spec import MeshSpec, ShardRule
@@ -38,6 +39,10 @@ def plan_devices(
     devices = num_devices(recipe.parallel, num_processes())
     file = run_dir / PLAN
     given = file if file.exists() else recipe.parallel.plan
+    if given == file and _mesh_size(file) != devices:
+        reporter.stage("plan", f"{file} is of other devices; planned again")
+        given = None
+        file.unlink()
     if given is not None:
         shapes = {
             "/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()
@@ -51,6 +56,15 @@ def plan_devices(
     if not file.exists():
         save_plan(plan, file)
     return with_plan(recipe, plan)
+
+
+def _mesh_size(file: Path) -> int | None:
+    """Return the number of devices of a plan, None where the file does not say."""
+    try:
+        mesh = read_yaml(file)["mesh"]
+        return int(mesh["data"]) * int(mesh["model"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlans:
