@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline import load_recipe
+from pipeline.config.compose import for_processes
 from pipeline.errors import RecipeError
 
 DATA = "parallel.mode=data"
@@ -88,3 +89,31 @@ def test_a_recipe_says_its_shards(devices: int, batch_size: int, shards: int) ->
     """So that a run that is resumed on other devices has as many."""
     sizes = [f"parallel.devices={devices}", f"train.batch_size={batch_size}"]
     assert load_recipe("lenet5_digits", [DATA, *sizes]).parallel.shards == shards
+
+
+@pytest.mark.parametrize(
+    ("processes", "overrides", "message"),
+    [
+        (3, [], "parallel.devices = 3: must divide parallel.shards = 8"),
+        (16, [], "parallel.devices = 16: must divide parallel.shards = 8"),
+        (2, ["train.batch_size=33"], "parallel.devices = 2: must divide parallel.shards = 1"),
+        (3, ["parallel.reproducible=layout"], "train.batch_size = 32: must be a multiple of the 3"),
+        (2, ["train.on_nan=rollback", "checkpoint.every_steps=5"], "train.on_nan = rollback: must"),
+        (2, ["device=ascend910"], "device = ascend: is emulated by one process"),
+    ],
+)
+def test_processes_are_devices_where_the_recipe_names_none(
+    processes: int, overrides: list[str], message: str
+) -> None:
+    """Checked again once their number is known."""
+    recipe = load_recipe("lenet5_digits", [DATA, *overrides])
+    with pytest.raises(RecipeError) as refused:
+        for_processes(recipe, processes)
+    assert message in str(refused.value)
+
+
+def test_the_batch_of_a_device_is_times_the_processes() -> None:
+    recipe = load_recipe("lenet5_digits", [DATA, "parallel.batch_per_device=32"])
+    known = for_processes(recipe, 4)
+    assert (known.parallel.devices, known.train.batch_size) == (4, 128)
+    assert for_processes(recipe, 1) == recipe

@@ -48,7 +48,7 @@ REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRI
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
 RANKS = "ranks"
-"""The logs of a run's processes, but for the first."""
+"""The logs of a run's processes."""
 FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS)
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
 """Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
