@@ -226,59 +226,55 @@ def _program_specs(
     train_args = (carry, train, rates, bound, bound)
     eval_args = (state, sums, evaluated, bound, bound)
     repeat = _python_loop if work.eager else jax.lax.while_loop
-    # Runs once: on the CPU, optimising it takes several times as long as it saves.
-    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-    options = quick if placement.device.platform == "cpu" else None
-    whole = PartitionSpec()
+    args = (seed,), train_args, eval_args
     if work.cuts is not None:
-        # XLA divides the program of the whole batch among the devices.
-        cut_step = _cut(step, work.cuts, placement)
+        cut_step = _cut_step(step, work.cuts, placement)
+        loops = _train_loop(cut_step, repeat), _eval_loop(cut_step, repeat)
         lie: tuple[Any, ...] = (shardings, placement.whole, placement.whole)
-        carried = LoopCarry(*lie)
-        return (
-            _ProgramSpec("initialisation", step.init, (seed,), out_shardings=shardings),
-            _ProgramSpec(
-                "training step",
-                _train_loop(cut_step, repeat),
-                train_args,
-                donated=0,
-                out_shardings=carried,
-            ),
-            _ProgramSpec(
-                "evaluation",
-                _eval_loop(cut_step, repeat),
-                eval_args,
-                donated=1,
-                out_shardings=placement.whole,
-            ),
-        )
+        return _specs_of_xla((step.init, *loops), args, shardings, LoopCarry(*lie), placement)
+    loops = _train_loop(step, repeat), _eval_loop(step, repeat)
+    return _specs_on_mesh((step.init, *loops), args, train, evaluated, placement)
+
+
+Functions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+Specs = tuple[_ProgramSpec, _ProgramSpec, _ProgramSpec]
+Args = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+
+
+def _specs_of_xla(
+    functions: Functions, args: Args, state: Any, carried: Any, placement: Placement
+) -> Specs:
+    """Programs of the whole batch, which XLA divides among the devices."""
+    init, train, evaluate = functions
     return (
-        _ProgramSpec(
-            "initialisation",
-            _on_mesh(step.init, placement, (whole,)),
-            (seed,),
-            compiler_options=options,
-        ),
-        _ProgramSpec(
-            "training step",
-            _on_mesh(
-                _train_loop(step, repeat), placement, (whole, _cuts(train), whole, whole, whole)
-            ),
-            train_args,
-            donated=0,
-        ),
-        _ProgramSpec(
-            "evaluation",
-            _on_mesh(
-                _eval_loop(step, repeat), placement, (whole, whole, _cuts(evaluated), whole, whole)
-            ),
-            eval_args,
-            donated=1,
-        ),
+        _ProgramSpec("initialisation", init, args[0], out_shardings=state),
+        _ProgramSpec("training step", train, args[1], donated=0, out_shardings=carried),
+        _ProgramSpec("evaluation", evaluate, args[2], donated=1, out_shardings=placement.whole),
     )
 
 
-def _cut(step: TrainStep, cuts: Cuts, placement: Placement) -> TrainStep:
+def _specs_on_mesh(
+    functions: Functions, args: Args, train: Inputs, evaluated: Inputs, placement: Placement
+) -> Specs:
+    """Programs that every device runs on its part of a batch."""
+    whole = PartitionSpec()
+    train_specs = whole, _window_specs(train), whole, whole, whole
+    eval_specs = whole, whole, _window_specs(evaluated), whole, whole
+    init_on, train_on, eval_on = (
+        _on_mesh(function, placement, specs)
+        for function, specs in zip(functions, ((whole,), train_specs, eval_specs), strict=True)
+    )
+    # Runs once: on the CPU, optimising it takes several times as long as it saves.
+    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+    options = quick if placement.device.platform == "cpu" else None
+    return (
+        _ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
+        _ProgramSpec("training step", train_on, args[1], donated=0),
+        _ProgramSpec("evaluation", eval_on, args[2], donated=1),
+    )
+
+
+def _cut_step(step: TrainStep, cuts: Cuts, placement: Placement) -> TrainStep:
     """Return the step with its layers' results cut as the recipe says."""
     intercept = cuts.constrain(placement)
 
@@ -293,21 +289,21 @@ def _cut(step: TrainStep, cuts: Cuts, placement: Placement) -> TrainStep:
 
 
 def _on_mesh(
-    function: Callable[..., Any], placement: Placement, cuts: tuple[Any, ...]
+    function: Callable[..., Any], placement: Placement, specs: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """Let every device of a mesh run the function on its part of the arguments.
 
-    `cuts` says for each argument how the devices share it. All return the same.
+    `specs` say for each argument how the devices share it. All return the same.
     """
     if placement.mesh is None:
         return function
     whole = PartitionSpec()
     return jax.shard_map(
-        function, mesh=placement.mesh, in_specs=cuts, out_specs=whole, check_vma=False
+        function, mesh=placement.mesh, in_specs=specs, out_specs=whole, check_vma=False
     )
 
 
-def _cuts(inputs: Inputs) -> Any:
+def _window_specs(inputs: Inputs) -> Any:
     """How devices share a window: each has its rows of the batches, all have a resident split."""
     whole, rows = PartitionSpec(), PartitionSpec(None, DATA)
     columns = dict.fromkeys(inputs.columns, whole if inputs.resident else rows)
