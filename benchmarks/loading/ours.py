@@ -20,7 +20,7 @@ from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
 from pipeline.data.order import SampleOrder
 from pipeline.data.transform import apply_ops
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 
 OPS = (
     RandomCrop(size=(32, 32), padding=(PAD,) * 4),
@@ -81,5 +81,5 @@ def open_loader(work: Work) -> Windows:
     )
     kind: Literal["resident", "stream"] = "stream" if work.way == "stream" else "resident"
     return Windows(
-        make_feed(split, order, Placement((jax.devices("cpu")[0],)), kind), work.batch_size
+        make_feed(split, order, DevicePlacement((jax.devices("cpu")[0],)), kind), work.batch_size
     )

@@ -16,7 +16,7 @@ from pipeline.data.feed.feed import Feed
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.parallel.cuts import Cuts
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 from pipeline.sink.choice import SinkChoice
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
@@ -180,7 +180,7 @@ class Estimate(Protocol):
 class Backend(Protocol):
     """A device that can compile and run a step."""
 
-    placement: Placement
+    placement: DevicePlacement
     device: jax.Device
     """One of its devices, for what is measured on one."""
 

@@ -38,7 +38,7 @@ from pipeline.lowerings.formulas.onednn import CALLS
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.parallel.cuts import Cuts
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 from pipeline.parallel.shards import DATA
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
@@ -65,7 +65,7 @@ class LoopCarry:
 class XlaBackend:
     """The devices that XLA compiles a run for."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: DevicePlacement) -> None:
         self.placement = placement
         self.device = placement.device
 
@@ -144,7 +144,7 @@ class XlaExecutable:
     """A run compiled for its devices. `XlaBackend.compile` builds it."""
 
     work: CompileInputs
-    placement: Placement
+    placement: DevicePlacement
     report: CompileReport
     programs: Programs
     rates: Array
@@ -212,7 +212,7 @@ class XlaExecutable:
 
 
 def _program_specs(
-    work: CompileInputs, rates: Array, placement: Placement
+    work: CompileInputs, rates: Array, placement: DevicePlacement
 ) -> tuple[_ProgramSpec, _ProgramSpec, _ProgramSpec]:
     """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
     step, seed = work.step, placement.put(work.seed)
@@ -242,7 +242,7 @@ Args = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
 
 def _specs_of_xla(
-    functions: Functions, args: Args, state: Any, carried: Any, placement: Placement
+    functions: Functions, args: Args, state: Any, carried: Any, placement: DevicePlacement
 ) -> Specs:
     """Programs of the whole batch, which XLA divides among the devices."""
     init, train, evaluate = functions
@@ -254,7 +254,7 @@ def _specs_of_xla(
 
 
 def _specs_on_mesh(
-    functions: Functions, args: Args, train: Inputs, evaluated: Inputs, placement: Placement
+    functions: Functions, args: Args, train: Inputs, evaluated: Inputs, placement: DevicePlacement
 ) -> Specs:
     """Programs that every device runs on its part of a batch."""
     whole = PartitionSpec()
@@ -274,7 +274,7 @@ def _specs_on_mesh(
     )
 
 
-def _cut_step(step: TrainStep, cuts: Cuts, placement: Placement) -> TrainStep:
+def _cut_step(step: TrainStep, cuts: Cuts, placement: DevicePlacement) -> TrainStep:
     """Return the step with its layers' results cut as the recipe says."""
     intercept = cuts.constrain(placement)
 
@@ -289,7 +289,7 @@ def _cut_step(step: TrainStep, cuts: Cuts, placement: Placement) -> TrainStep:
 
 
 def _on_mesh(
-    function: Callable[..., Any], placement: Placement, specs: tuple[Any, ...]
+    function: Callable[..., Any], placement: DevicePlacement, specs: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """Let every device of a mesh run the function on its part of the arguments.
 

@@ -11,7 +11,7 @@ from threading import Timer
 from typing import Any
 
 from pipeline.errors import RunError, exit_status_of, first_line
-from pipeline.launch.place import Place, find_place
+from pipeline.launch.place import RankPlace, find_place
 from pipeline.parallel.launch_spec import LaunchSpec
 from pipeline.parallel.ranks import PeerGoneError, Ranks, is_of_a_peer
 
@@ -51,7 +51,7 @@ def joined(launch: LaunchSpec, facts: Mapping[str, str], *, alone: bool = False)
     jax.distributed.shutdown()
 
 
-def _meet(place: Place, launch: LaunchSpec) -> Ranks:
+def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
     """Connect to the others."""
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
@@ -92,7 +92,7 @@ def _meet(place: Place, launch: LaunchSpec) -> Ranks:
     return Ranks(place.rank, place.size, launch.stuck_seconds, client)
 
 
-def _give_up(place: Place, limit_s: float) -> None:
+def _give_up(place: RankPlace, limit_s: float) -> None:
     """End the process, which waits for others in C++, where no exception reaches it."""
     where = place.address or "the address that Slurm gives"
     print(
@@ -104,7 +104,7 @@ def _give_up(place: Place, limit_s: float) -> None:
     os._exit(RunError.exit_status)
 
 
-def _who(place: Place) -> str:
+def _who(place: RankPlace) -> str:
     return f"process {place.rank} of {place.size}"
 
 

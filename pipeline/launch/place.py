@@ -16,7 +16,7 @@ MAX_PORT = 65_535
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Process `rank` of `size`, which meet at `address`; None where JAX knows by the launcher."""
 
     rank: int
@@ -25,7 +25,7 @@ class Place:
     launcher: Literal["env", "slurm"]
 
 
-def find_place(launch: str, environment: Mapping[str, str]) -> Place | None:
+def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
     """Find the place by the variables of the recipe's launcher; None for a process alone.
 
     Raises RecipeError where variables are missing or make no sense.
@@ -39,7 +39,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> Place | None:
                 [f"launch = slurm: {', '.join(missing)} not set; start with srun, or launch=none"]
             )
         rank, size = (_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
-        place = Place(rank, size, None, "slurm")
+        place = RankPlace(rank, size, None, "slurm")
     elif launch in ("env", "local") or "WORLD_SIZE" in environment or "RANK_SIZE" in environment:
         place = _by_rank_and_size(environment, launch)
     else:
@@ -51,7 +51,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> Place | None:
     return place if place.size > 1 else None
 
 
-def _by_rank_and_size(environment: Mapping[str, str], launch: str) -> Place:
+def _by_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlace:
     """Read RANK and WORLD_SIZE, as torchrun sets them, or RANK_ID and RANK_SIZE (X-06)."""
     rank, size = ("RANK", "WORLD_SIZE") if "WORLD_SIZE" in environment else ("RANK_ID", "RANK_SIZE")
     missing = [name for name in (rank, size) if name not in environment]
@@ -64,7 +64,7 @@ def _by_rank_and_size(environment: Mapping[str, str], launch: str) -> Place:
         )
     number, count = _number(environment, rank), _number(environment, size)
     if count == 1:
-        return Place(number, count, None, "env")
+        return RankPlace(number, count, None, "env")
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if lacking:
         raise RecipeError(
@@ -73,7 +73,7 @@ def _by_rank_and_size(environment: Mapping[str, str], launch: str) -> Place:
     port = _number(environment, "MASTER_PORT")
     if not 0 < port <= MAX_PORT:
         raise RecipeError([f"MASTER_PORT = {port}: must be from 1 to {MAX_PORT:,}"])
-    return Place(number, count, f"{environment['MASTER_ADDR']}:{port}", "env")
+    return RankPlace(number, count, f"{environment['MASTER_ADDR']}:{port}", "env")
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.parallel.parallel_spec import ParallelSpec, ShardRule
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 
 Shape = tuple[int, ...]
 
@@ -26,7 +26,7 @@ class Cuts:
     specs: tuple[ShardRule, ...]
     constraints: tuple[ShardRule, ...]
 
-    def of_state(self, state: Any, placement: Placement) -> Any:
+    def of_state(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
 
         The optimizer's leaves and the average lie where their parameter lies; a leaf belongs to the
@@ -42,7 +42,7 @@ class Cuts:
         """Return the cut of a parameter by the last rule that covers it; whole by default."""
         return _last(self.specs, path) or PartitionSpec()
 
-    def constrain(self, placement: Placement) -> Callable[..., Any]:
+    def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
         """Return an interceptor of flax modules that cuts what the named layers compute."""
 
         def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

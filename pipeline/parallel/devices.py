@@ -11,21 +11,21 @@ from jax.extend.backend import clear_backends
 
 from pipeline.errors import RunError
 from pipeline.parallel.parallel_spec import ParallelSpec
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 from pipeline.parallel.ranks import Ranks
 from pipeline.parallel.shards import DEFAULT_SHARDS, shards_of
 
 Platform = Literal["cpu", "gpu"]
 
 
-def place(platform: Platform, index: int, parallel: ParallelSpec) -> Placement:
+def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlacement:
     """Return the devices of a run; one run of one device has that of number `index`.
 
     Where several are asked for, each process has as many. Raises RunError that names the devices
     there are.
     """
     if parallel.mode == "none":
-        return Placement((find_device(platform, index),))
+        return DevicePlacement((find_device(platform, index),))
     processes = num_processes()
     wanted = num_devices(parallel, processes)
     if wanted % processes:
@@ -45,15 +45,15 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> Placement:
                 f"{len(there)} of {platform}{_hint(platform)}"
             )
         devices += there[:own]
-    return Placement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
+    return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
 
 
-def place_host(parallel: ParallelSpec) -> Placement:
+def place_host(parallel: ParallelSpec) -> DevicePlacement:
     """Return the host's processor as one device, split as it is for runs on several: its bits
     depend on that."""
     if parallel.mode != "none":
         provide_cpu_devices(1)
-    return Placement((find_device("cpu", 0),))
+    return DevicePlacement((find_device("cpu", 0),))
 
 
 def num_processes() -> int:

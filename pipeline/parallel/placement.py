@@ -1,4 +1,4 @@
-"""Placement of arrays: on one device, or on a mesh of several."""
+"""DevicePlacement of arrays: on one device, or on a mesh of several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.parallel.shards import DATA, MODEL
 
 
 @dataclass(frozen=True)
-class Placement:
+class DevicePlacement:
     """The devices of a run, in the order of the parts of a batch that they take."""
 
     devices: tuple[jax.Device, ...]

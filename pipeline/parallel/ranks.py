@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError, RunError
 
 T = TypeVar("T")
 KEPT_ANSWERS = 16
-"""Answers that stay in the store: no process is that far behind, since all take part in steps."""
+"""Answers that stay in the store: all take part in steps, so no process lags by that many."""
 
 
 class PeerGoneError(RunError):

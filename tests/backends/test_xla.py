@@ -25,7 +25,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.sources.synthetic import Synthetic
 from pipeline.errors import RunError
 from pipeline.parallel.devices import find_device
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 from pipeline.runner.run import run
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import Record, TrainState
@@ -202,7 +202,7 @@ def test_a_device_number_that_is_not_there_is_refused() -> None:
 
 
 def test_the_mechanism_is_told_with_its_reason() -> None:
-    backend = XlaBackend(Placement((find_device("cpu", 0),)))
+    backend = XlaBackend(DevicePlacement((find_device("cpu", 0),)))
     assert backend.mechanism("auto", sink=True)[0] == "loop"
     assert backend.mechanism("loop", sink=True)[0] == "loop"
     assert backend.mechanism("soft", sink=True) == (
@@ -243,7 +243,7 @@ def counting_step(bad: int = -1) -> TrainStep:
 
 def compile_counting(step: TrainStep) -> Executable:
     """Compiled for windows of 4 steps over the labels 1 to 10, again and again."""
-    placement = Placement((find_device("cpu", 0),))
+    placement = DevicePlacement((find_device("cpu", 0),))
     order = SampleOrder(
         seed=3,
         samples=len(LABELS),

@@ -82,7 +82,7 @@ def test_a_recipe_is_looked_at_with_its_overrides(say: Say) -> None:
 def test_a_device_that_is_not_there_fails(say: Say) -> None:
     said = say("device=gpu")
     assert said.status == 1
-    assert said.lines["device"].startswith("fail: device gpu:0: JAX sees cpu:0 only")
+    assert said.lines["device"].startswith("fail: device gpu:0: JAX sees cpu:0")
     assert said.lines["in all"].split(": ")[1].startswith("1 failed")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import RecipeError
-from pipeline.launch.place import Place, find_place
+from pipeline.launch.place import RankPlace, find_place
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 SLURM = {
@@ -18,7 +18,7 @@ SLURM = {
 
 
 def test_ranks_of_torchrun() -> None:
-    assert find_place("auto", TORCHRUN) == Place(1, 4, "node7:29500", "env")
+    assert find_place("auto", TORCHRUN) == RankPlace(1, 4, "node7:29500", "env")
     assert find_place("none", TORCHRUN) is None
 
 
@@ -29,7 +29,7 @@ def test_ranks_of_the_documents() -> None:
 
 
 def test_tasks_of_slurm_come_first() -> None:
-    assert find_place("auto", {**TORCHRUN, **SLURM}) == Place(3, 8, None, "slurm")
+    assert find_place("auto", {**TORCHRUN, **SLURM}) == RankPlace(3, 8, None, "slurm")
 
 
 def test_a_shell_inside_a_slurm_job_is_alone() -> None:

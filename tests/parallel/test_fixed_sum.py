@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from pipeline.parallel import fixed_sum
 from pipeline.parallel.fixed_sum import add_devices, sum_leaves
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 from pipeline.parallel.shards import DATA
 
 
@@ -62,7 +62,7 @@ def test_devices_go_on_with_the_tree(devices: int) -> None:
         local, _ = sum_leaves(lambda i, carry: ((mine[i], counted[i]), carry), own, None)
         return add_devices(local, DATA, devices)
 
-    mesh = Placement(tuple(jax.devices("cpu")[:devices])).mesh
+    mesh = DevicePlacement(tuple(jax.devices("cpu")[:devices])).mesh
     rows, whole = PartitionSpec(DATA), PartitionSpec()
     spread = partial(jax.shard_map, mesh=mesh, in_specs=rows, out_specs=whole, check_vma=False)
     total, count = jax.jit(spread(add))(terms, counts)

@@ -161,8 +161,11 @@ def test_a_mode_that_cuts_parameters_is_said_to_be_priced_as_data(
 ) -> None:
     run(tiny(*PRICED, *eight_devices(16)), tmp_path / "data")
     assert "as data" not in capsys.readouterr().out
-    run(tiny(*PRICED, *eight_devices(16), "parallel.mode=auto"), tmp_path / "auto")
-    assert "parallel.mode = auto as data: every device has all weights" in capsys.readouterr().out
+    run(
+        tiny(*PRICED, *eight_devices(16), "parallel.mode=auto", "parallel.reproducible=layout"),
+        tmp_path / "auto",
+    )
+    assert "as data: every device has all weights" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -208,7 +211,7 @@ REFUSED = {
             "train.accumulate_steps=4",
             "parallel.reproducible=layout",
         ],
-        "train.accumulate_steps = 4: must divide the 2 samples that each of 8 devices has",
+        "train.batch_size = 16: must be a multiple of the 8 devices times 4 microbatches",
     ),
     "split points": (
         [*eight_devices(16), "device.all_reduce_fusion=[4,99]"],

@@ -30,7 +30,7 @@ from pipeline.lowerings.tune.tuner import LoweringChoice, Timed, TunedProblem, T
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import find_device
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 from pipeline.runner.run import run
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
@@ -81,7 +81,7 @@ class Choosing(XlaBackend):
     """A backend that chooses what a test wants it to, and takes down what it was asked."""
 
     def __init__(self, how: str = "patches/xla", chosen: LoweringChoice | None = None) -> None:
-        super().__init__(Placement((find_device("cpu", 0),)))
+        super().__init__(DevicePlacement((find_device("cpu", 0),)))
         self._how, self._chosen = Lowering.parse(how), chosen
         self.asked: list[tuple[Sequence[Problem], Tuning]] = []
 

@@ -16,7 +16,7 @@ from pipeline.data.feed.stream import StreamedWindows
 from pipeline.data.feed.window import Window
 from pipeline.data.feed.window_buffer import Clock
 from pipeline.data.order import SampleOrder
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 
 RESIDENT_LIMIT_BYTES = 2 << 30
 """The largest split kept on the device; MindSpore's device cache has the same bound (S-15)."""
@@ -94,7 +94,7 @@ class Feed:
 def make_feed(
     split: Split,
     order: SampleOrder,
-    placement: Placement,
+    placement: DevicePlacement,
     kind: Literal["auto", "resident", "stream"],
     *,
     stop: int | None = None,

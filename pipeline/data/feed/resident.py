@@ -10,7 +10,7 @@ from pipeline.data.columns import Split
 from pipeline.data.feed.feed_stats import PrepareTime
 from pipeline.data.feed.window import Window, put_inputs
 from pipeline.data.order import SampleOrder
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 
 Prepared = tuple[Window, PrepareTime]
 
@@ -27,7 +27,7 @@ class ResidentWindows:
         self,
         split: Split,
         order: SampleOrder,
-        placement: Placement,
+        placement: DevicePlacement,
         window_steps: int,
         stop: int | None,
     ) -> None:

@@ -19,7 +19,7 @@ from pipeline.data.feed.window import Window
 from pipeline.data.feed.window_buffer import Clock, ReadPlan, WindowBuffer
 from pipeline.data.order import SampleOrder
 from pipeline.errors import PipelineError
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 
 
 class StreamedWindows:
@@ -31,7 +31,7 @@ class StreamedWindows:
         self,
         split: Split,
         order: SampleOrder,
-        placement: Placement,
+        placement: DevicePlacement,
         window_steps: int,
         stop: int | None,
         clock: Clock,

@@ -11,7 +11,7 @@ from jax.tree_util import register_dataclass
 from pipeline.data.batch import Batch
 from pipeline.data.order import Batches
 from pipeline.data.random import seed_words
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 
 
 @register_dataclass
@@ -52,7 +52,7 @@ def put_inputs(
     columns: Mapping[str, Array],
     batches: Batches,
     seed: int,
-    placement: Placement,
+    placement: DevicePlacement,
     *,
     resident: bool,
 ) -> Inputs:

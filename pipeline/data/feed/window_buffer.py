@@ -15,7 +15,7 @@ from pipeline.data.feed.window import Window, put_inputs
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.errors import DataError, PipelineError
 from pipeline.files.error_text import shown
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 
 PARTS = 16
 """Parts that a window is read in: enough to share among threads, few enough to cost nothing."""
@@ -35,7 +35,7 @@ class ReadPlan:
 
     split: Split
     order: SampleOrder
-    placement: Placement
+    placement: DevicePlacement
     window_steps: int
     stop: int | None
     """No window that starts here or later is read ahead, and of the last no sample after it."""

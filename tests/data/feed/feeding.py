@@ -14,7 +14,7 @@ from pipeline.data.columns import Split
 from pipeline.data.feed.feed import Feed, make_feed
 from pipeline.data.order import SampleOrder
 from pipeline.errors import DataError
-from pipeline.parallel.placement import Placement
+from pipeline.parallel.placement import DevicePlacement
 
 SAMPLES, BATCH = 11, 3
 DEVICE = jax.devices("cpu")[0]
@@ -43,7 +43,7 @@ def make(
     kind: str, split: Split | None = None, order: SampleOrder | None = None, **more: Any
 ) -> Feed:
     return make_feed(
-        split or make_split(), order or make_order(), Placement((DEVICE,)), kind, **more
+        split or make_split(), order or make_order(), DevicePlacement((DEVICE,)), kind, **more
     )
 
 

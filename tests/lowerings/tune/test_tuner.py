@@ -130,7 +130,7 @@ def test_else_than_on_the_processor_or_when_off_nothing_is_looked_up(
 def test_what_no_bank_has_is_decided_by_the_rule(bench: Bench) -> None:
     chosen = bench.choose("bank", [*THREE, LARGE])
     assert taken(chosen, [*THREE, LARGE]) == ["default/xla"] * 3 + ["winograd4/onednn/4"]
-    assert (chosen.found, chosen.by_rule, chosen.tuned) == ((), 4, 0)
+    assert (chosen.results, chosen.by_rule, chosen.tuned) == ((), 4, 0)
     assert chosen.calls_onednn
     assert not bench.bank.exists()
 
@@ -147,7 +147,7 @@ def test_what_was_tuned_is_stored_and_used_ever_after(strategy: str, bench: Benc
     stopwatch = bench.time_by(by_engine(5000.0, 1000.0))
     watch = Watched()
     first = bench.choose("tune", strategy=strategy, watch=watch)
-    assert [found.status for found in first.found] == ["bank_append"] * 3
+    assert [found.status for found in first.results] == ["bank_append"] * 3
     assert (first.tuned, first.by_rule) == (3, 0)
     assert stopwatch.problems == list(THREE)
     assert watch.names == [str(problem) for problem in THREE]
@@ -158,7 +158,7 @@ def test_what_was_tuned_is_stored_and_used_ever_after(strategy: str, bench: Benc
     for mode in ("tune", "bank"):
         watch = Watched()
         again = bench.choose(mode, watch=watch)
-        assert [found.status for found in again.found] == ["bank_hit"] * 3
+        assert [found.status for found in again.results] == ["bank_hit"] * 3
         assert again.lowerings == first.lowerings
         assert (again.tuned, again.by_rule, watch.names) == (0, 0, [])
     assert bench.bank.read_bytes() == written
@@ -205,7 +205,7 @@ def test_tuning_adds_to_what_the_bank_has(bench: Bench) -> None:
     before = bench.entries
     stopwatch = bench.time_by(by_engine(4000.0, 1000.0))
     chosen = bench.choose("tune")
-    assert [found.status for found in chosen.found] == ["bank_hit", "bank_append", "bank_append"]
+    assert [found.status for found in chosen.results] == ["bank_hit", "bank_append", "bank_append"]
     assert stopwatch.problems == list(THREE[1:])
     assert {**bench.entries, **before} == bench.entries
     assert len(bench.entries) == 3
@@ -217,9 +217,9 @@ def test_repeating_keeps_what_is_better_in_the_bank(bench: Bench) -> None:
     written = bench.bank.read_bytes()
     stopwatch = bench.time_by(by_engine(1500.0, 2000.0))
     chosen = bench.choose("repeat")
-    assert [found.status for found in chosen.found] == ["bank_reserved"] * 3
+    assert [found.status for found in chosen.results] == ["bank_reserved"] * 3
     assert taken(chosen) == ["convolution/onednn"] * 3
-    assert {found.after.us for found in chosen.found} == {1000.0}
+    assert {found.after.us for found in chosen.results} == {1000.0}
     assert bench.bank.read_bytes() == written
     assert (stopwatch.problems, chosen.tuned) == (list(THREE), 3)
 
@@ -228,7 +228,7 @@ def test_repeating_keeps_the_bank_where_nothing_has_changed(bench: Bench) -> Non
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
     again = bench.choose("repeat")
-    assert [found.status for found in again.found] == ["bank_reserved"] * 3
+    assert [found.status for found in again.results] == ["bank_reserved"] * 3
 
 
 def test_repeating_replaces_what_is_worse_in_the_bank(bench: Bench) -> None:
@@ -236,7 +236,7 @@ def test_repeating_replaces_what_is_worse_in_the_bank(bench: Bench) -> None:
     bench.choose("tune")
     bench.time_by(by_engine(300.0, 2000.0))
     chosen = bench.choose("repeat", THREE[:2])
-    assert [found.status for found in chosen.found] == ["bank_update"] * 2
+    assert [found.status for found in chosen.results] == ["bank_update"] * 2
     assert taken(chosen) == ["convolution/xla"] * 2 + ["default/xla"]
     best_us = [bench.entries[str(problem)]["after"]["us"] for problem in THREE]
     assert best_us == [300.0, 300.0, 1000.0]
@@ -244,7 +244,7 @@ def test_repeating_replaces_what_is_worse_in_the_bank(bench: Bench) -> None:
 
 def test_repeating_stores_what_no_bank_had(bench: Bench) -> None:
     bench.time_by(by_engine(300.0, 2000.0))
-    assert [found.status for found in bench.choose("repeat").found] == ["bank_append"] * 3
+    assert [found.status for found in bench.choose("repeat").results] == ["bank_append"] * 3
     assert len(bench.entries) == 3
 
 
@@ -253,7 +253,7 @@ def test_the_built_in_bank_is_used_and_left_alone(bench: Bench) -> None:
     built_in = bench.built_in.read_bytes()
     assert taken(bench.choose("bank"))[0] == "patches/xla"
     bench.time_by(by_engine(10.0, 20.0))
-    (found,) = bench.choose("repeat", THREE[:1]).found
+    (found,) = bench.choose("repeat", THREE[:1]).results
     assert (found.status, found.before_us) == ("bank_update", 10.0)
     assert bench.built_in.read_bytes() == built_in
     assert bench.entries[str(THREE[0])]["before_us"] == 10.0
@@ -284,7 +284,7 @@ def test_an_entry_that_can_not_be_carried_out_here_is_not_used(
     chosen = bench.choose("bank", THREE[:1])
     assert (taken(chosen)[0], chosen.by_rule) == ("default/xla", 1)
     bench.time_by(by_engine(100.0, 50.0))
-    (found,) = bench.choose("tune", THREE[:1]).found
+    (found,) = bench.choose("tune", THREE[:1]).results
     assert (found.status, str(found.after.lowering)) == ("bank_append", "convolution/xla")
 
 
