@@ -60,7 +60,6 @@ from pipeline.stages.data import load_data, sample_images
 from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.lower import lower
-from pipeline.stages.plan_devices import plan_devices
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import train
 from pipeline.training.state import TrainState
@@ -261,6 +260,9 @@ def run_stages(context: RunContext) -> None:
         return
 
     if recipe.parallel.mode == "auto":
+        # Few runs need the planner, and all would wait for its import.
+        from pipeline.stages.plan_devices import plan_devices
+
         recipe = plan_devices(recipe, dataset, built, run_dir, reporter)
         backend = recipe.device.open(recipe.parallel)
     # Weights that can't be read are reported before anything is compiled.

@@ -72,6 +72,11 @@ class _Settings:
     batch_axis: str | None
     devices: int
 
+    def mean(self, x: Array) -> Array:
+        """Mean of x over the axes and the devices."""
+        own = x.mean(self.axes)
+        return own if self.batch_axis is None else self.total(own) / self.devices
+
     def total(self, own: Array) -> Array:
         """Add what each device has of a sum over the batch."""
         return own if self.batch_axis is None else lax.psum(own, self.batch_axis)
@@ -84,8 +89,7 @@ class _Settings:
 def _statistics(x: Array, settings: _Settings) -> tuple[Array, Array]:
     """Mean and biased variance of a channel over the batch, from one pass over x."""
     squares = lax.square(x)
-    parts = x.mean(settings.axes), squares.mean(settings.axes)
-    mean, mean_of_squares = (settings.total(part) / settings.devices for part in parts)
+    mean, mean_of_squares = (settings.mean(part) for part in (x, squares))
     # Rounding can make the difference negative.
     return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
 
