@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
 from typing import Any
@@ -20,12 +20,14 @@ PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy
 
 
 @contextmanager
-def joined(launch: LaunchSpec, facts: Mapping[str, str], *, alone: bool = False) -> Iterator[Ranks]:
+def joined(
+    launch: LaunchSpec, facts: Callable[[], dict[str, str]], *, alone: bool = False
+) -> Iterator[Ranks]:
     """Take part in a run of several processes, as the launcher's variables say; or be `alone`.
 
-    All must have the same `facts`: the recipe and the versions. An error of one ends all: it leaves
-    at once, and the others, waiting for it in a step, raise PeerGoneError. Raises RunError where
-    they don't meet in time.
+    All must have the same `facts`, asked for where processes meet: the recipe and the versions. An
+    error of one ends all: it leaves at once, and the others, waiting for it in a step, raise
+    PeerGoneError. Raises RunError where they don't meet in time.
     """
     place = None if alone else find_place(launch.name, os.environ)
     if place is None:
@@ -33,7 +35,7 @@ def joined(launch: LaunchSpec, facts: Mapping[str, str], *, alone: bool = False)
         return
     ranks = _meet(place, launch)
     try:
-        ranks.require_same(dict(facts))
+        ranks.require_same(facts())
         yield ranks
     except BaseException as error:
         if is_of_a_peer(error):

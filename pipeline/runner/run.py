@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def run(
     alone = recipe.launch.name == "auto" and recipe.parallel.mode == "none"
     with (
         _left_on_signal() as left,
-        joined(recipe.launch, facts_of(recipe), alone=alone) as ranks,
+        joined(recipe.launch, partial(facts_of, recipe), alone=alone) as ranks,
     ):
         recipe = for_processes(recipe, ranks.size)
         run_dir, resuming = _choose_directory(recipe, run_dir, ranks)

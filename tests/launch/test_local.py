@@ -149,6 +149,8 @@ def test_nothing_is_left_where_the_command_itself_is_killed(
 ) -> None:
     with training(start, tmp_path) as (process, _):
         process.kill()
+        assert process.wait(END_S) == -signal.SIGKILL
+    assert "error:" not in (tmp_path / "said").read_text()
 
 
 def test_a_stopped_run_goes_on_with_one_process(
