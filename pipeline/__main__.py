@@ -20,6 +20,8 @@ from pipeline.errors import report_errors
 from pipeline.files.package_paths import PACKAGE
 from pipeline.host.allocator import reexec_with_malloc_tunables
 from pipeline.host.signals import interrupt_command
+from pipeline.plugins.loading import name_for_all, take_flags
+from pipeline.registry import load_all
 
 COLLECT_SELDOM = (100_000, 20, 100)
 COMMANDS = frozenset(
@@ -36,15 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reexec_with_malloc_tunables()
     started_at = time.perf_counter()
     interrupt_command()
-    args = list(sys.argv[1:] if arguments is None else arguments)
+    typed = list(sys.argv[1:] if arguments is None else arguments)
     # Imports and tracing create millions of long-lived objects; collecting garbage among them
     # repeatedly took some 0.25 of 3 s until the first step.
     gc.set_threshold(*COLLECT_SELDOM)
-    debug = "debug=true" in map(str.lower, args)
-    return report_errors(lambda: _command(args, started_at)(), debug=debug)
+    debug = "debug=true" in map(str.lower, typed)
+    return report_errors(lambda: _command(typed, started_at)(), debug=debug)
 
 
-def _command(args: list[str], started_at: float) -> Callable[[], int]:
+def _command(typed: Sequence[str], started_at: float) -> Callable[[], int]:
+    plugins, args = take_flags(typed)
+    if plugins:
+        name_for_all(plugins)
+        load_all()
     if args and args[0] in COMMANDS:
         return partial(_call, args[0], args[1:])
     if asks_for_help(args):

@@ -4,7 +4,7 @@ A part is a frozen pydantic class with a literal `name`, registered with `@part(
 must not import jax, even indirectly: recipes are checked before jax is loaded.
 A module that holds parts is listed in `PART_MODULES`; a package there stands for all its modules.
 Other distributions add parts through the entry-point group `pipeline.parts`, whose entries name
-modules to import.
+modules to import; so do plug-ins, which the command line names (`pipeline.plugins`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ from pydantic import (
     GetJsonSchemaHandler,
     Strict,
 )
+from pydantic._internal._mock_val_ser import set_model_mocks
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from pipeline.errors import RecipeError
+from pipeline.plugins.loading import FLAG, Plugin, load_named
 
 PART_MODULES = (
     "pipeline.backends.devices",
@@ -133,14 +137,18 @@ _parts: dict[str, dict[str, type[Spec]]] = {}
 def part(kind: str) -> Callable[[type[S]], type[S]]:
     """Register a spec class under `kind` by the default of its literal `name` field.
 
-    Raises ValueError when another class already holds that name.
+    Raises ValueError when another class already holds that name. A part may be registered after
+    recipes were checked, and, in a notebook, defined again.
     """
 
     def register(cls: type[S]) -> type[S]:
         name = cls.model_fields["name"].default
-        holder = _parts.setdefault(kind, {}).setdefault(name, cls)
-        if holder is not cls:
+        by_name = _parts.setdefault(kind, {})
+        holder = by_name.get(name, cls)
+        if holder is not cls and not _is_defined_again(holder, cls):
             raise ValueError(f"{kind} {name!r} is already {holder.__module__}.{holder.__name__}")
+        by_name[name] = cls
+        _forget_schemas()
         return cls
 
     return register
@@ -155,6 +163,50 @@ def _load_all() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if _is_installed(entry):
             entry.load()
+    before = _count_parts()
+    for plugin in load_named():
+        if _count_parts() == before and not _defines_something(plugin):
+            raise RecipeError([f"{FLAG} {plugin.given}: registers no part and defines nothing"])
+        before = _count_parts()
+
+
+def load_all() -> None:
+    """Load the parts of the package, of other distributions and of plug-ins.
+
+    Raises RecipeError for a plug-in that can't be loaded.
+    """
+    _load_all()
+
+
+def _count_parts() -> int:
+    return sum(map(len, _parts.values()))
+
+
+def _defines_something(plugin: Plugin) -> bool:
+    """Whether a module has a class or function of its own, which `import` keys can name."""
+    return any(
+        callable(value) and getattr(value, "__module__", "").startswith(plugin.name)
+        for value in vars(plugin.module).values()
+    )
+
+
+def _is_defined_again(old: type[Spec], new: type[Spec]) -> bool:
+    """Whether a cell of a notebook was run again."""
+    return old.__module__ == new.__module__ == "__main__" and old.__name__ == new.__name__
+
+
+def _forget_schemas() -> None:
+    """Let types that hold parts see a part that is registered after they were first used."""
+    if not _load_all.cache_info().currsize:
+        return
+    waiting: list[type[Any]] = [Spec]
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        if cls.__pydantic_complete__:
+            cls.__pydantic_complete__ = False
+            # As pydantic's own `model_rebuild(force=True)` does, which builds at once.
+            set_model_mocks(cls)
 
 
 def _is_installed(entry: EntryPoint) -> bool:

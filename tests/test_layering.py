@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 LEVELS = [
     "errors",
+    "plugins",
     "registry",
     "host",
     "files",

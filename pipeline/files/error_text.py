@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import MAX_PROBLEMS, printable
+from pipeline.plugins.loading import missing_flag_hint
 from pipeline.registry import MAX_FLOAT, MAX_INT, all_parts, kind_of
 
 Location = tuple[int | str, ...]
@@ -125,7 +126,8 @@ def _describe_one(details: ErrorDetails, where: Location, known: _KnownKeys) -> 
         case "union_tag_invalid":
             names = [name.strip("' ") for name in context["expected_tags"].split(",")]
             tag, kind = str(context["tag"]), kind_of(names) or "part"
-            return f"{key}.name = {show(tag)}: {no_such(kind, tag, names)}"
+            problem = f"{key}.name = {show(tag)}: {no_such(kind, tag, names)}"
+            return f"{problem}; {missing_flag_hint()}"
         case "union_tag_not_found":
             return f"{key} = {show(value)}: must be a section with a `name`"
         case "part_without_name":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.config.overrides import key_of, quoted
 from pipeline.config.recipe import Recipe
+from pipeline.plugins.loading import take_flags, to_flags
 
 RESUME, RESTORE = "train.resume", "checkpoint.restore"
 RUN_DIR, SWEEP_DIR = "hydra.run.dir", "hydra.sweep.dir"
@@ -53,7 +54,8 @@ def _value(path: Path) -> str:
 
 def _program(args: Sequence[str]) -> list[str]:
     """The words before the arguments, as they were typed; `main` may be called from Python too."""
-    count = len(args)
-    if list(args) == sys.orig_argv[len(sys.orig_argv) - count :] and len(sys.orig_argv) > count:
-        return sys.orig_argv[: len(sys.orig_argv) - count]
+    plugins, typed = take_flags(sys.orig_argv)
+    count = len(typed) - len(args)
+    if count > 0 and list(args) == typed[count:]:
+        return [*typed[:count], *to_flags(plugins)]
     return ["python", "-m", "pipeline"]

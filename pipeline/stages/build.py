@@ -198,14 +198,18 @@ def _require_matches(rules: Sequence[ToFloat], parts: StepConfig, seed: np.ndarr
 
 
 @contextmanager
-def _blaming(key: str) -> Iterator[None]:
-    """Report errors of the body as a problem of the recipe, under this key."""
+def _blaming(key: str, untraceable: str | None = None) -> Iterator[None]:
+    """Report errors of the body as a problem of the recipe, under this key.
+
+    Code that can't be traced is a problem of `untraceable`, where that is another key.
+    """
     try:
         yield
     except ValueError as error:
         raise RecipeError([f"{key}: {error}"]) from error
     except UNTRACEABLE as error:
-        raise RecipeError([f"{key}: can't be traced: {first_line(error)}"]) from error
+        code = untraceable or key
+        raise RecipeError([f"{code}: can't be traced: {first_line(error)}"]) from error
 
 
 def _learning_rates(recipe: Recipe, run: RunSchedule) -> np.ndarray:
@@ -243,7 +247,7 @@ def _check_labels(
     batch = recipe.train.batch_size
     logits = jax.ShapeDtypeStruct((batch, *outputs), np.float32)
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
-        with _blaming(f"dataset.{key}.ops"):
+        with _blaming(f"dataset.{key}.ops", untraceable=f"train.loss = {recipe.train.loss.name}"):
             _require_integer_labels_to_ignore(parts, label)
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, parts), logits, labels)

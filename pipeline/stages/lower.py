@@ -15,6 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
+from flax import linen as nn
+
 from pipeline.backends.base import Backend
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
@@ -57,7 +59,7 @@ def lower(
     changes nothing. Raises RunError for a choice or a bank that can't be read.
     """
     network = built.parts.network
-    if not isinstance(network, Network) or recipe.train.mode == "eager":
+    if not hasattr(network, "policy") or recipe.train.mode == "eager":
         return built
     if cuts_of(recipe.parallel) is not None:
         # XLA divides its own operations among devices, and no other ones.
@@ -74,8 +76,13 @@ def lower(
         return choice_to_document(chosen)
 
     chosen = choice_of_document((ranks or Ranks()).agree(choose, TUNING_S))
-    lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
+    lowered = _in_layout(network, chosen.layout).clone(policy=chosen.lowerings)
     return replace(built, parts=replace(built.parts, network=lowered))
+
+
+def _in_layout(network: nn.Module, layout: Layout) -> nn.Module:
+    """Return the network with images in a layout, of which only lists of layers have a choice."""
+    return network.clone(layout=layout) if isinstance(network, Network) else network
 
 
 def _choose(
@@ -110,10 +117,9 @@ class _LoweringRequest:
     reporter: Reporter
 
     @property
-    def network(self) -> Network:
-        network = self.built.parts.network
-        assert isinstance(network, Network)
-        return network
+    def network(self) -> nn.Module:
+        """The network, which has a `policy`."""
+        return self.built.parts.network
 
     @property
     def batch(self) -> int:
@@ -136,7 +142,7 @@ class _LoweringRequest:
 
     def problems_in(self, layout: Layout) -> tuple[Problem, ...]:
         """Return the problems of the network with images in a layout."""
-        parts = replace(self.built.parts, network=self.network.clone(layout=layout))
+        parts = replace(self.built.parts, network=_in_layout(self.network, layout))
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
         return list_problems(parts, self.built.state, self.batch, eval_batch)
 
@@ -149,7 +155,8 @@ class _LoweringRequest:
 
     def time_us(self, layout: Layout) -> float:
         """Time the gradients with the best lowerings in a layout, in microseconds."""
-        network = self.network.clone(policy=self.chosen_in(layout).lowerings, layout=layout)
+        lowerings = self.chosen_in(layout).lowerings
+        network = _in_layout(self.network, layout).clone(policy=lowerings)
         with self.watch(f"the whole network in {layout.upper()}"):
             parts, state = self.built.parts, self.built.state
             return time_gradients_us(network, parts, state, self.batch, self.backend.device)
@@ -157,11 +164,13 @@ class _LoweringRequest:
 
 def _in_best_layout(request: _LoweringRequest) -> LoweringChoice:
     """Choose in the layout that is fastest by a bank or the clock, else in that of the rule."""
-    layers, device = request.network.layers, request.backend.device
-    problems = request.problems_in("nhwc")
-    if request.tuning.mode == "off" or not has_choice(layers, problems, device.platform):
+    network, device = request.network, request.backend.device
+    if request.tuning.mode == "off" or not isinstance(network, Network):
         return request.chosen_in("nhwc")
-    key = layout_key(request.network, request.built.parts, request.batch, device)
+    layers, problems = network.layers, request.problems_in("nhwc")
+    if not has_choice(layers, problems, device.platform):
+        return request.chosen_in("nhwc")
+    key = layout_key(network, request.built.parts, request.batch, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
     by_rule = best_layout(layers, problems, device.platform)
     chosen = request.chosen_in(tuned.best if tuned is not None else by_rule)

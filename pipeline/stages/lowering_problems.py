@@ -66,7 +66,7 @@ def _reads_input(problem: Problem, image: tuple[int, ...]) -> bool:
 
 
 def time_gradients_us(
-    network: Network, parts: StepConfig, state: TrainState, batch: int, device: jax.Device
+    network: nn.Module, parts: StepConfig, state: TrainState, batch: int, device: jax.Device
 ) -> float:
     """Time the gradients of all parameters in a loop, on random numbers, in microseconds."""
     forward = _forward(network, True)
