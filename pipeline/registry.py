@@ -35,6 +35,7 @@ from pipeline.plugins.loading import FLAG, Plugin, load_named
 
 PART_MODULES = (
     "pipeline.backends.devices",
+    "pipeline.callbacks.metric_callbacks",
     "pipeline.data.ops",
     "pipeline.data.sources",
     "pipeline.models.layers.initializers",
@@ -42,6 +43,8 @@ PART_MODULES = (
     "pipeline.models.networks",
     "pipeline.models.layers.tokens",
     "pipeline.training.bad_steps",
+    "pipeline.training.calibration_metrics",
+    "pipeline.training.gradient_rules",
     "pipeline.training.loss_scales",
     "pipeline.training.optimizers.adaptive",
     "pipeline.training.optimizers.layerwise",

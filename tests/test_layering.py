@@ -40,6 +40,7 @@ LEVELS = [
     "training",
     "training.optimizers",
     "training.optimizers.thor",
+    "callbacks",
     "sink",
     "backends",
     "backends.ascend.chip",

@@ -27,7 +27,7 @@ from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.train.history import History
-from pipeline.stages.train.loop import Training, train
+from pipeline.stages.train.loop import Training, exhaust, train
 from pipeline.training.state import TrainState
 
 
@@ -76,7 +76,7 @@ class TimedRuns:
             _never,
             None,
         )
-        self._state = train(training, self._state, HostState(), History(0))
+        self._state = exhaust(train(training, self._state, HostState(), History(0)))
         observers.monitor.flush()
         return watch.timing(variant.sink_steps or 1)
 

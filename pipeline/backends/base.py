@@ -87,6 +87,9 @@ class Executable(Protocol):
     def put(self, state: TrainState) -> TrainState:
         """Copy a state that was read from a checkpoint to the device."""
 
+    def set_learning_rates(self, rates: np.ndarray) -> None:
+        """Replace the learning rates, float32, a row for each update, as many as were compiled."""
+
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:

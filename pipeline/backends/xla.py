@@ -174,6 +174,10 @@ class XlaExecutable:
         cuts = self.work.cuts
         return self.placement.put(host, cuts and cuts.of_state(host, self.placement))
 
+    def set_learning_rates(self, rates: np.ndarray) -> None:
+        """Replace the learning rates, which are an argument of the program."""
+        self.rates = self.placement.put(_in_blocks(rates))
+
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:

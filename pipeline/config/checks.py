@@ -14,6 +14,8 @@ from pipeline.files.error_text import no_such, show
 from pipeline.sink.schedule import total_steps
 from pipeline.training.part_specs import METRICS
 
+RESULTS = ("count", "step")
+"""Keys of evals.jsonl that are no metrics."""
 Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = [*device_checks.RULES]
 
@@ -172,6 +174,17 @@ def stages_in_order(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def gradients_are_of_one_pass(recipe: Recipe) -> Iterator[str]:
+    """An optimizer that looks at layers sees one backward pass."""
+    train = recipe.train
+    if train.gradients.name != "plain" and train.optimizer.observes_layers:
+        yield (
+            f"train.gradients = {train.gradients.name}: must be plain with {train.optimizer.name}, "
+            "which looks at layers in one backward pass"
+        )
+
+
+@rule
 def something_to_evaluate(recipe: Recipe) -> Iterator[str]:
     """Evaluating without training needs weights from somewhere."""
     evaluates_only = "eval" in recipe.stages and "train" not in recipe.stages
@@ -208,9 +221,12 @@ def metrics_exist(recipe: Recipe) -> Iterator[str]:
         "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
     }
     measured = recipe.eval.every_steps or recipe.eval.every_passes
+    known = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
+    for name in {name for name in known if known.count(name) > 1 or name in RESULTS}:
+        yield f"eval.metrics: {name} is there already; must have another name"
     for key, metric in wanted.items():
-        if metric is not None and metric not in METRICS:
-            yield f"{key} = {metric}: {no_such('metric', metric, METRICS)}"
+        if metric is not None and metric not in known:
+            yield f"{key} = {metric}: {no_such('metric', metric, known)}; eval.metrics adds others"
         elif metric is not None and not measured:
             yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"
 

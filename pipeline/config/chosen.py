@@ -12,7 +12,7 @@ from zlib import crc32
 
 from hydra.core.config_store import ConfigStore
 
-from pipeline.config.defaults import fill_missing, fill_part, names_every_part
+from pipeline.config.defaults import fill_missing, fill_part, names_every_part, option_of
 from pipeline.config.files import SECTIONS, find_recipes
 from pipeline.config.optional_keys import settable
 from pipeline.config.overrides import key_of, unparsable, value_of
@@ -28,6 +28,7 @@ from pipeline.config.recipe_file import (
 from pipeline.errors import RecipeError
 from pipeline.files.error_text import show
 from pipeline.files.package_paths import CONF
+from pipeline.registry import parts
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_PARTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
@@ -54,6 +55,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         problems.append(f"recipe: given {len(recipes)} times, {show(' '.join(recipes))}; give one")
     if problems:
         raise RecipeError(problems)
+    _register_own_parts()
     known = [_register_part_files(override) for override in settable(overrides)]
     named, recipe, files = _name_recipe(known)
     chosen = {key_of(override) for override in named if override[0] != "~"} & set(SECTIONS)
@@ -113,6 +115,19 @@ def _register_recipes(files: Mapping[str, Path], requested: str, chosen: Collect
         else:
             names_all |= complete and name == requested
     return names_all
+
+
+def _register_own_parts() -> None:
+    """Register the parts of plug-ins and other distributions as options of their groups.
+
+    Not those that conf/ has files for.
+    """
+    for group, where in SECTIONS.items():
+        for name, part in parts(group).items():
+            if part.__module__.startswith("pipeline.") or (CONF / group / f"{name}.yaml").is_file():
+                continue
+            node, package = option_of(group, part), ".".join(where)
+            ConfigStore.instance().store(group=group, name=name, package=package, node=node)
 
 
 def _register_part_files(override: str) -> str:

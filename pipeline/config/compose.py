@@ -24,6 +24,7 @@ from pipeline.config.unfit_parts import unfit_parts
 from pipeline.errors import RecipeError, first_line
 from pipeline.files.error_text import describe, no_such, show
 from pipeline.files.package_paths import CONF
+from pipeline.plugins.loading import missing_flag_hint
 
 UNCOMPOSABLE = (
     *(HydraException, OmegaConfBaseException, ValueError),
@@ -170,7 +171,8 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
 def _missing_option(error: MissingConfigException, file: str) -> tuple[str, str]:
     """The group that lacks an option, and the problem."""
     group, _, option = file.rpartition("/")
-    return group, f"{group} = {show(option)}: {no_such(group, option, error.options or ())}"
+    problem = f"{group} = {show(option)}: {no_such(group, option, error.options or ())}"
+    return group, f"{problem}; {missing_flag_hint()}"
 
 
 def _of_keys(overrides: list[str]) -> tuple[list[str], list[str]]:

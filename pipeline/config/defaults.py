@@ -21,6 +21,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.files.error_text import locate
 from pipeline.files.package_paths import CONF
 from pipeline.files.tree_diff import leaves
+from pipeline.registry import Spec
 
 Tree = dict[str, Any]
 
@@ -58,6 +59,20 @@ def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
     options = _options(group, str(part.get("name")))
     agreed: Mapping[str, Any] = reduce(_common, options, options[0]) if options else {}
     return _upon(agreed, part)
+
+
+def option_of(group: str, part: type[Spec]) -> Tree:
+    """An option of a group for a part that conf/ has no file for, one of the user's own.
+
+    A key without a default gets that of the group's first choice in conf/config.yaml, where that
+    has such a key, as every loss has `reduction`.
+    """
+    chosen = _option(group, _first_choices()[group])
+    needed = [key for key, field in part.model_fields.items() if field.is_required()]
+    return {
+        "name": part.model_fields["name"].default,
+        **{key: deepcopy(chosen[key]) for key in needed if key in chosen},
+    }
 
 
 def normalised(tree: Mapping[str, Any]) -> Tree:
@@ -141,6 +156,13 @@ def _option(group: str, name: str) -> Tree:
     for base in bases:
         tree = {**_option(group, base), **tree}
     return tree
+
+
+@cache
+def _first_choices() -> Mapping[str, str]:
+    """The option that conf/config.yaml chooses of each group."""
+    choices = (entry for entry in _read("config")["defaults"] if isinstance(entry, dict))
+    return {group: option for entry in choices for group, option in entry.items()}
 
 
 @cache

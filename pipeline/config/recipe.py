@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from pipeline.backends.device_spec import DeviceSpec
+from pipeline.callbacks.callback import CallbackSpec
 from pipeline.config.renames import RenameSpec
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.models.layers.model_spec import ModelSpec
@@ -27,7 +28,9 @@ from pipeline.training.loss_scales import LossScale
 from pipeline.training.optimizers.clipping import ClipSpec
 from pipeline.training.part_specs import (
     AverageSpec,
+    GradientSpec,
     LossSpec,
+    MetricSpec,
     OptimizerSpec,
     RateRule,
     ScheduleSpec,
@@ -81,11 +84,15 @@ class TrainSpec(Spec):
     """Learning rates by pattern; the last matching rule wins (L-03)."""
     accumulate_steps: PositiveInt
     """Number of microbatches of a batch whose gradients are computed one after the other (L-07)."""
+    gradients: Annotated[GradientSpec, PartOf("gradients")]
+    """How a step gets its gradients: plain, by one backward pass, or a way of one's own (L-09)."""
     ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]
-    """Reaction to a run to resume whose data have changed since."""
+    """Reaction to a run to resume whose data or plug-ins have changed since."""
+    callbacks: Seq[Annotated[CallbackSpec, PartOf("callback")]]
+    """Code that is told of what happens, and may stop the run or change its learning rate."""
     loss: Annotated[LossSpec, PartOf("loss")]
     optimizer: Annotated[OptimizerSpec, PartOf("optimizer")]
     schedule: Annotated[ScheduleSpec, PartOf("schedule")]
@@ -124,6 +131,8 @@ class EvalSpec(Spec):
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
+    metrics: Seq[Annotated[MetricSpec, PartOf("metric")]]
+    """Metrics beside the standard ones."""
 
 
 class EarlyStopSpec(Spec):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -51,6 +51,10 @@ class BackgroundMonitor:
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Pass on an evaluation."""
         self._queue_event(lambda monitor: monitor.on_eval(step, evaluation))
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Pass on scalars."""
+        self._queue_event(lambda monitor: monitor.on_scalars(step, scalars))
 
     def on_rollback(self, step: int, to: int) -> None:
         """Pass on a rollback."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -34,6 +34,10 @@ class BestEffortMonitor(Generic[M]):
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Pass on an evaluation."""
         self.attempt(lambda monitor: monitor.on_eval(step, evaluation))
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Pass on scalars."""
+        self.attempt(lambda monitor: monitor.on_scalars(step, scalars))
 
     def on_rollback(self, step: int, to: int) -> None:
         """Pass on a rollback."""

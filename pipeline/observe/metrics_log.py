@@ -1,4 +1,4 @@
-"""metrics.jsonl and evals.jsonl: every step and every evaluation, one object a line."""
+"""metrics.jsonl, evals.jsonl and scalars.jsonl: steps, evaluations and what callbacks log."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from pipeline.files.strict_json import json_text
 from pipeline.observe.kept_log import KeptLog, read_mark
 from pipeline.observe.log_mending import LogFindings, open_log
 from pipeline.observe.monitors import Evaluation, MonitorBase, writing
-from pipeline.runner.record.log_lines import EVALS, METRICS
+from pipeline.runner.record.log_lines import EVALS, METRICS, SCALARS
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry, stacked
 
 KEPT = "logs"
-"""Key under which a checkpoint keeps the marks of both files."""
+"""Key under which a checkpoint keeps the marks of the files."""
 
 
 class MetricsLog(MonitorBase):
-    """Append to both files. Lines that a killed run wrote after boundary `first` are cut.
+    """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
 
-    `kept` are the marks of both files in the checkpoint at `first`, None where the run begins
-    there. Lines that the marks hold and the files lack are restored; `found` has the findings.
+    `kept` are the marks of the files in the checkpoint at `first`, None where the run begins there.
+    There is a scalars.jsonl where the run has `scalars`, those of callbacks. Lines that the marks
+    hold and the files lack are restored; `found` has the findings.
 
     Raises DataError where a file that is there can't be read, RunError where it can't be written,
     or is removed or changed by others while it is being written.
@@ -37,6 +38,8 @@ class MetricsLog(MonitorBase):
         run_schedule: RunSchedule,
         first: int,
         kept: Mapping[str, Any] | None = None,
+        *,
+        scalars: bool = False,
     ) -> None:
         self._run_schedule, self._first = run_schedule, first
         self._waiting: list[Telemetry] = []
@@ -47,12 +50,14 @@ class MetricsLog(MonitorBase):
             with writing(path):
                 return open_log(path, first, mark, every_step=name == METRICS, own=own)
 
+        self._logs: dict[str, KeptLog] = {}
+        self.found: list[LogFindings] = []
         with ExitStack() as failing:
-            self._steps, steps_found = opened(METRICS)
-            failing.callback(self._steps.release)
-            self._evals, evals_found = opened(EVALS)
+            for name in (METRICS, EVALS, *([SCALARS] if scalars else [])):
+                self._logs[name], findings = opened(name)
+                failing.callback(self._logs[name].release)
+                self.found += [findings] if findings else []
             failing.pop_all()
-        self.found = [findings for findings in (steps_found, evals_found) if findings]
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Collect a line for every step, written by `flush`."""
@@ -60,37 +65,41 @@ class MetricsLog(MonitorBase):
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Append a line for an evaluation; it replaces one of the same step before a resume."""
-        with writing(self._evals.path):
+        self._append(self._logs[EVALS], step, evaluation.metrics)
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Append a line for what callbacks have logged up to a boundary."""
+        self._append(self._logs[SCALARS], step, scalars)
+
+    def _append(self, log: KeptLog, step: int, values: Mapping[str, Any]) -> None:
+        with writing(log.path):
             if step == self._first:
-                self._evals.cut(step - 1)
-            line = json_text({"step": step, **evaluation.metrics}) + "\n"
-            self._evals.append(line.encode())
+                log.cut(step - 1)
+            log.append((json_text({"step": step, **values}) + "\n").encode())
 
     def flush(self) -> None:
         """Write all lines so far to the files, so that they outlive the process."""
         waiting, self._waiting = self._waiting, []
-        with writing(self._steps.path):
-            if waiting:
+        if waiting:
+            steps = self._logs[METRICS]
+            with writing(steps.path):
                 lines = metrics_lines(*stacked(waiting), self._run_schedule)
-                self._steps.append(lines.encode())
-            self._steps.flush()
-        with writing(self._evals.path):
-            self._evals.flush()
+                steps.append(lines.encode())
+        for log in self._logs.values():
+            with writing(log.path):
+                log.flush()
 
     def marks(self, step: int) -> dict[str, Any]:
-        """Return the marks of both files for the checkpoint of `step`, as JSON."""
+        """Return the marks of the files for the checkpoint of `step`, as JSON."""
         self.flush()
-        return {log.path.name: log.mark(step).to_dict() for log in (self._steps, self._evals)}
+        return {name: log.mark(step).to_dict() for name, log in self._logs.items()}
 
     def close(self) -> None:
-        """Write the rest and close both files."""
-        steps, evals = self._steps, self._evals
-        with (
-            writing(steps.path),
-            closing(steps),
-            writing(evals.path),
-            closing(evals),
-        ):
+        """Write the rest and close the files."""
+        with ExitStack() as closing_all:
+            for log in self._logs.values():
+                closing_all.enter_context(writing(log.path))
+                closing_all.enter_context(closing(log))
             self.flush()
 
 

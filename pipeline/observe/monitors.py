@@ -39,12 +39,15 @@ class Evaluation:
 
     def scalars(self) -> dict[str, float]:
         """Return the metrics that a recipe can name; precision, recall and F1 as macro averages."""
-        values = {name: self.metrics[name] for name in METRICS}
+        values = {name: value for name, value in self.metrics.items() if name != "count"}
         return {k: v["macro"] if isinstance(v, Mapping) else v for k, v in values.items()}
 
     def __str__(self) -> str:
         scalars = self.scalars()
-        shown = ", ".join(f"{name} {scalars[name]:.4f}" for name in ("accuracy", "top5", "loss"))
+        own = (name for name in scalars if name not in METRICS)
+        shown = ", ".join(
+            f"{name} {scalars[name]:.4f}" for name in ("accuracy", "top5", "loss", *own)
+        )
         return f"{shown} over {self.metrics['count']:,} samples"
 
 
@@ -59,6 +62,9 @@ class Monitor(Protocol):
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """An evaluation was done after `step` steps."""
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Callbacks have logged scalars by name, up to boundary `step`."""
 
     def on_rollback(self, step: int, to: int) -> None:
         """Bad step `step` rolled the state back to boundary `to`; training goes on after `step`."""
@@ -98,6 +104,9 @@ class MonitorBase:
         """Ignore it."""
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Ignore it."""
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Ignore it."""
 
     def on_rollback(self, step: int, to: int) -> None:

@@ -87,16 +87,18 @@ def open_observers(
     estimate: Estimate | None = None,
     kept_logs: Mapping[str, Any] | None = None,
     lock: Lock | None = None,
+    *,
+    scalars: bool = False,
 ) -> Observers:
     """Open the observers of a run that goes on from boundary `first`.
 
     `kept_logs` are the marks of the logs in the checkpoint there, None where the run begins there;
     `lock` keeps other processes out of the directory. An `estimate` is shown beside the measured
-    times, under names of its own. A log of steps that can't be written ends the run; TensorBoard
-    and the progress bar are best effort.
+    times, under names of its own; `scalars` says whether callbacks may log any. A log of steps that
+    can't be written ends the run; TensorBoard and the progress bar are best effort.
     """
     batch_size = recipe.train.batch_size
-    log = MetricsLog(run_dir, run_schedule, first, kept_logs)
+    log = MetricsLog(run_dir, run_schedule, first, kept_logs, scalars=scalars)
     for findings in log.found:
         reporter.warn(str(findings))
     monitors: list[Monitor] = [

@@ -67,6 +67,13 @@ class TensorBoard(MonitorBase):
         """Add the throughput of a sink, and that of the modelled device."""
         self._sinks.append((time.time(), report))
 
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Add what callbacks have logged."""
+        tags, values = [f"callback/{name}" for name in scalars], list(scalars.values())
+        with writing(self._folder):
+            now = np.array([time.time()])
+            self._file.add_scalars(tags, np.array([step]), now, np.array([values], np.float64))
+
     def on_rollback(self, step: int, to: int) -> None:
         """Add the number of updates that were undone."""
         self._rollbacks.append((time.time(), step, step - to))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.callbacks.callback import Callback
 from pipeline.config.recipe import Recipe
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals
@@ -34,3 +35,5 @@ class RunContext:
     """Lock on the directory against other processes."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes of the run; only the first one writes."""
+    callbacks: tuple[Callback, ...] = ()
+    """Callbacks that were given in Python, called after those of the recipe."""

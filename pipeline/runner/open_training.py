@@ -10,9 +10,10 @@ from typing import Any
 from pipeline.autopsy.archive import set_aside_autopsy
 from pipeline.autosink.choose_sink import SinkPlan
 from pipeline.backends.base import Backend, Executable
+from pipeline.callbacks.callback import Callback
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
-from pipeline.errors import exit_status_of
+from pipeline.errors import RecipeError, exit_status_of, first_line
 from pipeline.observe.monitors import Evaluation
 from pipeline.observe.observers import Observers
 from pipeline.runner.context import RunContext
@@ -20,6 +21,7 @@ from pipeline.sink.schedule import Event
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from pipeline.stages.evaluate import evaluate
+from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import Training
@@ -50,8 +52,8 @@ def open_training(
     recipe, signals, agree = context.recipe, context.signals, context.ranks.agree
 
     def evaluate_unless_stopped(state: TrainState) -> Evaluation | None:
-        dispatch_s = recipe.train.dispatch_seconds
-        return evaluate(executable, state, dataset, dispatch_s, is_given_up, agree)
+        dispatch_s, metrics = recipe.train.dispatch_seconds, recipe.eval.metrics
+        return evaluate(executable, state, dataset, dispatch_s, is_given_up, agree, metrics)
 
     def is_given_up() -> bool:
         return agree(lambda: signals.stop is not None)
@@ -81,11 +83,37 @@ def open_training(
             # What an examination runs on one device is spread over several processes.
             examine=examine_bad_step if context.ranks.size == 1 else None,
             log_marks=observers.log_marks,
+            callbacks=_callbacks(context, built, observers),
+            learning_rates=built.learning_rates,
             agree=agree,
         )
         stack.callback(executable.feed.close)
         stack.callback(_record, context, history, training)
         yield training
+
+
+def _callbacks(context: RunContext, built: Built, observers: Observers) -> Callbacks | None:
+    """Make the callbacks of the recipe, followed by those given in Python; None without any.
+
+    Of several processes the first one has them, and the others do what they ask for. Raises
+    RecipeError where one can't be made.
+    """
+    specs, given = context.recipe.train.callbacks, context.callbacks
+    if not specs and not given:
+        return None
+    made: list[Callback] = []
+    if context.ranks.is_first:
+        for position, spec in enumerate(specs):
+            try:
+                made.append(spec.build())
+            except Exception as error:
+                key = f"train.callbacks.{position} ({spec.name})"
+                raise RecipeError(
+                    [f"{key}: {type(error).__name__}: {first_line(error)}"]
+                ) from error
+        made += given
+    view = RunView(context.run_dir, built.run_schedule, context.resuming, context.ranks.size)
+    return Callbacks(made, view, context.reporter.warn, observers.monitor.on_scalars)
 
 
 def _warn_of_ignored_sink(context: RunContext) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ import jax
 
 from pipeline.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink
 from pipeline.backends.base import Backend, Estimate, Executable
+from pipeline.callbacks.callback import Callback
 from pipeline.config.compose import for_processes
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
@@ -24,7 +25,7 @@ from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.launch.join import joined
 from pipeline.launch.local import run_locally
 from pipeline.launch.place import LOCAL
-from pipeline.observe.monitors import Evaluation, Pruner
+from pipeline.observe.monitors import Evaluation, Pruner, SinkReport
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import context_line
@@ -62,7 +63,7 @@ from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History
-from pipeline.stages.train.loop import train
+from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.state import TrainState
 
 
@@ -74,6 +75,7 @@ def run(
     pruner: Pruner | None = None,
     signals: Signals | None = None,
     how_to_resume: HowToResume = resume_overrides,
+    callbacks: Sequence[Callback] = (),
 ) -> Summary:
     """Run the stages that a recipe names and return the summary.
 
@@ -81,8 +83,26 @@ def run(
     `changed` are the keys in which this run differs from others of a sweep. `started_at` is when
     the command started, by `time.perf_counter`; by default now. A `pruner` may end training at a
     boundary. `signals` let a caller see a signal that came when this run had nothing left to stop.
-    A run that ends early prints `how_to_resume`. Raises PipelineError when the run can't be done;
-    summary.json says so too.
+    A run that ends early prints `how_to_resume`. `callbacks` are called after those of the recipe.
+    Raises PipelineError when the run can't be done; summary.json says so too.
+    """
+    options = run_dir, changed, started_at, pruner, signals, how_to_resume, callbacks
+    return exhaust(run_in_sinks(recipe, *options))
+
+
+def run_in_sinks(
+    recipe: Recipe,
+    run_dir: Path | None = None,
+    changed: Mapping[str, Any] | None = None,
+    started_at: float | None = None,
+    pruner: Pruner | None = None,
+    signals: Signals | None = None,
+    how_to_resume: HowToResume = resume_overrides,
+    callbacks: Sequence[Callback] = (),
+) -> Generator[SinkReport, None, Summary]:
+    """Run as `run` does, and yield the report of each sink once it has been evaluated.
+
+    Who iterates must do so to the end, with a stop noted in `signals` where it is to end earlier.
     """
     called = time.perf_counter()
     started_at = called if started_at is None else started_at
@@ -90,6 +110,9 @@ def run(
     if recipe.launch.name == "local" and LOCAL not in os.environ:
         if pruner is not None:
             raise RecipeError(["launch = local: must be none in a sweep that prunes its trials"])
+        if callbacks:
+            problem = "must be none with callbacks from Python; name them in train.callbacks"
+            raise RecipeError([f"launch = local: {problem}"])
         return _run_in_processes(recipe, run_dir, changed, started_at, signals, how_to_resume)
     alone = recipe.launch.name == "auto" and recipe.parallel.mode == "none"
     with (
@@ -102,12 +125,13 @@ def run(
             reporter, summary, lock = opened
             summary.time["start_s"] = called - started_at
             services = reporter, summary, changed, started_at, signals, pruner, lock, ranks
-            context = RunContext(recipe, run_dir, resuming, *services)
+            called_back = tuple(callbacks)
+            context = RunContext(recipe, run_dir, resuming, *services, called_back)
             left.append(summary)
             # One of several processes leaves the others, who would wait for it.
             stops = stop_on_signal(summary) if ranks.size == 1 else nullcontext()
             with _resumable(context, how_to_resume), stops:
-                run_stages(context)
+                yield from run_stages(context)
             _report_end(context)
     return left[0]
 
@@ -241,8 +265,11 @@ def _say_how_to_resume(
         reporter.stage("resume", said)
 
 
-def run_stages(context: RunContext) -> None:
-    """Run the stages in order, and end early where `stages` names no later one."""
+def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
+    """Run the stages in order, and end early where `stages` names no later one.
+
+    Yields the report of each sink.
+    """
     recipe, run_dir = context.recipe, context.run_dir
     reporter, summary = context.reporter, context.summary
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
@@ -295,7 +322,7 @@ def run_stages(context: RunContext) -> None:
             with open_training(
                 context, dataset, built, backend, executable, sink, observers, history
             ) as training:
-                state = train(training, state, host, history)
+                state = yield from train(training, state, host, history)
             record_overflows(context, state)
         if evaluates and history.status == "done":
             check_signals(context)
@@ -342,8 +369,10 @@ def observers_of_run(
         return Observers([], None)
     recipe, run_dir, reporter = context.recipe, context.run_dir, context.reporter
     schedule, logs = built.run_schedule, host.logs if context.resuming else None
+    scalars = bool(recipe.train.callbacks or context.callbacks)
     return open_observers(
-        recipe, run_dir, schedule, history.step, reporter, estimate, logs, context.lock
+        *(recipe, run_dir, schedule, history.step, reporter, estimate, logs, context.lock),
+        scalars=scalars,
     )
 
 
@@ -393,7 +422,8 @@ def final_evaluation(
     evaluation = history.evaluated.get(history.step)
     if evaluation is None:
         dispatch_s, agree = context.recipe.train.dispatch_seconds, context.ranks.agree
-        evaluation = evaluate(executable, state, dataset, dispatch_s, agree=agree)
+        own = context.recipe.eval.metrics
+        evaluation = evaluate(executable, state, dataset, dispatch_s, agree=agree, metrics=own)
         assert evaluation is not None, "nobody gives it up"
         observers.monitor.on_eval(history.step, evaluation)
     return evaluation

@@ -7,9 +7,10 @@ at its exact step whatever the sink size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ class Event(Enum):
     SINK_END = "sink end"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
+
+
+NOWHERE: Mapping[Event, Collection[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -66,18 +70,26 @@ class RunSchedule:
         """The number of sinks, a shorter last one included."""
         return -(-self.total // (self.sink_steps or self.steps_per_pass))
 
-    def segments(self, first: int, every: Mapping[Event, tuple[int, ...]]) -> Iterator[Segment]:
+    def segments(
+        self,
+        first: int,
+        every: Mapping[Event, tuple[int, ...]],
+        at: Mapping[Event, Collection[int]] = NOWHERE,
+    ) -> Iterator[Segment]:
         """Cut the steps after boundary `first` at each event.
 
-        `every` gives the periods in steps at which an event is due; the ends of sinks are added
-        here, the last one at the end. Without sinks every step is a segment of its own.
+        `every` gives the periods in steps at which an event is due, `at` further steps; the ends of
+        sinks are added here, the last one at the end. Without sinks every step is a segment of its
+        own.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         start = first
         while start < self.total:
             stop = min(_next_multiple(start, n) for due in periods.values() for n in due)
-            stop = min(stop, self.total)
+            ahead = [step for steps in at.values() for step in steps if step > start]
+            stop = min([stop, self.total, *ahead])
             events = {event for event, due in periods.items() if any(stop % n == 0 for n in due)}
+            events |= {event for event, steps in at.items() if stop in steps}
             if stop == self.total:
                 events.add(Event.SINK_END)
             yield Segment(start, stop, frozenset(events))

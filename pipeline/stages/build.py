@@ -32,6 +32,7 @@ from pipeline.parallel.shards import Shards, shards_of
 from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.training.losses import sample_losses
+from pipeline.training.metrics import add_own, zero_sums
 from pipeline.training.parameters import paths_of, require_trainable
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
@@ -97,6 +98,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         with _blaming("parallel.specs"):
             parallel = recipe.parallel
             cuts.require_fit(variables["params"], parallel.mesh_sizes, parallel.batch_axes)
+    _check_metrics(parts, dataset, logits.shape[1:])
     with _blaming("train.optimizer"):
         state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
     _refuse_padding_into_statistics(recipe, dataset, state)
@@ -148,6 +150,8 @@ def parts_of(
         frozen=train.freeze,
         rate_rules=train.lr_rules,
         accumulate=train.accumulate_steps,
+        gradients=None if train.gradients.name == "plain" else train.gradients.build(),
+        metrics=recipe.eval.metrics,
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
         buckets=in_ascending_order(recipe.dataset.buckets or ()),
@@ -251,6 +255,22 @@ def _check_labels(
             _require_integer_labels_to_ignore(parts, label)
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, parts), logits, labels)
+
+
+def _check_metrics(parts: StepConfig, dataset: Dataset, outputs: tuple[int, ...]) -> None:
+    """Require that metric parts take what the network gives, and return sums like their zeros."""
+    batch = dataset.eval_order.batch_size
+    label = dataset.eval_label
+    logits = jax.ShapeDtypeStruct((batch, *outputs), np.float32)
+    labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
+    mask = jax.ShapeDtypeStruct((batch,), np.bool_)
+    for position, metric in enumerate(parts.metrics):
+        with _blaming(f"eval.metrics.{position} ({metric.name})"):
+            sums = jax.eval_shape(partial(zero_sums, parts.classes, (metric,)))
+            jax.eval_shape(
+                lambda sums, *batch, own=metric: add_own(sums, (own,), *batch),
+                *(sums, logits, labels, mask),
+            )
 
 
 def _require_integer_labels_to_ignore(parts: StepConfig, label: ColumnSpec) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from pipeline.observe.monitors import Evaluation
 from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.training.metrics import EvalSums, summarize
+from pipeline.training.part_specs import MetricSpec
 from pipeline.training.state import TrainState
 
 
@@ -25,13 +26,14 @@ def evaluate(
     dispatch_s: float,
     is_given_up: Callable[[], bool] = lambda: False,
     agree: Agree = decide_alone,
+    metrics: Sequence[MetricSpec] = (),
 ) -> Evaluation | None:
     """Compute the metrics of a state; the last batch is padded and masked (D-17, E-01).
 
     The batches are dispatched in chunks of about `dispatch_s` seconds, which changes no bit of the
     metrics. `is_given_up` is called before each chunk; where it is true, None is returned. `agree`
-    returns what all processes of the run do. Raises RunError where the number of samples is not
-    that of the split, and where all labels are masked.
+    returns what all processes of the run do; `metrics` are the parts that have sums. Raises
+    RunError where the number of samples is not that of the split, and where all labels are masked.
     """
     batches = dataset.eval_order.steps_per_pass
     sums = _add_up(executable, state, batches, DispatchSize(dispatch_s), is_given_up, agree)
@@ -45,7 +47,7 @@ def evaluate(
             "dataset.ignore_index; an evaluation needs one at least"
         )
     confusion = None if sums.confusion is None else np.asarray(sums.confusion)
-    return Evaluation(summarize(sums, dataset.classes), confusion)
+    return Evaluation(summarize(sums, dataset.classes, metrics), confusion)
 
 
 def _add_up(

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import optuna
 
+from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport
 from pipeline.sink.telemetry import Telemetry
-from pipeline.sweep.study import DIRECTIONS, open_study, read_settings
+from pipeline.sweep.study import directions, open_study, read_settings
 
 
 class TrialPruner(MonitorBase):
@@ -25,7 +26,7 @@ class TrialPruner(MonitorBase):
 
     def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
         self._trial, self._metric, self._by_evaluations = trial, metric, by_evaluations
-        self._sign = 1.0 if DIRECTIONS[metric] == "min" else -1.0
+        self._sign = 1.0 if directions()[metric] == "min" else -1.0
         self._loss, self._steps = 0.0, 0
         self._prune_reason: str | None = None
 
@@ -49,8 +50,13 @@ class TrialPruner(MonitorBase):
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Report the metric."""
-        if self._by_evaluations:
-            self._report(evaluation.scalars()[self._metric], step)
+        if not self._by_evaluations:
+            return
+        scalars = evaluation.scalars()
+        if self._metric not in scalars:
+            problem = f"evaluations have no {self._metric}; add it to eval.metrics"
+            raise RunError(f"hydra.sweeper.metric = {self._metric}: {problem}")
+        self._report(scalars[self._metric], step)
 
     def _report(self, value: float, step: int) -> None:
         try:

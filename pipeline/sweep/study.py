@@ -14,12 +14,11 @@ from optuna.trial import FrozenTrial
 
 from pipeline.errors import RecipeError, RunError
 from pipeline.files.error_text import no_such
+from pipeline.registry import parts
 from pipeline.sweep.storage import open_storage
-from pipeline.training.part_specs import METRICS
+from pipeline.training.part_specs import Direction, metric_directions
 
 TRAIN_LOSS = "train_loss"
-DIRECTIONS = {**METRICS, TRAIN_LOSS: "min"}
-"""Metrics that a study can optimize, and whether larger or smaller is better."""
 REPORTS = ("sinks", "evaluations")
 """Events at which a trial's values are reported to its pruner."""
 WHOLE_NUMBERS = {"n_trials": 1, "n_jobs": 1, "heartbeat_s": 1, "max_retry": 0}
@@ -48,15 +47,20 @@ class StudySettings:
     @property
     def maximizes(self) -> bool:
         """Whether a larger metric is better."""
-        return DIRECTIONS[self.metric] == "max"
+        return directions()[self.metric] == "max"
+
+
+def directions() -> Mapping[str, Direction]:
+    """The metrics that a study can optimize, and whether larger or smaller is better."""
+    return {**metric_directions(parts("metric")), TRAIN_LOSS: "min"}
 
 
 def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
     """Read the settings from a configuration. Raises RecipeError with every problem."""
     metric = sweeper["metric"]
     problems = []
-    if metric not in DIRECTIONS:
-        problem = no_such("metric", str(metric), DIRECTIONS)
+    if metric not in directions():
+        problem = no_such("metric", str(metric), directions())
         problems.append(f"hydra.sweeper.metric = {metric}: {problem}")
     if sweeper["reports"] not in REPORTS:
         rule = f"must be {' or '.join(REPORTS)}"

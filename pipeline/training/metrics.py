@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
 
+from pipeline.training.part_specs import MetricSpec
+
 MAX_CONFUSION_CLASSES = 10_000
 """The most classes with a confusion matrix, which then has 400 MB."""
 
@@ -40,9 +42,11 @@ class EvalSums:
     by_class: jax.Array | None
     """int32 (3, C): by class the labels that were predicted right, those there are, and those
     predicted as it."""
+    own: tuple[Any, ...] = ()
+    """The sums of each metric part, in their order."""
 
 
-def zero_sums(classes: int) -> EvalSums:
+def zero_sums(classes: int, metrics: Sequence[MetricSpec] = ()) -> EvalSums:
     """The sums of no samples."""
     confused = classes <= MAX_CONFUSION_CLASSES
     return EvalSums(
@@ -53,6 +57,7 @@ def zero_sums(classes: int) -> EvalSums:
         top5=jnp.zeros((), jnp.int32),
         confusion=jnp.zeros((classes, classes), jnp.int32) if confused else None,
         by_class=None if confused else jnp.zeros((3, classes), jnp.int32),
+        own=tuple(jax.tree.map(jnp.asarray, metric.zero(classes)) for metric in metrics),
     )
 
 
@@ -90,7 +95,33 @@ def add_batch(
         top5=sums.top5 + jnp.sum(mask & _in_top(5, logits, true), dtype=jnp.int32),
         confusion=_add_to_confusion(sums.confusion, true, predicted, mask),
         by_class=_add_to_classes(sums.by_class, true, predicted, mask),
+        own=sums.own,
     )
+
+
+def add_own(
+    sums: EvalSums,
+    metrics: Sequence[MetricSpec],
+    logits: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+) -> EvalSums:
+    """Add a batch to the sums of the metric parts, in their own types.
+
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). Raises
+    ValueError for sums of other shapes than the metric's `zero`.
+    """
+    logits = logits.astype(jnp.float32)
+    own = []
+    for metric, before in zip(metrics, sums.own, strict=True):
+        added = metric.sums(logits, labels, mask)
+        if jax.tree.map(jnp.shape, added) != jax.tree.map(jnp.shape, before):
+            raise ValueError(
+                f"eval.metrics {metric.name}: sums has shapes {jax.tree.map(jnp.shape, added)}, "
+                f"zero has {jax.tree.map(jnp.shape, before)}; must be the same"
+            )
+        own.append(jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), before, added))
+    return replace(sums, own=tuple(own))
 
 
 def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
@@ -155,12 +186,14 @@ def _in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
     return logits.shape[-1] - 1 - jnp.sum(lower, axis=-1) < k
 
 
-def summarize(sums: EvalSums, class_names: Sequence[str]) -> dict[str, Any]:
-    """Accuracy, top5, mean loss, count, and precision, recall and f1 of `sums`.
+def summarize(
+    sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
+) -> dict[str, Any]:
+    """Accuracy, top5, mean loss, count, precision, recall and f1 of `sums`, and metric parts.
 
-    The last three are {"macro", "micro", "per_class": {name: value}}. A ratio whose denominator
-    is 0, such as the precision of a class never predicted, is 0, and the macro mean is over all
-    classes. With one label per sample each micro mean equals the accuracy.
+    Precision, recall and f1 are {"macro", "micro", "per_class": {name: value}}. A ratio whose
+    denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
+    over all classes. With one label per sample each micro mean equals the accuracy.
     More than MAX_CONFUSION_CLASSES classes have no "per_class".
     Raises ValueError when there are no samples or the names do not fit the classes.
     """
@@ -180,6 +213,7 @@ def summarize(sums: EvalSums, class_names: Sequence[str]) -> dict[str, Any]:
         "precision": _averages(hits, predicted, class_names),
         "recall": _averages(hits, actual, class_names),
         "f1": _averages(2 * hits, actual + predicted, class_names),
+        **{m.name: float(m.value(own)) for m, own in zip(metrics, sums.own, strict=True)},
     }
 
 

@@ -1,18 +1,19 @@
-"""Recipe parts of a training step: loss, optimizer, learning-rate schedule."""
+"""Recipe parts of a training step: loss, gradients, metrics, optimizer, schedule."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from pipeline.registry import Seq, Spec
+from pipeline.registry import Seq, Spec, parts
 
 if TYPE_CHECKING:
+    import jax
     import optax
 
 
@@ -28,6 +29,63 @@ METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
 )
 """Evaluation metrics that a recipe can name, and the better direction; the last three are macro
 averages."""
+
+Direction = Literal["max", "min"]
+
+
+class MetricSpec(Spec):
+    """A metric of evaluations beside the standard ones: the part of kind "metric".
+
+    It is computed from sums over all valid samples, so that it does not depend on how they are
+    split into batches, shards and processes.
+    """
+
+    better: ClassVar[Direction] = "max"
+    """Whether larger or smaller values are better, for checkpoint.best and early stop."""
+    name: str
+
+    @abstractmethod
+    def zero(self, classes: int) -> Any:
+        """The sums of no samples, for a network of so many outputs: a pytree of arrays."""
+
+    @abstractmethod
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        """The sums over a batch, like those of `zero`; they are added over all batches.
+
+        Takes logits (B, ..., C) float32, labels (B, ...) int or (B, ..., C) float, and `mask`,
+        bool (B,), of the valid samples: the others, which pad the batch, must add 0.
+        """
+
+    @abstractmethod
+    def value(self, sums: Any) -> float:
+        """The metric from the sums over all samples, as numpy arrays."""
+
+
+def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
+    """The better direction by metric: of the standard ones, and of the metric parts named."""
+    own = [name for name in names if name not in METRICS]
+    return {**METRICS, **{n: cast(type[MetricSpec], parts("metric")[n]).better for n in own}}
+
+
+Backward = Callable[[Any], tuple[Any, Any]]
+"""(parameters) -> gradients of the loss like them, and what else the backward pass gives."""
+
+
+class GradientSpec(Spec):
+    """How a step gets its gradients: the part of kind "gradients", a training step of one's own
+    (L-09)."""
+
+    name: str
+
+    @abstractmethod
+    def build(self) -> Callable[[Backward, Any, jax.Array], tuple[Any, Any]]:
+        """A function (backward, parameters, key) -> what `backward` returns.
+
+        It may call `backward` several times, at other parameters, and change the gradients. The
+        gradients are of the loss times the loss scale; with `train.accumulate_steps` and in shards
+        the function is called for each part of the batch, whose gradients are added. `key` is a
+        JAX key of its own for each step and part.
+        """
 
 
 class LossSpec(Spec):

@@ -23,7 +23,7 @@ from pipeline.models.modules.layer_capture import Observations
 from pipeline.parallel.shards import Shards
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.part_specs import AverageSpec, RateRule
+from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, RateRule
 
 Array = jax.Array
 SampleLoss = Callable[..., Array]
@@ -62,6 +62,10 @@ class StepConfig:
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
     on_nan: BadStepPolicy = STOP
+    gradients: Callable[[Backward, Any, Array], tuple[Any, Any]] | None = None
+    """How the gradients are got from backward passes; None: from one."""
+    metrics: tuple[MetricSpec, ...] = ()
+    """Metrics of evaluations beside the standard ones."""
     shards: Shards | None = None
     """Shards of a batch, on several devices; None where one device takes a batch as a whole."""
 

@@ -31,7 +31,7 @@ from pipeline.training.losses import (
     reduce_losses,
     sample_losses,
 )
-from pipeline.training.metrics import EvalSums, add_batch, add_sums, zero_sums
+from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
 from pipeline.training.parameters import reinitialize
 from pipeline.training.sharded import sum_shards
 from pipeline.training.state import Gradients, Record, StepConfig, TrainState, merge, split
@@ -47,6 +47,9 @@ from pipeline.training.update import (
 )
 
 T = TypeVar("T")
+
+GRADIENTS_DRAW = 2**31 - 1
+"""Number of the key for gradients of one's own, which no microbatch and no shard has."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
             config, batch, lambda cut: _evaluate(config, state, cut, sums), drawn=False
         )
 
-    return TrainStep(init, step, evaluate, lambda: zero_sums(config.classes))
+    return TrainStep(init, step, evaluate, lambda: zero_sums(config.classes, config.metrics))
 
 
 def _in_bucket(
@@ -267,7 +270,12 @@ def _microbatch_gradients(
     if config.observe_layers:
         values, (loss, batch_stats), layers = grad_observing_layers(scaled_loss)(trained)
         return Gradients(values, loss, batch_stats, layers)
-    values, (loss, batch_stats) = jax.grad(scaled_loss, has_aux=True)(trained)
+    backward = jax.grad(scaled_loss, has_aux=True)
+    if config.gradients is None:
+        values, (loss, batch_stats) = backward(trained)
+    else:
+        key = jax.random.fold_in(batch.dropout, GRADIENTS_DRAW)
+        values, (loss, batch_stats) = config.gradients(backward, trained, key)
     return Gradients(values, loss, batch_stats, {})
 
 
@@ -300,7 +308,7 @@ def _evaluate_shards(
     """Add a batch as the sum over its shards."""
 
     def of_shard(shard: Batch, number: Array) -> EvalSums:
-        none = zero_sums(config.classes)
+        none = zero_sums(config.classes, config.metrics)
         return _in_bucket(
             config, shard, lambda cut: _evaluate(config, state, cut, none), drawn=False
         )
@@ -317,7 +325,8 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     logits: Any = config.network.apply(weights, images, train=False)
     mask = jnp.arange(images.shape[0]) < batch.count
     losses = sample_losses(config, logits, labels)
-    return add_batch(sums, logits, labels, losses, mask, label_mask(config, labels))
+    total = add_batch(sums, logits, labels, losses, mask, label_mask(config, labels))
+    return add_own(total, config.metrics, logits, labels, mask)
 
 
 def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:

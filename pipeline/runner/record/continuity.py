@@ -1,4 +1,4 @@
-"""Continuity of a resumed run: whether its data, versions and code are the same as before.
+"""Continuity of a resumed run: whether its data, plug-ins, versions and code are as before.
 
 Compared with the newest process in provenance.json that has kept the section in question. The file
 may come from a stranger: its content is only compared and shown.
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pipeline.errors import DataError
 from pipeline.files.error_text import show, shown
+from pipeline.plugins.loading import FLAG
 from pipeline.runner.record.provenance import PROVENANCE, Provenance, read_provenance
 
 DIGEST = 12
@@ -29,12 +30,17 @@ def require_same_origin(
 ) -> None:
     """Compare a process that resumes a run with those that worked on it before.
 
-    Warns of other versions and code, and where nothing can be compared. Other data are warned of
-    where they are allowed; else DataError is raised.
+    Warns of other versions and code, and where nothing can be compared. Other data and plug-ins are
+    warned of where they are allowed; else DataError is raised.
     """
     before = _read_or_warn(run_dir, warn)
-    if changed := changed_data(before, now):
-        problem = f"{run_dir}: the data are not those that the run was trained on so far"
+    for what, changed in (
+        ("the data are not those that the run was trained on", changed_data(before, now)),
+        ("the plug-ins are not those that the run was trained with", changed_plugins(before, now)),
+    ):
+        if not changed:
+            continue
+        problem = f"{run_dir}: {what} so far"
         if on_changed == "refuse":
             advice = f"Bring them back, or go on with these: {ALLOW}"
             raise DataError("\n  ".join([f"{problem}:", *changed]) + f"\n{advice}")
@@ -67,6 +73,41 @@ def changed_data(before: Sequence[Mapping[str, Any]], now: Provenance) -> list[s
     ]
     more = len(lines) - MAX_COLUMNS
     return [*lines[:MAX_COLUMNS], f"{more:,} more"] if more > 0 else lines
+
+
+def changed_plugins(before: Sequence[Mapping[str, Any]], now: Provenance) -> list[str]:
+    """Return a line for each file of a plug-in that differs, or that is not loaded any more.
+
+    A plug-in that the run did without so far can't have changed it.
+    """
+    kept = _newest(before, "plugins") or {}
+    lines: list[str] = []
+    for name, entry in kept.items():
+        own = now.plugins.get(name)
+        if own is None:
+            lines.append(f"{FLAG} {shown(name)}: is missing")
+            continue
+        for file, old, new in _plugin_versions(entry, own):
+            if old != new:
+                lines.append(f"{shown(f'{name}: {file}')} {_digest(old)} -> {_digest(new)}")
+    more = len(lines) - MAX_COLUMNS
+    return [*lines[:MAX_COLUMNS], f"{more:,} more"] if more > 0 else lines
+
+
+def _plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield version and each file of a plug-in as it was kept and as it is now."""
+    if not isinstance(old, Mapping):
+        yield "what was kept", old, dict(new)
+        return
+    yield "version", old.get("version"), new["version"]
+    files = old.get("sha256")
+    files = files if isinstance(files, Mapping) else {}
+    for file in dict.fromkeys((*files, *new["sha256"])):
+        yield str(file), files.get(file), new["sha256"].get(file)
+
+
+def _digest(value: Any) -> str:
+    return shown(value)[:DIGEST] if isinstance(value, str) else show(value)
 
 
 def changed_software(before: Sequence[Mapping[str, Any]], now: Provenance) -> str | None:

@@ -16,6 +16,7 @@ import jax
 
 from pipeline.data.columns import Split
 from pipeline.lowerings.tune.machine import describe_device
+from pipeline.plugins.loading import loaded_plugins
 from pipeline.runner.record.code_version import describe_code
 from pipeline.runner.record.fingerprint import fingerprint
 from pipeline.runner.record.provenance import Provenance
@@ -41,6 +42,7 @@ def describe_process(
             name: {column: asdict(entry) for column, entry in fingerprint(split).items()}
             for name, split in splits.items()
         },
+        plugins={plugin.name: plugin.describe() for plugin in loaded_plugins()},
     )
 
 

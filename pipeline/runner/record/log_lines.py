@@ -1,4 +1,4 @@
-"""Reader of the lines of metrics.jsonl and evals.jsonl, which may come from a stranger."""
+"""Reader of the lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 
-METRICS, EVALS = "metrics.jsonl", "evals.jsonl"
+METRICS, EVALS, SCALARS = "metrics.jsonl", "evals.jsonl", "scalars.jsonl"
 NUMBERS = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
 """Keys of a step's numbers in metrics.jsonl."""
 

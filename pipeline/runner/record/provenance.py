@@ -7,7 +7,7 @@ settings that libraries read from the environment, and the data. A resumed run a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Provenance:
     """Environment variables."""
     data: Mapping[str, Any]
     """Fingerprints of columns by split."""
+    plugins: Mapping[str, Any] = field(default_factory=dict)
+    """Versions and SHA-256 of the files of plug-ins, by module."""
 
 
 def add_provenance(run_dir: Path, process: Provenance) -> None:

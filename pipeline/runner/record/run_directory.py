@@ -2,6 +2,7 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
+Callbacks that log leave scalars.jsonl.
 Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad step that ends a run
 leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a resume. On an emulated
 device also price.json, trace.json, timeline.html, and AutoTune's result.
@@ -42,7 +43,7 @@ EARLIER_AUTOPSY = "earlier_autopsy"
 OVERRIDES, CLAIM = "overrides.yaml", ".claim"
 """The overrides of a job of a sweep, and the file that a process at it locks."""
 
-APPENDED = (LOG, "metrics.jsonl", "evals.jsonl")
+APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl")
 """Files that are changed in place."""
 REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES)
 """Files that are written as a whole, besides those of an emulated device."""

@@ -50,6 +50,39 @@ class KeptSink(Kept):
     mechanism: Mechanism
 
 
+class RateChange(Kept):
+    """A change of the learning rates that a callback asked for: of all updates from one on."""
+
+    update: Count | None = None
+    """Number of updates before the change; None until the boundary where it takes effect."""
+    rate: Value | None = None
+    """The rate that is set; None where the schedule is multiplied."""
+    factor: Value | None = None
+
+
+class Requests(Kept):
+    """What callbacks have asked for."""
+
+    stop: Line | None = None
+    """Why training is to end."""
+    rates: tuple[RateChange, ...] = ()
+    evaluate_at: tuple[Count, ...] = ()
+    save_at: tuple[Count, ...] = ()
+
+
+class KeptCallbacks(Kept):
+    """What callbacks remember, and what they have asked for."""
+
+    states: Mapping[str, Any] = {}
+    """JSON by callback; checked by the callbacks."""
+    granted: Requests = Requests()
+    """In effect since a boundary, or at a step that lies ahead."""
+    asked: Requests = Requests()
+    """To take effect at the next boundary."""
+    scalars: Mapping[str, Value | None] = {}
+    """Logged since the last boundary."""
+
+
 class HostState(Kept):
     """Everything that a resumed run continues with, besides the arrays."""
 
@@ -59,6 +92,7 @@ class HostState(Kept):
     rollbacks: tuple[tuple[Count, Count], ...] = ()
     """Pairs of a bad step and the boundary that the run has gone back to."""
     sink: KeptSink | None = None
+    callbacks: KeptCallbacks = KeptCallbacks()
     logs: Mapping[str, Any] = {}
     """Marks of metrics.jsonl and evals.jsonl; checked where the logs are opened."""
 

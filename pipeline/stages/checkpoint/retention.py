@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.sink.schedule import is_due
 from pipeline.stages.checkpoint.checkpoint_folder import DRAFT, METRICS
 from pipeline.stages.checkpoint.manifest import DamagedError, read_json
-from pipeline.training.part_specs import METRICS as ORDERS
+from pipeline.training.part_specs import metric_directions
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
     """Return the step with the best value, of equal ones the newest; None without any value."""
-    sign = 1 if ORDERS[metric] == "max" else -1
+    sign = 1 if metric_directions([metric])[metric] == "max" else -1
     known = {step: _read_value(root / str(step), metric) for step in steps}
     values = {step: sign * value for step, value in known.items() if value is not None}
     return max(values, key=lambda step: (values[step], step), default=None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config.recipe import EarlyStopSpec
 from pipeline.observe.monitors import Evaluation
-from pipeline.training.part_specs import METRICS
+from pipeline.training.part_specs import metric_directions
 
 
 @dataclass
@@ -23,7 +23,8 @@ class EarlyStop:
         if self.spec.metric is None:
             return
         value = evaluation.scalars()[self.spec.metric]
-        sign = 1 if METRICS[self.spec.metric] == "max" else -1
+        metric = self.spec.metric
+        sign = 1 if metric_directions([metric])[metric] == "max" else -1
         if self.best is None or sign * (value - self.best) > self.spec.min_delta:
             self.best, self.waited = value, 0
         else:

@@ -1,28 +1,31 @@
 """Train: run the schedule segment by segment, with each event at exactly its step.
 
-The order at a boundary is fixed: telemetry to the monitors, then evaluation, then the checkpoint
-(which holds what the evaluation decided), then stopping. A signal to stop is answered between
-dispatches, those of an evaluation too: the rest of its boundary is then saved with the state, and
-a resumed run begins there.
+The order at a boundary is fixed: telemetry to the monitors, then evaluation, then what callbacks
+ask for, then the checkpoint (which holds what the evaluation decided), then stopping. A signal to
+stop is answered between dispatches, those of an evaluation too: the rest of its boundary is then
+saved with the state, and a resumed run begins there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from pipeline.backends.base import Executable, Mechanism
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Evaluation, Monitor, Pruner
+from pipeline.observe.monitors import Evaluation, Monitor, Pruner, SinkReport
 from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.sink.schedule import Event, RunSchedule, Segment
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
-from pipeline.stages.checkpoint.host_state import HostState, PendingBoundary
+from pipeline.stages.checkpoint.host_state import HostState, PendingBoundary, Requests
+from pipeline.stages.train.callback_calls import Callbacks, changed_rates, with_parameters
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.stages.train.early_stop import EarlyStop
 from pipeline.stages.train.event_periods import event_periods
@@ -32,8 +35,11 @@ from pipeline.stages.train.sink_clock import SinkClock
 from pipeline.training.state import TrainState
 from pipeline.training.update import num_skipped
 
+T = TypeVar("T")
 UNFINISHED = "unfinished_boundary"
 """Key under which a checkpoint keeps that the evaluation of its step was interrupted."""
+CALLBACKS = "callbacks"
+"""Key under which a checkpoint keeps what callbacks remember and have asked for."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +66,36 @@ class Training:
     """The monitor that may end the run at a boundary, as not worth continuing."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
     """Marks of the logs for the checkpoint of a step; a resumed run checks the logs by them."""
+    callbacks: Callbacks | None = None
+    """The callbacks, where the run has any; only the first of several processes calls them."""
+    learning_rates: np.ndarray | None = None
+    """The learning rates by update, where callbacks may change them."""
     agree: Agree = decide_alone
     """Of several processes, returns the first one's decision about what depends on time."""
 
 
-def train(training: Training, state: TrainState, host: HostState, history: History) -> TrainState:
+def train(
+    training: Training, state: TrainState, host: HostState, history: History
+) -> Generator[SinkReport, None, TrainState]:
     """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
 
-    The state that is returned has been saved; `history` is updated. Raises RunError naming the
-    step when a loss or gradient is not finite and the recipe does not say to go on; the state
-    before that step has been saved then, and `history` ends there.
+    Yields the report of each sink before what comes after it is saved. The state that is returned
+    has been saved; `history` is updated. Raises RunError naming the step when a loss or gradient is
+    not finite and the recipe does not say to go on; the state before that step has been saved then,
+    and `history` ends there. Raises CallbackError where a callback fails that ends the run, once
+    the state is saved.
     """
-    return _Loop(training, state, host, history).run()
+    return (yield from _Loop(training, state, host, history).run())
+
+
+def exhaust(steps: Generator[Any, None, T]) -> T:
+    """Run a generator to its end, without a look at what it yields, and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class _Loop:
@@ -99,27 +123,48 @@ class _Loop:
         self._answered_saves = 0
         if training.rollbacks is not None:
             training.rollbacks.remember(host.rollbacks)
+        self._granted = host.callbacks.granted
+        self._cuts_changed = False
+        if training.callbacks is not None:
+            training.callbacks.restore(host.callbacks)
+            self._set_rates(training.callbacks)
 
-    def run(self) -> TrainState:
+    def run(self) -> Generator[SinkReport, None, TrainState]:
         """Run the rest of the schedule; the state that is returned has been saved."""
+        self._tell("on_begin")
+        self._end_if_failed()
         if self._training.rollbacks is not None and self._history.step == 0:
             # The first state that a rollback can go back to.
             self._save()
         if self._pending is not None:
-            self._evaluate_and_save(self._history.step, {Event.EVALUATE, Event.CHECKPOINT})
+            here, due = self._history.step, frozenset({Event.EVALUATE, Event.CHECKPOINT})
+            yield from self._at_boundary(Segment(here, here, due))
         self._agree()
         for segment in self._segments():
             if self._is_over():
                 break
-            self._run_segment(segment)
+            yield from self._run_segment(segment)
         self._conclude()
+        self._tell("on_end", self._history.status)
+        self._end_if_failed()
         return self._state
 
     def _segments(self) -> Iterator[Segment]:
-        every = event_periods(self._training.recipe, self._training.run_schedule.steps_per_pass)
+        """Yield the segments that are left, cut anew where a callback asks for an event."""
+        run_schedule = self._training.run_schedule
+        every = event_periods(self._training.recipe, run_schedule.steps_per_pass)
         if self._training.checkpoints is None:
             every[Event.CHECKPOINT] = ()
-        return self._training.run_schedule.segments(self._history.step, every)
+        while self._history.step < run_schedule.total:
+            at = {
+                Event.EVALUATE: self._granted.evaluate_at,
+                Event.CHECKPOINT: self._granted.save_at,
+            }
+            self._cuts_changed = False
+            for segment in run_schedule.segments(self._history.step, every, at):
+                yield segment
+                if self._cuts_changed:
+                    break
 
     def _agree(self) -> None:
         """Take over what the first process has decided: the next dispatch, and whether to stop."""
@@ -132,7 +177,8 @@ class _Loop:
         self._most_steps, self._stop, self._pruned = self._training.agree(decide)
 
     def _is_over(self) -> bool:
-        return bool(self._stop or self._early.is_over or self._prune_reason())
+        asked = self._granted.stop
+        return bool(self._stop or self._early.is_over or asked or self._prune_reason())
 
     def _prune_reason(self) -> str | None:
         """Why the run should be pruned here; one at its end never is."""
@@ -144,6 +190,8 @@ class _Loop:
         history, early = self._history, self._early
         if early.is_over:
             history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
+        elif self._granted.stop is not None:
+            history.reason = f"a callback stopped it: {self._granted.stop}"
         elif reason := self._prune_reason():
             history.status, history.reason = "pruned", reason
         elif self._pending is not None or history.step < self._training.run_schedule.total:
@@ -152,13 +200,15 @@ class _Loop:
         history.left_out = num_skipped(self._state)
         history.train_s = time.monotonic() - self._started_at
 
-    def _run_segment(self, segment: Segment) -> None:
+    def _run_segment(self, segment: Segment) -> Iterator[SinkReport]:
         """Train up to a boundary and handle its events, as long as no signal says stop."""
         while self._history.step < segment.stop and not self._stop:
             self._answer_bad_step(self._dispatch(segment.stop))
             if self._history.step == segment.stop:
                 # Before any other save: a resumed run starts after the events of this boundary.
-                self._at_boundary(segment)
+                yield from self._at_boundary(segment)
+            else:
+                self._end_if_failed()
             if self._is_save_due():
                 self._save()
                 self._saved_at, self._answered_saves = time.monotonic(), self._signals.saves
@@ -179,32 +229,88 @@ class _Loop:
         self._history.step, self._history.loss = stop, float(telemetry.loss[-1])
         for monitor in training.monitors:
             monitor.on_steps(telemetry, seconds)
+        self._tell("on_steps", telemetry)
         self._sink.add(telemetry, seconds)
         return telemetry
 
-    def _at_boundary(self, segment: Segment) -> None:
-        """Report the sink, evaluate and save, where due."""
+    def _at_boundary(self, segment: Segment) -> Iterator[SinkReport]:
+        """Report the sink, evaluate, grant what was asked for, and save, where due.
+
+        An evaluation that is interrupted ends this, and is kept for a resumed run.
+        """
+        report = metrics = None
         if Event.SINK_END in segment.events:
             report = self._sink.report(segment.stop)
             for monitor in self._training.monitors:
                 monitor.on_sink(report)
-        self._evaluate_and_save(segment.stop, segment.events)
-
-    def _evaluate_and_save(self, step: int, events: Collection[Event]) -> None:
-        """Handle the events of a boundary after the end of a sink; keep an interrupted one."""
-        metrics = None
-        if Event.EVALUATE in events:
-            evaluation = self._training.evaluate(self._state)
-            if evaluation is None:
+            self._tell("on_sink", report)
+        if Event.EVALUATE in segment.events:
+            metrics = self._evaluate(segment.stop)
+            if metrics is None:
                 self._keep_boundary()
                 return
-            self._pending, metrics = None, evaluation.scalars()
-            self._history.evaluated = {step: evaluation}
-            self._early.take_note(evaluation)
-            for monitor in self._training.monitors:
-                monitor.on_eval(step, evaluation)
-        if Event.CHECKPOINT in events:
+        if report is not None:
+            yield report
+        self._grant()
+        if Event.CHECKPOINT in segment.events or segment.stop in self._granted.save_at:
             self._save(metrics)
+        self._end_if_failed()
+
+    def _evaluate(self, step: int) -> Mapping[str, float] | None:
+        """Evaluate at a boundary and report it; returns None where a signal has interrupted it."""
+        evaluation = self._training.evaluate(self._state)
+        if evaluation is None:
+            return None
+        self._pending = None
+        self._history.evaluated = {step: evaluation}
+        self._early.take_note(evaluation)
+        for monitor in self._training.monitors:
+            monitor.on_eval(step, evaluation)
+        self._tell("on_eval", step, evaluation)
+        return evaluation.scalars()
+
+    def _tell(self, event: str, *args: Any) -> None:
+        if self._training.callbacks is not None:
+            self._training.callbacks.tell(event, self._state, self._history.step, *args)
+
+    def _grant(self) -> None:
+        """Put what callbacks have asked for into effect, in all processes of the run."""
+        callbacks = self._training.callbacks
+        if callbacks is None:
+            return
+        callbacks.write_scalars()
+        asked = self._training.agree(lambda: callbacks.take_requests().model_dump(mode="json"))
+        requests, before = Requests.model_validate(asked), self._granted
+        ahead = [step for step in before.evaluate_at if step > self._history.step]
+        saves = [step for step in before.save_at if step > self._history.step]
+        self._granted = Requests(
+            stop=before.stop or requests.stop,
+            rates=(*before.rates, *requests.rates),
+            evaluate_at=(*ahead, *requests.evaluate_at),
+            save_at=(*saves, *requests.save_at),
+        )
+        self._cuts_changed = bool(requests.evaluate_at or requests.save_at)
+        if requests.rates:
+            self._set_rates(callbacks)
+        parameters = callbacks.take_parameters()
+        if parameters is not None:
+            self._state = self._training.executable.put(with_parameters(self._state, parameters))
+
+    def _set_rates(self, callbacks: Callbacks) -> None:
+        """Let the device and the callbacks know the learning rates as they are now."""
+        assert self._training.learning_rates is not None, "given with callbacks"
+        rates = changed_rates(self._training.learning_rates, self._granted.rates)
+        callbacks.view.rates = rates
+        if self._granted.rates:
+            self._training.executable.set_learning_rates(rates)
+
+    def _end_if_failed(self) -> None:
+        """Raise the error of a callback that ends the run, once the state is saved."""
+        callbacks = self._training.callbacks
+        if callbacks is not None and callbacks.failure is not None:
+            if self._history.step > 0:
+                self._save()
+            raise callbacks.failure
 
     def _keep_boundary(self) -> None:
         """Keep this boundary for a resumed run, with what the end of the sink has decided."""
@@ -223,6 +329,7 @@ class _Loop:
         training = self._training
         if training.checkpoints is None:
             return
+        self._tell("on_checkpoint", self._history.step)
         # First the log: a resumed run appends to it from the checkpoint's step on.
         for monitor in training.monitors:
             monitor.flush()
@@ -233,6 +340,9 @@ class _Loop:
             host_state |= training.rollbacks.kept()
         if self._pending is not None:
             host_state[UNFINISHED] = self._pending.model_dump()
+        if training.callbacks is not None:
+            kept = training.callbacks.kept(self._granted)
+            host_state[CALLBACKS] = kept.model_dump(mode="json")
         training.checkpoints.save(self._history.step, self._state, host_state, metrics)
 
     def _answer_bad_step(self, telemetry: Telemetry) -> None:

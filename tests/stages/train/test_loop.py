@@ -18,7 +18,7 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.host_state import parse_host_state
 from pipeline.stages.train import loop as stage
 from pipeline.stages.train.history import DISPATCHES_KEPT, History
-from pipeline.stages.train.loop import Training, train
+from pipeline.stages.train.loop import Training, exhaust, train
 from pipeline.training.state import TrainState
 from tests.observe.test_monitors import EVALUATION
 
@@ -139,7 +139,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         )
         history = History(first)
         with heard(script.signals), script.signals.held():
-            state = train(training, state_at(first), parse_host_state(host or {}), history)
+            state = exhaust(train(training, state_at(first), parse_host_state(host or {}), history))
         assert int(state.step) == history.step
         return history
 

@@ -1,0 +1,1 @@
+"""Callbacks: code that is told of a run's events, and may ask things of the run."""

@@ -1,0 +1,125 @@
+"""The base of callbacks, and what they may see of a run and ask of it (C-01)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pipeline.registry import Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.observe.monitors import Evaluation, SinkReport
+    from pipeline.sink.telemetry import Telemetry
+
+OnFailure = Literal["end", "warn"]
+
+
+class RunControl(Protocol):
+    """A run, as its callbacks see it between two dispatches.
+
+    What is asked for takes effect at the boundary that the callback is told of: nothing of it
+    changes a sink that is under way.
+    """
+
+    run_dir: Path
+    total: int
+    """Steps of the whole run."""
+    steps_per_pass: int
+    resumed: bool
+    """Whether this process goes on with a run."""
+
+    @property
+    def step(self) -> int:
+        """The number of steps done."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update."""
+
+    def stop(self, reason: str) -> None:
+        """End training at the next boundary, as done."""
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of all updates from the next boundary on.
+
+        Raises ValueError for one that is negative or not finite.
+        """
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the schedule by a factor from the next boundary on. Raises ValueError."""
+
+    def evaluate_at(self, step: int) -> None:
+        """Evaluate after a later step too. Raises ValueError for one that is no later step."""
+
+    def save_at(self, step: int) -> None:
+        """Save a checkpoint after a later step too, or after this one at the end of a sink or after
+        an evaluation. Raises ValueError for an earlier step."""
+
+    def log(self, name: str, value: float) -> None:
+        """Add a scalar to scalars.jsonl and TensorBoard, at this step."""
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters by path, as `conv_0/kernel`, at a boundary."""
+
+    def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
+        """Replace parameters by path. Raises ValueError for an unknown path or another shape."""
+
+
+class Callback:
+    """Code that is told of a run's events (C-01); a subclass overrides what it wants to know.
+
+    Each step, sink, evaluation and checkpoint is told once, also where a run is killed and resumed,
+    as long as the callback keeps what it needs in `state`: a checkpoint holds it, and a resumed run
+    tells it what happened after that checkpoint. What a callback is told inside of a sink, by
+    `on_steps`, comes in chunks whose lengths depend on time; it should count steps, not calls.
+    Of several processes the first one calls its callbacks.
+    """
+
+    on_failure: OnFailure = "end"
+    """end: an exception ends the run, once its state is saved; warn: it is reported, and the
+    callback is told nothing more."""
+
+    @property
+    def label(self) -> str:
+        """The name in messages, and in checkpoints."""
+        return type(self).__name__
+
+    def on_begin(self, run: RunControl) -> None:
+        """Training begins, or goes on, in this process."""
+
+    def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
+        """Steps `telemetry.start + 1 ..` were done."""
+
+    def on_sink(self, run: RunControl, report: SinkReport) -> None:
+        """A sink ended; without sinks, a step."""
+
+    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
+        """An evaluation was done after `step` steps."""
+
+    def on_checkpoint(self, run: RunControl, step: int) -> None:
+        """A checkpoint of `step` is about to be saved, with the state of this callback."""
+
+    def on_end(self, run: RunControl, status: str) -> None:
+        """Training ended in this process: done, stopped or pruned."""
+
+    def state(self) -> Any:
+        """What a checkpoint keeps of this callback, as JSON."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Go on with what a checkpoint kept. Raises ValueError where it can't."""
+
+
+class CallbackSpec(Spec):
+    """A callback in a recipe: the part of kind "callback"."""
+
+    name: str
+    on_failure: OnFailure = "end"
+
+    @abstractmethod
+    def build(self) -> Callback:
+        """The callback, new for every run."""

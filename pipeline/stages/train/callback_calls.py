@@ -1,0 +1,238 @@
+"""Calls of a run's callbacks, and what they ask of the run, kept until a boundary."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from pipeline.callbacks.callback import Callback
+from pipeline.errors import RunError, first_line, printable
+from pipeline.sink.schedule import RunSchedule
+from pipeline.stages.checkpoint.host_state import KeptCallbacks, RateChange, Requests
+from pipeline.training.state import TrainState
+from pipeline.training.update import updates_so_far
+
+
+class CallbackError(RunError):
+    """A callback that failed, and that ends the run."""
+
+
+class RunView:
+    """A run as its callbacks see it: `RunControl`."""
+
+    def __init__(
+        self, run_dir: Path, run_schedule: RunSchedule, resumed: bool, processes: int = 1
+    ) -> None:
+        self.run_dir, self.resumed, self._processes = run_dir, resumed, processes
+        self.total, self.steps_per_pass = run_schedule.total, run_schedule.steps_per_pass
+        self.step = 0
+        self.asked = Requests()
+        """What callbacks have asked for since the last boundary."""
+        self.scalars: dict[str, float | None] = {}
+        self.state: TrainState | None = None
+        self.at_boundary = True
+        self.changed: Any = None
+        """Parameters that replace those of the state, as a tree; None where none do."""
+        self.rates = np.zeros(0, np.float32)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update, as far as it is known."""
+        update = self.update
+        changes = [change.model_copy(update={"update": update}) for change in self.asked.rates]
+        return float(np.ravel(changed_rates(self.rates, changes)[update])[0])
+
+    @property
+    def update(self) -> int:
+        """The number of updates so far, at most that of the last row of the rates."""
+        done = 0 if self.state is None else int(updates_so_far(self.state))
+        return min(done, len(self.rates) - 1)
+
+    def stop(self, reason: str) -> None:
+        """End training at the next boundary."""
+        self._ask(stop=self.asked.stop or printable(str(reason))[:1000])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate from the next boundary on."""
+        change = RateChange(rate=_not_negative("learning rate", rate))
+        self._ask(rates=(*self.asked.rates, change))
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the schedule from the next boundary on."""
+        change = RateChange(factor=_not_negative("factor", factor))
+        self._ask(rates=(*self.asked.rates, change))
+
+    def evaluate_at(self, step: int) -> None:
+        """Evaluate after a later step."""
+        self._ask(evaluate_at=(*self.asked.evaluate_at, self._later(step, self.step + 1)))
+
+    def save_at(self, step: int) -> None:
+        """Save after a later step, or this one."""
+        self._ask(save_at=(*self.asked.save_at, self._later(step, self.step)))
+
+    def _ask(self, **changes: Any) -> None:
+        self.asked = self.asked.model_copy(update=changes)
+
+    def _later(self, step: int, least: int) -> int:
+        if not isinstance(step, int) or not least <= step <= self.total:
+            raise ValueError(f"step {step} must be a whole number from {least} to {self.total}")
+        return step
+
+    def log(self, name: str, value: float) -> None:
+        """Add a scalar at this step."""
+        if not isinstance(name, str) or not name or name == "step":
+            raise ValueError(f"{name!r} must be the name of a scalar, and not step")
+        number = float(value)
+        self.scalars[name] = number if math.isfinite(number) else None
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters by path."""
+        flat = flatten_dict(self._params(), sep="/")
+        return {path: np.array(array) for path, array in flat.items()}
+
+    def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
+        """Replace parameters by path."""
+        if not self.at_boundary:
+            raise ValueError("parameters can be set at the end of a sink or after an evaluation")
+        if self._processes > 1:
+            raise ValueError("parameters can't be set in a run of several processes")
+        flat = dict(flatten_dict(self._params(), sep="/"))
+        for path, array in changed.items():
+            if path not in flat:
+                raise ValueError(f"there is no parameter {path!r}; there is {', '.join(flat)}")
+            new, old = np.asarray(array), flat[path]
+            if new.shape != old.shape:
+                raise ValueError(f"{path}: has shape {new.shape}, must have {old.shape}")
+            flat[path] = new.astype(old.dtype)
+        self.changed = unflatten_dict(flat, sep="/")
+
+    def _params(self) -> Any:
+        if self.state is None:
+            raise ValueError("the parameters can be read once training has begun")
+        return self.state.params if self.changed is None else self.changed
+
+
+def _not_negative(what: str, value: float) -> float:
+    value = float(value)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{what} {value} must be a finite number, 0 or more")
+    return value
+
+
+def changed_rates(rates: np.ndarray, changes: Sequence[RateChange]) -> np.ndarray:
+    """Return a table of learning rates, a row for each update, with changes in their order."""
+    rates = rates.copy()
+    for change in changes:
+        if change.factor is not None:
+            rates[change.update :] *= np.float32(change.factor)
+        else:
+            rates[change.update :] = np.float32(change.rate or 0.0)
+    return rates
+
+
+class Callbacks:
+    """The callbacks of a run, in their order."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        view: RunView,
+        warn: Callable[[str], None],
+        add_scalars: Callable[[int, Mapping[str, float | None]], None],
+    ) -> None:
+        self.view = view
+        self.failure: CallbackError | None = None
+        """The first failure that ends the run."""
+        self._told = list(callbacks)
+        self._warn, self._add_scalars = warn, add_scalars
+        counts: dict[str, int] = {}
+        self._keys = {}
+        for callback in callbacks:
+            number = counts[callback.label] = counts.get(callback.label, 0) + 1
+            self._keys[callback] = f"{callback.label}-{number}"
+
+    def restore(self, kept: KeptCallbacks) -> None:
+        """Let callbacks go on with what a checkpoint kept of them. Raises CallbackError."""
+        for callback in list(self._told):
+            state = kept.states.get(self._keys[callback])
+            if state is not None:
+                self._attempt(callback, "restore", partial(callback.restore, state))
+        if self.failure is not None:
+            raise self.failure
+        self.view.asked, self.view.scalars = kept.asked, dict(kept.scalars)
+
+    def kept(self, granted: Requests) -> KeptCallbacks:
+        """Return what a checkpoint keeps, with the requests that were granted.
+
+        A callback that fails at this has no state there.
+        """
+        states: dict[str, Any] = {}
+        for callback in list(self._told):
+            state = self._attempt(callback, "state", partial(_state_of, callback))
+            if state is not None:
+                states[self._keys[callback]] = state
+        asked, scalars = self.view.asked, self.view.scalars
+        return KeptCallbacks(states=states, granted=granted, asked=asked, scalars=scalars)
+
+    def tell(self, event: str, state: TrainState, step: int, *args: Any) -> None:
+        """Tell all callbacks of an event. One that fails, and ends the run, is in `failure`."""
+        self.view.state, self.view.step = state, step
+        self.view.at_boundary = event != "on_steps"
+        for callback in list(self._told):
+            self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
+
+    def take_requests(self) -> Requests:
+        """Return what was asked for since the last call, in effect from this boundary on."""
+        asked, self.view.asked = self.view.asked, Requests()
+        update = {"update": self.view.update}
+        rates = tuple(change.model_copy(update=update) for change in asked.rates)
+        return asked.model_copy(update={"rates": rates})
+
+    def take_parameters(self) -> Any:
+        """Return the parameters that replace those of the state; None where none do."""
+        changed, self.view.changed = self.view.changed, None
+        return changed
+
+    def write_scalars(self) -> None:
+        """Pass on the scalars of this boundary."""
+        scalars, self.view.scalars = self.view.scalars, {}
+        if scalars:
+            self._add_scalars(self.view.step, scalars)
+
+    def _attempt(self, callback: Callback, what: str, call: Callable[[], Any]) -> Any:
+        """Call a callback; note its failure, or warn and call it no more, as it asks."""
+        try:
+            return call()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            text = f"callback {callback.label}, {what}: {problem}"
+            if callback.on_failure == "warn":
+                self._told.remove(callback)
+                self._warn(f"{text}; it is called no more")
+            elif self.failure is None:
+                self.failure = CallbackError(text)
+                self.failure.__cause__ = error
+        return None
+
+
+def _state_of(callback: Callback) -> Any:
+    """The state of a callback as JSON. Raises ValueError for what is none."""
+    state = callback.state()
+    try:
+        return json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{state!r} is no JSON") from error
+
+
+def with_parameters(state: TrainState, params: Any) -> TrainState:
+    """Return the state on the host with other parameters; a moving average stays what it is."""
+    return replace(jax.tree.map(np.asarray, state), params=params)

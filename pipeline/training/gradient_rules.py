@@ -1,0 +1,49 @@
+"""Ways to get the gradients of a step: one backward pass, or two (SAM)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import PositiveFloat
+
+from pipeline.registry import part
+from pipeline.training.part_specs import Backward, GradientSpec
+
+if TYPE_CHECKING:
+    import jax
+
+
+@part("gradients")
+class PlainGradients(GradientSpec):
+    """The gradients of the loss."""
+
+    name: Literal["plain"] = "plain"
+
+    def build(self) -> Callable[[Backward, Any, jax.Array], tuple[Any, Any]]:
+        return lambda backward, parameters, key: backward(parameters)
+
+
+@part("gradients")
+class SharpnessAware(GradientSpec):
+    """Gradients where the loss is highest within distance `rho` (SAM, arXiv 2010.01412, eq. 2).
+
+    That point is estimated by one step along the gradients, of the length `rho`. The loss that is
+    recorded is that of the parameters themselves; running statistics are those of the first pass.
+    """
+
+    name: Literal["sam"] = "sam"
+    rho: PositiveFloat = 0.05
+
+    def build(self) -> Callable[[Backward, Any, jax.Array], tuple[Any, Any]]:
+        import jax
+        import jax.numpy as jnp
+        import optax
+
+        def sharpness_aware(backward: Backward, parameters: Any, key: jax.Array) -> tuple[Any, Any]:
+            gradients, first = backward(parameters)
+            length = self.rho / jnp.maximum(optax.tree.norm(gradients), 1e-12)
+            highest = jax.tree.map(lambda p, g: p + length * g, parameters, gradients)
+            return backward(highest)[0], first
+
+        return sharpness_aware
