@@ -1,16 +1,22 @@
-"""A training pipeline whose recipe is data: `load_recipe` composes a recipe, `run` executes it."""
+"""A training pipeline whose recipe is data.
+
+`load_recipe` composes a recipe, `run` executes it; a `Trainer` also gives access to what comes of
+it. `pipeline.parts` has what code of one's own needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.api.trainer import Trainer
+    from pipeline.callbacks.callback import Callback
     from pipeline.config.recipe import Recipe
     from pipeline.runner.record.summary import Summary
 
-__all__ = ["load_recipe", "run"]
+__all__ = ["Trainer", "load_recipe", "run"]
 
 
 def load_recipe(name: str = "lenet5_digits", overrides: Sequence[str] = ()) -> Recipe:
@@ -23,12 +29,21 @@ def load_recipe(name: str = "lenet5_digits", overrides: Sequence[str] = ()) -> R
     return load_recipe(name, overrides)
 
 
-def run(recipe: Recipe, run_dir: Path | None = None) -> Summary:
+def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()) -> Summary:
     """Run the stages that a recipe names, and return a summary of the result.
 
-    Writes into `run_dir`, or a new directory under `outputs/`. Raises PipelineError where the run
-    fails.
+    Writes into `run_dir`, or a new directory under `outputs/`. `callbacks` are called after those
+    of the recipe. Raises PipelineError where the run fails.
     """
     from pipeline.runner.run import run
 
-    return run(recipe, run_dir)
+    return run(recipe, run_dir, callbacks=callbacks)
+
+
+def __getattr__(name: str) -> Any:
+    """Import the trainer, and jax with it, when it is first asked for."""
+    if name == "Trainer":
+        from pipeline.api.trainer import Trainer
+
+        return Trainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

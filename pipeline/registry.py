@@ -226,6 +226,17 @@ def parts(kind: str) -> Mapping[str, type[Spec]]:
     return MappingProxyType(dict(sorted(_parts.get(kind, {}).items())))
 
 
+def make_part(kind: str, name: str, **fields: Any) -> Any:
+    """Make a part of a kind by name, its other fields given or by default.
+
+    Raises ValueError for an unknown name or field.
+    """
+    known = parts(kind)
+    if name not in known:
+        raise ValueError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
+    return known[name].model_validate({"name": name, **fields})
+
+
 def all_parts(name: str) -> list[type[Spec]]:
     """The parts called `name`, of any kind."""
     _load_all()

@@ -70,6 +70,8 @@ LEVELS = [
     "weights",
     "autopsy",
     "runner",
+    "api",
+    "parts",
     ".",
     "sweep",
     "cli",

@@ -59,6 +59,10 @@ class RunControl(Protocol):
         """Save a checkpoint after a later step too, or after this one at the end of a sink or after
         an evaluation. Raises ValueError for an earlier step."""
 
+    def evaluate(self) -> Evaluation:
+        """Evaluate the state as it is now; nothing is told of it. Raises ValueError in a run of
+        several processes."""
+
     def log(self, name: str, value: float) -> None:
         """Add a scalar to scalars.jsonl and TensorBoard, at this step."""
 

@@ -27,6 +27,8 @@ Train what a YAML recipe describes.
   python -m pipeline diff RUN_A RUN_B                   what sets two runs apart, what came of it
   python -m pipeline doctor +recipe=NAME KEY=VALUE ...  are device, cache, data, disk, limits ok?
   python -m pipeline autopsy RUN_DIR                    the bad step that ended a run, looked into
+  python -m pipeline new NAME                           a project with parts of your own
+  python -m pipeline --plugin FILE ...                  any of these, with parts of your own
   python -m pipeline schema                             JSON schema of recipes, for editors
   python -m pipeline COMMAND --help                     what one of these takes, with an example
   python -m pipeline --hydra-help                       flags of Hydra's own

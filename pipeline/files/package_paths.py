@@ -14,3 +14,5 @@ def _shipped(folder: str) -> Path:
 
 CONF = _shipped("conf")
 RECIPES = _shipped("recipes")
+PROJECT = _shipped("examples") / "project"
+"""The project that `new` copies."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -55,6 +55,10 @@ def open_training(
         dispatch_s, metrics = recipe.train.dispatch_seconds, recipe.eval.metrics
         return evaluate(executable, state, dataset, dispatch_s, is_given_up, agree, metrics)
 
+    def evaluate_now(state: TrainState) -> Evaluation | None:
+        dispatch_s, metrics = recipe.train.dispatch_seconds, recipe.eval.metrics
+        return evaluate(executable, state, dataset, dispatch_s, metrics=metrics)
+
     def is_given_up() -> bool:
         return agree(lambda: signals.stop is not None)
 
@@ -83,7 +87,7 @@ def open_training(
             # What an examination runs on one device is spread over several processes.
             examine=examine_bad_step if context.ranks.size == 1 else None,
             log_marks=observers.log_marks,
-            callbacks=_callbacks(context, built, observers),
+            callbacks=_callbacks(context, built, observers, evaluate_now),
             learning_rates=built.learning_rates,
             agree=agree,
         )
@@ -92,7 +96,12 @@ def open_training(
         yield training
 
 
-def _callbacks(context: RunContext, built: Built, observers: Observers) -> Callbacks | None:
+def _callbacks(
+    context: RunContext,
+    built: Built,
+    observers: Observers,
+    evaluate_state: Callable[[TrainState], Evaluation | None],
+) -> Callbacks | None:
     """Make the callbacks of the recipe, followed by those given in Python; None without any.
 
     Of several processes the first one has them, and the others do what they ask for. Raises
@@ -112,7 +121,10 @@ def _callbacks(context: RunContext, built: Built, observers: Observers) -> Callb
                     [f"{key}: {type(error).__name__}: {first_line(error)}"]
                 ) from error
         made += given
-    view = RunView(context.run_dir, built.run_schedule, context.resuming, context.ranks.size)
+    processes, resumed = context.ranks.size, context.resuming
+    about = context.run_dir, built.run_schedule, evaluate_state
+    view = RunView(*about, resumed=resumed, processes=processes)
+    view.flush = observers.monitor.flush
     return Callbacks(made, view, context.reporter.warn, observers.monitor.on_scalars)
 
 

@@ -37,6 +37,17 @@ class LayerSpec(Spec):
     scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
     """The layer's name in parameter paths; null numbers it by kind (`conv_0`, `conv_1`, ...)."""
 
+    def compute(self, x: Any, context: Any) -> Any:
+        """Compute the layer, where no function is registered for it: one of the user's own.
+
+        Called while the network is traced, inside a flax module: modules may be called here, named
+        `context.name`. `context` is a `LayerContext`: path, dtype and whether this is training.
+        """
+        raise TypeError(
+            f"{context}: nothing computes layer {self.name}; give its class a method "
+            "`compute(self, x, context)`"
+        )
+
 
 Layer = Annotated[LayerSpec, PartOf("layer")]
 Layers = Seq[Layer]

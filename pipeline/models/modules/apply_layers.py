@@ -58,13 +58,11 @@ class LayerContext:
 def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     """Apply one layer. Call inside its parent flax module.
 
-    A distribution that adds a layer registers its computation with `computes`. Raises TypeError
-    for a layer without one.
+    A layer of the user's own has a method `compute`; those of the package are registered with
+    `computes`. Raises TypeError for a layer without either.
     """
-    raise TypeError(
-        f"{context}: nothing computes layer {layer.name}; "
-        "register a function with pipeline.models.modules.apply_layers.computes"
-    )
+    result: Array = layer.compute(x, context)
+    return result
 
 
 def computes(description: type[LayerSpec]) -> Callable[[Computation], Computation]:

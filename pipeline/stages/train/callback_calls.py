@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.callbacks.callback import Callback
 from pipeline.errors import RunError, first_line, printable
+from pipeline.observe.monitors import Evaluation
 from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.checkpoint.host_state import KeptCallbacks, RateChange, Requests
 from pipeline.training.state import TrainState
@@ -30,7 +31,13 @@ class RunView:
     """A run as its callbacks see it: `RunControl`."""
 
     def __init__(
-        self, run_dir: Path, run_schedule: RunSchedule, resumed: bool, processes: int = 1
+        self,
+        run_dir: Path,
+        run_schedule: RunSchedule,
+        evaluate_state: Callable[[TrainState], Evaluation | None],
+        *,
+        resumed: bool = False,
+        processes: int = 1,
     ) -> None:
         self.run_dir, self.resumed, self._processes = run_dir, resumed, processes
         self.total, self.steps_per_pass = run_schedule.total, run_schedule.steps_per_pass
@@ -43,6 +50,9 @@ class RunView:
         self.changed: Any = None
         """Parameters that replace those of the state, as a tree; None where none do."""
         self.rates = np.zeros(0, np.float32)
+        self.flush: Callable[[], None] = lambda: None
+        """Write the logs as far as training has come."""
+        self._evaluate_state = evaluate_state
 
     @property
     def learning_rate(self) -> float:
@@ -86,6 +96,18 @@ class RunView:
         if not isinstance(step, int) or not least <= step <= self.total:
             raise ValueError(f"step {step} must be a whole number from {least} to {self.total}")
         return step
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the state as it is now."""
+        if self._processes > 1 or self.state is None:
+            when = "in a run of several processes" if self._processes > 1 else "before it trains"
+            raise ValueError(f"a run can't be evaluated {when}")
+        state = self.state
+        if self.changed is not None:
+            state = with_parameters(state, self.changed)
+        evaluation = self._evaluate_state(state)
+        assert evaluation is not None, "nobody gives it up"
+        return evaluation
 
     def log(self, name: str, value: float) -> None:
         """Add a scalar at this step."""

@@ -133,6 +133,7 @@ class _Loop:
         """Run the rest of the schedule; the state that is returned has been saved."""
         self._tell("on_begin")
         self._end_if_failed()
+        self._grant()
         if self._training.rollbacks is not None and self._history.step == 0:
             # The first state that a rollback can go back to.
             self._save()

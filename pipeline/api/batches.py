@@ -1,0 +1,49 @@
+"""Batches of a recipe's data as numpy arrays, in the order and with the draws of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
+from pipeline.data.random import seed_words
+from pipeline.data.transform import apply_ops
+
+SplitName = Literal["train", "eval"]
+
+
+def dict_batches(
+    recipe: Recipe, dataset: Dataset, split: SplitName = "train", pass_: int = 0
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the batches of a pass over a split after its map ops, by column (D-12).
+
+    Images are float32 (B, H, W, C), as the network sees them; a last batch may be smaller. The
+    samples of training pass `pass_`, counted from 0, and what is drawn for them are those that
+    training has then.
+    """
+    is_train = split == "train"
+    order = dataset.train_order if is_train else dataset.eval_order
+    ops = dataset.train_ops if is_train else dataset.eval_ops
+    columns = (dataset.train if is_train else dataset.eval).columns
+    seed, first = seed_words(recipe.seed), pass_ * order.steps_per_pass
+    for step in range(first, first + order.steps_per_pass):
+        batches = order.batches(step, 1)
+        rows, count = batches.indices[0], int(batches.counts[0])
+        raw = {name: column[rows] for name, column in columns.items()}
+        mapped = apply_ops(np, ops, raw, seed, batches.passes[0], rows)
+        images = np.asarray(mapped["image"], np.float32)
+        if dataset.image.layout != "hwc":
+            images = images.transpose(0, 2, 3, 1)
+        yield {name: array[:count] for name, array in {**mapped, "image": images}.items()}
+
+
+def tuple_batches(
+    recipe: Recipe, dataset: Dataset, split: SplitName = "train", pass_: int = 0
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield the batches of `dict_batches` as tuples: image, label, and what else there is."""
+    for batch in dict_batches(recipe, dataset, split, pass_):
+        rest = [array for name, array in batch.items() if name not in ("image", "label")]
+        yield (batch["image"], batch["label"], *rest)

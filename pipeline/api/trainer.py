@@ -1,0 +1,295 @@
+"""A run in Python: train, look at it between two sinks, evaluate, predict."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from pipeline.api.batches import SplitName, dict_batches, tuple_batches
+from pipeline.callbacks.callback import Callback, RunControl
+from pipeline.config.compose import check_tree, load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
+from pipeline.errors import DataError, RunError
+from pipeline.host.signals import Signals
+from pipeline.observe.monitors import SinkReport
+from pipeline.observe.reporter import Reporter
+from pipeline.runner.record.log_lines import EVALS, METRICS, read_lines
+from pipeline.runner.record.summary import Summary
+from pipeline.runner.run import run, run_in_sinks
+from pipeline.stages.data import load_data
+from pipeline.stages.train.callback_calls import RunView
+from pipeline.stages.train.loop import exhaust
+from pipeline.training.state import TrainState
+from pipeline.weights.prediction import make_predict
+from pipeline.weights.trained_run import Samples, TrainedRun, read_trained_run
+
+PREDICT_BATCH = 64
+"""Samples per call of the network: another number would be compiled again."""
+
+
+class Trainer:
+    """A recipe's run, and the network that comes of it.
+
+        trainer = Trainer("lenet5_mnist", ["train.passes=1"])
+        trainer.fit()
+        print(trainer.evaluate()["accuracy"], trainer.predict(images).argmax(-1))
+
+    `recipe` is a Recipe, or the name or file of one, with overrides as on the command line. Raises
+    RecipeError with every problem of the recipe.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe | str = "lenet5_digits",
+        overrides: Sequence[str] = (),
+        *,
+        callbacks: Sequence[Callback] = (),
+        run_dir: Path | str | None = None,
+    ) -> None:
+        self.recipe = load_recipe(recipe, overrides) if isinstance(recipe, str) else recipe
+        self.summary: Summary | None = None
+        """The result of the last `fit`."""
+        self._callbacks, self._given_dir = tuple(callbacks), run_dir
+        self._watch = _Watch()
+        self._trained: TrainedRun | None = None
+        self._signals = Signals()
+
+    @classmethod
+    def load(cls, run_dir: Path | str) -> Trainer:
+        """Open a run that has saved a checkpoint, to predict, evaluate and look at it.
+
+        Raises DataError where it is no run or has saved nothing.
+        """
+        trained = read_trained_run(Path(run_dir))
+        trainer = cls(trained.recipe)
+        trainer._trained, trainer._watch.run_dir = trained, Path(run_dir)
+        return trainer
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory of the run. Raises RunError before there is one."""
+        if self._watch.run_dir is None:
+            raise RunError("there is no run yet; call fit(), or Trainer.load(RUN_DIR)")
+        return self._watch.run_dir
+
+    def fit(self) -> Summary:
+        """Train to the end, and evaluate; return the summary. Raises PipelineError."""
+        for _ in self.sinks():
+            pass
+        assert self.summary is not None, "the loop has ended"
+        return self.summary
+
+    def sinks(self) -> Iterator[SinkReport]:
+        """Train, and yield after each sink, evaluated where that is due, and before it is saved.
+
+        Between two sinks parameters and learning rates may be changed, and evaluations made. Where
+        the loop is left early, the run stops there, saved, and can be resumed.
+        """
+        given = None if self._given_dir is None else Path(self._given_dir)
+        self._signals = Signals()
+        callbacks = (*self._callbacks, self._watch)
+        steps = run_in_sinks(self.recipe, given, signals=self._signals, callbacks=callbacks)
+        ended = False
+        try:
+            while True:
+                try:
+                    report = next(steps)
+                except BaseException as end:
+                    ended = True
+                    if not isinstance(end, StopIteration):
+                        raise
+                    self.summary = end.value
+                    return
+                yield report
+        finally:
+            if not ended:
+                self._signals.stop = "the loop over its sinks was left"
+                self.summary = exhaust(steps)
+
+    @property
+    def control(self) -> RunControl:
+        """The run under way: its step, learning rate, and what callbacks may ask of it.
+
+        Raises RunError while nothing trains.
+        """
+        if self._watch.view is None or not self._watch.trains:
+            raise RunError("nothing trains now; use this in a loop over sinks()")
+        return self._watch.view
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the parameters as they are now; return the metrics by name.
+
+        Raises RunError before there are any, and PipelineError where the data can't be read.
+        """
+        view = self._watch.view
+        if view is not None:
+            return view.evaluate().scalars()
+        tree = self.recipe.model_dump(mode="json")
+        stages = ["data", "build", "compile", "eval"]
+        tree |= {"stages": stages}
+        tree["train"] |= {"resume": None}
+        tree["checkpoint"] |= {"restore": str(self.run_dir), "rules": "none", "renames": []}
+        tree["monitor"] |= {"tensorboard": False}
+        with tempfile.TemporaryDirectory() as folder:
+            summary = run(check_tree(tree, length_replaced=True), Path(folder) / "run")
+        values = summary.metrics.items()
+        return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 (n, ...), of raw images (n, H, W, C) as the dataset has them.
+
+        They go through the evaluation ops. Raises RunError before there are parameters, DataError
+        for images of another shape.
+        """
+        images = np.asarray(images)
+        samples = self._run_now().samples
+        if images.ndim != 4 or images.shape[1:] != samples.shape:
+            shape = ("n", *samples.shape)
+            raise DataError(f"images of shape {images.shape}: must have shape {shape}")
+        weights = {path: jnp.asarray(array) for path, array in self._run_now().arrays.items()}
+        parts = []
+        for start in range(0, len(images), PREDICT_BATCH):
+            chunk = images[start : start + PREDICT_BATCH].astype(samples.dtype)
+            missing = min(PREDICT_BATCH, len(images)) - len(chunk)
+            padded = np.concatenate([chunk, np.repeat(chunk[-1:], missing, axis=0)])
+            parts.append(np.asarray(self._predict(weights, padded))[: len(chunk)])
+        return np.concatenate(parts) if parts else np.zeros((0, len(samples.classes)), np.float32)
+
+    __call__ = predict
+
+    @property
+    def parameters(self) -> MutableMapping[str, np.ndarray]:
+        """The parameters by path, in the network's order, as `conv_0/kernel`; copies (M-05).
+
+        Between two sinks they can be set too. Raises RunError before there are any.
+        """
+        if self._watch.view is None and self._trained is None:
+            raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
+        return _Parameters(self)
+
+    def tuples(
+        self, split: SplitName = "train", pass_: int = 0
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield image, label of each batch of a pass, as the network sees them (D-12)."""
+        return tuple_batches(self.recipe, self.dataset, split, pass_)
+
+    def dicts(self, split: SplitName = "train", pass_: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the columns of each batch of a pass by name, as the network sees them (D-12)."""
+        return dict_batches(self.recipe, self.dataset, split, pass_)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The splits as they are read, and the order of samples."""
+        return load_data(self.recipe, Reporter())
+
+    @property
+    def steps(self) -> dict[str, np.ndarray]:
+        """The numbers of every step so far, by name: step, loss, learning_rate, grad_norm, ...
+
+        A loss that is not finite is NaN.
+        """
+        return self._log(METRICS)
+
+    @property
+    def evaluations(self) -> dict[str, np.ndarray]:
+        """The metrics of every evaluation during training by name, and `step`; precision, recall
+        and f1 as macro averages."""
+        return self._log(EVALS)
+
+    def _log(self, name: str) -> dict[str, np.ndarray]:
+        file = self.run_dir / name
+        if self._watch.view is not None:
+            self._watch.view.flush()
+        if not file.exists():
+            return {}
+        rows = [{**line.fields, "step": line.step} for line in read_lines(file)]
+        names = dict.fromkeys(key for row in rows for key in row)
+        return {key: np.array([_number(row.get(key)) for row in rows]) for key in names}
+
+    def _run_now(self) -> TrainedRun:
+        """The parameters as they are now, with what they predict from."""
+        view = self._watch.view
+        if view is None or view.state is None:
+            if self._trained is None:
+                raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
+            return self._trained
+        dataset, step = self.dataset, int(view.state.step)
+        image = dataset.raw_image
+        height, width, channels = image.shape
+        samples = Samples((height, width, channels), image.dtype, dataset.classes)
+        return TrainedRun(self.recipe, _weights(view.state), step, samples)
+
+    @cached_property
+    def _predict(self) -> Callable[..., Any]:
+        return jax.jit(make_predict(self._run_now()))
+
+
+def _weights(state: TrainState) -> dict[str, np.ndarray]:
+    """Parameters, their average where there is one, and batch statistics, by full path."""
+    params = dict(flatten_dict(state.params, sep="/"))
+    if state.average is not None:
+        params |= flatten_dict(state.average, sep="/")
+    statistics = flatten_dict(state.batch_stats, sep="/")
+    named = [("params", params), ("batch_stats", statistics)]
+    return {f"{kind}/{path}": np.array(a) for kind, part in named for path, a in part.items()}
+
+
+def _number(value: Any) -> float:
+    """A value of a log as a number; the macro average of a metric with a value per class."""
+    if isinstance(value, dict):
+        value = value.get("macro")
+    return float("nan") if value is None else value
+
+
+class _Watch(Callback):
+    """Keeps hold of the run for its trainer."""
+
+    def __init__(self) -> None:
+        self.run_dir: Path | None = None
+        self.view: RunView | None = None
+        self.trains = False
+
+    def on_begin(self, run: RunControl) -> None:
+        assert isinstance(run, RunView), "what the training loop passes"
+        self.view, self.run_dir, self.trains = run, run.run_dir, True
+
+    def on_end(self, run: RunControl, status: str) -> None:
+        self.trains = False
+
+
+class _Parameters(MutableMapping[str, np.ndarray]):
+    """The parameters of a trainer by path."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def _all(self) -> dict[str, np.ndarray]:
+        view = self._trainer._watch.view
+        if view is not None:
+            return view.parameters()
+        arrays = self._trainer._run_now().arrays
+        return {p.removeprefix("params/"): a for p, a in arrays.items() if p.startswith("params/")}
+
+    def __getitem__(self, path: str) -> np.ndarray:
+        return self._all()[path]
+
+    def __setitem__(self, path: str, array: np.ndarray) -> None:
+        self._trainer.control.set_parameters({path: array})
+
+    def __delitem__(self, path: str) -> None:
+        raise TypeError(f"{path}: parameters can be set, not removed")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
