@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import cached_property
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
+from rich.console import Console
 
 from pipeline.api.batches import SplitName, dict_batches, tuple_batches
 from pipeline.callbacks.callback import Callback, RunControl
@@ -189,7 +191,7 @@ class Trainer:
     @cached_property
     def dataset(self) -> Dataset:
         """The splits as they are read, and the order of samples."""
-        return load_data(self.recipe, Reporter())
+        return load_data(self.recipe, Reporter(console=Console(file=io.StringIO())))
 
     @property
     def steps(self) -> dict[str, np.ndarray]:

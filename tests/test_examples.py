@@ -1,0 +1,36 @@
+"""The examples run as their first lines say, and stay short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted(
+    file for file in (ROOT / "examples").glob("*.py") if "\npython examples/" in file.read_text()
+)
+MAX_LINES = 39
+
+
+def test_there_are_five_or_more() -> None:
+    assert len(SCRIPTS) >= 5
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_an_example_is_read_at_a_glance(script: Path) -> None:
+    assert len(script.read_text().splitlines()) <= MAX_LINES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_an_example_runs(script: Path, cache: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "done" in ran.stdout or "stopped" in ran.stdout
