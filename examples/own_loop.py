@@ -5,9 +5,7 @@ python examples/own_loop.py
 
 from pipeline import Trainer
 
-trainer = Trainer(
-    "lenet5_digits", ["train.epochs=null", "train.steps=400", "train.sink_size=50"]
-)
+trainer = Trainer("lenet5_digits", ["train.steps=400", "train.sink_size=50"])
 before = float("inf")
 for sink in trainer.sinks():
     print(f"epoch: {sink.step // 50}/8, losses: {sink.loss:.4f}")

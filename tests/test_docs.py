@@ -33,6 +33,24 @@ SCRIPTS = re.findall(
 """Of golden values: the script, what it needs and the files that it writes."""
 
 
+EXCERPTS = re.findall(
+    r"^```python\n(.*?)^```$",
+    (ROOT / "docs" / "bring-your-own.md").read_text(),
+    re.MULTILINE | re.DOTALL,
+)
+"""Parts of files under examples/, which other tests run."""
+
+
+def test_there_are_excerpts_of_every_kind() -> None:
+    assert len(EXCERPTS) >= 9
+
+
+@pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda text: text.split("\n")[0].strip())
+def test_an_excerpt_is_of_an_example(excerpt: str) -> None:
+    files = (ROOT / "examples").rglob("*.py")
+    assert any(excerpt in file.read_text() for file in files)
+
+
 def test_there_are_two_examples() -> None:
     assert len(EXAMPLES) == 2
 

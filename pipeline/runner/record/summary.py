@@ -15,6 +15,7 @@ from pipeline.errors import RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
 from pipeline.files.strict_json import json_text
+from pipeline.plugins.loading import FLAG, loaded_plugins
 from pipeline.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
@@ -78,7 +79,9 @@ def facts_of(recipe: Recipe) -> dict[str, str]:
     """Return what all processes of a run must have in common, by name."""
     tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
     digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
-    return {"recipe": digest, **versions({"jax": _version("jax"), "jaxlib": _version("jaxlib")})}
+    plugins = {f"{FLAG} {own.name}": json_text(own.describe()) for own in loaded_plugins()}
+    libraries = versions({"jax": _version("jax"), "jaxlib": _version("jaxlib")})
+    return {"recipe": digest, **plugins, **libraries}
 
 
 START_UP = {
