@@ -49,6 +49,7 @@ PART_MODULES = (
     "pipeline.training.optimizers.adaptive",
     "pipeline.training.optimizers.layerwise",
     "pipeline.training.losses",
+    "pipeline.training.target_metrics",
     "pipeline.training.optimizers.first_order",
     "pipeline.training.schedules",
     "pipeline.training.optimizers.thor.thor_spec",

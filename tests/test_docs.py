@@ -48,7 +48,11 @@ def test_there_are_excerpts_of_every_kind() -> None:
 @pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda text: text.split("\n")[0].strip())
 def test_an_excerpt_is_of_an_example(excerpt: str) -> None:
     files = (ROOT / "examples").rglob("*.py")
-    assert any(excerpt in file.read_text() for file in files)
+    assert any(_without_indents(excerpt) in _without_indents(file.read_text()) for file in files)
+
+
+def _without_indents(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def test_there_are_two_examples() -> None:

@@ -22,6 +22,7 @@ from pipeline.parts import (
     OptimizerSpec,
     RawData,
     Split,
+    Targets,
     WarmupDecay,
     layer,
     part,
@@ -41,7 +42,8 @@ class Waves(DatasetSpec):
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, 16, 16, 1) and labels int32 (n,)."""
-        return RawData(self._draw(2048, 0), self._draw(512, 1), ("up", "right", "across", "down"))
+        targets = Targets(("up", "right", "across", "down"))
+        return RawData(self._draw(2048, 0), self._draw(512, 1), targets)
 
     def _draw(self, count: int, seed: int) -> Split:
         draw = np.random.default_rng(seed)
@@ -97,17 +99,17 @@ class SmallNetwork(LayeredModelSpec):
 
 
 @part("loss")
-class Huber(LabelLoss):
-    """Huber's loss of the distance to the one-hot label."""
+class LogCosh(LabelLoss):
+    """The logarithm of the hyperbolic cosine of the distance to the one-hot label."""
 
-    name: Literal["huber"] = "huber"
-    delta: float = 0.5
+    name: Literal["log_cosh"] = "log_cosh"
+    scale: float = 2.0
 
     def build_each(self) -> Any:
         """A function (logits, targets), both (..., classes) -> loss (...)."""
         import optax
 
-        return lambda logits, targets: optax.huber_loss(logits, targets, delta=self.delta).mean(-1)
+        return lambda logits, targets: optax.log_cosh(self.scale * (logits - targets)).mean(-1)
 
 
 @part("metric")

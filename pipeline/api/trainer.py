@@ -227,7 +227,7 @@ class Trainer:
         dataset, step = self.dataset, int(view.state.step)
         image = dataset.raw_image
         height, width, channels = image.shape
-        samples = Samples((height, width, channels), image.dtype, dataset.classes)
+        samples = Samples((height, width, channels), image.dtype, dataset.targets)
         return TrainedRun(self.recipe, _weights(view.state), step, samples)
 
     @cached_property

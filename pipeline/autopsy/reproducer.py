@@ -29,6 +29,7 @@ from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.pixel_labels import moving_labels
+from pipeline.data.targets import Targets
 from pipeline.errors import DataError, PipelineError, RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
@@ -137,7 +138,8 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
     ops = moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
-    return parts_of(recipe, int(document["classes"]), spec, tuple(ops), ())
+    targets = Targets(tuple(map(str, range(int(document["classes"])))))
+    return parts_of(recipe, targets, spec, tuple(ops), ())
 
 
 def _device_of(recipe: Recipe) -> jax.Device:

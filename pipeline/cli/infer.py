@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.data.targets import Targets
 from pipeline.errors import DataError, UsageError, printable
 from pipeline.files.error_text import shown
 from pipeline.weights.export import is_export, read_export
@@ -62,9 +64,9 @@ def main(args: Sequence[str]) -> int:
     logits, samples = _network(given.source)
     for file in given.files:
         images = read_images(file, samples)
-        for index, probabilities in enumerate(_probabilities(logits, images)):
+        for index, outputs in enumerate(_outputs(logits, images)):
             name = str(file) if len(images) == 1 else f"{file}[{index}]"
-            print(_line(given, name, probabilities, samples.classes))
+            print(_line(given, name, outputs, samples.targets))
     return 0
 
 
@@ -94,8 +96,8 @@ def _network(source: Path) -> tuple[Logits, Samples]:
     return lambda images: np.asarray(predict(weights, images)), run.samples
 
 
-def _probabilities(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
-    """The softmax of each image's logits, float64 (classes,)."""
+def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
+    """The logits of each image, float64 (classes,)."""
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         # A last batch of another size would be compiled separately.
@@ -107,19 +109,52 @@ def _probabilities(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
                 f"the network gives logits of shape {values.shape[1:]} for an image, not one for "
                 "each class; export it and call the program"
             )
-        powers = np.exp(values - values.max(axis=-1, keepdims=True))
-        yield from powers / powers.sum(axis=-1, keepdims=True)
+        yield from values
 
 
-def _line(
-    given: InferArguments, name: str, probabilities: np.ndarray, classes: Sequence[str]
+def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
+    """The line of one image: classes, labels or numbers."""
+    match targets.task:
+        case "regression":
+            return _numbers_line(given, name, targets.in_units(outputs), targets)
+        case "multi_label":
+            probabilities = 1 / (1 + np.exp(-outputs))
+            ranked = np.argsort(-probabilities, kind="stable")
+            chosen = [i for i in ranked if probabilities[i] > 0.5]
+            return _classes_line(given, name, probabilities, targets, chosen, "labels")
+    powers = np.exp(outputs - outputs.max())
+    probabilities = powers / powers.sum()
+    best = list(np.argsort(-probabilities, kind="stable")[: given.top])
+    return _classes_line(given, name, probabilities, targets, best, "top")
+
+
+def _numbers_line(given: InferArguments, name: str, numbers: np.ndarray, targets: Targets) -> str:
+    values = dict(zip(targets.names, map(float, numbers), strict=True))
+    if given.as_json:
+        return json.dumps({"file": name, **values})
+    text = ", ".join(f"{shown(key)} {value:.6g}" for key, value in values.items())
+    return f"{printable(name)}: {text}"
+
+
+def _classes_line(
+    given: InferArguments,
+    name: str,
+    probabilities: np.ndarray,
+    targets: Targets,
+    chosen: Sequence[int],
+    key: str,
 ) -> str:
-    best = np.argsort(-probabilities, kind="stable")[: given.top]
-    predictions = [
-        {"class": classes[i], "label": int(i), "probability": round(float(probabilities[i]), 6)}
-        for i in best
+    """The line of these classes or labels, the most probable first."""
+    predictions: list[dict[str, Any]] = [
+        {
+            "class": targets.names[i],
+            "label": int(i),
+            "probability": round(float(probabilities[i]), 6),
+        }
+        for i in chosen
     ]
     if given.as_json:
-        return json.dumps({"file": name, **predictions[0], "top": predictions})
+        best = predictions[0] if key == "top" else {}
+        return json.dumps({"file": name, **best, key: predictions})
     text = ", ".join(f"{shown(one['class'])} {one['probability']:.4f}" for one in predictions)
-    return f"{printable(name)}: {text}"
+    return f"{printable(name)}: {text or 'no label'}"

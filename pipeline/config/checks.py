@@ -12,6 +12,7 @@ from pipeline.data.order import Batching, shard_samples
 from pipeline.data.transform import column_specs
 from pipeline.files.error_text import no_such, show
 from pipeline.sink.schedule import total_steps
+from pipeline.training import target_metrics
 from pipeline.training.part_specs import METRICS
 
 RESULTS = ("count", "step")
@@ -213,20 +214,28 @@ def one_origin(recipe: Recipe) -> Iterator[str]:
         )
 
 
-@rule
-def metrics_exist(recipe: Recipe) -> Iterator[str]:
-    """Metrics that decide something exist and are measured during training."""
-    wanted = {
+def wanted_metrics(recipe: Recipe) -> dict[str, str | None]:
+    """The metrics that decide something, by key."""
+    return {
         "checkpoint.best": recipe.checkpoint.best,
         "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
     }
+
+
+@rule
+def metrics_exist(recipe: Recipe) -> Iterator[str]:
+    """Metrics that decide something exist and are measured during training."""
+    wanted = wanted_metrics(recipe)
     measured = recipe.eval.every_steps or recipe.eval.every_passes
+    # Which of those of other targets there are is known once the data are read.
+    of_targets = (*target_metrics.OF_NUMBERS, *target_metrics.OF_LABELS)
     known = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
     for name in {name for name in known if known.count(name) > 1 or name in RESULTS}:
         yield f"eval.metrics: {name} is there already; must have another name"
     for key, metric in wanted.items():
-        if metric is not None and metric not in known:
-            yield f"{key} = {metric}: {no_such('metric', metric, known)}; eval.metrics adds others"
+        if metric is not None and metric not in (*known, *of_targets):
+            problem = no_such("metric", metric, (*known, *of_targets))
+            yield f"{key} = {metric}: {problem}; eval.metrics adds others"
         elif metric is not None and not measured:
             yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"
 

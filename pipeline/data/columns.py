@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from pipeline.data.targets import Targets
+
 DECODING_THREADS = min(8, os.cpu_count() or 1)
 """Threads that read samples which are slow to read (`LazyColumn`)."""
 
@@ -76,11 +78,16 @@ class Split:
 
 @dataclass(frozen=True)
 class RawData:
-    """Data of a source: both splits and the names of the classes, in label order."""
+    """Data of a source: both splits, and what is to be predicted of a sample."""
 
     train: Split
     eval: Split
-    classes: tuple[str, ...]
+    targets: Targets
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes in label order, or of the numbers or labels."""
+        return self.targets.names
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.order import SampleOrder
+from pipeline.data.targets import Targets
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Dataset:
 
     train: Split
     eval: Split
-    classes: tuple[str, ...]
+    targets: Targets
     image: ColumnSpec
     train_label: ColumnSpec
     eval_label: ColumnSpec
@@ -30,6 +31,11 @@ class Dataset:
     """Spec of an image before its map ops, padded to a size that holds all buckets."""
     whole_eval: Split
     """The evaluation split as read, of which `eval` may be a part."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes in label order, or of the numbers or labels."""
+        return self.targets.names
 
     @property
     def label_positions(self) -> tuple[int, ...]:

@@ -44,10 +44,8 @@ class Evaluation:
 
     def __str__(self) -> str:
         scalars = self.scalars()
-        own = (name for name in scalars if name not in METRICS)
-        shown = ", ".join(
-            f"{name} {scalars[name]:.4f}" for name in ("accuracy", "top5", "loss", *own)
-        )
+        unsaid = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
+        shown = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in unsaid)
         return f"{shown} over {self.metrics['count']:,} samples"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.callbacks.callback import Callback, CallbackSpec, RunControl
 from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
+from pipeline.data.targets import Targets
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import Initializer, InitializerSpec, LayerSpec, ModelSpec
 from pipeline.registry import FilePath, PartOf, Seq, Spec, make_part, part
@@ -57,6 +58,7 @@ __all__ = [
     "Seq",
     "Spec",
     "Split",
+    "Targets",
     "WarmupDecay",
     "layer",
     "part",

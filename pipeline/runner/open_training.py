@@ -52,11 +52,11 @@ def open_training(
     recipe, signals, agree = context.recipe, context.signals, context.ranks.agree
 
     def evaluate_unless_stopped(state: TrainState) -> Evaluation | None:
-        dispatch_s, metrics = recipe.train.dispatch_seconds, recipe.eval.metrics
+        dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
         return evaluate(executable, state, dataset, dispatch_s, is_given_up, agree, metrics)
 
     def evaluate_now(state: TrainState) -> Evaluation | None:
-        dispatch_s, metrics = recipe.train.dispatch_seconds, recipe.eval.metrics
+        dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
         return evaluate(executable, state, dataset, dispatch_s, metrics=metrics)
 
     def is_given_up() -> bool:

@@ -64,6 +64,7 @@ from pipeline.stages.evaluate import evaluate
 from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
+from pipeline.training.part_specs import MetricSpec
 from pipeline.training.state import TrainState
 
 
@@ -326,7 +327,8 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
             record_overflows(context, state)
         if evaluates and history.status == "done":
             check_signals(context)
-            evaluation = final_evaluation(context, dataset, executable, state, history, observers)
+            how = context, dataset, executable, state, history, observers, built.parts.metrics
+            evaluation = final_evaluation(*how)
             summary.metrics |= evaluation.metrics
             observers.add_hparams(context.changed, evaluation)
 
@@ -398,6 +400,7 @@ def record_data(context: RunContext, dataset: Dataset, device: jax.Device) -> No
     context.summary.data = {
         "image": {"shape": list(image.shape), "dtype": image.dtype},
         "classes": list(dataset.classes),
+        "targets": dataset.targets.to_dict(),
     }
     # As read: the part of it that is evaluated may change.
     if not context.ranks.is_first:
@@ -417,13 +420,13 @@ def final_evaluation(
     state: TrainState,
     history: History,
     observers: Observers,
+    metrics: Sequence[MetricSpec],
 ) -> Evaluation:
     """Evaluate the final state, unless training has just done so; a signal interrupts it."""
     evaluation = history.evaluated.get(history.step)
     if evaluation is None:
         dispatch_s, agree = context.recipe.train.dispatch_seconds, context.ranks.agree
-        own = context.recipe.eval.metrics
-        evaluation = evaluate(executable, state, dataset, dispatch_s, agree=agree, metrics=own)
+        evaluation = evaluate(executable, state, dataset, dispatch_s, agree=agree, metrics=metrics)
         assert evaluation is not None, "nobody gives it up"
         observers.monitor.on_eval(history.step, evaluation)
     return evaluation

@@ -15,6 +15,7 @@ import optax
 from flax import linen as nn
 from flax.errors import FlaxError
 
+from pipeline.config.checks import wanted_metrics
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec
@@ -22,6 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
+from pipeline.data.targets import Targets
 from pipeline.errors import RecipeError, first_line
 from pipeline.models.layers.path_patterns import require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
@@ -34,8 +36,10 @@ from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.training.losses import sample_losses
 from pipeline.training.metrics import add_own, zero_sums
 from pipeline.training.parameters import paths_of, require_trainable
+from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
+from pipeline.training.target_metrics import metrics_of
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
 """Errors that jax and flax raise, besides ValueError, for sizes that no array can have."""
@@ -82,9 +86,7 @@ class Built:
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build from shapes alone, without any weights. Raises RecipeError where parts don't fit."""
     run = schedule_run(recipe.train, dataset.train_order.steps_per_pass)
-    parts = parts_of(
-        recipe, len(dataset.classes), dataset.image, dataset.train_ops, dataset.eval_ops
-    )
+    parts = parts_of(recipe, dataset.targets, dataset.image, dataset.train_ops, dataset.eval_ops)
     seed = seed_words(recipe.seed)
     with _blaming(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
@@ -98,6 +100,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         with _blaming("parallel.specs"):
             parallel = recipe.parallel
             cuts.require_fit(variables["params"], parallel.mesh_sizes, parallel.batch_axes)
+    _check_task(recipe, dataset, parts.metrics)
     _check_metrics(parts, dataset, logits.shape[1:])
     with _blaming("train.optimizer"):
         state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
@@ -126,7 +129,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
 
 def parts_of(
     recipe: Recipe,
-    classes: int,
+    targets: Targets,
     image: ColumnSpec,
     train_ops: tuple[MapOp, ...],
     eval_ops: tuple[MapOp, ...],
@@ -134,9 +137,10 @@ def parts_of(
     """Return the configuration of a recipe's step, for images as the map ops leave them."""
     train = recipe.train
     return StepConfig(
-        network=typed_network(recipe, classes),
+        network=typed_network(recipe, len(targets)),
         image=image,
-        classes=classes,
+        classes=len(targets),
+        task=targets.task,
         train_ops=train_ops,
         eval_ops=eval_ops,
         loss=train.loss.build(),
@@ -151,7 +155,7 @@ def parts_of(
         rate_rules=train.lr_rules,
         accumulate=train.accumulate_steps,
         gradients=None if train.gradients.name == "plain" else train.gradients.build(),
-        metrics=recipe.eval.metrics,
+        metrics=(*metrics_of(targets), *recipe.eval.metrics),
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
         buckets=in_ascending_order(recipe.dataset.buckets or ()),
@@ -226,10 +230,15 @@ def _check_outputs(outputs: tuple[int, ...], dataset: Dataset) -> None:
 
     Raises ValueError that says what the network must end in.
     """
-    classes = len(dataset.classes)
-    if outputs[-1] != classes:
+    wanted = len(dataset.targets)
+    if outputs[-1] != wanted:
+        if dataset.targets.task == "classification":
+            raise ValueError(
+                f"the network ends in {outputs[-1]} outputs, and {wanted} classes are to be told "
+                "apart"
+            )
         raise ValueError(
-            f"the network ends in {outputs[-1]} outputs, and {classes} classes are to be told apart"
+            f"the network ends in {outputs[-1]} outputs, and {dataset.targets} are to be predicted"
         )
     if len(outputs) > 1 and not dataset.label_positions:
         raise ValueError(
@@ -255,6 +264,22 @@ def _check_labels(
             _require_integer_labels_to_ignore(parts, label)
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, parts), logits, labels)
+
+
+def _check_task(recipe: Recipe, dataset: Dataset, metrics: Sequence[MetricSpec]) -> None:
+    """Require a loss for what is predicted, and metrics that evaluations of it have."""
+    task, loss = dataset.targets.task, recipe.train.loss
+    if task not in loss.tasks:
+        fitting = ", ".join(losses_for(task))
+        raise RecipeError([f"train.loss = {loss.name}: must be one for {task}: {fitting}"])
+    names = [metric.name for metric in metrics]
+    known_names = [*(METRICS if task == "classification" else ["loss"]), *names]
+    doubled = sorted({name for name in known_names if known_names.count(name) > 1})
+    if doubled:
+        raise RecipeError([f"eval.metrics: {task} has {', '.join(doubled)} already; leave it out"])
+    for key, metric in wanted_metrics(recipe).items():
+        if metric is not None and metric not in known_names:
+            raise RecipeError([f"{key} = {metric}: {task} has {', '.join(known_names)}"])
 
 
 def _check_metrics(parts: StepConfig, dataset: Dataset, outputs: tuple[int, ...]) -> None:

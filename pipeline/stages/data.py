@@ -55,7 +55,7 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     dataset = Dataset(
         train=raw.train,
         eval=evaluated,
-        classes=raw.classes,
+        targets=raw.targets,
         image=image,
         train_label=mapped["label"],
         eval_label=mapped_eval["label"],
@@ -162,6 +162,6 @@ def _line(recipe: Recipe, raw: RawData, dataset: Dataset) -> str:
     part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "
     return (
         f"{recipe.dataset.name}: {len(raw.train):,} training and {part}{len(raw.eval):,} "
-        f"evaluation images {shape}, {len(raw.classes)} classes, {size_mb:,.1f} MB; "
+        f"evaluation images {shape}, {raw.targets}, {size_mb:,.1f} MB; "
         f"{order.steps_per_pass:,} steps a pass{shard}"
     )

@@ -46,7 +46,8 @@ def evaluate(
             f"none of the labels of {sums.samples} evaluation samples counts: all are "
             "dataset.ignore_index; an evaluation needs one at least"
         )
-    confusion = None if sums.confusion is None else np.asarray(sums.confusion)
+    counted = None if sums.classes is None else sums.classes.confusion
+    confusion = None if counted is None else np.asarray(counted)
     return Evaluation(summarize(sums, dataset.classes, metrics), confusion)
 
 

@@ -11,8 +11,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
+from pipeline.data.targets import Task
 from pipeline.registry import part
 from pipeline.training.part_specs import LossSpec
 
@@ -62,6 +63,7 @@ class CrossEntropy(LabelLoss):
     `uniform`, which PyTorch, Keras and optax follow, 1 - s + s / C and s / C.
     """
 
+    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
     name: Literal["cross_entropy"] = "cross_entropy"
     smoothing: Annotated[float, Field(ge=0, lt=1)]
     smoothing_convention: Literal["mindspore", "uniform"]
@@ -107,6 +109,59 @@ class Mse(LabelLoss):
         import optax
 
         return lambda outputs, targets: jnp.mean(optax.squared_error(outputs, targets), axis=-1)
+
+
+@part("loss")
+class Huber(LabelLoss):
+    """Squared errors up to `delta`, absolute ones beyond (Huber 1964): e^2 / 2, delta |e| -
+    delta^2 / 2; the mean over the outputs of a sample."""
+
+    name: Literal["huber"] = "huber"
+    delta: PositiveFloat = 1.0
+
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        import jax.numpy as jnp
+        import optax
+
+        return lambda outputs, targets: jnp.mean(
+            optax.huber_loss(outputs, targets, delta=self.delta), axis=-1
+        )
+
+
+@part("loss")
+class Quantile(LabelLoss):
+    """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978): q e for a
+    target e above the output, (q - 1) e below; the mean over the outputs of a sample."""
+
+    tasks: ClassVar[tuple[Task, ...]] = ("regression",)
+    name: Literal["quantile"] = "quantile"
+    q: Annotated[float, Field(gt=0, lt=1)] = 0.5
+
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        import jax.numpy as jnp
+
+        def quantile(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+            errors = targets - outputs
+            return jnp.mean(jnp.maximum(self.q * errors, (self.q - 1) * errors), axis=-1)
+
+        return quantile
+
+
+@part("loss")
+class BinaryCrossEntropy(LabelLoss):
+    """Cross-entropy of the sigmoid of each output, of labels that a sample has or has not; the mean
+    over the outputs of a sample."""
+
+    tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
+    name: Literal["binary_cross_entropy"] = "binary_cross_entropy"
+
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        import jax.numpy as jnp
+        import optax
+
+        return lambda logits, targets: jnp.mean(
+            optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1
+        )
 
 
 def _mean_over_positions(losses: jax.Array) -> jax.Array:

@@ -20,11 +20,27 @@ MAX_CONFUSION_CLASSES = 10_000
 
 @register_dataclass
 @dataclass(frozen=True)
-class EvalSums:
-    """Sums that evaluation adds up over batches, for C classes.
+class ClassSums:
+    """Sums over labels of which each is one of C classes.
 
-    A sample has one label, or one at each of its positions, and sums are over the valid labels. Up
-    to MAX_CONFUSION_CLASSES classes have `confusion`, more have `by_class`; the other is None.
+    Up to MAX_CONFUSION_CLASSES classes have `confusion`, more have `by_class`; the other is None.
+    """
+
+    top5: jax.Array
+    """int32 (): labels whose class is among the min(5, C) highest logits."""
+    confusion: jax.Array | None
+    """int32 (C, C): labels by true class (row) and predicted class (column)."""
+    by_class: jax.Array | None
+    """int32 (3, C): by class the labels that were predicted right, those there are, and those
+    predicted as it."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class EvalSums:
+    """Sums that evaluation adds up over batches.
+
+    A sample has one label, or one at each of its positions, and sums are over the valid labels.
     """
 
     loss_sum: jax.Array
@@ -35,29 +51,32 @@ class EvalSums:
     """int32 ()."""
     count: jax.Array
     """int32 (): valid labels."""
-    top5: jax.Array
-    """int32 (): labels whose class is among the min(5, C) highest logits."""
-    confusion: jax.Array | None
-    """int32 (C, C): labels by true class (row) and predicted class (column)."""
-    by_class: jax.Array | None
-    """int32 (3, C): by class the labels that were predicted right, those there are, and those
-    predicted as it."""
+    classes: ClassSums | None
+    """None where labels are no classes."""
     own: tuple[Any, ...] = ()
     """The sums of each metric part, in their order."""
 
 
-def zero_sums(classes: int, metrics: Sequence[MetricSpec] = ()) -> EvalSums:
-    """The sums of no samples."""
-    confused = classes <= MAX_CONFUSION_CLASSES
+def zero_sums(
+    outputs: int, metrics: Sequence[MetricSpec] = (), *, of_classes: bool = True
+) -> EvalSums:
+    """The sums of no samples, for a network of so many outputs."""
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),
         samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
+        classes=_zero_class_sums(outputs) if of_classes else None,
+        own=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
+    )
+
+
+def _zero_class_sums(classes: int) -> ClassSums:
+    confused = classes <= MAX_CONFUSION_CLASSES
+    return ClassSums(
         top5=jnp.zeros((), jnp.int32),
         confusion=jnp.zeros((classes, classes), jnp.int32) if confused else None,
         by_class=None if confused else jnp.zeros((3, classes), jnp.int32),
-        own=tuple(jax.tree.map(jnp.asarray, metric.zero(classes)) for metric in metrics),
     )
 
 
@@ -71,31 +90,40 @@ def add_batch(
 ) -> EvalSums:
     """Add the samples that `mask` (B,) bool marks as valid; the others pad the batch.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, read as the class of
-    their maximum, and losses (B,), each the mean over the valid labels of its sample. Of integer
-    labels only those that `where`, bool (B, ...), marks are valid. Among equal logits the lower
-    class ranks first.
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, and losses (B,), each the
+    mean over the valid labels of its sample. Of integer labels only those that `where`, bool
+    (B, ...), marks are valid. Labels that are classes are read as the class of their maximum where
+    they are floats; among equal logits the lower class ranks first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
         logits, labels, losses, mask = _every_label(logits, labels, losses, mask)
-    true = labels if jnp.issubdtype(labels.dtype, jnp.integer) else jnp.argmax(labels, axis=-1)
     if where is not None:
         mask = mask & where.reshape(-1)
-        true = jnp.where(mask, true, 0)
-    predicted = jnp.argmax(logits, axis=-1)
     loss_sum, loss_carry = _compensated_add(
         sums.loss_sum, sums.loss_carry, jnp.sum(jnp.where(mask, losses, 0), dtype=jnp.float32)
     )
-    return EvalSums(
+    return replace(
+        sums,
         loss_sum=loss_sum,
         loss_carry=loss_carry,
         samples=samples,
         count=sums.count + jnp.sum(mask, dtype=jnp.int32),
+        classes=None if sums.classes is None else _add_classes(sums.classes, logits, labels, mask),
+    )
+
+
+def _add_classes(
+    sums: ClassSums, logits: jax.Array, labels: jax.Array, mask: jax.Array
+) -> ClassSums:
+    """Add labels (N,) int or (N, C) float, of which `mask` (N,) marks the valid ones."""
+    true = labels if jnp.issubdtype(labels.dtype, jnp.integer) else jnp.argmax(labels, axis=-1)
+    true = jnp.where(mask, true, 0)
+    predicted = jnp.argmax(logits, axis=-1)
+    return ClassSums(
         top5=sums.top5 + jnp.sum(mask & _in_top(5, logits, true), dtype=jnp.int32),
         confusion=_add_to_confusion(sums.confusion, true, predicted, mask),
         by_class=_add_to_classes(sums.by_class, true, predicted, mask),
-        own=sums.own,
     )
 
 
@@ -189,7 +217,8 @@ def _in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
 def summarize(
     sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
 ) -> dict[str, Any]:
-    """Accuracy, top5, mean loss, count, precision, recall and f1 of `sums`, and metric parts.
+    """Mean loss, count and the metric parts of `sums`; of classes also accuracy, top5, precision,
+    recall and f1.
 
     Precision, recall and f1 are {"macro", "micro", "per_class": {name: value}}. A ratio whose
     denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
@@ -197,10 +226,17 @@ def summarize(
     More than MAX_CONFUSION_CLASSES classes have no "per_class".
     Raises ValueError when there are no samples or the names do not fit the classes.
     """
-    hits, actual, predicted = _by_class(sums)
     count = int(sums.count)
     if count == 0:
         raise ValueError("no samples were evaluated; give the evaluation split at least one")
+    classes = {} if sums.classes is None else _class_metrics(sums.classes, count, class_names)
+    shares = {name: classes.pop(name) for name in ("accuracy", "top5") if name in classes}
+    own = {m.name: float(m.value(added)) for m, added in zip(metrics, sums.own, strict=True)}
+    return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **own}
+
+
+def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
+    hits, actual, predicted = _by_class(sums)
     if len(set(class_names)) != len(hits) or len(class_names) != len(hits):
         raise ValueError(
             f"{len(hits)} classes need as many different names; given: {list(class_names)}"
@@ -208,16 +244,13 @@ def summarize(
     return {
         "accuracy": int(hits.sum()) / count,
         "top5": int(sums.top5) / count,
-        "loss": float(sums.loss_sum) / count,
-        "count": count,
         "precision": _averages(hits, predicted, class_names),
         "recall": _averages(hits, actual, class_names),
         "f1": _averages(2 * hits, actual + predicted, class_names),
-        **{m.name: float(m.value(own)) for m, own in zip(metrics, sums.own, strict=True)},
     }
 
 
-def _by_class(sums: EvalSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """By class, int64 (C,) each: labels predicted right, labels there are, labels predicted."""
     if sums.confusion is None:
         hits, actual, predicted = np.asarray(sums.by_class, np.int64)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+from pipeline.data.targets import Task
 from pipeline.registry import Seq, Spec, parts
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class GradientSpec(Spec):
 class LossSpec(Spec):
     """The loss, which training minimises: the part of kind "loss"."""
 
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression", "multi_label")
+    """What it is a loss for."""
     masks_labels: ClassVar[bool] = False
     """Whether the function takes `where` too, bool (B, ...), which marks the valid labels."""
     name: str
@@ -103,6 +106,12 @@ class LossSpec(Spec):
     def build(self) -> Callable[..., Any]:
         """A function (logits (B, ..., C), labels (B, ...) int or (B, ..., C) float) -> loss per
         sample (B,); a sample has one label, or one at each of its positions."""
+
+
+def losses_for(task: Task) -> list[str]:
+    """The names of the losses for what is predicted."""
+    known = cast(Mapping[str, type[LossSpec]], parts("loss"))
+    return [name for name, loss in known.items() if task in loss.tasks]
 
 
 class DecayRule(Spec):

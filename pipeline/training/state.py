@@ -17,6 +17,7 @@ from jax.tree_util import register_dataclass
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import Bucket
+from pipeline.data.targets import Task
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.models.layers.path_patterns import covers
 from pipeline.models.modules.layer_capture import Observations
@@ -37,6 +38,7 @@ class StepConfig:
     network: nn.Module
     image: ColumnSpec
     classes: int
+    """Outputs of the network: classes, numbers or labels."""
     train_ops: Ops
     eval_ops: Ops
     loss: SampleLoss
@@ -65,7 +67,8 @@ class StepConfig:
     gradients: Callable[[Backward, Any, Array], tuple[Any, Any]] | None = None
     """How the gradients are got from backward passes; None: from one."""
     metrics: tuple[MetricSpec, ...] = ()
-    """Metrics of evaluations beside the standard ones."""
+    """Metrics of evaluations beside those of classes."""
+    task: Task = "classification"
     shards: Shards | None = None
     """Shards of a batch, on several devices; None where one device takes a batch as a whole."""
 

@@ -99,7 +99,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
             config, batch, lambda cut: _evaluate(config, state, cut, sums), drawn=False
         )
 
-    return TrainStep(init, step, evaluate, lambda: zero_sums(config.classes, config.metrics))
+    return TrainStep(init, step, evaluate, lambda: no_sums(config))
 
 
 def _in_bucket(
@@ -302,13 +302,19 @@ def make_update_only_step(
     return step
 
 
+def no_sums(config: StepConfig) -> EvalSums:
+    """The sums of no samples."""
+    of_classes = config.task == "classification"
+    return zero_sums(config.classes, config.metrics, of_classes=of_classes)
+
+
 def _evaluate_shards(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, sums: EvalSums
 ) -> EvalSums:
     """Add a batch as the sum over its shards."""
 
     def of_shard(shard: Batch, number: Array) -> EvalSums:
-        none = zero_sums(config.classes, config.metrics)
+        none = no_sums(config)
         return _in_bucket(
             config, shard, lambda cut: _evaluate(config, state, cut, none), drawn=False
         )

@@ -122,6 +122,7 @@ def _about(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         + [{"name": "images", "shape": ["batch", *samples.shape], "dtype": samples.dtype}],
         "outputs": [{"name": "logits", "shape": shape, "dtype": logits.dtype.name}],
         "classes": list(samples.classes),
+        "targets": samples.targets.to_dict(),
     }
 
 

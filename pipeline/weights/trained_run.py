@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
+from pipeline.data.targets import Targets, Task
 from pipeline.errors import DataError
 from pipeline.files.bounded_read import read_json
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, run_of
@@ -26,7 +27,12 @@ class Samples:
     shape: tuple[int, int, int]
     """Height, width and channels of an image."""
     dtype: str
-    classes: tuple[str, ...]
+    targets: Targets
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes in label order, or of the numbers or labels."""
+        return self.targets.names
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,28 @@ def parse_samples(data: Any) -> Samples:
         case {
             "image": {"shape": [int(height), int(width), int(channels)], "dtype": str(dtype)},
             "classes": [*classes],
+            **rest,
         } if (
             min(height, width, channels) > 0
             and dtype in DTYPES
             and all(isinstance(name, str) for name in classes)
         ):
-            return Samples((height, width, channels), dtype, tuple(classes))
+            about = cast(Mapping[str, Any], rest)
+            targets = _parse_targets(tuple(classes), about)
+            return Samples((height, width, channels), dtype, targets)
     raise ValueError("image and classes are missing")
+
+
+def _parse_targets(names: tuple[str, ...], about: Mapping[str, Any]) -> Targets:
+    """The targets that a JSON object describes. Raises ValueError for anything else."""
+    match about.get("targets", {"task": "classification", "mean": [], "std": []}):
+        case {"task": str(task), "mean": [*mean], "std": [*std]} if (
+            task in get_args(Task)
+            and len(mean) == len(std) == (len(names) if task == "regression" else 0)
+            and all(type(number) in (int, float) for number in (*mean, *std))
+        ):
+            return Targets(names, cast(Task, task), tuple(mean), tuple(std))
+    raise ValueError("targets are not those of a run")
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
@@ -88,4 +109,4 @@ def _read_samples(summary: Path, recipe: Recipe) -> Samples:
                 f"{summary}: does not say what images and classes the run has; finish the run with "
                 f"train.resume={summary.parent}"
             ) from error
-        return Samples(facts.image, "uint8", tuple(map(str, range(facts.classes))))
+        return Samples(facts.image, "uint8", Targets(tuple(map(str, range(facts.classes)))))

@@ -29,6 +29,7 @@ from pipeline.data.sources.idx import read_split as read_idx_split
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.data.sources.npz import NumpyArchive
 from pipeline.data.sources.records import Records
+from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.files.knowledge_bank import read_bank
 from pipeline.lowerings.tune.tuner import BUILT_IN
@@ -254,7 +255,7 @@ def _record_files() -> Files:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "records"
-        data = RawData(split(37), split(5), ("a", "b", "c", "d"))
+        data = RawData(split(37), split(5), Targets(("a", "b", "c", "d")))
         write_records(folder, "mine", data, overwrite=False, notify=lambda *_: None)
         return _read_all(folder)
 

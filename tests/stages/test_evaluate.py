@@ -42,6 +42,13 @@ def prepare(recipe: Recipe) -> tuple[Executable, Dataset]:
     ), dataset
 
 
+def of_classes(confusion: np.ndarray, **sums: Any) -> EvalSums:
+    """Sums over 10 classes with this confusion matrix."""
+    none = zero_sums(10)
+    assert none.classes is not None
+    return replace(none, classes=replace(none.classes, confusion=confusion), **sums)
+
+
 def logits_by_hand(state: TrainState, images: np.ndarray) -> np.ndarray:
     """Dense, ReLU, dense in float64 after the evaluation's own op."""
     x = images.reshape(len(images), -1) / 256 - 0.5
@@ -100,7 +107,7 @@ class Timed:
         self.dispatched.append((start, stop))
         self.now += self._batch_s * (stop - start)
         right = np.diag([4 * stop, *9 * [0]])
-        return replace(zero_sums(10), samples=right.sum(), count=right.sum(), confusion=right)
+        return of_classes(right, samples=right.sum(), count=right.sum())
 
 
 @pytest.mark.parametrize(
@@ -136,8 +143,7 @@ def test_a_dispatch_lasts_no_longer_than_it_may(
 def test_a_sample_that_was_not_counted_is_an_error(tiny: Compose) -> None:
     recipe = tiny(*SMALL)
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
-    confusion = np.diag([39, *9 * [0]])
-    sums = replace(zero_sums(10), samples=np.int32(39), confusion=confusion)
+    sums = of_classes(np.diag([39, *9 * [0]]), samples=np.int32(39))
     forgetful = SimpleNamespace(evaluate=lambda *_: sums)
     with pytest.raises(RunError, match=r"^evaluated 39 samples of 40$"):
         evaluate(forgetful, None, dataset, 1.0)  # type: ignore[arg-type]

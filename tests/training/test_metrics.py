@@ -95,7 +95,7 @@ def test_confusion_has_true_rows_and_predicted_columns():
     logits = jnp.eye(3)[jnp.array([1, 1, 2, 0])]
     true, ones = jnp.array([0, 1, 1, 0]), jnp.ones(4)
     sums = add_batch(zero_sums(3), logits, true, ones, ones > 0)
-    np.testing.assert_array_equal(sums.confusion, [[1, 1, 0], [0, 1, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(sums.classes.confusion, [[1, 1, 0], [0, 1, 1], [0, 0, 0]])
 
 
 def test_figures_of_a_hand_worked_confusion():

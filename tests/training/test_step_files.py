@@ -17,6 +17,7 @@ from pipeline import load_recipe
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
+from pipeline.data.targets import Targets
 from pipeline.stages.build import parts_of
 from pipeline.training.step import make_train_step
 
@@ -30,7 +31,9 @@ MOST_FILES = 7
 @pytest.mark.slow
 def test_a_plain_step_goes_through_at_most_seven_files() -> None:
     recipe = load_recipe("lenet5_mnist", ["optimizer=sgd"])
-    config = parts_of(recipe, 10, ColumnSpec((32, 32, 1), "float32"), (), ())
+    config = parts_of(
+        recipe, Targets(tuple("0123456789")), ColumnSpec((32, 32, 1), "float32"), (), ()
+    )
     step = make_train_step(config)
     batch = Batch(
         columns={

@@ -20,6 +20,7 @@ from pipeline.data.checksums import SUMS, checksum, is_as_written, list_sums
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import RemoteFile, exclusive, fetch_all, require_published
+from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.files.ownership import make_private
 from pipeline.registry import part
@@ -101,7 +102,7 @@ class CifarDataset(DatasetSpec):
         return RawData(
             train=read_split(folder, self.release.train, self.release),
             eval=read_split(folder, self.release.eval, self.release),
-            classes=self.class_names,
+            targets=Targets(self.class_names),
         )
 
     def _unpacked(self, archive: Path, downloads: Path) -> Path:

@@ -10,6 +10,7 @@ from pydantic import field_validator
 
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.targets import Targets
 from pipeline.registry import part
 
 _ARRAYS = Path(__file__).with_name("digits.npz")
@@ -44,5 +45,5 @@ class Digits(DatasetSpec):
         return RawData(
             train=Split({"image": images[~held_out], "label": labels[~held_out]}),
             eval=Split({"image": images[held_out], "label": labels[held_out]}),
-            classes=tuple("0123456789"),
+            targets=Targets(tuple("0123456789")),
         )

@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import RemoteFile, fetch_all, require_published
+from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.registry import part
 
@@ -48,7 +49,7 @@ class IdxDataset(DatasetSpec):
         return RawData(
             train=read_split(folder, "train", sizes.train_size),
             eval=read_split(folder, "t10k", sizes.eval_size),
-            classes=self.class_names,
+            targets=Targets(self.class_names),
         )
 
     def _require_published(self, folder: Path) -> None:

@@ -18,6 +18,7 @@ from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
 from pipeline.data.padding.buckets import Ragged
+from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.registry import Seq, part
 
@@ -62,7 +63,7 @@ class ImageFolder(LocalDatasetSpec):
         return RawData(
             train=Split({"image": train, "label": train_labels}),
             eval=Split({"image": evaluated, "label": eval_labels}),
-            classes=classes,
+            targets=Targets(classes),
         )
 
     def _images(self, *paths: Sequence[str]) -> list[Column]:

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, ragged_array
+from pipeline.data.targets import Targets, Task, standardised
 from pipeline.errors import DataError
 from pipeline.files.error_text import shown
 from pipeline.files.npy import open_archive
@@ -31,25 +32,33 @@ MAX_CLASSES = 1 << 20
 
 @part("dataset")
 class NumpyArchive(LocalDatasetSpec):
-    """Images uint8 or float32, (n, H, W) or (n, H, W, C), and labels, which are whole numbers.
+    """Images uint8 or float32, (n, H, W) or (n, H, W, C), and what is to be predicted of them.
 
-    Labels are (n,) or (n, 1), one a sample, or (n, ...), one for each of its positions: (n, tokens)
-    or (n, height, width). Images of several sizes come as x_train (values in all,), one after the
-    other, and x_train_sizes (n, 1 to 3): (tokens,), (H, W) or (H, W, C); x_test likewise. Labels of
-    their positions are y_train (labels in all,) and y_train_sizes (n, 1 or 2) then.
+    Numbers are floats, (n,) or (n, K). Classes are whole numbers, (n,) or (n, 1), one a sample, or
+    (n, ...), one for each of its positions: (n, tokens) or (n, height, width). Images of several
+    sizes come as x_train (values in all,), one after the other, and x_train_sizes (n, 1 to 3):
+    (tokens,), (H, W) or (H, W, C); x_test likewise. Labels of their positions are y_train (labels
+    in all,) and y_train_sizes (n, 1 or 2) then.
     """
 
     root_must_be = f"an .npz file with {', '.join(ARRAYS)}"
     name: Literal["numpy"] = "numpy"
     root: GivenRoot
     """The .npz file."""
+    task: Literal["auto"] | Task = "auto"
+    """What y is. auto: classes where it has whole numbers, else numbers to predict (regression);
+    multi_label: 0 or 1 for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
     """null: one more than the largest label, 10,000 at most."""
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
         try:
-            return split_arrays(load_arrays(self.root), self.classes, self.ignore_index)
+            arrays = load_arrays(self.root)
+            task = _task_of(arrays) if self.task == "auto" else self.task
+            if task != "classification":
+                return split_numbers(arrays, task)
+            return split_arrays(arrays, self.classes, self.ignore_index)
         except (OSError, ValueError, MemoryError) as error:
             raise DataError(f"{self.root}: {error}") from error
 
@@ -82,13 +91,8 @@ def split_arrays(
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
         for name in ("y_train", "y_test")
     }
-    kinds = {name: _kind(value) for name, value in images.items()}
-    if len(set(kinds.values())) > 1:
-        raise ValueError(f"x_train and x_test must have images of one shape and dtype, not {kinds}")
-    for split in ("train", "test"):
-        samples, answers = images[f"x_{split}"].shape[0], labels[f"y_{split}"].shape[0]
-        if samples != answers:
-            raise ValueError(f"x_{split} has {samples:,} images, y_{split} {answers:,} labels")
+    _require_alike(images)
+    _require_as_many(images, labels)
     shapes = {name: _shape(values) for name, values in labels.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"y_train and y_test must have as many labels a sample, not {shapes}")
@@ -98,8 +102,73 @@ def split_arrays(
     return RawData(
         train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
         eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
-        classes=names,
+        targets=Targets(names),
     )
+
+
+def _require_alike(images: Mapping[str, Column]) -> None:
+    """Raise ValueError where the splits have images of several shapes or dtypes."""
+    kinds = {name: _kind(value) for name, value in images.items()}
+    if len(set(kinds.values())) > 1:
+        raise ValueError(f"x_train and x_test must have images of one shape and dtype, not {kinds}")
+
+
+def _require_as_many(images: Mapping[str, Column], labels: Mapping[str, Column]) -> None:
+    """Raise ValueError where a split has more or fewer labels than images."""
+    for split in ("train", "test"):
+        samples, answers = images[f"x_{split}"].shape[0], labels[f"y_{split}"].shape[0]
+        if samples != answers:
+            raise ValueError(f"x_{split} has {samples:,} images, y_{split} {answers:,} labels")
+
+
+def _task_of(arrays: Mapping[str, np.ndarray]) -> Task:
+    kinds = {arrays[name].dtype.kind for name in ("y_train", "y_test")}
+    return "regression" if "f" in kinds else "classification"
+
+
+def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
+    """Both splits with numbers or several labels a sample, float32 (n, K), checked.
+
+    Numbers are standardised by the training split. Raises ValueError that names the array.
+    """
+    images = {
+        name: _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
+        for name in ("x_train", "x_test")
+    }
+    _require_alike(images)
+    numbers = {name: _as_numbers(name, arrays[name]) for name in ("y_train", "y_test")}
+    _require_as_many(images, numbers)
+    columns = {name: values.shape[1] for name, values in numbers.items()}
+    if len(set(columns.values())) > 1:
+        raise ValueError(f"y_train and y_test must have as many columns, not {columns}")
+    train, evaluated = numbers["y_train"], numbers["y_test"]
+    count = train.shape[1]
+    names = ("y",) if count == 1 else tuple(f"y{number}" for number in range(count))
+    targets = Targets(names, task)
+    if task == "regression":
+        train, evaluated, targets = standardised(train, evaluated, names)
+    else:
+        _require_flags(numbers)
+    return RawData(
+        train=Split({"image": images["x_train"], "label": train.astype(np.float32)}),
+        eval=Split({"image": images["x_test"], "label": evaluated.astype(np.float32)}),
+        targets=targets,
+    )
+
+
+def _as_numbers(name: str, values: np.ndarray) -> np.ndarray:
+    """Numbers (n, K). Raises ValueError for another shape or type."""
+    if values.dtype.kind not in "iufb":
+        raise ValueError(f"{name} is {values.dtype}; must be numbers")
+    if values.ndim not in (1, 2) or 0 in values.shape:
+        raise ValueError(f"{name} has shape {values.shape}; must be (n,) or (n, numbers)")
+    return values.reshape(len(values), -1)
+
+
+def _require_flags(numbers: Mapping[str, np.ndarray]) -> None:
+    for name, values in numbers.items():
+        if not np.isin(values, (0, 1)).all():
+            raise ValueError(f"{name} has other values than 0 and 1, which multi_label takes")
 
 
 def _classes(

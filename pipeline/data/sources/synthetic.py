@@ -12,6 +12,7 @@ from pydantic import PositiveInt, ValidationError, field_validator
 
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.host.memory import require_room
 from pipeline.registry import part, parts
@@ -80,7 +81,7 @@ class Synthetic(DatasetSpec):
         return RawData(
             train=draw_split(patterns, sizes.train_size, _TRAIN_SEED),
             eval=draw_split(patterns, sizes.eval_size, _EVAL_SEED),
-            classes=tuple(str(label) for label in range(sizes.classes)),
+            targets=Targets(tuple(str(label) for label in range(sizes.classes))),
         )
 
 

@@ -72,6 +72,32 @@ def test_a_sample_can_have_a_label_at_every_position(tmp_path: Path) -> None:
     assert len(data.classes) == 7
 
 
+def test_floats_are_numbers_to_predict_standardised_by_the_training_split(tmp_path: Path) -> None:
+    y_train = np.array([[1.0, 10], [2, 20], [3, 30], [4, 40], [5, 50]])
+
+    data = read(tmp_path, y_train=y_train, y_test=np.array([[3.0, 80], [1, 30]]))
+
+    assert (data.targets.task, data.targets.names) == ("regression", ("y0", "y1"))
+    assert (data.targets.mean, data.targets.std) == ((3, 30), (2**0.5, 200**0.5))
+    expected = np.array([[0, 50 / 200**0.5], [-(2**0.5), 0]], np.float32)
+    np.testing.assert_array_equal(data.eval.columns["label"][:], expected)
+    np.testing.assert_allclose(data.targets.in_units(data.train.columns["label"][:]), y_train)
+
+
+def test_several_labels_a_sample_are_0_or_1(tmp_path: Path) -> None:
+    flags = np.array([[1, 0], [0, 0], [1, 1], [0, 1], [0, 0]], np.uint8)
+    np.savez(tmp_path / "mine.npz", **arrays(y_train=flags, y_test=flags[:2]))
+    spec = section(root=tmp_path / "mine.npz", classes=None, task="multi_label")
+
+    data = NumpyArchive(**spec).read(tmp_path)
+
+    assert data.targets.task == "multi_label"
+    np.testing.assert_array_equal(data.train.columns["label"][:], flags.astype(np.float32))
+    np.savez(tmp_path / "mine.npz", **arrays(y_train=2 * flags, y_test=flags[:2]))
+    with pytest.raises(DataError, match="y_train has other values than 0 and 1, which multi_label"):
+        NumpyArchive(**spec).read(tmp_path)
+
+
 def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
     assert len(read(tmp_path, classes=7).classes) == 7
 
@@ -95,7 +121,12 @@ def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
         ({"x_test": np.zeros((2, 4, 3), np.float32)}, "one shape and dtype, .*float32"),
         ({"y_train": np.zeros(4, int)}, "x_train has 5 images, y_train 4 labels"),
         ({"y_test": np.zeros(3, int)}, "x_test has 2 images, y_test 3 labels"),
-        ({"y_train": np.zeros(5)}, "y_train is float64; labels must be whole numbers"),
+        ({"y_train": np.zeros(5)}, "y is the same in all training samples"),
+        ({"y_test": np.array([0.5, np.nan])}, "y has values in the evaluation split that are not"),
+        (
+            {"y_train": np.zeros((5, 2)), "y_test": np.zeros((2, 3))},
+            "as many columns, not .*2.*3",
+        ),
         (
             {"y_test": np.zeros((2, 3), int)},
             r"y_train and y_test must have as many labels a sample, not .*\(\).*\(3,\)",

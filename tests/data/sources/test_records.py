@@ -22,6 +22,7 @@ from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.records import Records
+from pipeline.data.targets import Targets
 from pipeline.errors import DataError, RunError
 from tests.data.feed.feeding import LazyNumbers, make, make_order
 from tests.data.section import section
@@ -40,7 +41,7 @@ def output(samples: int = SAMPLES) -> RawData:
         images = rng.integers(0, 256, (size, 6, 5, 3), np.uint8)
         return Split({"image": images, "label": (np.arange(size) % 4).astype(np.int32)})
 
-    return RawData(split(samples), split(EVALUATED), ("ant", "bee", "cat", "dog"))
+    return RawData(split(samples), split(EVALUATED), Targets(("ant", "bee", "cat", "dog")))
 
 
 def write(folder: Path, data: RawData | None = None, *, overwrite: bool = False) -> Path:
@@ -141,7 +142,7 @@ def test_slow_sources_are_read_once_and_bit_by_bit(
 
     labels = np.zeros(SAMPLES, np.int32)
     split = Split({"image": Watched(), "label": labels})
-    back = read(write(tmp_path / "out", RawData(split, split, ("a",))))
+    back = read(write(tmp_path / "out", RawData(split, split, Targets(("a",)))))
     assert np.array_equal(back.train.columns["image"][:], values)
     assert requested == [(0, 10), (10, 20), (20, 30), (30, 37)] * 2
 
@@ -225,7 +226,7 @@ def test_a_file_of_another_dataset_is_noticed(
     folder = copy(sharded, tmp_path)
     other = output()
     changed = Split({**other.train.columns, "image": 255 - other.train.columns["image"]})
-    foreign = write(tmp_path / "foreign", RawData(changed, other.eval, other.classes))
+    foreign = write(tmp_path / "foreign", RawData(changed, other.eval, other.targets))
     shutil.copy(foreign / IMAGES, folder / IMAGES)
     expected = rf"{IMAGES}, record 0: is damaged or of another dataset: its checksum is wrong"
     with pytest.raises(DataError, match=expected):
@@ -319,7 +320,7 @@ def test_writing_that_fails_leaves_things_as_they_were(before: int | None, tmp_p
     good = output()
     split = Split({**good.train.columns, "other": Torn(np.zeros((SAMPLES, 100), np.int32), fail)})
     with pytest.raises(DataError, match="the film tore"):
-        write(folder, RawData(split, split, good.classes), overwrite=True)
+        write(folder, RawData(split, split, good.targets), overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ([] if before is None else ["out"])
     if before is not None:
         assert_same(read(folder).train, output(before).train)
@@ -341,7 +342,7 @@ def ragged() -> RawData:
     flat = rng.integers(0, 256, int(sizes.prod(axis=1).sum()) * 3, np.uint8)
     labels = (np.arange(SAMPLES) % 4).astype(np.int32)
     split = Split({"image": ragged_array(flat, sizes, (3,)), "label": labels})
-    return RawData(split, split, ("ant", "bee", "cat", "dog"))
+    return RawData(split, split, Targets(("ant", "bee", "cat", "dog")))
 
 
 @pytest.mark.usefixtures("small_files")
@@ -369,7 +370,7 @@ def test_sizes_that_do_not_fit_the_records_are_noticed(tmp_path: Path) -> None:
     sizes = column.sizes[np.r_[1, 0, 2:SAMPLES]]
     other = ragged_array(column[:].reshape(-1)[: int(sizes.prod(axis=1).sum()) * 3], sizes, (3,))
     foreign = Split({"image": other, "label": swapped.train.columns["label"]})
-    write(tmp_path / "foreign", RawData(foreign, foreign, swapped.classes))
+    write(tmp_path / "foreign", RawData(foreign, foreign, swapped.targets))
     tree = json.loads((folder / DESCRIPTION).read_text())
     theirs = json.loads((tmp_path / "foreign" / DESCRIPTION).read_text())
     sizes_spec = theirs["train"]["columns"]["image"]["sizes"]

@@ -1,0 +1,74 @@
+"""Targets: what a network is to predict of a sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Task = Literal["classification", "regression", "multi_label"]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The outputs of a network: classes, numbers, or labels of which a sample may have several.
+
+    Numbers are standardised as `(number - mean) / std` where they are read, by the training split,
+    and metrics and predictions are in the units of the data again.
+    """
+
+    names: tuple[str, ...]
+    """Of the classes in the order of their labels, of the numbers, or of the labels."""
+    task: Task = "classification"
+    mean: tuple[float, ...] = ()
+    """Of each number, in the units of the data; empty for another task."""
+    std: tuple[float, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is to be known of them beside the names, as JSON."""
+        return {"task": self.task, "mean": list(self.mean), "std": list(self.std)}
+
+    def in_units(self, outputs: np.ndarray) -> np.ndarray:
+        """Predictions (..., K), those of numbers in the units of the data."""
+        if self.task != "regression":
+            return outputs
+        return outputs * np.asarray(self.std) + np.asarray(self.mean)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __str__(self) -> str:
+        count = len(self.names)
+        match self.task:
+            case "classification":
+                return f"{count} classes"
+            case "multi_label":
+                return f"{count} labels"
+        named = ", ".join(
+            f"{name} {mean:.4g} +- {std:.4g}"
+            for name, mean, std in zip(self.names[:4], self.mean, self.std, strict=False)
+        )
+        return f"{count} number{'s' if count > 1 else ''} ({named}{', ...' if count > 4 else ''})"
+
+
+def standardised(
+    train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...]
+) -> tuple[np.ndarray, np.ndarray, Targets]:
+    """Standardise numbers (n, K) of both splits by the training split: float32, and the targets.
+
+    Raises ValueError where a number is not finite, or is the same in all training samples.
+    """
+    for split, values in (("training", train), ("evaluation", evaluated)):
+        if not np.isfinite(values).all():
+            column = names[int(np.flatnonzero(~np.isfinite(values).all(axis=0))[0])]
+            raise ValueError(f"{column} has values in the {split} split that are not finite")
+    wide = np.asarray(train, np.float64)
+    mean, std = wide.mean(axis=0), wide.std(axis=0)
+    constant = [name for name, value in zip(names, std, strict=True) if value == 0]
+    if constant:
+        raise ValueError(f"{', '.join(constant)} is the same in all training samples")
+    scaled = ((np.asarray(values, np.float64) - mean) / std for values in (train, evaluated))
+    first, second = (values.astype(np.float32) for values in scaled)
+    targets = Targets(names, "regression", tuple(mean.tolist()), tuple(std.tolist()))
+    return first, second, targets

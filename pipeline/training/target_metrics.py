@@ -1,0 +1,172 @@
+"""Metrics of numbers and of labels of which a sample may have several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from pipeline.data.targets import Targets
+from pipeline.registry import Seq, part
+from pipeline.training.part_specs import Direction, MetricSpec
+
+if TYPE_CHECKING:
+    import jax
+
+
+OF_NUMBERS, OF_LABELS = ("mae", "rmse", "r2"), ("exact_match", "micro_f1", "macro_f1")
+
+
+class NumberMetric(MetricSpec):
+    """Base of the metrics of K numbers, which networks predict standardised."""
+
+    std: Seq[float] = ()
+    """By number the unit of the data in standardised ones; empty: they are not standardised."""
+
+    def zero(self, classes: int) -> Any:
+        """By number the sum of errors, absolute or squared; and the samples."""
+        return {"errors": np.zeros(classes, np.float32), "samples": np.zeros((), np.float32)}
+
+    def _units(self, sums: Any) -> np.ndarray:
+        """By number what an error of 1 is in the units of the data, float64 (K,)."""
+        return np.asarray(self.std, np.float64) if self.std else np.ones(len(sums["errors"]))
+
+    def _mean_errors(self, sums: Any) -> np.ndarray:
+        return np.asarray(sums["errors"], np.float64) / float(sums["samples"])
+
+
+@part("metric")
+class MeanAbsoluteError(NumberMetric):
+    """Mean absolute error, in the units of the data; of several numbers the mean of theirs."""
+
+    better: ClassVar[Direction] = "min"
+    name: Literal["mae"] = "mae"
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax.numpy as jnp
+
+        errors = jnp.where(mask[:, None], jnp.abs(logits - labels), 0)
+        return {"errors": errors.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
+
+    def value(self, sums: Any) -> float:
+        return float((self._mean_errors(sums) * self._units(sums)).mean())
+
+
+@part("metric")
+class RootMeanSquareError(NumberMetric):
+    """Root of the mean squared error, in the units of the data; of several the mean of theirs."""
+
+    better: ClassVar[Direction] = "min"
+    name: Literal["rmse"] = "rmse"
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax.numpy as jnp
+
+        errors = jnp.where(mask[:, None], jnp.square(logits - labels), 0)
+        return {"errors": errors.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
+
+    def value(self, sums: Any) -> float:
+        return float((np.sqrt(self._mean_errors(sums)) * self._units(sums)).mean())
+
+
+@part("metric")
+class ExplainedShare(NumberMetric):
+    """R squared: 1 - the squared error over that of the mean of the evaluated samples; of several
+    numbers the mean of theirs. A number that is constant there has 0."""
+
+    name: Literal["r2"] = "r2"
+
+    def zero(self, classes: int) -> Any:
+        """By number the sums of squared errors, of the numbers and of their squares."""
+        none = np.zeros(classes, np.float32)
+        sums = {"errors": none, "total": none, "squares": none}
+        return {**sums, "samples": np.zeros((), np.float32)}
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax.numpy as jnp
+
+        valid = jnp.where(mask[:, None], labels, 0)
+        errors = jnp.where(mask[:, None], jnp.square(logits - labels), 0)
+        return {
+            "errors": errors.sum(axis=0),
+            "total": valid.sum(axis=0),
+            "squares": jnp.square(valid).sum(axis=0),
+            "samples": mask.sum().astype(jnp.float32),
+        }
+
+    def value(self, sums: Any) -> float:
+        errors, total, squares = (
+            np.asarray(sums[key], np.float64) for key in ("errors", "total", "squares")
+        )
+        spread = squares - total**2 / float(sums["samples"])
+        shares = 1 - np.divide(errors, spread, out=np.ones_like(errors), where=spread > 0)
+        return float(shares.mean())
+
+
+class LabelsMetric(MetricSpec):
+    """Base of the metrics of K labels, each of which a sample has or has not."""
+
+    def zero(self, classes: int) -> Any:
+        """By label the hits, the samples that have it and those predicted to; and samples whose
+        labels are all right, and all samples."""
+        none = np.zeros(classes, np.int32)
+        counts = {"hits": none, "actual": none, "predicted": none}
+        return {**counts, "exact": np.zeros((), np.int32), "samples": np.zeros((), np.int32)}
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax.numpy as jnp
+
+        predicted, actual = (logits > 0) & mask[:, None], (labels > 0.5) & mask[:, None]
+        exact = (predicted == actual).all(axis=-1) & mask
+        counts = {"hits": predicted & actual, "actual": actual, "predicted": predicted}
+        by_label = {key: value.sum(axis=0, dtype=jnp.int32) for key, value in counts.items()}
+        return {
+            **by_label,
+            "exact": exact.sum(dtype=jnp.int32),
+            "samples": mask.sum(dtype=jnp.int32),
+        }
+
+
+@part("metric")
+class ExactMatch(LabelsMetric):
+    """The share of samples all of whose labels are predicted right."""
+
+    name: Literal["exact_match"] = "exact_match"
+
+    def value(self, sums: Any) -> float:
+        return float(sums["exact"] / sums["samples"])
+
+
+@part("metric")
+class MicroF1(LabelsMetric):
+    """F1 of the labels of all samples together."""
+
+    name: Literal["micro_f1"] = "micro_f1"
+
+    def value(self, sums: Any) -> float:
+        both = int(sums["actual"].sum()) + int(sums["predicted"].sum())
+        return 2 * int(sums["hits"].sum()) / both if both else 0.0
+
+
+@part("metric")
+class MacroF1(LabelsMetric):
+    """The mean of the F1 of each label; 0 for one that no sample has and none is predicted to."""
+
+    name: Literal["macro_f1"] = "macro_f1"
+
+    def value(self, sums: Any) -> float:
+        both = np.asarray(sums["actual"] + sums["predicted"], np.float64)
+        f1 = np.divide(2.0 * sums["hits"], both, out=np.zeros_like(both), where=both > 0)
+        return float(f1.mean())
+
+
+def metrics_of(targets: Targets) -> Sequence[MetricSpec]:
+    """The metrics that every evaluation of such targets has; those of classes are apart."""
+    match targets.task:
+        case "regression":
+            std = targets.std
+            return MeanAbsoluteError(std=std), RootMeanSquareError(std=std), ExplainedShare(std=std)
+        case "multi_label":
+            return ExactMatch(), MicroF1(), MacroF1()
+    return ()

@@ -1,0 +1,82 @@
+"""Metrics of numbers and of several labels against numpy's formulas, however batches are cut."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.targets import Targets
+from pipeline.training.metrics import add_batch, add_own, summarize, zero_sums
+from pipeline.training.target_metrics import metrics_of
+
+SAMPLES, OUTPUTS = 24, 3
+
+
+def summary(outputs: np.ndarray, labels: np.ndarray, targets: Targets, batch: int) -> dict:
+    """Evaluate in batches, the last padded by samples that do not count."""
+    metrics = metrics_of(targets)
+    sums = zero_sums(len(targets), metrics, of_classes=False)
+    for start in range(0, len(outputs), batch):
+        rows = np.arange(start, start + batch)
+        mask, rows = jnp.asarray(rows < len(outputs)), np.minimum(rows, len(outputs) - 1)
+        own = jnp.asarray(outputs[rows]), jnp.asarray(labels[rows])
+        sums = add_batch(sums, *own, jnp.ones(batch), mask)
+        sums = add_own(sums, metrics, *own, mask)
+    return summarize(jax.tree.map(np.asarray, sums), targets.names, metrics)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([24, 7, 5]))
+def test_errors_are_in_the_units_of_the_data(seed: int, batch: int) -> None:
+    draw = np.random.default_rng(seed)
+    mean, std = draw.normal(size=OUTPUTS) * 100, draw.uniform(0.5, 50, OUTPUTS)
+    labels = draw.normal(size=(SAMPLES, OUTPUTS)).astype(np.float32)
+    outputs = (labels + 0.3 * draw.normal(size=labels.shape)).astype(np.float32)
+    targets = Targets(("a", "b", "c"), "regression", tuple(mean), tuple(std))
+
+    found = summary(outputs, labels, targets, batch)
+
+    true, predicted = (targets.in_units(values.astype(float)) for values in (labels, outputs))
+    errors = predicted - true
+    spread = np.square(true - true.mean(axis=0)).sum(axis=0)
+    expected = {
+        "mae": np.abs(errors).mean(),
+        "rmse": np.sqrt(np.square(errors).mean(axis=0)).mean(),
+        "r2": (1 - np.square(errors).sum(axis=0) / spread).mean(),
+    }
+    assert found.keys() == {"loss", "count", *expected}
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-4), name
+
+
+def test_a_number_that_is_constant_where_it_is_evaluated_has_no_explained_share() -> None:
+    ones = np.ones((4, 1), np.float32)
+    targets = Targets(("y",), "regression", (0.0,), (1.0,))
+    assert summary(ones + 1, ones, targets, 4)["r2"] == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([24, 7, 5]))
+def test_labels_are_counted_as_one_by_one(seed: int, batch: int) -> None:
+    draw = np.random.default_rng(seed)
+    outputs = draw.normal(size=(SAMPLES, OUTPUTS)).astype(np.float32)
+    labels = draw.integers(2, size=outputs.shape).astype(np.float32)
+    labels[:, 2] = 0
+
+    found = summary(outputs, labels, Targets(("a", "b", "c"), "multi_label"), batch)
+
+    pairs = list(zip(outputs > 0, labels > 0, strict=True))
+    by_label = []
+    for label in range(OUTPUTS):
+        hits = sum(bool(p[label] and t[label]) for p, t in pairs)
+        both = sum(int(p[label]) + int(t[label]) for p, t in pairs)
+        by_label.append((hits, both))
+    f1 = [2 * hits / both if both else 0 for hits, both in by_label]
+    assert found["exact_match"] == sum(bool((p == t).all()) for p, t in pairs) / SAMPLES
+    assert found["macro_f1"] == pytest.approx(sum(f1) / OUTPUTS)
+    total = [sum(column) for column in zip(*by_label, strict=True)]
+    assert found["micro_f1"] == pytest.approx(2 * total[0] / total[1])
