@@ -86,6 +86,20 @@ def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
     return jax.lax.fori_loop(jnp.int32(0), hidden, body, start)
 
 
+def written_out(tree: T) -> T:
+    """Return a tree of float32 and integers as it is, in memory of its own.
+
+    XLA fuses a sum with what reads it, such as the norm of the gradients, and cuts that into other
+    vectors than where the sum came from several devices. It can't look through a loop whose number
+    of iterations it does not know: here one, which multiplies by 1.
+    """
+
+    def times_one(i: Array, values: T) -> T:
+        return jax.tree.map(lambda x: x * (i + 1).astype(x.dtype), values)
+
+    return _repeat(1, times_one, tree)
+
+
 def add_devices(tree: T, axis: str, devices: int) -> T:
     """Add trees of the devices along a mesh axis, in their order; every device has the sum.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.data.batch import Batch
-from pipeline.parallel.fixed_sum import add_devices, sum_leaves
+from pipeline.parallel.fixed_sum import add_devices, sum_leaves, written_out
 from pipeline.parallel.shards import Shards
 
 T = TypeVar("T")
@@ -36,7 +36,8 @@ def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T
         return compute(shard, first + i), carry
 
     own, _ = sum_leaves(leaf, shards.own, None, of=shards.count)
-    return own if shards.axis is None else add_devices(own, shards.axis, shards.devices)
+    total = own if shards.axis is None else add_devices(own, shards.axis, shards.devices)
+    return written_out(total)
 
 
 def _shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:

@@ -59,6 +59,17 @@ def test_one_and_four_devices_have_the_same_bits(tiny: Compose, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_shards_of_one_sample_have_the_same_bits(tiny: Compose, tmp_path: Path) -> None:
+    """The norm of the gradients reads a sum of 16 terms here, of which devices add parts there."""
+    fixed = [*MLP, *SHORT, "train.batch_size=16", "parallel.shards=16", "optimizer=lion"]
+    one, two = (
+        train(tiny, tmp_path / str(devices), [*fixed, f"parallel.devices={devices}"])
+        for devices in (1, 2)
+    )
+    assert differences(one, two) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("feed", ["resident", "stream"])
 def test_every_number_of_devices_has_the_same_bits(
     tiny: Compose, tmp_path: Path, feed: str
