@@ -30,14 +30,18 @@ METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
 averages."""
 
 
+Reduction = Literal["mean", "sum", "none"]
+"""How the losses of a batch become one: their mean; their sum; or none, as in MindSpore: training
+minimises their sum (a gradient of ones), and the loss of a step is reported as their mean (L-01)."""
+
+
 class LossSpec(Spec):
     """The loss, which training minimises: the part of kind "loss"."""
 
     masks_labels: ClassVar[bool] = False
     """Whether the function takes `where` too, bool (B, ...), which marks the valid labels."""
     name: str
-    reduction: Literal["mean", "sum"]
-    """Reduction of the losses of a batch: their mean or their sum."""
+    reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Reduce only this share of each batch, the samples with the largest losses (M-13)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from pipeline.models.modules.layer_capture import Observations
 from pipeline.parallel.shards import Shards
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.part_specs import AverageSpec, RateRule
+from pipeline.training.part_specs import AverageSpec, RateRule, Reduction
 
 Array = jax.Array
 SampleLoss = Callable[..., Array]
@@ -40,7 +40,7 @@ class StepConfig:
     train_ops: Ops
     eval_ops: Ops
     loss: SampleLoss
-    reduction: Literal["mean", "sum"]
+    reduction: Reduction
     optimizer: optax.GradientTransformation
     loss_scale: LossScaling
     ignore_index: int | None = None

@@ -25,6 +25,7 @@ from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.parallel.shards import Shards
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.losses import (
+    divides_by_labels,
     label_mask,
     label_weight,
     normalizer,
@@ -148,7 +149,8 @@ def _shard_gradients(
     Batch norm sees one shard at a time; the running statistics are the mean of those that each
     shard leaves. Dropout draws by the number of the shard.
     """
-    divisor = batch.count if config.ignore_index is None else _valid_labels(config, shards, batch)
+    by_labels = divides_by_labels(config)
+    divisor = _valid_labels(config, shards, batch) if by_labels else batch.count
 
     def of_shard(shard: Batch, number: Array) -> Gradients:
         def compute(cut: Batch) -> Gradients:
@@ -262,7 +264,7 @@ def _microbatch_gradients(
         )
         losses = sample_losses(config, logits, batch.labels)
         loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
-        return loss * scale, (loss, changed.get("batch_stats", {}))
+        return loss.minimised * scale, (loss.reported, changed.get("batch_stats", {}))
 
     if config.observe_layers:
         values, (loss, batch_stats), layers = grad_observing_layers(scaled_loss)(trained)
