@@ -47,6 +47,7 @@ PART_MODULES = (
     "pipeline.training.optimizers.layerwise",
     "pipeline.training.losses",
     "pipeline.training.optimizers.first_order",
+    "pipeline.training.rate_table",
     "pipeline.training.schedules",
     "pipeline.training.optimizers.thor.thor_spec",
 )

@@ -57,6 +57,7 @@ class CompileInputs:
     train: Feed
     eval: Feed
     learning_rates: np.ndarray
+    """A row for each update, as `TrainStep` takes them."""
     seed: np.ndarray
     eager: bool = False
     """Run every operation on its own instead of compiled programs."""

@@ -148,7 +148,7 @@ class XlaExecutable:
     report: CompileReport
     programs: Programs
     rates: Array
-    """Learning rates on the device, one for each step, in blocks of `RATES_BLOCK`."""
+    """Learning rates on the device, a row for each step, in blocks of `RATES_BLOCK`."""
     buffers: tuple[Array, Array]
     """Telemetry buffer and `should_continue` for the next call of `programs.train`, which consumes
     them: every call leaves new ones here."""
@@ -313,8 +313,9 @@ def _window_specs(inputs: Inputs) -> Any:
 
 
 def _in_blocks(rates: np.ndarray) -> np.ndarray:
-    """The table, with its last rate repeated to a full block: most lengths share a program."""
-    return np.pad(rates, (0, -len(rates) % RATES_BLOCK), mode="edge")
+    """The table, with its last row repeated to a full block: most lengths share a program."""
+    rows = (0, -len(rates) % RATES_BLOCK)
+    return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
 
 def _empty_buffers(inputs: Inputs) -> tuple[Array, Array]:

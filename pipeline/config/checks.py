@@ -257,10 +257,11 @@ def batch_fits(recipe: Recipe) -> Iterator[str]:
 @rule
 def one_warmup(recipe: Recipe) -> Iterator[str]:
     """Warmup is given in steps or in passes."""
-    try:
-        recipe.train.schedule.warmup(1)
-    except ValueError as error:
-        yield f"train.schedule: {error}"
+    for key, schedule in recipe.train.schedules.items():
+        try:
+            schedule.warmup(1)
+        except ValueError as error:
+            yield f"{key}: {error}"
 
 
 @rule
@@ -272,12 +273,13 @@ def warmup_fits(recipe: Recipe) -> Iterator[str]:
         return
     per_pass = batching(recipe, facts.train_size).steps_per_pass
     total = total_steps(recipe.train, per_pass)
-    warmup = recipe.train.schedule.warmup(per_pass)
-    if warmup >= total:
-        yield (
-            f"train.schedule: warmup of {warmup} steps must be shorter than the {total} steps "
-            "of training"
-        )
+    for key, schedule in recipe.train.schedules.items():
+        warmup = schedule.warmup(per_pass)
+        if warmup >= total:
+            yield (
+                f"{key}: warmup of {warmup} steps must be shorter than the {total} steps "
+                "of training"
+            )
 
 
 def batching(recipe: Recipe, samples: int) -> Batching:

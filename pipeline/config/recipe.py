@@ -78,7 +78,8 @@ class TrainSpec(Spec):
     freeze: Seq[str]
     """Patterns of parameter paths, such as conv_*, that are not updated (M-06)."""
     lr_rules: Seq[RateRule]
-    """Learning rates by pattern; the last matching rule wins (L-03)."""
+    """Learning rates by pattern, each with a factor, a schedule or both; the last matching rule
+    wins (L-03). The rate that is logged is that of parameters without a rule."""
     accumulate_steps: PositiveInt
     """Number of microbatches of a batch whose gradients are computed one after the other (L-07)."""
     ema: AverageSpec
@@ -90,6 +91,16 @@ class TrainSpec(Spec):
     optimizer: Annotated[OptimizerSpec, PartOf("optimizer")]
     schedule: Annotated[ScheduleSpec, PartOf("schedule")]
     clip: ClipSpec
+
+    @property
+    def schedules(self) -> dict[str, ScheduleSpec]:
+        """All schedules by their keys: that of all parameters, and those of `lr_rules`."""
+        own = {
+            f"train.lr_rules.{n}.schedule": rule.schedule for n, rule in enumerate(self.lr_rules)
+        }
+        return {"train.schedule": self.schedule} | {
+            key: s for key, s in own.items() if s is not None
+        }
 
 
 class CheckpointSpec(Spec):

@@ -31,6 +31,7 @@ from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.shards import Shards, shards_of
 from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
+from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.losses import sample_losses
 from pipeline.training.parameters import paths_of, require_trainable
 from pipeline.training.state import StepConfig, TrainState, split
@@ -110,7 +111,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     built = Built(
         parts=parts,
         run_schedule=run,
-        learning_rates=_learning_rates(recipe, run),
+        learning_rates=learning_rates(recipe.train, run),
         seed=seed,
         state=state,
         parameters=parameters,
@@ -146,7 +147,7 @@ def parts_of(
         loss_scale=loss_scale_of(recipe),
         init_rules=recipe.model.init.rules,
         frozen=train.freeze,
-        rate_rules=train.lr_rules,
+        rate_groups=tuple(rule.pattern for rule in train.lr_rules),
         accumulate=train.accumulate_steps,
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
@@ -210,11 +211,6 @@ def _blaming(key: str, untraceable: str | None = None) -> Iterator[None]:
     except UNTRACEABLE as error:
         code = untraceable or key
         raise RecipeError([f"{code}: can't be traced: {first_line(error)}"]) from error
-
-
-def _learning_rates(recipe: Recipe, run: RunSchedule) -> np.ndarray:
-    with _blaming("train.schedule"):
-        return recipe.train.schedule.table(recipe.train.optimizer.lr, run.total, run.steps_per_pass)
 
 
 def _check_outputs(outputs: tuple[int, ...], dataset: Dataset) -> None:

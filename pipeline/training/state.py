@@ -23,7 +23,7 @@ from pipeline.models.modules.layer_capture import Observations
 from pipeline.parallel.shards import Shards
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.part_specs import AverageSpec, RateRule, Reduction
+from pipeline.training.part_specs import AverageSpec, Reduction
 
 Array = jax.Array
 SampleLoss = Callable[..., Array]
@@ -57,7 +57,9 @@ class StepConfig:
     init_rules: tuple[InitRule, ...] = ()
     frozen: tuple[str, ...] = ()
     """Patterns over parameters that are not trained."""
-    rate_rules: tuple[RateRule, ...] = ()
+    rate_groups: tuple[str, ...] = ()
+    """Patterns over parameters with learning rates of their own; of those that cover a parameter
+    the last decides."""
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None

@@ -55,8 +55,9 @@ class TrainStep:
     """The three pure functions that a backend compiles.
 
     `init(seed)` makes the state at step 0 from uint32 (2,). `step(state, batch, learning_rates)`
-    does one update; the table is float32 (total steps,), a row for each update. A step whose loss
-    or gradient is not finite leaves the state as it was, but for the counts of such steps.
+    does one update; the table is float32 (total steps,), a row for each update, and with rate
+    groups (total steps, 1 + groups). A step whose loss or gradient is not finite leaves the state
+    as it was, but for the counts of such steps.
     `evaluate(state, batch, sums)` adds a batch to the sums.
     """
 
@@ -116,7 +117,8 @@ def _step(
     # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
     # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
     unscale = 1 / state.loss_scale
-    rate = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
+    rates = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
+    rate = rates[0] if config.rate_groups else rates
     loss, norm = gradients.loss, norm_of(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, loss, norm)
     record = Record(loss, rate, norm, state.loss_scale, outcome.skipped.astype(jnp.float32))
@@ -124,7 +126,7 @@ def _step(
     def updated(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)
         unscaled = gradients._replace(values=values)
-        return apply_update(config, state, unscaled, batch.count, unscale, rate)
+        return apply_update(config, state, unscaled, batch.count, unscale, rates)
 
     after = apply_if_finite(outcome.applied, updated, state)
     after = count_overflow(config.loss_scale, after, outcome)
@@ -287,11 +289,14 @@ def make_update_only_step(
     norm and the guard against values that are not finite, which are this pipeline's telemetry.
     """
 
+    groups = len(config.rate_groups)
+    rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
+
     def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
         images, labels = batch
         count, dropout = images.shape[0], jax.random.fold_in(jax.random.key(0), state.step)
         gradients = compute_gradients(config, state, images, labels, count, dropout, 1.0)
-        return apply_update(config, state, gradients, count, 1.0, learning_rate), gradients.loss
+        return apply_update(config, state, gradients, count, 1.0, rates), gradients.loss
 
     return step
 

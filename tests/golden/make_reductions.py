@@ -72,9 +72,7 @@ def trained(reduction: str, rates_of: Any) -> dict[str, Any]:
     seen = Weights(net)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        model.train(
-            1, data, [mindspore.LossMonitor(), seen.callback()], dataset_sink_mode=False
-        )
+        model.train(1, data, [mindspore.LossMonitor(), seen.callback()], dataset_sink_mode=False)
     losses = [float(text) for text in re.findall(r"loss is ([-\d.e]+)", said.getvalue())]
     return {"losses": losses, "weights": seen.weights, "biases": seen.biases}
 

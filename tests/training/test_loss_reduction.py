@@ -11,6 +11,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch
+from pipeline.parallel.shards import Shards
 from pipeline.training.losses import normalizer, reduce_losses
 from pipeline.training.metrics import summarize
 from tests.training.test_step import (
@@ -218,7 +219,7 @@ def test_parts_of_a_batch_that_is_not_reduced_add_up(ignore_index: int | None) -
     whole = make_step(**options)
     state, batch = start(whole), make_batch(samples=SAMPLES)
     after, record = whole.step(state, batch, RATES)
-    shards = Shards(count=4, own=4, devices=1, axis=None)
+    shards = Shards(count=4)
     for changed in ({"accumulate": 4}, {"shards": shards}):
         cut, cut_record = make_step(**options, **changed).step(state, batch, RATES)
         np.testing.assert_allclose(cut_record, record, rtol=1e-5)
