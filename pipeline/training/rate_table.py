@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Literal, Self
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 from pydantic import model_validator
 
 from pipeline.files.bounded_read import read_bytes
@@ -88,6 +89,8 @@ def read_rates(file: Path) -> RateFile:
 
 
 def _of_array(content: bytes) -> tuple[np.ndarray, str]:
+    if not content.startswith(MAGIC_PREFIX):
+        raise ValueError("is no file that numpy.save writes")
     array = parse_npy("its array", content)
     if array.dtype.name not in FLOATS:
         raise ValueError(f"holds {array.dtype}; must be one of {', '.join(FLOATS)}")

@@ -45,12 +45,14 @@ def main() -> None:
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     found: dict[str, Any] = {"versions": {"mindspore": mindspore.__version__}}
     for reduction in ("none", "sum", "mean"):
-        found[reduction] = trained(reduction, lambda net: {"rates": 0.5})
-    found["groups"] = trained("mean", lambda net: {"rates": RATES, "bias": BIAS_RATES})
+        found[reduction] = trained(reduction, 0.5)
+    found["groups"] = trained("mean", RATES, BIAS_RATES)
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def trained(reduction: str, rates_of: Any) -> dict[str, Any]:
+def trained(
+    reduction: str, rates: float | list[float], bias_rates: list[float] | None = None
+) -> dict[str, Any]:
     """Losses that LossMonitor prints, and weight and bias after each step."""
     import mindspore
     from mindspore import nn
@@ -58,21 +60,16 @@ def trained(reduction: str, rates_of: Any) -> dict[str, Any]:
     net = nn.Dense(FEATURES, CLASSES)
     net.weight.set_data(mindspore.Tensor(WEIGHT))
     net.bias.set_data(mindspore.Tensor(np.zeros(CLASSES, np.float32)))
-    rates = rates_of(net)
     groups: Any = net.trainable_params()
-    if "bias" in rates:
-        groups = [
-            {"params": [net.weight]},
-            {"params": [net.bias], "lr": rates["bias"]},
-        ]
-    optimizer = nn.Momentum(groups, learning_rate=rates["rates"], momentum=0.9)
+    if bias_rates is not None:
+        groups = [{"params": [net.weight]}, {"params": [net.bias], "lr": bias_rates}]
+    optimizer = nn.Momentum(groups, learning_rate=rates, momentum=0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction=reduction)
-    model = mindspore.Model(net, loss, optimizer)
     data = mindspore.dataset.GeneratorDataset(batches(), ["data", "label"], shuffle=False)
-    seen = Weights(net)
-    said = io.StringIO()
+    seen, said = Weights(net), io.StringIO()
+    callbacks = [mindspore.LossMonitor(), seen.callback()]
     with contextlib.redirect_stdout(said):
-        model.train(1, data, [mindspore.LossMonitor(), seen.callback()], dataset_sink_mode=False)
+        mindspore.Model(net, loss, optimizer).train(1, data, callbacks, dataset_sink_mode=False)
     losses = [float(text) for text in re.findall(r"loss is ([-\d.e]+)", said.getvalue())]
     return {"losses": losses, "weights": seen.weights, "biases": seen.biases}
 
@@ -92,7 +89,7 @@ class Weights:
         seen = self
 
         class Keep(mindspore.Callback):
-            def step_end(self, run_context: Any) -> None:
+            def on_train_step_end(self, run_context: Any) -> None:
                 seen.weights.append(seen.net.weight.asnumpy().tolist())
                 seen.biases.append(seen.net.bias.asnumpy().tolist())
 
