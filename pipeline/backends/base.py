@@ -61,6 +61,8 @@ class CompileInputs:
     seed: np.ndarray
     eager: bool = False
     """Run every operation on its own instead of compiled programs."""
+    jit_layers: tuple[str, ...] = ()
+    """Patterns of layers that are compiled in eager mode all the same."""
     cuts: Cuts | None = None
     """How devices share parameters; None where each has all of them."""
 

@@ -120,6 +120,17 @@ def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def compiled_layers_are_of_eager_mode(recipe: Recipe) -> Iterator[str]:
+    """Single layers are compiled where the whole step is not, and nothing looks into them."""
+    train = recipe.train
+    given = f"train.jit_layers = {show(list(train.jit_layers))}"
+    if train.jit_layers and train.mode != "eager":
+        yield f"{given}: must be [] with train.mode = {train.mode}, which compiles every layer"
+    if train.jit_layers and train.optimizer.observes_layers:
+        yield f"{given}: must be [] with {train.optimizer.name}, which looks into layers"
+
+
+@rule
 def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
     """Loss, accumulation and optimizer support skipped samples or labels, where any are (M-13)."""
     train, share = recipe.train, recipe.train.loss.hardest_share

@@ -65,6 +65,9 @@ class TrainSpec(Spec):
     mode: Literal["graph", "eager"]
     """graph: the training loop is one compiled program; eager: every operation runs separately, so
     that Python in your own layers can print and be debugged, much slower (M-11)."""
+    jit_layers: Seq[str]
+    """Patterns of layers, such as conv_*, that are compiled although the mode is eager: Python in
+    the others still runs in every step. Dropout inside of them draws other numbers."""
     precision: Literal[Level, "auto"]
     """The type that layers compute in, weights and loss being float32 (P-01). O0: float32; O1:
     convolutions, dense layers and ReLU in float16; O2: all in float16 but batch and layer norm; O3:

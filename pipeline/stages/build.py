@@ -23,8 +23,9 @@ from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.errors import RecipeError, first_line
-from pipeline.models.layers.path_patterns import require_covered
+from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
+from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of
@@ -92,6 +93,8 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     _check_labels(recipe, dataset, parts, logits.shape[1:])
     with _blaming("train.to_float"):
         _require_matches(recipe.train.to_float, parts, seed)
+    with _blaming("train.jit_layers"):
+        _require_layers(recipe.train.jit_layers, parts, seed)
     _check_patterns(recipe, variables["params"])
     cuts = cuts_of(recipe.parallel)
     if cuts is not None and recipe.parallel.mode == "semi_auto":
@@ -196,6 +199,16 @@ def _require_matches(rules: Sequence[ToFloat], parts: StepConfig, seed: np.ndarr
     traced = replace(parts, network=parts.network.clone(rules=(listing,)))
     jax.eval_shape(lambda words: initial_variables(traced, words), seed)
     require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
+
+
+def _require_layers(patterns: Sequence[str], parts: StepConfig, seed: np.ndarray) -> None:
+    """Raise ValueError for a pattern that no layer with a module of its own matches."""
+    if not patterns:
+        return
+    paths: dict[Path, None] = {}
+    with nn.intercept_methods(list_layers(paths)):
+        jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+    require_covered(patterns, list(paths), "layers")
 
 
 @contextmanager

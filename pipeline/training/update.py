@@ -55,8 +55,11 @@ def apply_if_finite(
     """Return the updated state where `finite`, bool (), holds, else the state as it was.
 
     The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere
-    a branch would wait for the host to read the condition.
+    a branch would wait for the host to read the condition. In eager mode Python chooses: jax would
+    compile a branch again in every step.
     """
+    if not isinstance(finite, jax.core.Tracer):
+        return updated(state) if finite else state
 
     def branch(finite: Array, state: TrainState) -> TrainState:
         return jax.lax.cond(finite, updated, lambda state: state, state)
