@@ -180,7 +180,7 @@ class BatchLoss(NamedTuple):
     """The loss of a batch, or the share of a part of it; float32 scalars."""
 
     minimised: jax.Array
-    """What the gradients are of."""
+    """The value that the gradients are of."""
     reported: jax.Array
     """The loss of the step; another one with reduction `none` alone."""
 

@@ -120,7 +120,7 @@ def _keep_functions(module: nn.Module) -> None:
 
 
 def _identity(value: Any, depth: int) -> Hashable:
-    """What makes functions equal: their code, and the values that they have bound."""
+    """A key that equal functions share: their code, and the values that they have bound."""
     if depth < MAX_DEPTH and isinstance(value, FunctionType):
         bound = [cell.cell_contents for cell in value.__closure__ or ()]
         bound += [value.__defaults__, *(value.__kwdefaults__ or {}).items()]
