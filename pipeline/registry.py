@@ -51,6 +51,7 @@ PART_MODULES = (
     "pipeline.training.losses",
     "pipeline.training.target_metrics",
     "pipeline.training.optimizers.first_order",
+    "pipeline.training.rate_table",
     "pipeline.training.schedules",
     "pipeline.training.optimizers.thor.thor_spec",
 )

@@ -57,9 +57,12 @@ class CompileInputs:
     train: Feed
     eval: Feed
     learning_rates: np.ndarray
+    """A row for each update, as `TrainStep` takes them."""
     seed: np.ndarray
     eager: bool = False
     """Run every operation on its own instead of compiled programs."""
+    jit_layers: tuple[str, ...] = ()
+    """Patterns of layers that are compiled in eager mode all the same."""
     cuts: Cuts | None = None
     """How devices share parameters; None where each has all of them."""
 

@@ -37,7 +37,7 @@ from pipeline.files.compile_cache import no_compile_cache
 from pipeline.lowerings.formulas.onednn import CALLS
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
-from pipeline.parallel.cuts import Cuts
+from pipeline.models.modules.jit_layers import compile_layers
 from pipeline.parallel.placement import DevicePlacement
 from pipeline.parallel.shards import DATA
 from pipeline.sink.telemetry import Telemetry
@@ -100,8 +100,9 @@ class XlaBackend:
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile initialisation, the training loop and the evaluation loop.
 
-        In eager mode nothing is compiled: the three are the Python functions themselves. Raises
-        RunError where XLA refuses a program.
+        In eager mode nothing is compiled here: the three are the Python functions themselves, and
+        the layers of `jit_layers` are compiled when they are first called. Raises RunError where
+        XLA refuses a program.
         """
         rates = self.placement.put(_in_blocks(work.learning_rates))
         specs = _program_specs(work, rates, self.placement)
@@ -148,7 +149,7 @@ class XlaExecutable:
     report: CompileReport
     programs: Programs
     rates: Array
-    """Learning rates on the device, one for each step, in blocks of `RATES_BLOCK`."""
+    """Learning rates on the device, a row for each step, in blocks of `RATES_BLOCK`."""
     buffers: tuple[Array, Array]
     """Telemetry buffer and `should_continue` for the next call of `programs.train`, which consumes
     them: every call leaves new ones here."""
@@ -232,10 +233,13 @@ def _program_specs(
     repeat = _python_loop if work.eager else jax.lax.while_loop
     args = (seed,), train_args, eval_args
     if work.cuts is not None:
-        cut_step = _cut_step(step, work.cuts, placement)
+        # Layers' results are cut as the recipe says.
+        cut_step = _intercepted(step, work.cuts.constrain(placement))
         loops = _train_loop(cut_step, repeat), _eval_loop(cut_step, repeat)
         lie: tuple[Any, ...] = (shardings, placement.whole, placement.whole)
         return _specs_of_xla((step.init, *loops), args, shardings, LoopCarry(*lie), placement)
+    if work.jit_layers:
+        step = _intercepted(step, compile_layers(work.jit_layers))
     loops = _train_loop(step, repeat), _eval_loop(step, repeat)
     return _specs_on_mesh((step.init, *loops), args, train, evaluated, placement)
 
@@ -278,18 +282,17 @@ def _specs_on_mesh(
     )
 
 
-def _cut_step(step: TrainStep, cuts: Cuts, placement: DevicePlacement) -> TrainStep:
-    """Return the step with its layers' results cut as the recipe says."""
-    intercept = cuts.constrain(placement)
+def _intercepted(step: TrainStep, intercept: Callable[..., Any]) -> TrainStep:
+    """Return the step with calls of the network's modules intercepted."""
 
-    def constrained(function: Callable[..., Any]) -> Callable[..., Any]:
+    def intercepted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             with nn.intercept_methods(intercept):
                 return function(*args)
 
         return call
 
-    return replace(step, step=constrained(step.step), evaluate=constrained(step.evaluate))
+    return replace(step, step=intercepted(step.step), evaluate=intercepted(step.evaluate))
 
 
 def _on_mesh(
@@ -317,8 +320,9 @@ def _window_specs(inputs: Inputs) -> Any:
 
 
 def _in_blocks(rates: np.ndarray) -> np.ndarray:
-    """The table, with its last rate repeated to a full block: most lengths share a program."""
-    return np.pad(rates, (0, -len(rates) % RATES_BLOCK), mode="edge")
+    """The table, with its last row repeated to a full block: most lengths share a program."""
+    rows = (0, -len(rates) % RATES_BLOCK)
+    return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
 
 def _empty_buffers(inputs: Inputs) -> tuple[Array, Array]:

@@ -123,6 +123,17 @@ def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def compiled_layers_are_of_eager_mode(recipe: Recipe) -> Iterator[str]:
+    """Single layers are compiled where the whole step is not, and nothing looks into them."""
+    train = recipe.train
+    given = f"train.jit_layers = {show(list(train.jit_layers))}"
+    if train.jit_layers and train.mode != "eager":
+        yield f"{given}: must be [] with train.mode = {train.mode}, which compiles every layer"
+    if train.jit_layers and train.optimizer.observes_layers:
+        yield f"{given}: must be [] with {train.optimizer.name}, which looks into layers"
+
+
+@rule
 def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
     """Loss, accumulation and optimizer support skipped samples or labels, where any are (M-13)."""
     train, share = recipe.train, recipe.train.loss.hardest_share
@@ -282,10 +293,11 @@ def batch_fits(recipe: Recipe) -> Iterator[str]:
 @rule
 def one_warmup(recipe: Recipe) -> Iterator[str]:
     """Warmup is given in steps or in passes."""
-    try:
-        recipe.train.schedule.warmup(1)
-    except ValueError as error:
-        yield f"train.schedule: {error}"
+    for key, schedule in recipe.train.schedules.items():
+        try:
+            schedule.warmup(1)
+        except ValueError as error:
+            yield f"{key}: {error}"
 
 
 @rule
@@ -297,12 +309,13 @@ def warmup_fits(recipe: Recipe) -> Iterator[str]:
         return
     per_pass = batching(recipe, facts.train_size).steps_per_pass
     total = total_steps(recipe.train, per_pass)
-    warmup = recipe.train.schedule.warmup(per_pass)
-    if warmup >= total:
-        yield (
-            f"train.schedule: warmup of {warmup} steps must be shorter than the {total} steps "
-            "of training"
-        )
+    for key, schedule in recipe.train.schedules.items():
+        warmup = schedule.warmup(per_pass)
+        if warmup >= total:
+            yield (
+                f"{key}: warmup of {warmup} steps must be shorter than the {total} steps "
+                "of training"
+            )
 
 
 def batching(recipe: Recipe, samples: int) -> Batching:

@@ -68,6 +68,9 @@ class TrainSpec(Spec):
     mode: Literal["graph", "eager"]
     """graph: the training loop is one compiled program; eager: every operation runs separately, so
     that Python in your own layers can print and be debugged, much slower (M-11)."""
+    jit_layers: Seq[str]
+    """Patterns of layers, such as conv_*, that are compiled although the mode is eager: Python in
+    the others still runs in every step. Dropout inside of them draws other numbers."""
     precision: Literal[Level, "auto"]
     """The type that layers compute in, weights and loss being float32 (P-01). O0: float32; O1:
     convolutions, dense layers and ReLU in float16; O2: all in float16 but batch and layer norm; O3:
@@ -81,7 +84,8 @@ class TrainSpec(Spec):
     freeze: Seq[str]
     """Patterns of parameter paths, such as conv_*, that are not updated (M-06)."""
     lr_rules: Seq[RateRule]
-    """Learning rates by pattern; the last matching rule wins (L-03)."""
+    """Learning rates by pattern, each with a factor, a schedule or both; the last matching rule
+    wins (L-03). The rate that is logged is that of parameters without a rule."""
     accumulate_steps: PositiveInt
     """Number of microbatches of a batch whose gradients are computed one after the other (L-07)."""
     gradients: Annotated[GradientSpec, PartOf("gradients")]
@@ -97,6 +101,16 @@ class TrainSpec(Spec):
     optimizer: Annotated[OptimizerSpec, PartOf("optimizer")]
     schedule: Annotated[ScheduleSpec, PartOf("schedule")]
     clip: ClipSpec
+
+    @property
+    def schedules(self) -> dict[str, ScheduleSpec]:
+        """All schedules by their keys: that of all parameters, and those of `lr_rules`."""
+        own = {
+            f"train.lr_rules.{n}.schedule": rule.schedule for n, rule in enumerate(self.lr_rules)
+        }
+        return {"train.schedule": self.schedule} | {
+            key: s for key, s in own.items() if s is not None
+        }
 
 
 class CheckpointSpec(Spec):

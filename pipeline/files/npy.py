@@ -6,6 +6,7 @@ before any memory is allocated.
 
 from __future__ import annotations
 
+import io
 import lzma
 import math
 import tokenize
@@ -84,6 +85,14 @@ def read_npy(path: Path) -> np.ndarray:
     require_room(size, "its array")
     with _telling_damage(), path.open("rb") as file:
         check_header(path.stem, file, size)
+        file.seek(0)
+        return npy.read_array(file, allow_pickle=False)
+
+
+def parse_npy(name: str, content: bytes) -> np.ndarray:
+    """The array of a .npy file's bytes. Raises ValueError that says what is wrong with them."""
+    with _telling_damage(), io.BytesIO(content) as file:
+        check_header(name, file, len(content))
         file.seek(0)
         return npy.read_array(file, allow_pickle=False)
 

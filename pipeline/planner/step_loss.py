@@ -40,7 +40,7 @@ def loss_of_step(
         )
         losses = sample_losses(config, logits, labels)
         divisor = normalizer(config, labels, mask, count)
-        return reduce_losses(config, losses, labels, mask, divisor)
+        return reduce_losses(config, losses, labels, mask, divisor).minimised
 
     leaves = jax.tree.leaves(state.opt_state)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

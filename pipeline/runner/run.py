@@ -61,10 +61,12 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data, sample_images
 from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.evaluate import evaluate
+from pipeline.stages.learning_rates import fingerprints, read_rate_files
 from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.part_specs import MetricSpec
+from pipeline.training.rate_table import RateFile
 from pipeline.training.state import TrainState
 
 
@@ -274,11 +276,12 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     recipe, run_dir = context.recipe, context.run_dir
     reporter, summary = context.reporter, context.summary
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
+    rate_files = read_rate_files(recipe.train)
     backend = open_backend(context)
 
     with timed(summary, "data_s"):
         dataset = load_data(recipe, reporter)
-    record_data(context, dataset, backend.device)
+    record_data(context, dataset, backend.device, rate_files)
     if "build" not in recipe.stages:
         return
 
@@ -391,7 +394,9 @@ def with_sink(built: Built, sink: SinkPlan) -> Built:
     return replace(built, run_schedule=replace(built.run_schedule, sink_steps=sink.size))
 
 
-def record_data(context: RunContext, dataset: Dataset, device: jax.Device) -> None:
+def record_data(
+    context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
+) -> None:
     """Keep in the run directory what the run is made from; a resumed run is held against it.
 
     Raises RecipeError where a run to resume had other data.
@@ -407,6 +412,9 @@ def record_data(context: RunContext, dataset: Dataset, device: jax.Device) -> No
         return
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
     process = describe_process(recipe.seed, context.summary.versions, device, splits)
+    if rate_files:
+        data = {**process.data, "learning rates": fingerprints(rate_files)}
+        process = replace(process, data=data)
     if context.resuming and saved_steps(context.run_dir / FOLDER):
         changed, warn = recipe.train.resume_changed, context.reporter.warn
         require_same_origin(context.run_dir, process, changed, warn)

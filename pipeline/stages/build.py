@@ -25,14 +25,16 @@ from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.errors import RecipeError, first_line
-from pipeline.models.layers.path_patterns import require_covered
+from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
+from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.shards import Shards, shards_of
 from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
+from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.losses import sample_losses
 from pipeline.training.metrics import add_own, zero_sums
 from pipeline.training.parameters import paths_of, require_trainable
@@ -94,6 +96,8 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     _check_labels(recipe, dataset, parts, logits.shape[1:])
     with _blaming("train.to_float"):
         _require_matches(recipe.train.to_float, parts, seed)
+    with _blaming("train.jit_layers"):
+        _require_layers(recipe.train.jit_layers, parts, seed)
     _check_patterns(recipe, variables["params"])
     cuts = cuts_of(recipe.parallel)
     if cuts is not None and recipe.parallel.mode == "semi_auto":
@@ -115,7 +119,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     built = Built(
         parts=parts,
         run_schedule=run,
-        learning_rates=_learning_rates(recipe, run),
+        learning_rates=learning_rates(recipe.train, run),
         seed=seed,
         state=state,
         parameters=parameters,
@@ -152,7 +156,7 @@ def parts_of(
         loss_scale=loss_scale_of(recipe),
         init_rules=recipe.model.init.rules,
         frozen=train.freeze,
-        rate_rules=train.lr_rules,
+        rate_groups=tuple(rule.pattern for rule in train.lr_rules),
         accumulate=train.accumulate_steps,
         gradients=None if train.gradients.name == "plain" else train.gradients.build(),
         metrics=(*metrics_of(targets), *recipe.eval.metrics),
@@ -205,6 +209,16 @@ def _require_matches(rules: Sequence[ToFloat], parts: StepConfig, seed: np.ndarr
     require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
 
 
+def _require_layers(patterns: Sequence[str], parts: StepConfig, seed: np.ndarray) -> None:
+    """Raise ValueError for a pattern that no layer with a module of its own matches."""
+    if not patterns:
+        return
+    paths: dict[Path, None] = {}
+    with nn.intercept_methods(list_layers(paths)):
+        jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+    require_covered(patterns, list(paths), "layers")
+
+
 @contextmanager
 def _blaming(key: str, untraceable: str | None = None) -> Iterator[None]:
     """Report errors of the body as a problem of the recipe, under this key.
@@ -218,11 +232,6 @@ def _blaming(key: str, untraceable: str | None = None) -> Iterator[None]:
     except UNTRACEABLE as error:
         code = untraceable or key
         raise RecipeError([f"{code}: can't be traced: {first_line(error)}"]) from error
-
-
-def _learning_rates(recipe: Recipe, run: RunSchedule) -> np.ndarray:
-    with _blaming("train.schedule"):
-        return recipe.train.schedule.table(recipe.train.optimizer.lr, run.total, run.steps_per_pass)
 
 
 def _check_outputs(outputs: tuple[int, ...], dataset: Dataset) -> None:

@@ -32,6 +32,7 @@ def compile_programs(
         learning_rates=built.learning_rates,
         seed=built.seed,
         eager=recipe.train.mode == "eager",
+        jit_layers=recipe.train.jit_layers,
         cuts=cuts_of(recipe.parallel),
     )
 
@@ -45,7 +46,9 @@ def compile_programs(
 
     executable = backend.compile(inputs, watch)
     if inputs.eager:
-        reporter.stage("compile", "no program: in eager mode every operation runs by itself")
+        compiled = ", ".join(inputs.jit_layers)
+        but = f" but for those in {compiled}, compiled when they first run" if compiled else ""
+        reporter.stage("compile", f"no program: in eager mode every operation runs by itself{but}")
     for program in executable.report.programs:
         reporter.stage("compile", _line(program))
     if len(backend.placement.devices) > 1:

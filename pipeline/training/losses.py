@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
 
@@ -213,8 +213,14 @@ def normalizer(
     """
     import jax.numpy as jnp
 
-    weight = label_weight(config, labels, mask)
+    weight = label_weight(config, labels, mask) if divides_by_labels(config) else None
     return count if weight is None else jnp.maximum(weight, 1.0)
+
+
+def divides_by_labels(config: StepConfig) -> bool:
+    """Whether a mean is over valid labels. With reduction `none` it is over samples: MindSpore's
+    array has an entry for each, 0 where the label is ignored."""
+    return config.ignore_index is not None and config.reduction != "none"
 
 
 def label_weight(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
@@ -225,14 +231,23 @@ def label_weight(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.
     return None if weights is None else jnp.sum(jnp.where(mask, weights, 0.0))
 
 
+class BatchLoss(NamedTuple):
+    """The loss of a batch, or the share of a part of it; float32 scalars."""
+
+    minimised: jax.Array
+    """The value that the gradients are of."""
+    reported: jax.Array
+    """The loss of the step; another one with reduction `none` alone."""
+
+
 def reduce_losses(
     config: StepConfig,
     losses: jax.Array,
     labels: jax.Array,
     mask: jax.Array,
     normalizer: jax.Array | int,
-) -> jax.Array:
-    """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid: float32 ().
+) -> BatchLoss:
+    """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
     The losses of padding, and of samples without a valid label, may be anything. Gradients are
     another matter: a value that is not finite in the network's pass over a sample reaches the
@@ -246,12 +261,22 @@ def reduce_losses(
         from pipeline.training.masks import top_share_mask
 
         valid = top_share_mask(losses, config.hardest_share, valid)
-        weighed = valid if weights is None else jnp.where(valid, weights, 0.0)
+        weighed = valid
+        if weights is not None and divides_by_labels(config):
+            weighed = jnp.where(valid, weights, 0.0)
         normalizer = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
     if weights is not None and config.reduction == "mean":
         losses = losses * weights
     losses = jnp.where(valid, losses, 0.0)
-    return losses.sum() / normalizer if config.reduction == "mean" else losses.sum()
+    total = losses.sum()
+    match config.reduction:
+        case "sum":
+            return BatchLoss(total, total)
+        case "none":
+            return BatchLoss(total, total / normalizer)
+        case "mean":
+            mean = total / normalizer
+            return BatchLoss(mean, mean)
 
 
 def _weights(config: StepConfig, labels: jax.Array) -> jax.Array | None:

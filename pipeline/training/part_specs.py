@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from pipeline.data.targets import Task
-from pipeline.registry import Seq, Spec, parts
+from pipeline.registry import PartOf, Seq, Spec, parts
 
 if TYPE_CHECKING:
     import jax
@@ -89,6 +89,11 @@ class GradientSpec(Spec):
         """
 
 
+Reduction = Literal["mean", "sum", "none"]
+"""The loss of a batch: the mean or the sum over its samples; or none of both, as in MindSpore: the
+gradient is that of the sum, and the loss of a step is reported as the mean (L-01)."""
+
+
 class LossSpec(Spec):
     """The loss, which training minimises: the part of kind "loss"."""
 
@@ -97,8 +102,7 @@ class LossSpec(Spec):
     masks_labels: ClassVar[bool] = False
     """Whether the function takes `where` too, bool (B, ...), which marks the valid labels."""
     name: str
-    reduction: Literal["mean", "sum"]
-    """Reduction of the losses of a batch: their mean or their sum."""
+    reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Reduce only this share of each batch, the samples with the largest losses (M-13)."""
 
@@ -119,13 +123,6 @@ class DecayRule(Spec):
 
     pattern: str
     weight_decay: NonNegativeFloat
-
-
-class RateRule(Spec):
-    """The learning rate of the parameters that a pattern covers: `factor` times the schedule's."""
-
-    pattern: str
-    factor: NonNegativeFloat
 
 
 class AverageSpec(Spec):
@@ -161,19 +158,29 @@ class ScheduleSpec(Spec):
     """The learning rate of every update: the part of kind "schedule"."""
 
     name: str
-    warmup_steps: NonNegativeInt
-    warmup_passes: NonNegativeFloat
-    """Linear warmup, in steps or in passes over the data; at most one of the two is not 0."""
 
     def warmup(self, steps_per_pass: int) -> int:
-        """The length of warmup in steps. Raises ValueError when it is given in both units."""
-        if self.warmup_steps and self.warmup_passes:
-            raise ValueError(
-                f"warmup_steps = {self.warmup_steps} and warmup_passes = {self.warmup_passes}: "
-                "give at most one"
-            )
-        return self.warmup_steps or round(self.warmup_passes * steps_per_pass)
+        """The length of warmup in steps; 0 for a schedule without one."""
+        return 0
 
     @abstractmethod
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
-        """The learning rate of each of `steps` updates, float32 (L-03)."""
+        """The learning rate of each of `steps` updates, float32 (L-03).
+
+        Raises ValueError where there is no such table.
+        """
+
+
+class RateRule(Spec):
+    """The learning rate of the parameters that a pattern covers: `factor` times a schedule's."""
+
+    pattern: str
+    factor: NonNegativeFloat = 1.0
+    schedule: Annotated[ScheduleSpec, PartOf("schedule")] | None = None
+    """A schedule for these parameters, of the same `train.optimizer.lr`; null: that of all."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.model_fields_set & {"factor", "schedule"}:
+            raise ValueError("give factor, schedule or both")
+        return self

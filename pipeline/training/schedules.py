@@ -50,6 +50,19 @@ class DecaySpan:
 class WarmupDecay(ScheduleSpec):
     """Base of the schedules: lr * (i + 1) / W for the W updates of warmup, then lr * `decay`."""
 
+    warmup_steps: NonNegativeInt = 0
+    warmup_passes: NonNegativeFloat = 0.0
+    """Linear warmup, in steps or in passes over the data; at most one of the two is not 0."""
+
+    def warmup(self, steps_per_pass: int) -> int:
+        """The length of warmup in steps. Raises ValueError when it is given in both units."""
+        if self.warmup_steps and self.warmup_passes:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} and warmup_passes = {self.warmup_passes}: "
+                "give at most one"
+            )
+        return self.warmup_steps or round(self.warmup_passes * steps_per_pass)
+
     @abstractmethod
     def decay(self, span: DecaySpan) -> np.ndarray:
         """The factor on the learning rate at each update of the span, float64."""
@@ -115,10 +128,10 @@ class Exponential(WarmupDecay):
     """
 
     name: Literal["exponential"] = "exponential"
-    decay_rate: Annotated[float, Field(gt=0, le=1)]
-    decay_steps: NonNegativeInt
-    decay_passes: NonNegativeFloat
-    staircase: bool
+    decay_rate: Annotated[float, Field(gt=0, le=1)] = 0.97
+    decay_steps: NonNegativeInt = 0
+    decay_passes: NonNegativeFloat = 1.0
+    staircase: bool = False
 
     @model_validator(mode="after")
     def _one_decay_length(self) -> Self:
@@ -141,8 +154,8 @@ class Polynomial(WarmupDecay):
     """lr * (e + (1 - e) * (1 - t / D)^power) with e = end_factor, reached after the last step."""
 
     name: Literal["polynomial"] = "polynomial"
-    end_factor: Share
-    power: PositiveFloat
+    end_factor: Share = 0.0
+    power: PositiveFloat = 1.0
 
     def decay(self, span: DecaySpan) -> np.ndarray:
         """From 1 towards `end_factor`."""
@@ -154,7 +167,7 @@ class Cosine(WarmupDecay):
     """lr * (e + (1 - e) * (1 + cos(pi * t / D)) / 2) with e = end_factor (SGDR, 1608.03983)."""
 
     name: Literal["cosine"] = "cosine"
-    end_factor: Share
+    end_factor: Share = 0.0
 
     def decay(self, span: DecaySpan) -> np.ndarray:
         """From 1 towards `end_factor`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from pipeline.models.modules.layer_capture import Observations
 from pipeline.parallel.shards import Shards
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, RateRule
+from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, Reduction
 
 Array = jax.Array
 SampleLoss = Callable[..., Array]
@@ -42,7 +42,7 @@ class StepConfig:
     train_ops: Ops
     eval_ops: Ops
     loss: SampleLoss
-    reduction: Literal["mean", "sum"]
+    reduction: Reduction
     optimizer: optax.GradientTransformation
     loss_scale: LossScaling
     ignore_index: int | None = None
@@ -59,7 +59,9 @@ class StepConfig:
     init_rules: tuple[InitRule, ...] = ()
     frozen: tuple[str, ...] = ()
     """Patterns over parameters that are not trained."""
-    rate_rules: tuple[RateRule, ...] = ()
+    rate_groups: tuple[str, ...] = ()
+    """Patterns over parameters with learning rates of their own; of those that cover a parameter
+    the last decides."""
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None

@@ -25,6 +25,7 @@ from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.parallel.shards import Shards
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.losses import (
+    divides_by_labels,
     label_mask,
     label_weight,
     normalizer,
@@ -57,8 +58,9 @@ class TrainStep:
     """The three pure functions that a backend compiles.
 
     `init(seed)` makes the state at step 0 from uint32 (2,). `step(state, batch, learning_rates)`
-    does one update; the table is float32 (total steps,), a row for each update. A step whose loss
-    or gradient is not finite leaves the state as it was, but for the counts of such steps.
+    does one update; the table is float32 (total steps,), a row for each update, and with rate
+    groups (total steps, 1 + groups). A step whose loss or gradient is not finite leaves the state
+    as it was, but for the counts of such steps.
     `evaluate(state, batch, sums)` adds a batch to the sums.
     """
 
@@ -118,7 +120,8 @@ def _step(
     # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
     # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
     unscale = 1 / state.loss_scale
-    rate = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
+    rates = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
+    rate = rates[0] if config.rate_groups else rates
     loss, norm = gradients.loss, norm_of(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, loss, norm)
     record = Record(loss, rate, norm, state.loss_scale, outcome.skipped.astype(jnp.float32))
@@ -126,7 +129,7 @@ def _step(
     def updated(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)
         unscaled = gradients._replace(values=values)
-        return apply_update(config, state, unscaled, batch.count, unscale, rate)
+        return apply_update(config, state, unscaled, batch.count, unscale, rates)
 
     after = apply_if_finite(outcome.applied, updated, state)
     after = count_overflow(config.loss_scale, after, outcome)
@@ -151,7 +154,8 @@ def _shard_gradients(
     Batch norm sees one shard at a time; the running statistics are the mean of those that each
     shard leaves. Dropout draws by the number of the shard.
     """
-    divisor = batch.count if config.ignore_index is None else _valid_labels(config, shards, batch)
+    by_labels = divides_by_labels(config)
+    divisor = _valid_labels(config, shards, batch) if by_labels else batch.count
 
     def of_shard(shard: Batch, number: Array) -> Gradients:
         def compute(cut: Batch) -> Gradients:
@@ -265,7 +269,7 @@ def _microbatch_gradients(
         )
         losses = sample_losses(config, logits, batch.labels)
         loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
-        return loss * scale, (loss, changed.get("batch_stats", {}))
+        return loss.minimised * scale, (loss.reported, changed.get("batch_stats", {}))
 
     if config.observe_layers:
         values, (loss, batch_stats), layers = grad_observing_layers(scaled_loss)(trained)
@@ -293,11 +297,14 @@ def make_update_only_step(
     norm and the guard against values that are not finite, which are this pipeline's telemetry.
     """
 
+    groups = len(config.rate_groups)
+    rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
+
     def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
         images, labels = batch
         count, dropout = images.shape[0], jax.random.fold_in(jax.random.key(0), state.step)
         gradients = compute_gradients(config, state, images, labels, count, dropout, 1.0)
-        return apply_update(config, state, gradients, count, 1.0, learning_rate), gradients.loss
+        return apply_update(config, state, gradients, count, 1.0, rates), gradients.loss
 
     return step
 

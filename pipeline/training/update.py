@@ -15,7 +15,7 @@ from pipeline.models.layers.path_patterns import Path, covers
 from pipeline.models.modules.layer_capture import Captured
 from pipeline.training.bad_steps import BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.part_specs import AverageSpec, RateRule
+from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import (
     BadStepCounts,
     Gradients,
@@ -55,8 +55,11 @@ def apply_if_finite(
     """Return the updated state where `finite`, bool (), holds, else the state as it was.
 
     The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere
-    a branch would wait for the host to read the condition.
+    a branch would wait for the host to read the condition. In eager mode Python chooses: jax would
+    compile a branch again in every step.
     """
+    if not isinstance(finite, jax.core.Tracer):
+        return updated(state) if finite else state
 
     def branch(finite: Array, state: TrainState) -> TrainState:
         return jax.lax.cond(finite, updated, lambda state: state, state)
@@ -75,10 +78,11 @@ def apply_update(
     gradients: Gradients,
     count: Array | int,
     unscale: Array | float,
-    rate: Array | float,
+    rates: Array | float,
 ) -> TrainState:
     """The state after an update: p <- p - rate * direction, for trained parameters p.
 
+    `rates` is one rate, (), or that of all parameters and those of the groups, (1 + groups,).
     The gradients are those of the loss itself, over the first `count` samples; the layers' inputs
     and gradients in it are still to be multiplied by `unscale`, the inverse of the loss scale.
     """
@@ -87,7 +91,7 @@ def apply_update(
     directions, opt_state = config.optimizer.update(
         gradients.values, state.opt_state, trained, **observed
     )
-    updated = apply_directions(trained, directions, rate, config.rate_rules)
+    updated = apply_directions(trained, directions, rates, config.rate_groups)
     average = state.average
     if config.average is not None:
         average = update_ema(average, updated, config.average, updates_so_far(state))
@@ -112,20 +116,22 @@ def _observed(
 
 
 def apply_directions(
-    params: Any, directions: Any, rate: Array | float, rules: Sequence[RateRule]
+    params: Any, directions: Any, rates: Array | float, groups: Sequence[str]
 ) -> Any:
-    """p - rate * direction; where a rule covers a parameter, `factor` times that rate."""
-    if not rules:
-        return jax.tree.map(lambda p, d: p - rate * d, params, directions)
+    """p - rate * direction, with the rate of the last group that covers p, else the first."""
+    if not groups:
+        return jax.tree.map(lambda p, d: p - rates * d, params, directions)
+    by_group = jnp.asarray(rates)
     flat, down = flatten_dict(dict(params)), flatten_dict(dict(directions))
     return unflatten_dict(
-        {path: p - rate * _factor(rules, path) * down[path] for path, p in flat.items()}
+        {path: p - by_group[_column(groups, path)] * down[path] for path, p in flat.items()}
     )
 
 
-def _factor(rules: Sequence[RateRule], path: Path) -> float:
-    factors = [rule.factor for rule in rules if covers(rule.pattern, path)]
-    return factors[-1] if factors else 1.0
+def _column(groups: Sequence[str], path: Path) -> int:
+    """The position of a parameter's rate among those of an update."""
+    covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
+    return covering[-1] if covering else 0
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RunError
+from pipeline.errors import RecipeError, RunError
 from pipeline.models.modules import standard
 from pipeline.runner.run import run
 from tests import outcome
@@ -80,3 +81,39 @@ def test_divergence_stops_at_its_step(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="Invalid loss, terminating training"):
         run(tiny(*SHORT, "train.mode=eager", "train.optimizer.lr=1e30"), tmp_path)
     assert 1 < len(outcome.metrics(tmp_path)) < 6
+
+
+@pytest.mark.slow
+def test_single_layers_are_compiled_while_python_runs_in_the_others(
+    tiny: Compose, calls: list[bool], tmp_path: Path
+) -> None:
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    run(tiny(*SHORT, "train.mode=eager"), whole)
+    seen = calls.count(True)
+    run(tiny(*SHORT, "train.mode=eager", "train.jit_layers=[conv_*, dense_0]"), other)
+    assert calls.count(True) == 2 * seen
+    assert "by itself but for those in conv_*, dense_0" in (other / "run.log").read_text()
+    for ours, theirs in zip(outcome.metrics(other), outcome.metrics(whole), strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ([], "train.jit_layers = ['conv_0']: must be [] with train.mode = graph, which compiles"),
+        (
+            ["train.mode=eager", "optimizer=thor"],
+            "train.jit_layers = ['conv_0']: must be [] with thor, which looks into layers",
+        ),
+    ],
+)
+def test_layers_are_compiled_alone_in_eager_mode_only(overrides: list[str], problem: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_digits", ["train.jit_layers=[conv_0]", *overrides])
+    assert problem in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_pattern_of_no_layer_is_refused(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"pattern 'relu_0' matches none of the 5 layers in conv"):
+        run(tiny(*SHORT, "train.mode=eager", "train.jit_layers=[relu_0]"), tmp_path)

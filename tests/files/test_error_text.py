@@ -189,6 +189,10 @@ CASES = {
         ["train.schedule.warmup_steps=3", "train.schedule.warmup_passes=1.0"],
         "train.schedule: warmup_steps = 3 and warmup_passes = 1.0: give at most one",
     ),
+    "layers compiled in a compiled step": (
+        ["train.jit_layers=[conv_0]"],
+        "train.jit_layers = ['conv_0']: must be [] with train.mode = graph, which compiles every",
+    ),
     "unreadable interpolation": (["seed=${nowhere}"], "seed: Interpolation key 'nowhere'"),
 }
 
@@ -222,7 +226,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) - len(device_checks.RULES) == 18
+    assert len(CHECKS) - len(device_checks.RULES) == 19
 
 
 def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:

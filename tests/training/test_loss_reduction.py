@@ -11,6 +11,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch
+from pipeline.parallel.shards import Shards
 from pipeline.training.losses import normalizer, reduce_losses
 from pipeline.training.metrics import summarize
 from tests.training.test_step import (
@@ -185,4 +186,41 @@ def test_losses_of_what_does_not_count_may_be_anything(
     if share < 1:
         expected = 3.0
     loss = reduce_losses(parts, losses, labels, valid, normalizer(parts, labels, valid, 3))
-    assert float(loss) == pytest.approx(expected)
+    assert float(loss.minimised) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [{}, {"hardest_share": 0.7}, {"ignore_index": 1}], ids=str)
+def test_losses_that_are_not_reduced_train_as_their_sum_and_report_their_mean(
+    changed: dict[str, object],
+) -> None:
+    """L-01. Of 6 valid samples; one with an ignored label is an entry of 0, as in MindSpore."""
+    batch = make_batch(samples=SAMPLES, count=np.int32(6))
+    steps = {name: make_step(reduction=name, **changed) for name in ("none", "sum")}
+    state = start(steps["none"])
+    after, record = steps["none"].step(state, batch, RATES)
+    of_sum, of_sum_record = steps["sum"].step(state, batch, RATES)
+    np.testing.assert_array_equal(flat(after.params), flat(of_sum.params))
+    assert float(record.grad_norm) == float(of_sum_record.grad_norm)
+    losses = losses_by_hand(state.params, batch)[:6]
+    if "hardest_share" in changed:
+        losses = np.sort(losses)[-4:]
+    if "ignore_index" in changed:
+        losses = np.where(batch.columns["label"][:6] == 1, 0, losses)
+    assert float(record.loss) == pytest.approx(losses.mean(), rel=1e-5)
+    assert float(of_sum_record.loss) == pytest.approx(losses.sum(), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignore_index", [None, 1])
+def test_parts_of_a_batch_that_is_not_reduced_add_up(ignore_index: int | None) -> None:
+    """Microbatches, and shards one after the other."""
+    options = {"reduction": "none", "ignore_index": ignore_index}
+    whole = make_step(**options)
+    state, batch = start(whole), make_batch(samples=SAMPLES)
+    after, record = whole.step(state, batch, RATES)
+    shards = Shards(count=4)
+    for changed in ({"accumulate": 4}, {"shards": shards}):
+        cut, cut_record = make_step(**options, **changed).step(state, batch, RATES)
+        np.testing.assert_allclose(cut_record, record, rtol=1e-5)
+        np.testing.assert_allclose(flat(cut.params), flat(after.params), rtol=1e-5, atol=1e-7)

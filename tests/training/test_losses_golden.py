@@ -23,7 +23,7 @@ def loss_of(parts: StepConfig, logits: jax.Array, labels: np.ndarray) -> jax.Arr
     valid = jnp.ones(len(labels), bool)
     whole = normalizer(parts, jnp.asarray(labels), valid, len(labels))
     losses = sample_losses(parts, logits, jnp.asarray(labels))
-    return reduce_losses(parts, losses, jnp.asarray(labels), valid, whole)
+    return reduce_losses(parts, losses, jnp.asarray(labels), valid, whole).minimised
 
 
 def assert_equal_to(name: str, parts: StepConfig, logits: np.ndarray, labels: np.ndarray) -> None:

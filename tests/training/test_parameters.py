@@ -14,7 +14,7 @@ from pipeline.models.layers.initializers import Constant
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.training.optimizers.first_order import Sgd
 from pipeline.training.parameters import require_trainable, restart_average
-from pipeline.training.part_specs import AverageSpec, RateRule
+from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import merge, split
 from pipeline.training.step import make_train_step
 from tests.training.test_step import (
@@ -102,16 +102,14 @@ def test_the_backward_pass_ends_at_the_first_trained_layer(
 
 @pytest.mark.slow
 def test_rates_by_pattern_are_shares_of_the_schedule() -> None:
-    """L-03; the last rule that covers a parameter wins."""
-    rules = (
-        RateRule(pattern="*", factor=0.5),
-        RateRule(pattern="Dense_1", factor=2.0),
-        RateRule(pattern="*/bias", factor=0.0),
-    )
-    step, ruled = make_step(optimizer=SGD), make_step(optimizer=SGD, rate_rules=rules)
+    """L-03; the last rule that covers a parameter wins, and the first rate is logged."""
+    groups = ("*", "Dense_1", "*/bias")
+    step, ruled = make_step(optimizer=SGD), make_step(optimizer=SGD, rate_groups=groups)
     before = start(step)
     after, _ = step.step(before, make_batch(), RATES)
-    by_rule, _ = ruled.step(before, make_batch(), RATES)
+    rates = RATES[:, None] * np.array([1, 0.5, 2, 0], np.float32)
+    by_rule, record = ruled.step(before, make_batch(), rates)
+    assert record.learning_rate == RATES[0]
     for layer, factor in (("Dense_0", 0.5), ("Dense_1", 2.0)):
         shifted, moved_by_rule = (
             flat(state.params[layer]["kernel"]) - flat(before.params[layer]["kernel"])

@@ -1,0 +1,134 @@
+"""A learning-rate schedule from a file: one rate for each update (L-03)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, Self
+
+import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
+from pydantic import model_validator
+
+from pipeline.files.bounded_read import read_bytes
+from pipeline.files.error_text import show
+from pipeline.files.npy import parse_npy
+from pipeline.registry import MAX_FLOAT, FilePath, part
+from pipeline.training.part_specs import ScheduleSpec
+
+MAX_BYTES = 64 * 2**20
+"""Size limit of a file: 16 million rates in float32."""
+FLOATS = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class RateFile:
+    """The rates of a file, and what identifies it."""
+
+    rates: np.ndarray
+    """One for each update, float64 (updates,), finite and not negative."""
+    dtype: str
+    """Type of the numbers in the file; `text` where it is one."""
+    sha256: str
+    """Of the file's bytes."""
+
+
+@part("schedule")
+class TableSchedule(ScheduleSpec):
+    """The learning rates in a file: row i is that of update i, as in MindSpore's lists of rates.
+
+    They are the rates themselves: `train.optimizer.lr` does not multiply them. A file may have
+    more than training needs. MindSpore 2.10 stops in the middle of training where a list ends; here
+    a shorter file is refused before anything is compiled.
+    """
+
+    name: Literal["table"] = "table"
+    file: FilePath | None = None
+    """A `.npy` file of shape (updates,) and a floating type, or a text, `.csv` or `.txt`, with one
+    number a line, in which empty lines and those that begin with # do not count."""
+
+    @model_validator(mode="after")
+    def _names_a_file(self) -> Self:
+        if self.file is None:
+            raise ValueError(f"file is null; must name a file that ends in {', '.join(_READERS)}")
+        return self
+
+    def read(self) -> RateFile:
+        """Read the file. Raises ValueError that names it and says what is wrong."""
+        assert self.file is not None, "it was checked"
+        return read_rates(self.file)
+
+    def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
+        """The first `steps` rates of the file, float32. Raises ValueError for what is wrong."""
+        rates = self.read().rates
+        if len(rates) < steps:
+            raise ValueError(
+                f"file = {self.file}: has {len(rates):,} rates, and training has {steps:,} "
+                "updates; must have a rate for each"
+            )
+        return rates[:steps].astype(np.float32)
+
+
+def read_rates(file: Path) -> RateFile:
+    """Read a file of learning rates. Raises ValueError that names it and says what is wrong."""
+    try:
+        read = _READERS.get(file.suffix)
+        if read is None:
+            raise ValueError(f"must end in {', '.join(_READERS)}")
+        content = read_bytes(file, MAX_BYTES)
+        rates, dtype = read(content)
+        _require_rates(rates)
+    except OSError as error:
+        raise ValueError(f"file = {file}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"file = {file}: {error}") from error
+    return RateFile(rates, dtype, hashlib.sha256(content).hexdigest())
+
+
+def _of_array(content: bytes) -> tuple[np.ndarray, str]:
+    if not content.startswith(MAGIC_PREFIX):
+        raise ValueError("is no file that numpy.save writes")
+    array = parse_npy("its array", content)
+    if array.dtype.name not in FLOATS:
+        raise ValueError(f"holds {array.dtype}; must be one of {', '.join(FLOATS)}")
+    if array.ndim != 1:
+        raise ValueError(f"has shape {array.shape}; must be (updates,), a rate for each update")
+    return array.astype(np.float64), array.dtype.name
+
+
+def _of_text(content: bytes) -> tuple[np.ndarray, str]:
+    try:
+        lines = enumerate(content.decode("utf-8").splitlines(), 1)
+    except UnicodeDecodeError:
+        raise ValueError("is no text in UTF-8; must have one number a line") from None
+    told = ((number, line.strip()) for number, line in lines)
+    rates = [_number(number, line) for number, line in told if line and not line.startswith("#")]
+    return np.array(rates, np.float64), "text"
+
+
+def _number(number: int, line: str) -> float:
+    try:
+        return float(line)
+    except ValueError:
+        raise ValueError(f"line {number} is {show(line)}; must be one number") from None
+
+
+def _require_rates(rates: np.ndarray) -> None:
+    if not len(rates):
+        raise ValueError("holds no rate; must have one for each update")
+    # NaN compares as false, so it is wrong too.
+    (wrong,) = np.nonzero(~((rates >= 0) & (rates <= MAX_FLOAT)))
+    if len(wrong):
+        more = f", and {len(wrong) - 1:,} more are wrong" if len(wrong) > 1 else ""
+        raise ValueError(
+            f"the rate of update {wrong[0]:,} is {rates[wrong[0]]:g}{more}; must be finite and "
+            "not negative"
+        )
+
+
+_READERS: Mapping[str, Callable[[bytes], tuple[np.ndarray, str]]] = MappingProxyType(
+    {".npy": _of_array, ".csv": _of_text, ".txt": _of_text}
+)

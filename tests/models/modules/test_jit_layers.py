@@ -1,0 +1,133 @@
+"""Single layers that are compiled in eager mode, while Python in the others runs (M-11)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from pipeline.models.layers.path_patterns import Path
+from pipeline.models.modules.jit_layers import compile_layers, list_layers
+
+calls: Counter[str] = Counter()
+"""How often Python ran through the layers."""
+
+
+class Own(nn.Module):
+    """A layer of the user's own, with Python in it."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        calls["own"] += 1
+        return nn.Dense(8)(x)
+
+
+class Block(nn.Module):
+    """Two layers, statistics, and a module that its parent holds."""
+
+    shared: nn.Module
+    init: Callable[..., Any]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        calls[self.name or ""] += 1
+        x = nn.Dense(16, kernel_init=self.init, name="inner")(x)
+        x = nn.BatchNorm(use_running_average=not train, name="norm")(x)
+        return self.shared(nn.relu(x))
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = Own(name="own")(x)
+        scale = float(np.sqrt(2))
+        x = Block(nn.Dense(8), nn.initializers.normal(scale), name="block_0")(x, train=train)
+        x = Block(nn.Dense(4), partial(nn.initializers.ones), name="block_1")(x, train=train)
+        return nn.Dense(3, kernel_init=nn.initializers.normal(scale), name="out")(x)
+
+
+X = jax.random.normal(jax.random.key(1), (5, 8))
+
+
+def gradients(patterns: tuple[str, ...], steps: int) -> Any:
+    """Gradients and batch statistics of a step that is not compiled, after so many."""
+    net = Net()
+    variables = net.init(jax.random.key(0), X, train=False)
+    calls.clear()
+
+    def loss(params: Any, stats: Any, x: jax.Array) -> Any:
+        given = {"params": params, "batch_stats": stats}
+        y, changed = net.apply(given, x, train=True, mutable=["batch_stats"])
+        return jnp.sum(y**2), changed["batch_stats"]
+
+    stats = variables["batch_stats"]
+    for number in range(steps):
+        with nn.intercept_methods(compile_layers(patterns)):
+            found, stats = jax.grad(loss, has_aux=True)(variables["params"], stats, X + number)
+    return found, stats
+
+
+@pytest.mark.slow
+def test_python_runs_in_every_step_but_in_the_layers_that_are_compiled() -> None:
+    expected = gradients((), 3)
+    assert calls == {"own": 3, "block_0": 3, "block_1": 3}
+    found = gradients(("block_*", "out"), 3)
+    assert calls == {"own": 3, "block_0": 1, "block_1": 1}
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, found, expected)
+
+
+@pytest.mark.slow
+def test_a_layer_that_is_made_again_in_every_step_is_compiled_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its initialisers are new functions each time."""
+    gradients(("block_*", "out"), 2)
+    with jax.log_compiles(), caplog.at_level("WARNING", logger="jax"):
+        gradients(("block_*", "out"), 1)
+    compiled = [record.getMessage() for record in caplog.records]
+    assert [text for text in compiled if "compilation of jit(call)" in text] == []
+
+
+@pytest.mark.slow
+def test_layers_inside_of_a_compiled_one_belong_to_its_program() -> None:
+    found, expected = gradients(("*",), 2), gradients((), 2)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected)
+
+
+class Masked(nn.Module):
+    """A layer with an array for a field, as attention has the mask of its tokens."""
+
+    mask: jax.Array
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        calls["masked"] += 1
+        return x * self.mask
+
+
+class NetWithMask(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(2, name="out")(Masked(x > 0, name="masked")(x))
+
+
+def test_a_layer_with_arrays_for_fields_is_not_compiled_and_not_listed() -> None:
+    net, paths = NetWithMask(), dict[Path, None]()
+    with nn.intercept_methods(list_layers(paths)):
+        variables = jax.eval_shape(net.init, jax.random.key(0), X)
+    assert list(paths) == [("out",)]
+    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), variables)
+    expected = [net.apply(params, X + number) for number in range(2)]
+    calls.clear()
+    with nn.intercept_methods(compile_layers(("*",))):
+        found = [net.apply(params, X + number) for number in range(2)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert calls["masked"] == 2

@@ -1,0 +1,141 @@
+"""Learning rates of whole runs: by parameter group, and from files that resume holds them to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError, RecipeError
+from pipeline.runner.record.provenance import read_provenance
+from pipeline.runner.run import run
+from pipeline.sink.schedule import schedule_run
+from pipeline.stages.learning_rates import learning_rates
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+
+COSINE = "{pattern: conv_*, schedule: {name: cosine}}"
+SLOW = "{pattern: dense_2, factor: 0.1, schedule: {name: polynomial, power: 2.0}}"
+STEPS, PER_PASS = 45, 6
+
+
+def table_of(recipe: Recipe) -> np.ndarray:
+    return learning_rates(recipe.train, schedule_run(recipe.train, PER_PASS))
+
+
+def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> None:
+    recipe = tiny(f"train.lr_rules=[{COSINE}, {SLOW}, {{pattern: dense_1, factor: 3.0}}]")
+    share = np.arange(STEPS) / STEPS
+    expected = 0.01 * np.stack(
+        [
+            np.ones(STEPS),
+            (1 + np.cos(np.pi * share)) / 2,
+            0.1 * (1 - share) ** 2,
+            np.full(STEPS, 3.0),
+        ],
+        axis=1,
+    )
+    table = table_of(recipe)
+    assert table.dtype == np.float32
+    np.testing.assert_allclose(table, expected, rtol=3e-7)
+    assert table_of(tiny()).shape == (STEPS,)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["train.lr_rules=[{pattern: conv_0, schedule: {name: cosine, warmup_steps: 9999}}]"],
+            "train.lr_rules.0.schedule: warmup of 9999 steps must be shorter than the 1760 steps",
+        ),
+        (
+            ["train.lr_rules=[{pattern: conv_0}]"],
+            "train.lr_rules.0: give factor, schedule or both",
+        ),
+        (
+            ["train.lr_rules=[{pattern: conv_0, schedule: {name: cosinus}}]"],
+            "train.lr_rules.0.schedule.name = cosinus: there is no such schedule; did you mean cos",
+        ),
+        (
+            ["schedule=table"],
+            "train.schedule: file is null; must name a file that ends in .npy, .csv, .txt",
+        ),
+    ],
+)
+def test_rules_and_schedules_that_say_nothing_are_refused(
+    overrides: list[str], problem: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_digits", overrides)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.slow
+def test_other_rates_of_groups_are_the_same_program(tiny: Compose, tmp_path: Path) -> None:
+    """Another factor, schedule or file compiles nothing, and the main rate is what is logged."""
+    np.savetxt(tmp_path / "lr.csv", np.geomspace(0.1, 1e-3, STEPS))
+    rules = (
+        f"[{COSINE}, {SLOW}]",
+        "[{pattern: conv_*, factor: 0.0}, {pattern: dense_2, factor: 1.0}]",
+        f"[{{pattern: conv_*, schedule: {{name: table, file: {tmp_path}/lr.csv}}}}, "
+        "{pattern: dense_2, factor: 0.5}]",
+    )
+    for number, given in enumerate(rules):
+        run_dir = tmp_path / str(number)
+        assert run(tiny(f"train.lr_rules={given}"), run_dir).status == "done"
+        log = (run_dir / "run.log").read_text()
+        (found,) = re.findall(r"training step: .* cache (\w+)", log)
+        assert found == "hit" or number == 0
+        lines = outcome.metrics(run_dir)
+        assert {np.float32(line["learning_rate"]) for line in lines} == {np.float32(0.01)}
+    still, shifted = outcome.arrays(tmp_path / "1"), outcome.arrays(tmp_path / "2")
+    kernel = "params/conv_0/kernel"
+    assert not np.array_equal(still[kernel], shifted[kernel])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["train.sink=false", "train.mode=eager", "train.mechanism=soft"])
+def test_groups_are_the_same_however_the_run_sinks(how: str, tiny: Compose, tmp_path: Path) -> None:
+    rules, length = f"train.lr_rules=[{COSINE}, {SLOW}]", "train.steps=6"
+    run(tiny(rules, length), tmp_path / "whole")
+    run(tiny(rules, length, how), tmp_path / "other")
+    one, other = (outcome.metrics(tmp_path / name) for name in ("whole", "other"))
+    losses = [[line["loss"] for line in lines] for lines in (one, other)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-5 if "eager" in how else 0)
+
+
+@pytest.mark.slow
+def test_a_file_is_part_of_what_a_resumed_run_is_held_to(tiny: Compose, tmp_path: Path) -> None:
+    file = tmp_path / "lr.npy"
+    np.save(file, np.linspace(0.1, 0.01, STEPS))
+    given = ["schedule=table", f"train.schedule.file={file}"]
+    assert run(tiny(*given, "train.steps=20"), tmp_path / "run").status == "done"
+    rates = [line["learning_rate"] for line in outcome.metrics(tmp_path / "run")]
+    np.testing.assert_allclose(rates, np.linspace(0.1, 0.01, STEPS)[:20], rtol=1e-6)
+    (process,) = read_provenance(tmp_path / "run")
+    kept = process["data"]["learning rates"]["train.schedule"]
+    assert (kept["shape"], kept["dtype"]) == ([STEPS], "float64")
+    resume = [*given, "train.steps=40", f"train.resume={tmp_path / 'run'}"]
+    np.save(file, np.linspace(0.1, 0.02, STEPS))
+    with pytest.raises(DataError, match=r"learning rates train\.schedule: was float64 45 \(SHA-2"):
+        run(tiny(*resume))
+    assert run(tiny(*resume, "train.resume_changed=allow")).status == "done"
+
+
+@pytest.mark.slow
+def test_files_are_read_before_anything_else(tiny: Compose, tmp_path: Path) -> None:
+    """All that is wrong with them in one message."""
+    rules = "train.lr_rules=[{pattern: conv_0, schedule: {name: table, file: none.csv}}]"
+    recipe = tiny("schedule=table", f"train.schedule.file={tmp_path}/none.npy", rules)
+    with pytest.raises(RecipeError) as caught:
+        run(recipe, tmp_path / "run")
+    assert str(caught.value).splitlines()[1:] == [
+        f"  train.schedule.file = {tmp_path}/none.npy: can't be read: No such file or directory",
+        "  train.lr_rules.0.schedule.file = none.csv: can't be read: No such file or directory",
+    ]

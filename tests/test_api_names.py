@@ -1,0 +1,105 @@
+"""The table of names from other frameworks: every name of this project in it exists (G-06)."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.plugins.loading import FLAG
+from pipeline.registry import parts
+from tests.conftest import ROOT
+
+DOCUMENT = ROOT / "docs" / "api-names.md"
+KINDS = ("dataset", "initializer", "layer", "loss", "loss_scale", "model", "op", "optimizer")
+PART = re.compile(rf"({'|'.join((*KINDS, 'schedule'))}) (\w+)(?:\(([\w, ]+)\))?")
+GROUP = re.compile(r"(device|launch)=(\w+)")
+COMMAND = re.compile(r"python -m pipeline(?: (\w+))?")
+PYTHON = re.compile(r"(pipeline(?:\.\w+)*)\.(\w+)")
+KEY = re.compile(r"[a-z_]+(?:\.[a-z_]+)*(?:=\w+)?")
+ELSEWHERE = {"__call__", "jax.custom_vjp", "conv_0/kernel", "smoothing_convention: uniform"}
+"""Names of Python, of jax, of parameters, and a key with its value."""
+
+
+def rows() -> list[str]:
+    """The rows of all tables, without their headings."""
+    lines = DOCUMENT.read_text().splitlines()
+    tables = [line for line in lines if line.startswith("|") and not line.startswith("| ---")]
+    return [line for line in tables if "here |" not in line]
+
+
+def names() -> list[str]:
+    """The names in backquotes of the last column, without the documents that it links to."""
+    last = [row.rstrip(" |").rsplit(" | ", 1)[1] for row in rows()]
+    found = {name for cell in last for name in re.findall(r"`([^`]+)`", cell)}
+    return sorted(found - ELSEWHERE)
+
+
+@cache
+def tree() -> dict[str, Any]:
+    """A recipe with every key that has a default."""
+    recipe: Recipe = load_recipe("lenet5_digits", ["device=gpu"])
+    return recipe.model_dump()
+
+
+def is_key(name: str) -> bool:
+    """Whether a recipe has a key."""
+    node: Any = tree()
+    for key in name.partition("=")[0].split("."):
+        if not isinstance(node, dict) or key not in node:
+            return False
+        node = node[key]
+    return True
+
+
+def exists(name: str) -> bool:
+    """Whether a part, a key, a group's file, a command, a flag or a Python name is there."""
+    if name == FLAG:
+        return True
+    if match := PART.fullmatch(name):
+        cls, fields = parts(match[1]).get(match[2]), (match[3] or "").split(", ")
+        return cls is not None and {field for field in fields if field} <= set(cls.model_fields)
+    if match := GROUP.fullmatch(name):
+        return (ROOT / "conf" / match[1] / f"{match[2]}.yaml").is_file()
+    if match := COMMAND.fullmatch(name):
+        return (ROOT / "pipeline" / "cli" / f"{match[1] or 'train'}.py").is_file()
+    if match := PYTHON.fullmatch(name):
+        return hasattr(importlib.import_module(match[1]), match[2])
+    return KEY.fullmatch(name) is not None and is_key(name)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_name_of_the_last_column_exists(name: str) -> None:
+    assert exists(name)
+
+
+def test_a_wrong_name_would_be_found() -> None:
+    for wrong in ("layer linear", "layer dense(units)", "train.batchsize", "device=tpu"):
+        assert not exists(wrong)
+    for wrong in ("python -m pipeline fit", "pipeline.registry.parts_of"):
+        assert not exists(wrong)
+
+
+def test_a_value_of_a_key_is_one_that_it_takes() -> None:
+    valued = [name for name in names() if re.fullmatch(r"[a-z_]+\.[a-z_.]+=\w+", name)]
+    assert valued
+    needs = {"parallel.mode=semi_auto": ["parallel.reproducible=layout", "parallel.devices=2"]}
+    for name in valued:
+        extra = ["parallel.devices=2"] if name == "parallel.mode=data" else needs.get(name, [])
+        load_recipe("lenet5_digits", [name, *extra])
+
+
+@pytest.mark.parametrize("kind", ["loss", "op", "optimizer"])
+def test_every_part_of_a_kind_is_in_the_table(kind: str) -> None:
+    named = {match[2] for name in names() if (match := PART.fullmatch(name)) and match[1] == kind}
+    assert set(parts(kind)) == named
+
+
+def test_every_row_has_as_many_cells_as_its_table() -> None:
+    assert len(rows()) > 80
+    assert {row.count("|") - 1 for row in rows()} == {2, 4}
