@@ -64,6 +64,7 @@ class BrierScore(MetricSpec):
         import jax
         import jax.numpy as jnp
 
+        _require_one_label(logits)
         targets = labels
         if jnp.issubdtype(labels.dtype, jnp.integer):
             targets = jax.nn.one_hot(labels, logits.shape[-1])
@@ -81,6 +82,10 @@ def true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """
     import jax.numpy as jnp
 
+    _require_one_label(logits)
+    return labels if jnp.issubdtype(labels.dtype, jnp.integer) else labels.argmax(axis=-1)
+
+
+def _require_one_label(logits: jax.Array) -> None:
     if logits.ndim != 2:
         raise ValueError(f"takes logits (batch, classes); these have shape {logits.shape}")
-    return labels if jnp.issubdtype(labels.dtype, jnp.integer) else labels.argmax(axis=-1)
