@@ -34,10 +34,11 @@ class CalibrationError(MetricSpec):
         import jax
         import jax.numpy as jnp
 
+        true = true_classes(logits, labels)
         probability = jax.nn.softmax(logits).max(axis=-1)
         # Bins are open below: 1 belongs to the last one.
         which = jnp.clip(jnp.ceil(probability * self.bins) - 1, 0, self.bins - 1).astype(jnp.int32)
-        right = logits.argmax(axis=-1) == true_classes(logits, labels)
+        right = logits.argmax(axis=-1) == true
         values = jnp.stack([jnp.ones_like(probability), right, probability])
         return jnp.zeros((3, self.bins)).at[:, which].add(jnp.where(mask, values, 0))
 
