@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pipeline.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.config import device_checks
 from pipeline.config.precision import level_of, precision_of
 from pipeline.config.recipe import STAGES, Recipe
@@ -219,6 +220,11 @@ def metrics_exist(recipe: Recipe) -> Iterator[str]:
     wanted = {
         "checkpoint.best": recipe.checkpoint.best,
         "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
+        **{
+            f"train.callbacks.{position}.metric": callback.metric
+            for position, callback in enumerate(recipe.train.callbacks)
+            if isinstance(callback, ReduceOnPlateau | StopAt)
+        },
     }
     measured = recipe.eval.every_steps or recipe.eval.every_passes
     known = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]

@@ -119,9 +119,10 @@ class RunView:
 
     def evaluate(self) -> Evaluation:
         """Evaluate the state as it is now."""
-        if self._processes > 1 or self.state is None:
-            when = "in a run of several processes" if self._processes > 1 else "before it trains"
-            raise ValueError(f"a run can't be evaluated {when}")
+        if self._processes > 1:
+            raise ValueError("can't evaluate here in a run of several processes; use evaluate_at")
+        if self.state is None:
+            raise ValueError("there is nothing to evaluate before training has begun")
         state = self.state
         if self.changed is not None:
             state = with_parameters(state, self.changed)

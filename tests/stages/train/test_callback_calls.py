@@ -808,7 +808,7 @@ def test_a_state_without_parameters_is_replaced_as_a_whole() -> None:
     view = RunView(Path("run"), RunSchedule(4, 2, 2), lambda _: EVALUATION)
     with pytest.raises(ValueError, match="once training has begun"):
         view.parameters()
-    with pytest.raises(ValueError, match="can't be evaluated before it trains"):
+    with pytest.raises(ValueError, match="nothing to evaluate before training"):
         view.evaluate()
     view.state = state
     assert view.parameters() == {}
