@@ -190,7 +190,7 @@ def _count_parts() -> int:
 def _defines_something(plugin: Plugin) -> bool:
     """Whether a module has a class or function of its own, which `import` keys can name."""
     return any(
-        callable(value) and getattr(value, "__module__", "").startswith(plugin.name)
+        callable(value) and str(getattr(value, "__module__", None)).startswith(plugin.name)
         for value in vars(plugin.module).values()
     )
 

@@ -46,18 +46,22 @@ class Trainer:
         print(trainer.evaluate()["accuracy"], trainer.predict(images).argmax(-1))
 
     `recipe` is a Recipe, or the name or file of one, with overrides as on the command line. Raises
-    RecipeError with every problem of the recipe.
+    RecipeError with every problem of the recipe, ValueError for overrides of a Recipe.
     """
 
     def __init__(
         self,
-        recipe: Recipe | str = "lenet5_digits",
+        recipe: Recipe | str | Path = "lenet5_digits",
         overrides: Sequence[str] = (),
         *,
         callbacks: Sequence[Callback] = (),
         run_dir: Path | str | None = None,
     ) -> None:
-        self.recipe = load_recipe(recipe, overrides) if isinstance(recipe, str) else recipe
+        if isinstance(recipe, Recipe) and overrides:
+            raise ValueError(f"overrides {list(overrides)}: need the name or file of a recipe")
+        if not isinstance(recipe, Recipe):
+            recipe = load_recipe(str(recipe), overrides)
+        self.recipe: Recipe = recipe
         self.summary: Summary | None = None
         """The result of the last `fit`."""
         self._callbacks, self._given_dir = tuple(callbacks), run_dir
@@ -150,17 +154,19 @@ class Trainer:
         """Return logits, float32 (n, ...), of raw images (n, H, W, C) as the dataset has them.
 
         They go through the evaluation ops. Raises RunError before there are parameters, DataError
-        for images of another shape.
+        for images of another shape, and for values that the dataset's type does not hold, as 0.5
+        where its images are uint8.
         """
         images = np.asarray(images)
         samples = self._run_now().samples
         if images.ndim != 4 or images.shape[1:] != samples.shape:
             shape = ("n", *samples.shape)
             raise DataError(f"images of shape {images.shape}: must have shape {shape}")
+        images = _as_type(images, samples.dtype)
         weights = {path: jnp.asarray(array) for path, array in self._run_now().arrays.items()}
         parts = []
         for start in range(0, len(images), PREDICT_BATCH):
-            chunk = images[start : start + PREDICT_BATCH].astype(samples.dtype)
+            chunk = images[start : start + PREDICT_BATCH]
             missing = min(PREDICT_BATCH, len(images)) - len(chunk)
             padded = np.concatenate([chunk, np.repeat(chunk[-1:], missing, axis=0)])
             parts.append(np.asarray(self._predict(weights, padded))[: len(chunk)])
@@ -243,6 +249,16 @@ def _weights(state: TrainState) -> dict[str, np.ndarray]:
     statistics = flatten_dict(state.batch_stats, sep="/")
     named = [("params", params), ("batch_stats", statistics)]
     return {f"{kind}/{path}": np.array(a) for kind, part in named for path, a in part.items()}
+
+
+def _as_type(images: np.ndarray, dtype: str) -> np.ndarray:
+    """Images as another type. Raises DataError where whole numbers can't hold their values."""
+    with np.errstate(invalid="ignore"):
+        cast = images.astype(dtype)
+    if np.issubdtype(cast.dtype, np.integer) and not np.array_equal(cast, images):
+        value = images[cast != images].flat[0]
+        raise DataError(f"images have the value {value}; must be {dtype}, as the dataset's are")
+    return cast
 
 
 def _number(value: Any) -> float:

@@ -44,7 +44,9 @@ class _PlateauWatch(Callback):
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = self._sign * evaluation.scalars()[self._spec.metric]
-        if self._best is None or value - self._best > self._spec.min_delta:
+        # NaN, of a network that has diverged, is no improvement and nothing to compare with.
+        is_first = self._best is None and value == value
+        if is_first or (self._best is not None and value - self._best > self._spec.min_delta):
             self._best, self._waited = value, 0
             return
         self._waited += 1

@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.errors import RunError, UsageError
 from pipeline.files.package_paths import PROJECT
 
-USAGE = "new takes NAME: the folder to make, letters, digits and _"
+USAGE = "new takes NAME: the folder to make, of letters, digits and _, and no word such as null"
 HELP = """usage: python -m pipeline new NAME
 
 Make a folder with a recipe, a plug-in with one part of each kind, a test and a README.
@@ -29,6 +31,9 @@ def main(args: Sequence[str]) -> int:
     if asks_for_help(args):
         return show_usage(HELP)
     if len(args) != 1 or not re.fullmatch(r"[A-Za-z]\w*", args[0]):
+        raise UsageError(args, USAGE)
+    if not isinstance(yaml.safe_load(args[0]), str):
+        # As null, which `+recipe=null` would not name.
         raise UsageError(args, USAGE)
     name = args[0]
     folder = Path(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pipeline.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.config import device_checks
 from pipeline.config.precision import level_of, precision_of
 from pipeline.config.recipe import STAGES, Recipe
@@ -230,6 +231,11 @@ def wanted_metrics(recipe: Recipe) -> dict[str, str | None]:
     return {
         "checkpoint.best": recipe.checkpoint.best,
         "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
+        **{
+            f"train.callbacks.{position}.metric": callback.metric
+            for position, callback in enumerate(recipe.train.callbacks)
+            if isinstance(callback, ReduceOnPlateau | StopAt)
+        },
     }
 
 

@@ -65,15 +65,22 @@ class MetricsLog(MonitorBase):
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Append a line for an evaluation; it replaces one of the same step before a resume."""
-        self._append(self._logs[EVALS], step, evaluation.metrics)
+        replaced = step == self._first
+        self._append(self._logs[EVALS], step, evaluation.metrics, replaced=replaced)
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Append a line for what callbacks have logged up to a boundary."""
-        self._append(self._logs[SCALARS], step, scalars)
+        """Append a line for what callbacks have logged up to a boundary.
 
-    def _append(self, log: KeptLog, step: int, values: Mapping[str, Any]) -> None:
+        Those of a resumed run log at later boundaries than the one where it begins, unless that is
+        the start: what they had logged there before stays.
+        """
+        self._append(self._logs[SCALARS], step, scalars, replaced=step == self._first == 0)
+
+    def _append(
+        self, log: KeptLog, step: int, values: Mapping[str, Any], *, replaced: bool
+    ) -> None:
         with writing(log.path):
-            if step == self._first:
+            if replaced:
                 log.cut(step - 1)
             log.append((json_text({"step": step, **values}) + "\n").encode())
 

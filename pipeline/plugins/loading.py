@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 from pipeline.errors import RecipeError, first_line
 
 FLAG, VARIABLE = "--plugin", "PIPELINE_PLUGINS"
+PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -33,21 +34,17 @@ class Plugin:
     given: str
     """A file or the name of a module, as it was named."""
     module: ModuleType
+    sha256: Mapping[str, str]
+    """SHA-256 of its file, and by path of those below its folder that it had imported when it was
+    loaded: what is imported later depends on what a process does."""
 
     def describe(self) -> dict[str, Any]:
-        """Return name and version of the module, and SHA-256 of its file and those beside it.
-
-        Files of its folder count where something has imported them.
-        """
-        file = getattr(self.module, "__file__", None)
-        files = {} if file is None else {Path(file).name: _sha256(Path(file))}
-        if _is_file(self.given) and file is not None:
-            files |= _imported_beside(Path(file))
+        """Return the version of the module's distribution, and the SHA-256 of its files."""
         try:
             installed = None if _is_file(self.given) else version(self.name.partition(".")[0])
         except PackageNotFoundError:
             installed = None
-        return {"version": installed, "sha256": files}
+        return {"version": installed, "sha256": dict(self.sha256)}
 
 
 _loaded: dict[str, Plugin] = {}
@@ -80,10 +77,15 @@ def to_flags(named: Sequence[str]) -> list[str]:
 
 
 def name_for_all(named: Sequence[str]) -> None:
-    """Name plug-ins for this process and those that it starts, by the environment."""
+    """Name plug-ins for this process and those that it starts, by the environment.
+
+    Raises RecipeError for a path that the environment can't hold.
+    """
+    for name in named:
+        if os.pathsep in _absolute(name):
+            raise RecipeError([f"{FLAG} {name}: must have no {os.pathsep} in its path"])
     known = _named_in_environment()
-    absolute = [os.path.abspath(name) if _is_file(name) else name for name in named]
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *absolute]))
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *map(_absolute, named)]))
 
 
 def load_named() -> Iterator[Plugin]:
@@ -99,7 +101,7 @@ def load_named() -> Iterator[Plugin]:
             raise RecipeError([f"{FLAG} {given}: {held.given} is called {name} too; rename one"])
         if held is None:
             module = _import_file(given, name) if _is_file(given) else _import_module(given)
-            _loaded[name] = Plugin(name, given, module)
+            _loaded[name] = Plugin(name, given, module, _digests(given, module))
             yield _loaded[name]
 
 
@@ -139,11 +141,17 @@ def missing_flag_hint() -> str:
 
 
 def _named_in_environment() -> list[str]:
-    return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    """The plug-ins that are named, each once, files by their absolute paths."""
+    named = os.environ.get(VARIABLE, "").split(os.pathsep)
+    return list(dict.fromkeys(_absolute(name) for name in named if name))
 
 
 def _is_file(given: str) -> bool:
     return given.endswith(".py") or os.sep in given
+
+
+def _absolute(given: str) -> str:
+    return os.path.abspath(given) if _is_file(given) else given
 
 
 def _import_module(name: str) -> ModuleType:
@@ -155,7 +163,7 @@ def _import_module(name: str) -> ModuleType:
             missing = f"no module {name} is installed; a file is named with its ending: {name}.py"
             raise RecipeError([f"{with_hint}: {missing}"]) from error
         raise RecipeError([f"{with_hint}: {_why(error, None)}"]) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecipeError([f"{with_hint}: {_why(error, None)}"]) from error
 
 
@@ -164,9 +172,14 @@ def _import_file(given: str, name: str) -> ModuleType:
     path = Path(given)
     if not path.is_file():
         raise RecipeError([f"{FLAG} {given}: there is no such file"])
-    if not name.isidentifier() or name in sys.stdlib_module_names or name in sys.modules:
-        why = "is the name of another module" if name.isidentifier() else "is no name of a module"
-        raise RecipeError([f"{FLAG} {given}: {name} {why}; rename the file"])
+    if not name.isidentifier():
+        raise RecipeError([f"{FLAG} {given}: {name} is no name of a module; rename the file"])
+    if _is_taken(name, path):
+        problem = f"{name} is the name of another module; rename the file"
+        raise RecipeError([f"{FLAG} {given}: {problem}"])
+    if name in sys.modules:
+        # A test of the user's has imported it before.
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise RecipeError([f"{FLAG} {given}: must be a Python file, ending in .py"])
@@ -178,13 +191,27 @@ def _import_file(given: str, name: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name, None)
         raise RecipeError([f"{FLAG} {given}: {_why(error, path)}"]) from error
     return module
 
 
-def _why(error: Exception, path: Path | None) -> str:
+def _is_taken(name: str, path: Path) -> bool:
+    """Whether another module than that of this file has a name, imported or not."""
+    if name in sys.stdlib_module_names:
+        return True
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+        return file is None or Path(file).resolve() != path.resolve()
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        # A folder without __init__.py may have the name.
+        return False
+    return Path(spec.origin).resolve() != path.resolve()
+
+
+def _why(error: BaseException, path: Path | None) -> str:
     """Describe an error of an import, with the line of the user's file where it arose."""
     lines = [
         frame.lineno
@@ -197,19 +224,31 @@ def _why(error: Exception, path: Path | None) -> str:
     return f"does not import: {where}{type(error).__name__}: {first_line(error)}"
 
 
-def _imported_beside(file: Path) -> dict[str, str]:
-    """SHA-256 by path of the files below a file's folder that modules were imported from.
+def _digests(given: str, module: ModuleType) -> Mapping[str, str]:
+    """SHA-256 of a module's file and, of a file that was named, of what it imports of its folder.
 
-    What is installed there, in a virtual environment, has a version instead.
+    What is installed there, in a virtual environment or as this package, has a version instead.
     """
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    paths = {Path(other) for other in files if other}
-    installed = Path(sys.prefix)
-    return {
-        str(path.relative_to(file.parent)): _sha256(path)
-        for path in sorted(paths)
-        if file.parent in path.parents and installed not in path.parents and path.is_file()
-    }
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return {}
+    own = Path(file)
+    digests = {own.name: _sha256(own)}
+    if not _is_file(given):
+        return digests
+    plugins = {Path(plugin.given) for plugin in _loaded.values() if _is_file(plugin.given)}
+    files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
+    paths = {Path(other) for other in files if isinstance(other, str)} - {own, *plugins}
+    for path in sorted(paths):
+        if own.parent in path.parents and not _is_installed(path) and path.is_file():
+            digests[str(path.relative_to(own.parent))] = _sha256(path)
+    return digests
+
+
+def _is_installed(path: Path) -> bool:
+    folders = {"site-packages", "dist-packages"}
+    own = Path(os.__file__).parent, PACKAGE
+    return not folders.isdisjoint(path.parts) or any(folder in path.parents for folder in own)
 
 
 def _sha256(path: Path) -> str:

@@ -83,13 +83,16 @@ class RunSchedule:
         own.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
-        start = first
+        further = {event: frozenset(steps) for event, steps in at.items()}
+        ahead = sorted({step for steps in further.values() for step in steps if step > first})
+        start, position = first, 0
         while start < self.total:
             stop = min(_next_multiple(start, n) for due in periods.values() for n in due)
-            ahead = [step for steps in at.values() for step in steps if step > start]
-            stop = min([stop, self.total, *ahead])
+            if position < len(ahead) and ahead[position] <= stop:
+                stop, position = ahead[position], position + 1
+            stop = min(stop, self.total)
             events = {event for event, due in periods.items() if any(stop % n == 0 for n in due)}
-            events |= {event for event, steps in at.items() if stop in steps}
+            events |= {event for event, steps in further.items() if stop in steps}
             if stop == self.total:
                 events.add(Event.SINK_END)
             yield Segment(start, stop, frozenset(events))

@@ -35,6 +35,10 @@ class Telemetry:
     def __len__(self) -> int:
         return len(self.loss)
 
+    def head(self, steps: int) -> Telemetry:
+        """The first `steps` steps."""
+        return Telemetry(self.start, *(getattr(self, name)[:steps] for name in COLUMNS))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all columns."""

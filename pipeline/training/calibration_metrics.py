@@ -34,10 +34,11 @@ class CalibrationError(MetricSpec):
         import jax
         import jax.numpy as jnp
 
+        true = true_classes(logits, labels)
         probability = jax.nn.softmax(logits).max(axis=-1)
         # Bins are open below: 1 belongs to the last one.
         which = jnp.clip(jnp.ceil(probability * self.bins) - 1, 0, self.bins - 1).astype(jnp.int32)
-        right = logits.argmax(axis=-1) == true_classes(logits, labels)
+        right = logits.argmax(axis=-1) == true
         values = jnp.stack([jnp.ones_like(probability), right, probability])
         return jnp.zeros((3, self.bins)).at[:, which].add(jnp.where(mask, values, 0))
 
@@ -64,6 +65,7 @@ class BrierScore(MetricSpec):
         import jax
         import jax.numpy as jnp
 
+        _require_one_label(logits)
         targets = labels
         if jnp.issubdtype(labels.dtype, jnp.integer):
             targets = jax.nn.one_hot(labels, logits.shape[-1])
@@ -81,6 +83,10 @@ def true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """
     import jax.numpy as jnp
 
+    _require_one_label(logits)
+    return labels if jnp.issubdtype(labels.dtype, jnp.integer) else labels.argmax(axis=-1)
+
+
+def _require_one_label(logits: jax.Array) -> None:
     if logits.ndim != 2:
         raise ValueError(f"takes logits (batch, classes); these have shape {logits.shape}")
-    return labels if jnp.issubdtype(labels.dtype, jnp.integer) else labels.argmax(axis=-1)

@@ -7,19 +7,21 @@ is refused here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.backends.base import Mechanism
 from pipeline.errors import printable
 from pipeline.files.error_text import show
+from pipeline.registry import MAX_FLOAT
 
 MOST = 2**31 - 1
 """Steps are counted in 32 bits."""
 Count = Annotated[int, Field(strict=True, ge=0, le=MOST)]
 Line = Annotated[str, Field(strict=True, max_length=1000), AfterValidator(printable)]
 Value = Annotated[float, Field(strict=True)]
+Rate = Annotated[float, Field(strict=True, ge=0, le=MAX_FLOAT)]
 
 
 class Kept(BaseModel):
@@ -51,13 +53,17 @@ class KeptSink(Kept):
 
 
 class RateChange(Kept):
-    """A change of the learning rates that a callback asked for: of all updates from one on."""
+    """A change of the learning rates that a callback asked for: of all updates to come."""
 
-    update: Count | None = None
-    """Number of updates before the change; None until the boundary where it takes effect."""
-    rate: Value | None = None
+    rate: Rate | None = None
     """The rate that is set; None where the schedule is multiplied."""
-    factor: Value | None = None
+    factor: Rate | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if (self.rate is None) == (self.factor is None):
+            raise ValueError("must have either a rate or a factor")
+        return self
 
 
 class Requests(Kept):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,16 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.callbacks.callback import Callback
 from pipeline.errors import RunError, first_line, printable
+from pipeline.files.error_text import show
 from pipeline.observe.monitors import Evaluation
+from pipeline.registry import MAX_FLOAT
 from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.checkpoint.host_state import KeptCallbacks, RateChange, Requests
 from pipeline.training.state import TrainState
 from pipeline.training.update import updates_so_far
+
+BOUNDARY = ("on_begin", "on_sink", "on_eval")
+"""Events at which parameters may be set."""
 
 
 class CallbackError(RunError):
@@ -46,10 +52,14 @@ class RunView:
         """What callbacks have asked for since the last boundary."""
         self.scalars: dict[str, float | None] = {}
         self.state: TrainState | None = None
-        self.at_boundary = True
+        self.event = "on_begin"
+        """The event that callbacks were told of last."""
         self.changed: Any = None
         """Parameters that replace those of the state, as a tree; None where none do."""
         self.rates = np.zeros(0, np.float32)
+        """The learning rates of the recipe, a row for each update."""
+        self.granted_rates: tuple[RateChange, ...] = ()
+        """What callbacks have changed of them so far."""
         self.flush: Callable[[], None] = lambda: None
         """Write the logs as far as training has come."""
         self._evaluate_state = evaluate_state
@@ -57,19 +67,15 @@ class RunView:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next update, as far as it is known."""
-        update = self.update
-        changes = [change.model_copy(update={"update": update}) for change in self.asked.rates]
-        return float(np.ravel(changed_rates(self.rates, changes)[update])[0])
-
-    @property
-    def update(self) -> int:
-        """The number of updates so far, at most that of the last row of the rates."""
         done = 0 if self.state is None else int(updates_so_far(self.state))
-        return min(done, len(self.rates) - 1)
+        update = min(done, len(self.rates) - 1)
+        changes = combined_changes((*self.granted_rates, *self.asked.rates))
+        return float(np.ravel(changed_rates(self.rates[update : update + 1], changes))[0])
 
     def stop(self, reason: str) -> None:
         """End training at the next boundary."""
-        self._ask(stop=self.asked.stop or printable(str(reason))[:1000])
+        reason = printable(str(reason))[:1000] or "it gave no reason"
+        self.asked = self.asked.model_copy(update={"stop": self.asked.stop or reason})
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate from the next boundary on."""
@@ -87,21 +93,36 @@ class RunView:
 
     def save_at(self, step: int) -> None:
         """Save after a later step, or this one."""
-        self._ask(save_at=(*self.asked.save_at, self._later(step, self.step)))
+        least = self.step if self.event in ("on_sink", "on_eval") else self.step + 1
+        self._ask(save_at=(*self.asked.save_at, self._later(step, least)))
 
     def _ask(self, **changes: Any) -> None:
+        self._require_training()
         self.asked = self.asked.model_copy(update=changes)
 
+    def _require_training(self) -> None:
+        if self.event == "on_end":
+            raise ValueError("training has ended; nothing of it can be changed")
+
     def _later(self, step: int, least: int) -> int:
-        if not isinstance(step, int) or not least <= step <= self.total:
-            raise ValueError(f"step {step} must be a whole number from {least} to {self.total}")
-        return step
+        self._require_training()
+        try:
+            number = operator.index(step)
+        except TypeError:
+            number = -1
+        if least > self.total:
+            raise ValueError(f"step {show(step)}: the last step, {self.total}, is done")
+        if not least <= number <= self.total:
+            rule = f"a whole number from {least} to {self.total}"
+            raise ValueError(f"step {show(step)} must be {rule}")
+        return number
 
     def evaluate(self) -> Evaluation:
         """Evaluate the state as it is now."""
-        if self._processes > 1 or self.state is None:
-            when = "in a run of several processes" if self._processes > 1 else "before it trains"
-            raise ValueError(f"a run can't be evaluated {when}")
+        if self._processes > 1:
+            raise ValueError("can't evaluate here in a run of several processes; use evaluate_at")
+        if self.state is None:
+            raise ValueError("there is nothing to evaluate before training has begun")
         state = self.state
         if self.changed is not None:
             state = with_parameters(state, self.changed)
@@ -123,7 +144,7 @@ class RunView:
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
         """Replace parameters by path."""
-        if not self.at_boundary:
+        if self.event not in BOUNDARY:
             raise ValueError("parameters can be set at the end of a sink or after an evaluation")
         if self._processes > 1:
             raise ValueError("parameters can't be set in a run of several processes")
@@ -145,19 +166,35 @@ class RunView:
 
 def _not_negative(what: str, value: float) -> float:
     value = float(value)
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{what} {value} must be a finite number, 0 or more")
+    if not 0 <= value <= MAX_FLOAT:
+        raise ValueError(f"{what} {value} must be from 0 to {MAX_FLOAT:.4g}, the most of float32")
     return value
 
 
-def changed_rates(rates: np.ndarray, changes: Sequence[RateChange]) -> np.ndarray:
-    """Return a table of learning rates, a row for each update, with changes in their order."""
-    rates = rates.copy()
+def combined_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
+    """Return changes that do the same in one rate, one factor, or one of each in this order."""
+    kept: list[RateChange] = []
     for change in changes:
-        if change.factor is not None:
-            rates[change.update :] *= np.float32(change.factor)
+        if change.factor is None:
+            kept = [change]
+        elif kept and kept[-1].factor is not None:
+            kept[-1] = RateChange(factor=min(kept[-1].factor * change.factor, MAX_FLOAT))
         else:
-            rates[change.update :] = np.float32(change.rate or 0.0)
+            kept.append(change)
+    return tuple(kept)
+
+
+def changed_rates(rates: np.ndarray, changes: Sequence[RateChange]) -> np.ndarray:
+    """Return a table of learning rates, a row for each update, with changes in their order.
+
+    They hold for rows of updates in the past too, which a rollback may repeat.
+    """
+    for change in changes:
+        if change.factor is None:
+            rates = np.full_like(rates, change.rate)
+        else:
+            with np.errstate(over="ignore"):
+                rates = rates * np.float32(change.factor)
     return rates
 
 
@@ -174,18 +211,18 @@ class Callbacks:
         self.view = view
         self.failure: CallbackError | None = None
         """The first failure that ends the run."""
-        self._told = list(callbacks)
         self._warn, self._add_scalars = warn, add_scalars
         counts: dict[str, int] = {}
-        self._keys = {}
+        self._told: list[tuple[str, Callback]] = []
+        """The callbacks that are called, each with its key in checkpoints."""
         for callback in callbacks:
             number = counts[callback.label] = counts.get(callback.label, 0) + 1
-            self._keys[callback] = f"{callback.label}-{number}"
+            self._told.append((f"{callback.label}-{number}", callback))
 
     def restore(self, kept: KeptCallbacks) -> None:
         """Let callbacks go on with what a checkpoint kept of them. Raises CallbackError."""
-        for callback in list(self._told):
-            state = kept.states.get(self._keys[callback])
+        for key, callback in list(self._told):
+            state = kept.states.get(key)
             if state is not None:
                 self._attempt(callback, "restore", partial(callback.restore, state))
         if self.failure is not None:
@@ -198,26 +235,23 @@ class Callbacks:
         A callback that fails at this has no state there.
         """
         states: dict[str, Any] = {}
-        for callback in list(self._told):
+        for key, callback in list(self._told):
             state = self._attempt(callback, "state", partial(_state_of, callback))
             if state is not None:
-                states[self._keys[callback]] = state
+                states[key] = state
         asked, scalars = self.view.asked, self.view.scalars
         return KeptCallbacks(states=states, granted=granted, asked=asked, scalars=scalars)
 
     def tell(self, event: str, state: TrainState, step: int, *args: Any) -> None:
         """Tell all callbacks of an event. One that fails, and ends the run, is in `failure`."""
-        self.view.state, self.view.step = state, step
-        self.view.at_boundary = event != "on_steps"
-        for callback in list(self._told):
+        self.view.state, self.view.step, self.view.event = state, step, event
+        for _, callback in list(self._told):
             self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
 
-    def take_requests(self) -> Requests:
-        """Return what was asked for since the last call, in effect from this boundary on."""
+    def take_requests(self) -> Any:
+        """Return what was asked for since the last call, as JSON; None where nothing was."""
         asked, self.view.asked = self.view.asked, Requests()
-        update = {"update": self.view.update}
-        rates = tuple(change.model_copy(update=update) for change in asked.rates)
-        return asked.model_copy(update={"rates": rates})
+        return None if asked == Requests() else asked.model_dump(mode="json")
 
     def take_parameters(self) -> Any:
         """Return the parameters that replace those of the state; None where none do."""
@@ -234,11 +268,11 @@ class Callbacks:
         """Call a callback; note its failure, or warn and call it no more, as it asks."""
         try:
             return call()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {first_line(error)}"
             text = f"callback {callback.label}, {what}: {problem}"
             if callback.on_failure == "warn":
-                self._told.remove(callback)
+                self._told = [entry for entry in self._told if entry[1] is not callback]
                 self._warn(f"{text}; it is called no more")
             elif self.failure is None:
                 self.failure = CallbackError(text)
@@ -250,9 +284,22 @@ def _state_of(callback: Callback) -> Any:
     """The state of a callback as JSON. Raises ValueError for what is none."""
     state = callback.state()
     try:
+        _require_names(state)
         return json.loads(json.dumps(state, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{state!r} is no JSON") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{show(state)} is no JSON: {first_line(error)}") from error
+
+
+def _require_names(state: Any) -> None:
+    """Require that keys are texts: JSON would make them such, and `restore` get others."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            if not isinstance(key, str):
+                raise ValueError(f"key {show(key)} must be a text")
+            _require_names(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            _require_names(value)
 
 
 def with_parameters(state: TrainState, params: Any) -> TrainState:

@@ -1,9 +1,9 @@
 """Train: run the schedule segment by segment, with each event at exactly its step.
 
-The order at a boundary is fixed: telemetry to the monitors, then evaluation, then what callbacks
-ask for, then the checkpoint (which holds what the evaluation decided), then stopping. A signal to
-stop is answered between dispatches, those of an evaluation too: the rest of its boundary is then
-saved with the state, and a resumed run begins there.
+The order at a boundary is fixed: telemetry to the monitors, then what callbacks ask for, then
+evaluation, what they ask for then, the checkpoint (which holds what the evaluation decided), and
+stopping. A signal to stop is answered between dispatches, those of an evaluation too: the rest of
+its boundary is then saved with the state, and a resumed run begins there.
 """
 
 from __future__ import annotations
@@ -24,8 +24,18 @@ from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.sink.schedule import Event, RunSchedule, Segment
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
-from pipeline.stages.checkpoint.host_state import HostState, PendingBoundary, Requests
-from pipeline.stages.train.callback_calls import Callbacks, changed_rates, with_parameters
+from pipeline.stages.checkpoint.host_state import (
+    HostState,
+    KeptCallbacks,
+    PendingBoundary,
+    Requests,
+)
+from pipeline.stages.train.callback_calls import (
+    Callbacks,
+    changed_rates,
+    combined_changes,
+    with_parameters,
+)
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.stages.train.early_stop import EarlyStop
 from pipeline.stages.train.event_periods import event_periods
@@ -69,7 +79,7 @@ class Training:
     callbacks: Callbacks | None = None
     """The callbacks, where the run has any; only the first of several processes calls them."""
     learning_rates: np.ndarray | None = None
-    """The learning rates by update, where callbacks may change them."""
+    """The learning rates by update, which callbacks may change, or have changed."""
     agree: Agree = decide_alone
     """Of several processes, returns the first one's decision about what depends on time."""
 
@@ -125,15 +135,19 @@ class _Loop:
             training.rollbacks.remember(host.rollbacks)
         self._granted = host.callbacks.granted
         self._cuts_changed = False
+        self._told_saved = history.step or None
+        """The step of the newest checkpoint, of which callbacks know."""
         if training.callbacks is not None:
             training.callbacks.restore(host.callbacks)
-            self._set_rates(training.callbacks)
+        self._set_rates()
 
     def run(self) -> Generator[SinkReport, None, TrainState]:
         """Run the rest of the schedule; the state that is returned has been saved."""
         self._tell("on_begin")
         self._end_if_failed()
         self._grant()
+        if self._history.step == 0:
+            self._write_scalars()
         if self._training.rollbacks is not None and self._history.step == 0:
             # The first state that a rollback can go back to.
             self._save()
@@ -147,6 +161,9 @@ class _Loop:
             yield from self._run_segment(segment)
         self._conclude()
         self._tell("on_end", self._history.status)
+        if self._history.status == "done":
+            # A resumed run would not have it from one that is stopped.
+            self._write_scalars()
         self._end_if_failed()
         return self._state
 
@@ -189,13 +206,15 @@ class _Loop:
     def _conclude(self) -> None:
         """Record how training has ended, and save the last state."""
         history, early = self._history, self._early
-        if early.is_over:
+        if self._pending is not None:
+            history.status, history.reason = "stopped", self._stop
+        elif early.is_over:
             history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
         elif self._granted.stop is not None:
             history.reason = f"a callback stopped it: {self._granted.stop}"
         elif reason := self._prune_reason():
             history.status, history.reason = "pruned", reason
-        elif self._pending is not None or history.step < self._training.run_schedule.total:
+        elif history.step < self._training.run_schedule.total:
             history.status, history.reason = "stopped", self._stop
         self._save()
         history.left_out = num_skipped(self._state)
@@ -204,7 +223,9 @@ class _Loop:
     def _run_segment(self, segment: Segment) -> Iterator[SinkReport]:
         """Train up to a boundary and handle its events, as long as no signal says stop."""
         while self._history.step < segment.stop and not self._stop:
-            self._answer_bad_step(self._dispatch(segment.stop))
+            telemetry = self._dispatch(segment.stop)
+            self._answer_bad_step(telemetry)
+            self._tell("on_steps", telemetry)
             if self._history.step == segment.stop:
                 # Before any other save: a resumed run starts after the events of this boundary.
                 yield from self._at_boundary(segment)
@@ -230,7 +251,6 @@ class _Loop:
         self._history.step, self._history.loss = stop, float(telemetry.loss[-1])
         for monitor in training.monitors:
             monitor.on_steps(telemetry, seconds)
-        self._tell("on_steps", telemetry)
         self._sink.add(telemetry, seconds)
         return telemetry
 
@@ -246,6 +266,8 @@ class _Loop:
                 monitor.on_sink(report)
             self._tell("on_sink", report)
         if Event.EVALUATE in segment.events:
+            # Before it: a signal may interrupt it, and parameters that were set would be lost.
+            self._grant()
             metrics = self._evaluate(segment.stop)
             if metrics is None:
                 self._keep_boundary()
@@ -253,6 +275,7 @@ class _Loop:
         if report is not None:
             yield report
         self._grant()
+        self._write_scalars()
         if Event.CHECKPOINT in segment.events or segment.stop in self._granted.save_at:
             self._save(metrics)
         self._end_if_failed()
@@ -274,36 +297,49 @@ class _Loop:
         if self._training.callbacks is not None:
             self._training.callbacks.tell(event, self._state, self._history.step, *args)
 
+    def _write_scalars(self) -> None:
+        if self._training.callbacks is not None:
+            self._training.callbacks.write_scalars()
+
     def _grant(self) -> None:
         """Put what callbacks have asked for into effect, in all processes of the run."""
         callbacks = self._training.callbacks
         if callbacks is None:
             return
-        callbacks.write_scalars()
-        asked = self._training.agree(lambda: callbacks.take_requests().model_dump(mode="json"))
-        requests, before = Requests.model_validate(asked), self._granted
-        ahead = [step for step in before.evaluate_at if step > self._history.step]
-        saves = [step for step in before.save_at if step > self._history.step]
-        self._granted = Requests(
-            stop=before.stop or requests.stop,
-            rates=(*before.rates, *requests.rates),
-            evaluate_at=(*ahead, *requests.evaluate_at),
-            save_at=(*saves, *requests.save_at),
-        )
-        self._cuts_changed = bool(requests.evaluate_at or requests.save_at)
-        if requests.rates:
-            self._set_rates(callbacks)
+        asked = self._training.agree(callbacks.take_requests)
+        if asked is not None:
+            self._add_requests(Requests.model_validate(asked))
         parameters = callbacks.take_parameters()
         if parameters is not None:
             self._state = self._training.executable.put(with_parameters(self._state, parameters))
+            callbacks.view.state = self._state
+            self._history.evaluated = {}
 
-    def _set_rates(self, callbacks: Callbacks) -> None:
+    def _add_requests(self, asked: Requests) -> None:
+        """Let requests take effect, those of steps that lie ahead when they are reached."""
+        before, here = self._granted, self._history.step
+        evaluations = {*before.evaluate_at, *asked.evaluate_at}
+        saves = {*before.save_at, *asked.save_at}
+        self._granted = Requests(
+            stop=before.stop or asked.stop,
+            rates=combined_changes((*before.rates, *asked.rates)),
+            evaluate_at=tuple(sorted(step for step in evaluations if step > here)),
+            save_at=tuple(sorted(step for step in saves if step >= here)),
+        )
+        self._cuts_changed |= bool(asked.evaluate_at or asked.save_at)
+        if asked.rates:
+            self._set_rates()
+
+    def _set_rates(self) -> None:
         """Let the device and the callbacks know the learning rates as they are now."""
-        assert self._training.learning_rates is not None, "given with callbacks"
-        rates = changed_rates(self._training.learning_rates, self._granted.rates)
-        callbacks.view.rates = rates
-        if self._granted.rates:
-            self._training.executable.set_learning_rates(rates)
+        rates, changes = self._training.learning_rates, self._granted.rates
+        if rates is None:
+            return
+        if self._training.callbacks is not None:
+            view = self._training.callbacks.view
+            view.rates, view.granted_rates = rates, changes
+        if changes:
+            self._training.executable.set_learning_rates(changed_rates(rates, changes))
 
     def _end_if_failed(self) -> None:
         """Raise the error of a callback that ends the run, once the state is saved."""
@@ -330,7 +366,9 @@ class _Loop:
         training = self._training
         if training.checkpoints is None:
             return
-        self._tell("on_checkpoint", self._history.step)
+        if self._told_saved != self._history.step:
+            self._told_saved = self._history.step
+            self._tell("on_checkpoint", self._history.step)
         # First the log: a resumed run appends to it from the checkpoint's step on.
         for monitor in training.monitors:
             monitor.flush()
@@ -341,8 +379,10 @@ class _Loop:
             host_state |= training.rollbacks.kept()
         if self._pending is not None:
             host_state[UNFINISHED] = self._pending.model_dump()
+        kept = KeptCallbacks(granted=self._granted)
         if training.callbacks is not None:
             kept = training.callbacks.kept(self._granted)
+        if kept != KeptCallbacks():
             host_state[CALLBACKS] = kept.model_dump(mode="json")
         training.checkpoints.save(self._history.step, self._state, host_state, metrics)
 
@@ -360,6 +400,10 @@ class _Loop:
             except RunError as error:
                 why_not = f"; {error}"
         self._history.step, self._history.left_out = bad - 1, num_skipped(self._state)
+        # A resumed run does the bad step again: no callback may know of it yet.
+        good = telemetry.head(len(telemetry) - 1)
+        if len(good):
+            self._tell("on_steps", good)
         self._save()
         if self._training.examine is not None:
             self._training.examine(self._state, bad)

@@ -10,7 +10,12 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError
-from pipeline.runner.record.continuity import changed_data, changed_software, require_same_origin
+from pipeline.runner.record.continuity import (
+    changed_data,
+    changed_plugins,
+    changed_software,
+    require_same_origin,
+)
 from pipeline.runner.record.provenance import Provenance, add_provenance, read_provenance
 from pipeline.runner.run import run
 from tests import outcome
@@ -80,6 +85,72 @@ def test_versions_and_code_that_are_other_are_named_in_few_words() -> None:
     many = kept(versions={f"part-{number}": "1" for number in range(100)})
     assert str(changed_software([many], NOW)).endswith(" and 98 more")
     assert len(str(changed_software([many], NOW))) < 200
+
+
+def plugins(**files: str) -> Mapping[str, Any]:
+    return {"own": {"version": None, "sha256": files}}
+
+
+def test_plugins_that_are_the_same_or_new_are_no_change() -> None:
+    now = replace(NOW, plugins={**plugins(a="1" * 64), "other": {"version": "1", "sha256": {}}})
+    assert changed_plugins([kept(plugins=plugins(a="1" * 64))], now) == []
+    assert changed_plugins([kept()], now) == changed_plugins([], now) == []
+
+
+def test_files_of_plugins_that_are_others_are_named() -> None:
+    before = {
+        **plugins(**{"own.py": "1" * 64, "gone.py": "2" * 64}),
+        "left": {"version": "1.0", "sha256": {}},
+        "installed": {"version": "1.0", "sha256": {"__init__.py": "3" * 64}},
+    }
+    installed = {"version": "1.1", "sha256": {"__init__.py": "4" * 64}}
+    own = plugins(**{"own.py": "5" * 64, "new.py": "6" * 64})
+    assert changed_plugins(
+        [kept(plugins=before)], replace(NOW, plugins={**own, "installed": installed})
+    ) == [
+        "own: own.py 111111111111 -> 555555555555",
+        "own: gone.py 222222222222 -> null",
+        "own: new.py null -> 666666666666",
+        "--plugin left: is missing",
+        "installed: version 1.0 -> 1.1",
+        "installed: __init__.py 333333333333 -> 444444444444",
+    ]
+
+
+def test_many_changed_files_are_counted() -> None:
+    before = plugins(**{f"{number}.py": "1" * 64 for number in range(100)})
+    lines = changed_plugins([kept(plugins=before)], replace(NOW, plugins=plugins()))
+    assert (len(lines), lines[-1]) == (9, "92 more")
+
+
+@pytest.mark.parametrize(
+    "entry", ["x\x1b[2J", 7, None, ["own.py"], {"version": ["\n"]}, {"sha256": "\x1b" * 1000}]
+)
+def test_plugins_in_a_strangers_file_are_shown_and_nothing_else(entry: Any, tmp_path: Path) -> None:
+    write(tmp_path, {"plugins": {"own": entry, "\x1b[31m\n" * 99: entry}})
+    now = replace(NOW, plugins=plugins(**{"own.py": "1" * 64}))
+    lines: list[str] = []
+    require_same_origin(tmp_path, now, "allow", lines.append)
+    assert lines[0].startswith(f"{tmp_path}: the plug-ins are not those that the run was trained")
+    assert "".join(lines).isprintable()
+    assert all(len(line) < 2000 for line in lines)
+
+
+def test_changed_plugins_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
+    write(tmp_path, kept(plugins=plugins(**{"own.py": "1" * 64})))
+    now = replace(NOW, plugins=plugins(**{"own.py": "2" * 64}))
+    with pytest.raises(DataError) as caught:
+        require_same_origin(tmp_path, now, "refuse", pytest.fail)
+    changed = "own: own.py 111111111111 -> 222222222222"
+    assert str(caught.value).splitlines() == [
+        f"{tmp_path}: the plug-ins are not those that the run was trained with so far:",
+        f"  {changed}",
+        "Bring them back, or go on with these: train.resume_changed=allow",
+    ]
+    warned: list[str] = []
+    require_same_origin(tmp_path, now, "allow", warned.append)
+    what = "the plug-ins are not those that the run was trained with so far"
+    assert warned == [f"{tmp_path}: {what}, and train.resume_changed=allow: {changed}"]
 
 
 def write(run_dir: Path, *processes: Any) -> None:

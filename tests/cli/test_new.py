@@ -1,0 +1,127 @@
+"""`new` makes a project that trains, and that is refused without its plug-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.new import main
+from pipeline.errors import RunError, UsageError
+from pipeline.files.package_paths import PROJECT
+
+FILES = [
+    "README.md",
+    "parts.py",
+    "recipes/own.yaml",
+    "tests/conftest.py",
+    "tests/test_parts.py",
+]
+Command = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_project_has_the_files_of_the_example_under_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["own"]) == 0
+    made = sorted(path for path in (tmp_path / "own").rglob("*") if path.is_file())
+    assert [str(path.relative_to(tmp_path / "own")) for path in made] == FILES
+    texts = [path.read_text() for path in made]
+    assert not any("demo" in text for text in texts)
+    assert "+recipe=own" in texts[0]
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "train: cd own && python -m pipeline --plugin parts.py +recipe=own"
+
+
+def test_all_files_of_the_example_are_copied() -> None:
+    """So that nothing is added there and forgotten in the command."""
+    main(["demo"])
+    shipped = {
+        str(path.relative_to(PROJECT))
+        for path in PROJECT.rglob("*")
+        if path.is_file() and path.suffix in (".py", ".yaml", ".md")
+    }
+    assert {str(path.relative_to("demo")) for path in Path("demo").rglob("*.*")} == shipped
+    for name in shipped:
+        assert (Path("demo") / name).read_text() == (PROJECT / name).read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "../a", "a/b", "1a", "-a", ".", "a.yaml", "null", "True", "recipe="]
+)
+def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="new takes NAME"):
+        main([name])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("names", [[], ["a", "b"]], ids=str)
+def test_it_takes_one_name(names: list[str]) -> None:
+    with pytest.raises(UsageError, match="new takes NAME"):
+        main(names)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_there_is_left_alone(kind: str, tmp_path: Path) -> None:
+    there = tmp_path / "own"
+    there.write_text("mine") if kind == "file" else there.mkdir()
+    with pytest.raises(RunError, match="own: is there already; choose another name"):
+        main(["own"])
+    assert there.is_dir() == (kind == "folder")
+
+
+def test_a_folder_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="can't be made: File name too long"):
+        main(["a" * 300])
+
+
+def test_its_help_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m pipeline new NAME")
+
+
+def in_project(command: Command, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return command([*arguments, "+recipe=own", "train.passes=1", "hydra.run.dir=run"])
+
+
+@pytest.mark.slow
+def test_the_project_trains_with_its_plugin_and_is_refused_without(
+    cache: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command(["new", "own"]).returncode == 0
+    for file in (tmp_path / "own").iterdir():
+        file.rename(tmp_path / file.name)
+    refused = in_project(command)
+    assert refused.returncode == 2
+    assert "a part of your own needs --plugin FILE" in refused.stderr
+    assert not (tmp_path / "run").exists()
+    trained = in_project(command, "--plugin", "parts.py")
+    assert trained.returncode == 0, trained.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["metrics"]["within_one"] >= summary["metrics"]["accuracy"]
+    (process,) = json.loads((tmp_path / "run" / "provenance.json").read_text())["processes"]
+    assert process["plugins"].keys() == {"parts"}
+    assert "--plugin parts.py" in process["command"]
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_project_pass(cache: Path, tmp_path: Path, command: Command) -> None:
+    assert command(["new", "own"]).returncode == 0
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path / "own",
+        env={**os.environ, "XDG_CACHE_HOME": str(cache.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert "2 passed" in result.stdout, result.stdout
