@@ -22,6 +22,7 @@ from pipeline.observe.monitors import Evaluation
 from pipeline.registry import MAX_FLOAT
 from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.checkpoint.host_state import KeptCallbacks, RateChange, Requests
+from pipeline.training.part_specs import RateRule
 from pipeline.training.state import TrainState
 from pipeline.training.update import updates_so_far
 
@@ -184,14 +185,23 @@ def combined_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
     return tuple(kept)
 
 
-def changed_rates(rates: np.ndarray, changes: Sequence[RateChange]) -> np.ndarray:
+def changed_rates(
+    rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[RateRule] = ()
+) -> np.ndarray:
     """Return a table of learning rates, a row for each update, with changes in their order.
 
-    They hold for rows of updates in the past too, which a rollback may repeat.
+    They hold for rows of updates in the past too, which a rollback may repeat. A rate that is set
+    is that of the main schedule, and times its factor that of each rule without a schedule of its
+    own, whose columns follow.
     """
     for change in changes:
         if change.factor is None:
-            rates = np.full_like(rates, change.rate)
+            rates = rates.copy()
+            columns = rates.reshape(len(rates), -1)
+            columns[:, 0] = change.rate
+            for column, rule in enumerate(rules, start=1):
+                if rule.schedule is None:
+                    columns[:, column] = columns[:, 0] * np.float32(rule.factor)
         else:
             with np.errstate(over="ignore"):
                 rates = rates * np.float32(change.factor)

@@ -339,7 +339,9 @@ class _Loop:
             view = self._training.callbacks.view
             view.rates, view.granted_rates = rates, changes
         if changes:
-            self._training.executable.set_learning_rates(changed_rates(rates, changes))
+            rules = self._training.recipe.train.lr_rules
+            table = changed_rates(rates, changes, rules)
+            self._training.executable.set_learning_rates(table)
 
     def _end_if_failed(self) -> None:
         """Raise the error of a callback that ends the run, once the state is saved."""

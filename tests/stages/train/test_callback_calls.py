@@ -39,6 +39,7 @@ from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import Training, exhaust, train
 from pipeline.stages.train.rollback import Rollbacks
 from pipeline.training.bad_steps import Rollback
+from pipeline.training.part_specs import RateRule
 from pipeline.training.state import BadStepCounts, TrainState
 from tests.observe.test_monitors import EVALUATION
 
@@ -812,3 +813,12 @@ def test_a_state_without_parameters_is_replaced_as_a_whole() -> None:
         view.evaluate()
     view.state = state
     assert view.parameters() == {}
+
+
+def test_a_rate_that_is_set_reaches_rules_without_a_schedule_of_their_own() -> None:
+    own = RateRule.model_validate({"pattern": "b", "factor": 0.5, "schedule": "cosine"})
+    rules = [RateRule(pattern="a", factor=0.5), own]
+    rates = np.array([[1.0, 0.5, 7.0], [0.8, 0.4, 7.0]], np.float32)
+    table = changed_rates(rates, [RateChange(rate=0.2), RateChange(factor=0.5)], rules)
+    np.testing.assert_allclose(table, [[0.1, 0.05, 3.5]] * 2)
+    np.testing.assert_array_equal(rates[0], [1.0, 0.5, 7.0])
