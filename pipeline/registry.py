@@ -37,6 +37,7 @@ PART_MODULES = (
     "pipeline.backends.devices",
     "pipeline.data.ops",
     "pipeline.data.sources",
+    "pipeline.models.imported.model_specs",
     "pipeline.models.layers.initializers",
     "pipeline.models.layers.standard",
     "pipeline.models.networks",

@@ -23,6 +23,7 @@ from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.errors import RecipeError, first_line
+from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.modules.standard import Network
@@ -166,6 +167,8 @@ def typed_network(recipe: Recipe, classes: int) -> nn.Module:
         network = recipe.model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)
+    if isinstance(network, ImportedNetwork):
+        network = network.clone(seed=recipe.seed)
     if not precision.rules:
         return network
     key = "to_float" if recipe.train.to_float else "precision"
