@@ -57,6 +57,8 @@ class Built:
     """Shapes and dtypes only; no arrays."""
     parameters: int
     parameter_bytes: int
+    single_steps: bool = False
+    """Whether its programs are to have no loop over steps, which would slow them down."""
 
     @property
     def step(self) -> TrainStep:

@@ -33,6 +33,7 @@ def compile_programs(
         seed=built.seed,
         eager=recipe.train.mode == "eager",
         cuts=cuts_of(recipe.parallel),
+        single_steps=built.single_steps,
     )
 
     device = backend.describe()["device"]

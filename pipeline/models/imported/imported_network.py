@@ -79,8 +79,9 @@ class ImportedNetwork(nn.Module):
         return logits
 
     @nn.nowrap
-    def list_kept(self, variables: Variables, images: Array, key: Array) -> tuple[Kept, ...]:
-        """List what no lowering replaces in a step of training, by tracing."""
+    def list_kept(self, variables: Variables, images: jax.ShapeDtypeStruct) -> tuple[Kept, ...]:
+        """List what no lowering replaces in a step of training, by tracing shapes."""
+        key = jax.random.key(0)
         return list_kept(self._function(True), variables, images, key, root=self.network.root)
 
     @nn.nowrap
