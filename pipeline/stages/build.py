@@ -96,6 +96,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         _require_matches(recipe.train.to_float, parts, seed)
     _check_patterns(recipe, variables["params"])
     cuts = cuts_of(recipe.parallel)
+    _refuse_to_observe(recipe, parts)
     if cuts is not None and recipe.parallel.mode == "semi_auto":
         with _blaming("parallel.specs"):
             parallel = recipe.parallel
@@ -269,6 +270,18 @@ def _require_integer_labels_to_ignore(parts: StepConfig, label: ColumnSpec) -> N
         f"leave labels of {dtype}, among which there is no dataset.ignore_index = {ignored}; leave "
         "them whole numbers that it is one of, or set it to null"
     )
+
+
+def _refuse_to_observe(recipe: Recipe, parts: StepConfig) -> None:
+    """Refuse an optimizer that reads the inputs of layers for a network that hides them."""
+    if parts.observe_layers and isinstance(parts.network, ImportedNetwork):
+        optimizer = recipe.train.optimizer.name
+        raise RecipeError(
+            [
+                f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
+                f"{recipe.model.name} is no list of layers; must be another one, such as momentum"
+            ]
+        )
 
 
 def _refuse_padding_into_mixtures(recipe: Recipe, dataset: Dataset) -> None:
