@@ -38,6 +38,7 @@ PART_MODULES = (
     "pipeline.callbacks.metric_callbacks",
     "pipeline.data.ops",
     "pipeline.data.sources",
+    "pipeline.models.imported.model_specs",
     "pipeline.models.layers.initializers",
     "pipeline.models.layers.standard",
     "pipeline.models.networks",

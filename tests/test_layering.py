@@ -30,6 +30,7 @@ LEVELS = [
     "models.modules",
     "models.blocks",
     "models.networks",
+    "models.imported",
     "parallel",
     "data",
     "data.ops",

@@ -24,6 +24,8 @@ BUDGET_SHARE, BUDGET_S = 0.05, (0.6, 3.0)
 MOST_SHARE = 0.1
 """Most steps that are only timed, as a share of the run's steps."""
 
+SINGLE_STEPS = "one asynchronous dispatch per step: its convolutions are slow in a loop"
+
 KEPT = "sink"
 """Key under which a checkpoint keeps sinks that were chosen."""
 
@@ -74,14 +76,13 @@ def choose_sink(
     An emulated device has an `estimate`. `before` is what a checkpoint kept: a resumed run keeps
     its sinks. Raises KeyboardInterrupt when a signal stops a measurement.
     """
-    train = recipe.train
     if not chooses_sink(recipe):
-        mechanism, why = backend.mechanism(train.mechanism, sink=train.sink)
+        mechanism, why = _mechanism(recipe, executable, backend)
         return SinkPlan(run_schedule.sink_steps, mechanism, why)
     if before is not None:
         plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
     elif estimate is not None and estimate.choice is not None:
-        plan = _modelled(recipe, backend, estimate.device, estimate.choice)
+        plan = _modelled(recipe, executable, backend, estimate.device, estimate.choice)
     else:
         with reporter.clock("measuring sinks"):
             plan = _measured(recipe, run_schedule, executable, reporter.console.is_terminal)
@@ -89,9 +90,21 @@ def choose_sink(
     return replace(plan, kept={KEPT: {"size": plan.size, "mechanism": plan.mechanism}})
 
 
-def _modelled(recipe: Recipe, backend: Backend, device: str, choice: SinkChoice) -> SinkPlan:
+def _mechanism(recipe: Recipe, executable: Executable, backend: Backend) -> tuple[Mechanism, str]:
+    """The mechanism of sinks whose size is given, and why."""
+    train = recipe.train
+    if train.sink and executable.report.single_steps:
+        return "soft", SINGLE_STEPS
+    return backend.mechanism(train.mechanism, sink=train.sink)
+
+
+def _modelled(
+    recipe: Recipe, executable: Executable, backend: Backend, device: str, choice: SinkChoice
+) -> SinkPlan:
     """Plan the sinks that are best on the emulated device, with a mechanism of this one."""
-    mechanism, _ = backend.mechanism(recipe.train.mechanism, sink=choice.size is not None)
+    (preferred, *others), sink = mechanisms_of(recipe, executable), choice.size is not None
+    requested = recipe.train.mechanism if others else preferred
+    mechanism, _ = backend.mechanism(requested, sink=sink)
     return SinkPlan(choice.size, mechanism, f"modelled for {device}: {choice.why}")
 
 
@@ -105,7 +118,7 @@ def _measured(
     bounds = measured_bounds(recipe, run_schedule, executable)
     try:
         with TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials:
-            choice = _choose(bounds, mechanisms_of(recipe), trials)
+            choice = _choose(bounds, mechanisms_of(recipe, executable), trials)
     except RunError as error:
         return SinkPlan(None, "none", f"not measured, steps that were only timed failed: {error}")
     return SinkPlan(choice.size, choice.mechanism, choice.why, choice)
@@ -129,8 +142,10 @@ def unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
 
-def mechanisms_of(recipe: Recipe) -> tuple[SinkMechanism, ...]:
-    """Return the mechanisms that the recipe permits, the preferred one first."""
+def mechanisms_of(recipe: Recipe, executable: Executable) -> tuple[SinkMechanism, ...]:
+    """Return the mechanisms that recipe and programs permit, the preferred one first."""
+    if executable.report.single_steps:
+        return ("soft",)
     mechanism = recipe.train.mechanism
     return ("loop", "soft") if mechanism == "auto" else (mechanism,)
 

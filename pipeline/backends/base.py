@@ -42,6 +42,8 @@ class CompileReport:
     """Report of the compile stage: its programs, none in eager mode."""
 
     programs: tuple[Program, ...]
+    single_steps: bool = False
+    """Whether the programs have no loop, so that every step is a dispatch of its own."""
 
     @property
     def compile_s(self) -> float:
@@ -65,6 +67,8 @@ class CompileInputs:
     """Patterns of layers that are compiled in eager mode all the same."""
     cuts: Cuts | None = None
     """How devices share parameters; None where each has all of them."""
+    single_steps: bool = False
+    """Compile one step, or one batch of an evaluation, without a loop around it."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]

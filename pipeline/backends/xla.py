@@ -111,7 +111,7 @@ class XlaBackend:
         else:
             compiled = [_compile(spec, watch) for spec in specs]
             programs = [program for program, _ in compiled]
-            report = CompileReport(tuple(facts for _, facts in compiled))
+            report = CompileReport(tuple(facts for _, facts in compiled), work.single_steps)
         buffers = self.placement.put(_empty_buffers(work.train.window(0).inputs))
         return XlaExecutable(work, self.placement, report, Programs(*programs), rates, buffers)
 
@@ -186,7 +186,7 @@ class XlaExecutable:
         carry = LoopCarry(state, *self.buffers)
         rows = []
         for inputs, first, count in _split_at_windows(self.work.train, start, stop):
-            stride = count if mechanism == "loop" else 1
+            stride = count if mechanism == "loop" and not self.work.single_steps else 1
             for position in range(first, first + count, stride):
                 span = np.int32(position), np.int32(position + stride)
                 carry = self.programs.train(carry, inputs, self.rates, *span)
@@ -211,8 +211,10 @@ class XlaExecutable:
             before = self.placement.put(self.work.step.zero_sums())
         sums = before
         for inputs, first, count in _split_at_windows(self.work.eval, start, stop):
-            span = np.int32(first), np.int32(first + count)
-            sums = self.programs.evaluate(state, sums, inputs, *span)
+            stride = 1 if self.work.single_steps else count
+            for position in range(first, first + count, stride):
+                span = np.int32(position), np.int32(position + stride)
+                sums = self.programs.evaluate(state, sums, inputs, *span)
         return jax.block_until_ready(sums)
 
 
@@ -231,6 +233,7 @@ def _program_specs(
     train_args = (carry, train, rates, bound, bound)
     eval_args = (state, sums, evaluated, bound, bound)
     repeat = _python_loop if work.eager else jax.lax.while_loop
+    repeat = _once if work.single_steps else repeat
     args = (seed,), train_args, eval_args
     if work.cuts is not None:
         # Layers' results are cut as the recipe says.
@@ -354,6 +357,16 @@ def _python_loop(unfinished: Callable[[Any], Array], body: Callable[[Any], Any],
     while unfinished(carry):
         carry = body(carry)
     return carry
+
+
+def _once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+    """Do as `jax.lax.while_loop` does for one iteration at most, in no computation of its own.
+
+    The body of a loop, or of a branch, is such a computation, in which XLA:CPU does not use its
+    library for a convolution whose dimensions it would have to permute (jax issue 12868).
+    """
+    proceed = unfinished(carry)
+    return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
 
 
 def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:

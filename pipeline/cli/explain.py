@@ -160,7 +160,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         reason = unmeasurable(single_ms, bounds)
         if reason is not None:
             return explanation(no_sink(single_ms, reason), memory=memory)
-        measured = measure(trials, single_ms, mechanisms_of(recipe), BUDGET_S)
+        measured = measure(trials, single_ms, mechanisms_of(recipe, executable), BUDGET_S)
         choice = choose(measured.costs, bounds)
         achieved = achieve(trials, choice)
     return explanation(choice, measured.costs, dispatch_of(measured), memory, achieved)

@@ -12,6 +12,7 @@ from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, shard_samples
 from pipeline.data.transform import column_specs
 from pipeline.files.error_text import no_such, show
+from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.sink.schedule import total_steps
 from pipeline.training import target_metrics
 from pipeline.training.part_specs import METRICS
@@ -322,6 +323,17 @@ def warmup_fits(recipe: Recipe) -> Iterator[str]:
                 f"{key}: warmup of {warmup} steps must be shorter than the {total} steps "
                 "of training"
             )
+
+
+@rule
+def imported_network_is_loaded(recipe: Recipe) -> Iterator[str]:
+    """Code that a model names is in a plug-in of the command line."""
+    if not isinstance(recipe.model, ImportedModelSpec):
+        return
+    try:
+        recipe.model.find()
+    except ValueError as error:
+        yield f"model.{error}"
 
 
 def batching(recipe: Recipe, samples: int) -> Batching:

@@ -1,4 +1,4 @@
-"""Keys of a recipe that have a default in their type and so need not be in conf/.
+"""Keys of a recipe that need not be in conf/: those with a default in their type, and a user's own.
 
 Hydra sets only existing keys, unless an override has a `++`: `++model.padding=symmetric`.
 """
@@ -16,7 +16,7 @@ _NAME = "name"
 
 
 def settable(overrides: Iterable[str]) -> list[str]:
-    """The overrides, with `++` before those that set an optional key."""
+    """The overrides, with `++` before those that set an optional key, or one of the user's own."""
     return [f"++{override}" if _sets_optional(override) else override for override in overrides]
 
 
@@ -25,10 +25,22 @@ def _sets_optional(override: str) -> bool:
     if not equals or key in SECTIONS:
         return False
     *sections, last = key.split(".")
+    if _is_open((*sections, last)):
+        return True
     if any(_is_optional(spec, last) for spec in _specs_at(sections)):
         return True
     inside = _specs_at([*sections, last]) if value.startswith("{") else ()
     return any(_is_optional(spec, field) for spec in inside for field in spec.model_fields)
+
+
+def _is_open(path: Sequence[str]) -> bool:
+    """Whether the path leads into a section with keys of the user's own, as `model.arguments`."""
+    return any(
+        get_origin(spec.model_fields[name].annotation) is dict
+        for position, name in enumerate(path)
+        for spec in _specs_at(path[:position])
+        if name in spec.model_fields
+    )
 
 
 def _specs_at(sections: Sequence[str]) -> list[type[Spec]]:

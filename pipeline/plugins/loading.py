@@ -23,6 +23,8 @@ from pipeline.errors import RecipeError, first_line
 
 FLAG, VARIABLE = "--plugin", "PIPELINE_PLUGINS"
 PACKAGE = Path(__file__).parents[1]
+KERAS_BACKEND = "KERAS_BACKEND"
+"""Variable from which Keras learns, when it is imported, what it computes with."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def load_named() -> Iterator[Plugin]:
     Raises RecipeError for one that is not there, does not import, or has the name of another
     module.
     """
+    # Else Keras looks for TensorFlow.
+    os.environ.setdefault(KERAS_BACKEND, "jax")
     for given in _named_in_environment():
         name = Path(given).stem if _is_file(given) else given
         held = _loaded.get(name)

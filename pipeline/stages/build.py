@@ -25,6 +25,7 @@ from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.errors import RecipeError, first_line
+from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.modules.jit_layers import list_layers
@@ -63,6 +64,8 @@ class Built:
     """Shapes and dtypes only; no arrays."""
     parameters: int
     parameter_bytes: int
+    single_steps: bool = False
+    """Whether its programs are to have no loop over steps, which would slow them down."""
 
     @property
     def step(self) -> TrainStep:
@@ -100,6 +103,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         _require_layers(recipe.train.jit_layers, parts, seed)
     _check_patterns(recipe, variables["params"])
     cuts = cuts_of(recipe.parallel)
+    _refuse_to_observe(recipe, parts)
     if cuts is not None and recipe.parallel.mode == "semi_auto":
         with _blaming("parallel.specs"):
             parallel = recipe.parallel
@@ -178,6 +182,8 @@ def typed_network(recipe: Recipe, classes: int) -> nn.Module:
         network = recipe.model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)
+    if isinstance(network, ImportedNetwork):
+        network = network.clone(seed=recipe.seed)
     if not precision.rules:
         return network
     key = "to_float" if recipe.train.to_float else "precision"
@@ -318,6 +324,18 @@ def _require_integer_labels_to_ignore(parts: StepConfig, label: ColumnSpec) -> N
         f"leave labels of {dtype}, among which there is no dataset.ignore_index = {ignored}; leave "
         "them whole numbers that it is one of, or set it to null"
     )
+
+
+def _refuse_to_observe(recipe: Recipe, parts: StepConfig) -> None:
+    """Refuse an optimizer that reads the inputs of layers for a network that hides them."""
+    if parts.observe_layers and isinstance(parts.network, ImportedNetwork):
+        optimizer = recipe.train.optimizer.name
+        raise RecipeError(
+            [
+                f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
+                f"{recipe.model.name} is no list of layers; must be another one, such as momentum"
+            ]
+        )
 
 
 def _refuse_padding_into_mixtures(recipe: Recipe, dataset: Dataset) -> None:

@@ -34,6 +34,7 @@ def compile_programs(
         eager=recipe.train.mode == "eager",
         jit_layers=recipe.train.jit_layers,
         cuts=cuts_of(recipe.parallel),
+        single_steps=built.single_steps,
     )
 
     device = backend.describe()["device"]

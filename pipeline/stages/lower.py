@@ -29,6 +29,7 @@ from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
 from pipeline.lowerings.tune.layouts import find_layout
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.modules.layout import best_layout, has_choice
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
@@ -37,7 +38,15 @@ from pipeline.parallel.ranks import Ranks
 from pipeline.parallel.shards import shards_of
 from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.stages.build import Built
-from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
+from pipeline.stages.lowering_problems import (
+    layout_key,
+    list_kept_operations,
+    list_problems,
+    time_gradients_us,
+)
+
+SHOWN_KEPT = 3
+"""Operations that are named where no lowering replaces them."""
 
 TUNING_S = 24 * 3600.0
 """How long processes wait while the first one times lowerings."""
@@ -61,6 +70,9 @@ def lower(
     network = built.parts.network
     if not hasattr(network, "policy") or recipe.train.mode == "eager":
         return built
+    if isinstance(network, ImportedNetwork):
+        single = _runs_single_steps(network, recipe, built, backend, reporter)
+        built = replace(built, single_steps=single)
     if cuts_of(recipe.parallel) is not None:
         # XLA divides its own operations among devices, and no other ones.
         return built
@@ -78,6 +90,27 @@ def lower(
     chosen = choice_of_document((ranks or Ranks()).agree(choose, TUNING_S))
     lowered = _in_layout(network, chosen.layout).clone(policy=chosen.lowerings)
     return replace(built, parts=replace(built.parts, network=lowered))
+
+
+def _runs_single_steps(
+    network: ImportedNetwork, recipe: Recipe, built: Built, backend: Backend, reporter: Reporter
+) -> bool:
+    """Whether the network keeps convolutions that a loop of this device would slow down.
+
+    Reports what no lowering replaces.
+    """
+    kept = list_kept_operations(network, built.parts, built.state, recipe.train.batch_size)
+    if not kept:
+        return False
+    shown = "; ".join(map(str, kept[:SHOWN_KEPT]))
+    more = f"; {len(kept) - SHOWN_KEPT} more" if len(kept) > SHOWN_KEPT else ""
+    reporter.stage("lower", f"left to XLA: {shown}{more}")
+    slow = any(one.is_convolution for one in kept) and backend.device.platform == "cpu"
+    if slow and recipe.train.mechanism == "loop":
+        reporter.warn("train.mechanism = loop: such convolutions are slow in a loop; soft has none")
+    elif slow:
+        reporter.stage("lower", "no loop over steps, in which such convolutions are slow: soft")
+    return slow and recipe.train.mechanism != "loop"
 
 
 def _in_layout(network: nn.Module, layout: Layout) -> nn.Module:

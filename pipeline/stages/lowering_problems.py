@@ -16,6 +16,8 @@ from pipeline.lowerings.problem.lowering import ROLES, Problem, RecordingPolicy
 from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.lowerings.tune.machine import describe_device
 from pipeline.lowerings.tune.timing import Timer, random_operands
+from pipeline.models.imported.imported_network import ImportedNetwork
+from pipeline.models.imported.with_lowerings import Kept
 from pipeline.models.modules.standard import Network
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
@@ -34,6 +36,15 @@ def list_problems(
     )
     problems = [p for p in trained if not _reads_input(p, image_shape(parts.image))]
     return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
+
+
+def list_kept_operations(
+    network: ImportedNetwork, parts: StepConfig, state: TrainState, batch: int
+) -> tuple[Kept, ...]:
+    """List convolutions and max pooling of the user's own network that nothing replaces."""
+    images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
+    variables = {"params": state.params, "batch_stats": state.batch_stats}
+    return network.list_kept(variables, images)
 
 
 def _traced(parts: StepConfig, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:

@@ -60,14 +60,19 @@ class InitRule(Spec):
     init: Initializer
 
 
-class InitSpec(Spec):
+class InitRules(Spec):
+    """Initialisers of single parameters."""
+
+    rules: Seq[InitRule] = ()
+    """The last rule that covers a parameter decides, before all other settings."""
+
+
+class InitSpec(InitRules):
     """Initialiser of each kind of weight, where the layer names none (M-08)."""
 
     conv: Initializer
     dense: Initializer
     bias: Initializer
-    rules: Seq[InitRule] = ()
-    """The last rule that covers a parameter decides, before all other settings."""
 
 
 class ModelSpec(Spec):

@@ -1,0 +1,189 @@
+"""What a network of one's own costs in a loop: a flax module, the same layers in YAML, plain JAX.
+
+    python -m benchmarks.foreign_networks
+
+Two convolutions, max pooling after each, and a dense layer, on digits of 32x32 in batches of 32.
+The first two are trained by the pipeline in one sink; the third is a `jax.jit` of a step with
+optax, one dispatch a step without waiting, on the same images, resized beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import Array
+from rich.console import Console
+
+from benchmarks.measure import add_save, alternate, heading, publish, table
+from pipeline import load_recipe
+from pipeline.backends.base import Executable
+from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
+from pipeline.data.transform import apply_ops
+from pipeline.observe.reporter import Reporter
+from pipeline.plugins.loading import name_for_all
+from pipeline.stages.build import build
+from pipeline.stages.compile import compile_programs
+from pipeline.stages.data import load_data
+from pipeline.stages.lower import lower
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax")
+THIS = "benchmarks.foreign_networks"
+BATCH, RATE, MOMENTUM = 32, 0.01, 0.9
+LAYERS = (
+    "[{name: conv, features: 16, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"
+    "{name: conv, features: 32, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"
+    "flatten, {name: dense, features: $classes}]"
+)
+RECIPES = {
+    "layers in YAML": ("model=layers", f"model.layers={LAYERS}"),
+    "flax module": ("model=flax", f"model.import={THIS}:ConvNet"),
+}
+PLAIN = "flax module, plain jax.jit"
+
+
+class ConvNet(nn.Module):
+    """The network as one writes it in flax."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, images: Array) -> Array:
+        """Logits (batch, classes) of images (batch, 32, 32, 1)."""
+        x = images
+        for features in (16, 32):
+            x = nn.relu(nn.Conv(features, (3, 3))(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
+
+
+class Trained:
+    """A recipe, compiled and trained round by round."""
+
+    def __init__(self, keys: tuple[str, ...], overrides: list[str], steps: int) -> None:
+        recipe, self._steps = load_recipe("lenet5_digits", [*overrides, *keys]), steps
+        with Reporter(console=Console(file=open(os.devnull, "w"))) as reporter:
+            self.recipe, self.dataset = recipe, load_data(recipe, reporter)
+            backend = recipe.device.open(recipe.parallel)
+            built = build(recipe, self.dataset, reporter)
+            built = lower(recipe, self.dataset, built, backend, None, reporter)
+            self._executable: Executable = compile_programs(
+                recipe, self.dataset, built, backend, reporter
+            )
+        self._state, self._done = self._executable.init(), 0
+        self()
+
+    def __call__(self) -> float:
+        """Train some steps more, and return the milliseconds of one."""
+        stop = self._done + self._steps
+        begun = time.perf_counter()
+        self._state, _ = self._executable.run(self._state, self._done, stop, "loop")
+        self._done = stop
+        return 1000 * (time.perf_counter() - begun) / self._steps
+
+
+class Plain:
+    """The module under `jax.jit`, as a short script trains it."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, steps: int) -> None:
+        self._images, self._labels = _mapped(recipe, dataset)
+        self._steps, self._generator = steps, np.random.default_rng(0)
+        module = ConvNet(len(dataset.classes))
+        optimizer = optax.sgd(RATE, MOMENTUM)
+        self._params = module.init(jax.random.key(0), self._images[:1])
+        self._moments = optimizer.init(self._params)
+        self._step = jax.jit(partial(_step, module, optimizer), donate_argnums=(0, 1))
+        self()
+
+    def __call__(self) -> float:
+        """Train some steps more, and return the milliseconds of one."""
+        rows = self._generator.integers(len(self._labels), size=(self._steps, BATCH))
+        begun, losses = time.perf_counter(), []
+        for row in rows:
+            self._params, self._moments, loss = self._step(
+                self._params, self._moments, self._images, self._labels, row
+            )
+            losses.append(loss)
+        jax.block_until_ready(losses)
+        return 1000 * (time.perf_counter() - begun) / self._steps
+
+
+def _step(
+    module: nn.Module,
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    moments: Any,
+    images: Array,
+    labels: Array,
+    rows: Array,
+) -> tuple[Any, Any, Array]:
+    def loss_of(params: Any) -> Array:
+        logits: Any = module.apply(params, images[rows])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels[rows]).mean()
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    updates, moments = optimizer.update(gradients, moments, params)
+    return optax.apply_updates(params, updates), moments, loss
+
+
+def _mapped(recipe: Recipe, dataset: Dataset) -> tuple[Array, Array]:
+    """All training images after the map ops, float32, and their labels."""
+    columns = {name: jnp.asarray(values) for name, values in dataset.train.columns.items()}
+    number = jnp.arange(len(dataset.train), dtype=jnp.uint32)
+    seed = jnp.zeros(2, jnp.uint32)
+    mapped = apply_ops(jnp, dataset.train_ops, columns, seed, jnp.uint32(0), number)
+    return mapped["image"].astype(jnp.float32), mapped["label"]
+
+
+def main() -> None:
+    """Measure and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200, help="steps of a round")
+    parser.add_argument("--rounds", type=int, default=11)
+    add_save(parser, "foreign_networks.md")
+    parser.add_argument("overrides", nargs="*", help="of both recipes, as autotune=off")
+    args = parser.parse_args()
+    name_for_all([THIS])
+    total = args.steps * (args.rounds + 1)
+    overrides = ["train.passes=null", "train.epochs=null", f"train.steps={total}"]
+    overrides += [f"train.batch_size={BATCH}", "optimizer=momentum", *args.overrides]
+    overrides += [f"train.optimizer.lr={RATE}", f"train.optimizer.momentum={MOMENTUM}"]
+    contestants: dict[str, Callable[[], float]] = {}
+    for name, keys in RECIPES.items():
+        trained = Trained(keys, overrides, args.steps)
+        contestants[name] = trained
+    contestants[PLAIN] = Plain(trained.recipe, trained.dataset, args.steps)
+    times = alternate(contestants, args.rounds)
+    base = times["layers in YAML"]
+    rows = []
+    for name, rounds in times.items():
+        ratios = [own / other for own, other in zip(rounds, base, strict=True)]
+        rows.append(
+            [
+                name,
+                f"{statistics.median(rounds):.3f}",
+                f"{min(rounds):.3f} to {max(rounds):.3f}",
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            ]
+        )
+    header = ("network", "ms/step, median", "range", "against YAML in the same round")
+    what = f"--steps {args.steps} --rounds {args.rounds} {' '.join(args.overrides)}".rstrip()
+    title = heading("A network of one's own", f"python -m {THIS} {what}", PACKAGES)
+    publish(
+        f"{title}\n{args.rounds} rounds of {args.steps} steps.\n\n{table(header, rows)}", args.save
+    )
+
+
+if __name__ == "__main__":
+    main()

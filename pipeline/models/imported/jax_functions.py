@@ -1,0 +1,108 @@
+"""Plain JAX functions that initialise and apply parameters, as a pure network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
+
+from pipeline.models.imported.calls import (
+    KEYS,
+    call_with,
+    make_with,
+    require_callable_with,
+    takes,
+)
+from pipeline.models.imported.imported_network import PARAMS, PureNetwork, Variables
+
+
+def adapt_functions(
+    reference: str, found: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+) -> PureNetwork:
+    """Get the two functions from what was found, and adapt them.
+
+    Raises ValueError for what neither is nor returns such functions.
+    """
+    pair, has_type = _pair_of(found), False
+    if pair is None:
+        if not callable(found):
+            raise ValueError(f"{reference}: is neither a function nor has it init and apply")
+        made = make_with(reference, found, arguments, classes, dtype)
+        if isinstance(made, nn.Module | nnx.Module):
+            raise ValueError(f"{reference}: is a flax module, which model=flax takes")
+        pair, has_type = _pair_of(made), takes(found, "dtype")
+    elif arguments:
+        raise ValueError(f"{reference}: has init and apply itself, so that arguments must be {{}}")
+    if pair is None:
+        raise ValueError(
+            f"{reference}: must return (init, apply) or an object with these: init(key, images) "
+            "gives parameters, apply(params, images) logits"
+        )
+    initialise, compute = pair
+    values = ("images",) if _takes_key(initialise) else ("key", "images")
+    require_callable_with(f"{reference}: init", initialise, values, has_key=True)
+    require_callable_with(f"{reference}: apply", compute, ("params", "images"), has_key=True)
+    return FunctionNetwork(initialise, compute, has_type)
+
+
+def _pair_of(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The functions init and apply of a pair or of an object that has them; else None."""
+    if hasattr(value, "init") and hasattr(value, "apply") and not isinstance(value, type):
+        return value.init, value.apply
+    is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(callable, value))
+    return (value[0], value[1]) if is_pair else None
+
+
+def _takes_key(function: Callable[..., Any]) -> bool:
+    return any(takes(function, name) for name in KEYS)
+
+
+@dataclass(frozen=True)
+class FunctionNetwork:
+    """Functions `init(key, images)` and `apply(params, images)`."""
+
+    initialise: Callable[..., Any]
+    compute: Callable[..., Any]
+    has_type: bool
+    root: str = ""
+
+    def init(self, key: Array, images: Array, seed: int) -> Variables:
+        """Fresh parameters in nested dicts, by their paths in the function's own pytree."""
+        return {PARAMS: _to_dicts(self._parameters(key, images))}
+
+    def apply(
+        self, variables: Variables, images: Array, key: Array | None, *, train: bool
+    ) -> tuple[Any, Variables]:
+        """Logits; there are no statistics."""
+        key = jax.random.key(0) if key is None else key
+        blank = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
+        structure = jax.eval_shape(self._parameters, key, blank)
+        parameters = _from_dicts(variables[PARAMS], structure)
+        return call_with(self.compute, (parameters, images), train=train, key=key), {}
+
+    def _parameters(self, key: Array, images: Array) -> Any:
+        values = (images,) if _takes_key(self.initialise) else (key, images)
+        return call_with(self.initialise, values, train=False, key=key)
+
+
+def _to_dicts(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree in nested dicts, an item of a sequence under its number."""
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return unflatten_dict({_names(path): leaf for path, leaf in leaves})
+
+
+def _from_dicts(values: Mapping[str, Any], structure: Any) -> Any:
+    """The pytree of this structure whose leaves `_to_dicts` has put into dicts."""
+    flat = flatten_dict(dict(values))
+    return jax.tree.map_with_path(lambda path, _: flat[_names(path)], structure)
+
+
+def _names(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("params",)

@@ -1,0 +1,163 @@
+"""Equations of a jaxpr that the package's lowerings compute, and why others stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from pipeline.lowerings.conv2d import conv2d
+from pipeline.lowerings.dense import dense_product
+from pipeline.lowerings.max_pool import pool_max
+from pipeline.lowerings.problem.lowering import LoweringPolicy
+
+CONVOLUTION, PRODUCT, MAXIMA = "conv_general_dilated", "dot_general", "reduce_window_max"
+REPLACED = frozenset((CONVOLUTION, PRODUCT, MAXIMA))
+"""Names of the primitives."""
+
+FLOATS = frozenset(("float32", "bfloat16", "float16"))
+"""Types that the lowerings compute in."""
+
+Params = Mapping[str, Any]
+Shape = tuple[int, ...]
+
+
+def why_kept(equation: Any) -> str:
+    """Return why nothing replaces an equation of one of these primitives; "" where something does.
+
+    A clause without its subject, such as "is 3-D".
+    """
+    operands, (result,) = [atom.aval for atom in equation.invars], equation.outvars
+    params, dtypes = equation.params, {str(shape.dtype) for shape in (*operands, result.aval)}
+    if len(dtypes) > 1:
+        return f"gives {result.aval.dtype} for {operands[0].dtype}"
+    if not dtypes <= FLOATS:
+        return f"is of {dtypes.pop()}"
+    if any(0 in shape.shape for shape in (*operands, result.aval)):
+        return "is of no values"
+    shapes = [shape.shape for shape in operands]
+    reasons = {CONVOLUTION: _why_no_conv2d, PRODUCT: _why_no_dense, MAXIMA: _why_no_pool}
+    return reasons[equation.primitive.name](params, shapes)
+
+
+def compute_replaced(equation: Any, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
+    """Result of an equation that `why_kept` has no reason for, computed as the policy says."""
+    computations = {CONVOLUTION: _convolve, PRODUCT: _multiply, MAXIMA: _pool}
+    return computations[equation.primitive.name](equation.params, operands, policy)
+
+
+def _why_no_conv2d(params: Params, shapes: Sequence[Shape]) -> str:
+    dimensions = len(params["window_strides"])
+    if dimensions not in (1, 2):
+        return f"is {dimensions}-D"
+    if params["batch_group_count"] != 1:
+        return f"has {params['batch_group_count']} groups of samples"
+    return _unusual(params)
+
+
+def _convolve(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
+    """The convolution in NHWC; one of sequences is one of images of one row.
+
+    Rows that a transposed convolution puts between its inputs, and negative pads, are made here:
+    the gradient of `lax.pad` is a slice.
+    """
+    numbers = params["dimension_numbers"]
+    images = operands[0].transpose(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
+    kernel = operands[1].transpose(*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
+    pads, strides = tuple(params["padding"]), tuple(params["window_strides"])
+    between, dilation = tuple(params["lhs_dilation"]), tuple(params["rhs_dilation"])
+    if any(step > 1 for step in between) or any(edge < 0 for pad in pads for edge in pad):
+        inner = [(*pad, step - 1) for pad, step in zip(pads, between, strict=True)]
+        zero = jnp.zeros((), images.dtype)
+        images = lax.pad(images, zero, [(0, 0, 0), *inner, (0, 0, 0)])
+        pads = tuple((0, 0) for _ in pads)
+    is_sequence = len(strides) == 1
+    if is_sequence:
+        images, kernel = images[:, None], kernel[None]
+        pads, strides, dilation = ((0, 0), *pads), (1, *strides), (1, *dilation)
+    result = conv2d(
+        images,
+        kernel,
+        strides=strides,
+        padding=pads,
+        dilation=dilation,
+        groups=params["feature_group_count"],
+        policy=policy,
+    )
+    result = result[:, 0] if is_sequence else result
+    out = numbers.out_spec
+    return result.transpose(np.argsort((out[0], *out[2:], out[1])))
+
+
+def _why_no_dense(params: Params, shapes: Sequence[Shape]) -> str:
+    (left, right), batches = params["dimension_numbers"]
+    rows, kernel = shapes
+    last = tuple(range(len(rows) - len(left), len(rows)))
+    first = tuple(range(len(right)))
+    if batches != ((), ()) or tuple(left) != last or tuple(right) != first:
+        return "is no product of rows with a matrix"
+    if len(rows) == len(left) or len(kernel) == len(right):
+        return "is no product of matrices"
+    return _unusual(params)
+
+
+def _multiply(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
+    """The product with a kernel, whose inputs and whose features may each have several axes."""
+    inputs, kernel = operands
+    contracted = len(params["dimension_numbers"][0][1])
+    kept, features = inputs.shape[: inputs.ndim - contracted], kernel.shape[contracted:]
+    channels = prod(kernel.shape[:contracted])
+    rows, matrix = inputs.reshape(*kept, channels), kernel.reshape(channels, -1)
+    by_rows = (((rows.ndim - 1,), (0,)), ((), ()))
+    return dense_product(policy)(rows, matrix, by_rows).reshape(*kept, *features)
+
+
+def _why_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
+    if any(step != 1 for key in ("base_dilation", "window_dilation") for step in params[key]):
+        return "is dilated"
+    if any(edge < 0 for pad in params["padding"] for edge in pad):
+        return "has negative pads"
+    return "" if _pooled_axes(params) is not None else "is not over height and width"
+
+
+def _pooled_axes(params: Params) -> tuple[int, int] | None:
+    """The two axes of four that windows reach over; None where there are others."""
+    window, strides = params["window_dimensions"], params["window_strides"]
+    axes = zip(window, strides, params["padding"], strict=True)
+    still = [size == step == 1 and tuple(pad) == (0, 0) for size, step, pad in axes]
+    if len(window) != 4 or not still[0]:
+        return None
+    for channels, pooled in ((3, (1, 2)), (1, (2, 3))):
+        if still[channels]:
+            return pooled
+    return None
+
+
+def _pool(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
+    axes = _pooled_axes(params)
+    assert axes is not None, "that is why it would be kept"
+    (images,) = operands
+    channels_first = axes == (2, 3)
+    images = images.transpose(0, 2, 3, 1) if channels_first else images
+    rows, columns = axes
+
+    def over(key: str) -> tuple[Any, Any]:
+        return params[key][rows], params[key][columns]
+
+    window, strides, pads = over("window_dimensions"), over("window_strides"), over("padding")
+    result = pool_max(images, window, strides, pads, policy)
+    return result.transpose(0, 3, 1, 2) if channels_first else result
+
+
+def _unusual(params: Params) -> str:
+    """A setting of a product or a convolution that the package's own have not."""
+    precision = params["precision"]
+    each = precision if isinstance(precision, tuple) else (precision,)
+    wanted = [one for one in each if one not in (None, lax.Precision.DEFAULT)]
+    if wanted:
+        return f"asks for precision {wanted[0]}"
+    return "" if params["out_sharding"] is None else "has a sharding"

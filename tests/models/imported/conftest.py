@@ -1,0 +1,32 @@
+"""The plug-in of the networks that these tests import, loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flax import linen as nn
+
+from pipeline.plugins.loading import VARIABLE, load_named
+from pipeline.registry import parts
+
+OWN_NETWORKS = Path(__file__).with_name("own_networks.py")
+
+
+@pytest.fixture(autouse=True)
+def _loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(OWN_NETWORKS))
+    list(load_named())
+
+
+@pytest.fixture
+def imported() -> Callable[..., nn.Module]:
+    """Build a network of the plug-in: (kind, name, type of activations, arguments)."""
+
+    def build(kind: str, name: str, dtype: str = "float32", **arguments: Any) -> nn.Module:
+        tree = {"name": kind, "import": f"own_networks:{name}", "arguments": arguments, "init": {}}
+        return parts("model")[kind].model_validate(tree).build(10, dtype)
+
+    return build

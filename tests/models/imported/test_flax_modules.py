@@ -1,0 +1,144 @@
+"""Modules of flax as networks of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from pipeline.lowerings.problem.lowering import RecordingPolicy
+from tests.models.build import initialise, parameters, random, shapes
+from tests.models.imported.own_networks import ConvNet, NnxNet
+
+Build = Callable[..., Any]
+IMAGES = random(4, 8, 8, 1)
+
+
+def train(module: nn.Module, variables: Any, key: int = 1) -> tuple[Any, Any]:
+    """Logits and statistics of a step of training."""
+    rngs = {"dropout": jax.random.key(key)}
+    logits, changed = module.apply(
+        variables, IMAGES, train=True, mutable=["batch_stats"], rngs=rngs
+    )
+    return logits, changed.get("batch_stats", {})
+
+
+def test_a_module_has_its_own_names_and_results(imported: Build) -> None:
+    module, own = imported("flax", "ConvNet", width=4), ConvNet(width=4)
+    variables = initialise(module, IMAGES)
+    expected = jax.eval_shape(lambda: own.init(jax.random.key(0), IMAGES, False))
+    assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, expected)
+    logits = module.apply(variables, IMAGES, train=False)
+    np.testing.assert_allclose(logits, own.apply(variables, IMAGES, False), rtol=1e-5, atol=1e-5)
+    _, statistics = train(module, variables)
+    _, changed = own.apply(
+        variables, IMAGES, True, mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)}
+    )
+    for ours, theirs in zip(
+        jax.tree.leaves(statistics), jax.tree.leaves(changed["batch_stats"]), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("ConvNet", {}), ("Untyped", {}), ("NnxNet", {"width": 4})]
+)
+def test_dropout_follows_the_key_in_training_alone(
+    name: str, arguments: dict[str, Any], imported: Build
+) -> None:
+    module = imported("flax", name, **arguments)
+    variables = initialise(module, IMAGES)
+    first, again, other = (train(module, variables, key)[0] for key in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    once, twice = (module.apply(variables, IMAGES, train=False) for _ in range(2))
+    np.testing.assert_array_equal(once, twice)
+
+
+def test_fields_are_those_of_the_recipe(imported: Build) -> None:
+    module = imported("flax", "Untyped", hidden=[3, 5])
+    found = {path: leaf.shape for path, leaf in parameters(shapes(module, (2, 2, 1))).items()}
+    assert found["Dense_0/kernel"] == (4, 3)
+    assert found["Dense_1/kernel"] == (3, 5)
+    assert found["Dense_2/kernel"] == (5, 10), "the number of classes, which nothing else gives"
+
+
+def test_classes_stand_for_their_number_at_any_depth(imported: Build) -> None:
+    module = imported("flax", "Untyped", hidden=["$classes", 3], classes="$classes")
+    found = {path: leaf.shape for path, leaf in parameters(shapes(module, (2, 2, 1))).items()}
+    assert found["Dense_0/kernel"] == (4, 10)
+    assert found["Dense_2/kernel"] == (3, 10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("ConvNet", {}), ("Untyped", {}), ("NnxNet", {"width": 4})]
+)
+def test_all_layers_compute_in_the_type_of_the_recipe(
+    name: str, arguments: dict[str, Any], dtype: str, imported: Build
+) -> None:
+    module = imported("flax", name, dtype, **arguments)
+    recording = RecordingPolicy()
+    variables = shapes(module, (8, 8, 1))
+    logits, changed = jax.eval_shape(
+        lambda: train(module.clone(policy=recording), jax.tree.map(jnp.zeros_like, variables))
+    )
+    assert {problem.dtype for problem in recording.problems} == {dtype}
+    kept = {leaf.dtype for leaf in jax.tree.leaves((variables, logits, changed))}
+    assert kept == {jnp.dtype("float32")}
+
+
+def test_an_nnx_module_has_its_own_results_and_statistics(imported: Build) -> None:
+    module = imported("flax", "NnxNet", width=4)
+    variables = initialise(module, IMAGES)
+    assert sorted(parameters(variables))[:2] == ["blocks/0/bias", "blocks/0/kernel"]
+    own = NnxNet(4, 10, rngs=nnx.Rngs(0))
+    for number in (0, 1):
+        for leaf in ("kernel", "bias"):
+            value = variables["params"]["blocks"][str(number)][leaf]
+            getattr(own.blocks[number], leaf)[...] = value
+    for leaf in ("kernel", "bias"):
+        getattr(own.out, leaf)[...] = variables["params"]["out"][leaf]
+    own.eval()
+    logits = module.apply(variables, IMAGES, train=False)
+    np.testing.assert_allclose(logits, own(IMAGES), rtol=1e-5, atol=1e-5)
+    own.train()
+    own(IMAGES)
+    _, statistics = train(module, variables)
+    np.testing.assert_allclose(statistics["norm"]["mean"], own.norm.mean[...], rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_an_nnx_module_follow_the_seed(imported: Build) -> None:
+    module = imported("flax", "NnxNet", width=4)
+    first, again, other = (
+        module.init(jax.random.key(seed), IMAGES, train=False)["params"]["out"]["kernel"]
+        for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("ConvNet", {"widht": 3}, "unexpected keyword argument 'widht'; its parameters are width"),
+        ("Caching", {}, "has variables in the collection cache; training carries params and"),
+        ("Summing", {}, "own_networks:Summing: returns tuple; must return logits"),
+        ("Faulty", {}, "own_networks.py, line .*: AttributeError: .*flat_images"),
+        ("Masked", {}, "missing a required argument: 'mask'"),
+        ("Halved", {}, "parameter Dense_0/bias is bfloat16; parameters must be float32"),
+        ("perceptron", {}, "makes a tuple, which is no flax module"),
+        ("number", {}, "makes a int, which is no flax module"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused(
+    name: str, arguments: dict[str, Any], said: str, imported: Build
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        shapes(imported("flax", name, **arguments), (8, 8, 1))

@@ -1,0 +1,189 @@
+"""Whole runs of the user's own networks: trained, resumed, priced, examined, refused."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError, RunError
+from pipeline.observe.reporter import Reporter
+from pipeline.runner.run import run
+from pipeline.stages.build import build
+from pipeline.stages.data import load_data
+from pipeline.stages.lower import lower
+from tests import outcome
+from tests.models.imported.conftest import OWN_NETWORKS
+
+Compose = Callable[..., Recipe]
+
+CONV = ["model=flax", "model.import=own_networks:ConvNet", "model.arguments.width=4"]
+NNX = ["model=flax", "model.import=own_networks:NnxNet", "model.arguments.width=4"]
+FUNCTION = ["model=function", "model.import=own_networks:perceptron"]
+VOLUME = ["model=flax", "model.import=own_networks:Volume", "dataset.train.ops=[]"]
+VOLUME += ["dataset.eval.ops=[]"]
+SHORT = ["train.steps=12", "train.sink_size=4", "checkpoint.every_steps=6"]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [line["loss"] for line in outcome.metrics(run_dir)]
+
+
+def reported(recipe: Recipe) -> tuple[str, bool]:
+    """The lower stage's report, and whether the step is compiled without a loop."""
+    text = io.StringIO()
+    with Reporter(console=Console(file=text, width=1000)) as reporter:
+        dataset = load_data(recipe, reporter)
+        built = build(recipe, dataset, reporter)
+        backend = recipe.device.open(recipe.parallel)
+        built = lower(recipe, dataset, built, backend, None, reporter)
+    return text.getvalue(), built.single_steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [CONV, NNX, FUNCTION], ids=["linen", "nnx", "function"])
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
+    network: list[str], tiny: Compose, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(tiny(*network, *SHORT), whole)
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / "checkpoints" / "12")
+    run(tiny(*network, *SHORT, f"train.resume={broken}"))
+    assert outcome.metrics(broken) == outcome.metrics(whole)
+    outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["train.sink=false", "train.mechanism=soft", "train.feed=stream"])
+def test_the_run_is_the_same_however_it_sinks(how: str, tiny: Compose, tmp_path: Path) -> None:
+    run(tiny(*CONV, *SHORT), tmp_path / "whole")
+    run(tiny(*CONV, *SHORT, how), tmp_path / "other")
+    assert losses(tmp_path / "other") == losses(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_steps_that_a_loop_slows_down_run_without_one_and_come_to_the_same(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    for mechanism in ("auto", "loop"):
+        run(tiny(*VOLUME, *SHORT, f"train.mechanism={mechanism}"), tmp_path / mechanism)
+    single, looped = (losses(tmp_path / mechanism) for mechanism in ("auto", "loop"))
+    np.testing.assert_allclose(single, looped, rtol=1e-5)
+    assert '"mechanism": "soft"' in (tmp_path / "auto" / "summary.json").read_text()
+    assert '"mechanism": "loop"' in (tmp_path / "loop" / "summary.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_without_a_loop_resumes_and_ends_at_a_bad_step(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="Step 2 of 12"):
+        run(tiny(*VOLUME, *SHORT, "train.optimizer.lr=3e38"), tmp_path / "bad")
+
+
+def test_what_stays_with_xla_is_said_and_ends_loops_over_steps(tiny: Compose) -> None:
+    text, single = reported(tiny(*VOLUME))
+    assert "left to XLA: inner: convolution is 3-D\n" in text
+    assert "no loop over steps, in which such convolutions are slow: soft" in text
+    assert single
+    text, single = reported(tiny(*VOLUME, "train.mechanism=loop"))
+    assert "train.mechanism = loop: such convolutions are slow in a loop; soft has none" in text
+    assert not single
+
+
+def test_nothing_is_said_where_all_is_lowered(tiny: Compose) -> None:
+    text, single = reported(tiny(*CONV))
+    assert "left to XLA" not in text
+    assert not single
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("train.mode=eager", "train.steps=2"),
+        ("train.accumulate_steps=2",),
+        ("train.precision=bf16",),
+        ("train.precision=O3", "train.loss_scale=dynamic"),
+        ("parallel.mode=data", "parallel.devices=2"),
+        (
+            "parallel.mode=semi_auto",
+            "parallel.reproducible=layout",
+            "parallel.mesh={data: 2, model: 2}",
+            "parallel.specs=[{pattern: Dense_0/kernel, axes: [null, model]}]",
+            "parallel.constraints=[{pattern: Conv_1, axes: [data, null, null, model]}]",
+        ),
+    ],
+    ids=lambda how: how[0],
+)
+def test_it_trains_in_every_mode(how: tuple[str, ...], tiny: Compose, tmp_path: Path) -> None:
+    steps = [] if any("train.steps" in key for key in how) else ["train.steps=6"]
+    run_of_all = ["eval.every_steps=null", "checkpoint.every_steps=null", *steps]
+    summary = run(tiny(*CONV, *run_of_all, *how, "dataset.eval_size=16"), tmp_path / "run")
+    assert summary.status == "done"
+    assert np.isfinite(losses(tmp_path / "run")).all()
+
+
+@pytest.mark.slow
+def test_an_emulated_device_prices_its_layers_by_name(tiny: Compose, tmp_path: Path) -> None:
+    summary = run(tiny(*CONV, "device=ascend910", "stages=[data,build,compile]"), tmp_path / "run")
+    assert summary.modelled["step_ms"] > 0
+    assert "Conv_1" in (tmp_path / "run" / "run.log").read_text()
+
+
+@pytest.mark.slow
+def test_an_autopsy_names_its_layer(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="Invalid loss"):
+        run(tiny(*CONV, *SHORT, "train.optimizer.lr=1e38"), tmp_path / "run")
+    found = (tmp_path / "run" / "run.log").read_text()
+    assert "parameter Conv_" in found or "parameter Dense_0" in found
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["optimizer=thor"], "train.optimizer.name = thor: looks at what the layers of a list see"),
+        (["train.precision=O1"], "flax is no list of layers, so that all of it computes in one"),
+        (["train.to_float=[{pattern: Conv_0, dtype: float16}]"], "is no list of layers"),
+        (["model.arguments.classes=7"], "the network ends in 7 outputs, and 10 classes"),
+    ],
+)
+def test_what_needs_a_list_of_layers_is_refused(keys: list[str], said: str, tiny: Compose) -> None:
+    with pytest.raises(RecipeError, match=said):
+        reported(tiny(*CONV, *keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["model=flax"], "model.import = null: must name the network as module:name"),
+        (["model=flax", "model.import=elsewhere:Net"], "add --plugin elsewhere.py"),
+        (["model=flax", "model.import=own_networks:Nothing"], "has no Nothing"),
+    ],
+)
+def test_code_that_is_not_there_is_a_problem_of_the_recipe(
+    keys: list[str], said: str, tiny: Compose
+) -> None:
+    with pytest.raises(RecipeError, match=said):
+        tiny(*keys)
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_a_network_of_a_plug_in(
+    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    shutil.copy(OWN_NETWORKS, tmp_path / "nets.py")
+    keys = ["model=flax", "model.import=nets:ConvNet", "model.arguments.width=4"]
+    keys += ["train.steps=8", "monitor.tensorboard=false"]
+    done = command(["--plugin", "nets.py", *keys])
+    assert done.returncode == 0, done.stderr
+    assert "step 8: accuracy" in done.stdout
+    refused = command(keys)
+    assert refused.returncode == 2
+    assert "add --plugin nets.py" in refused.stderr

@@ -1,0 +1,66 @@
+"""Plain JAX functions as networks of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.models.build import initialise, parameters, random, shapes
+from tests.models.imported.own_networks import perceptron
+
+Build = Callable[..., Any]
+IMAGES = random(4, 8, 8, 1)
+
+
+def test_parameters_are_named_by_their_place_in_the_pytree(imported: Build) -> None:
+    module = imported("function", "perceptron", width=3)
+    found = {path: leaf.shape for path, leaf in parameters(shapes(module, (2, 2, 1))).items()}
+    assert found == {"0/0": (4, 3), "0/1": (3,), "1/0": (3, 10), "1/1": (10,)}
+
+
+def test_functions_get_parameters_as_they_gave_them(imported: Build) -> None:
+    module = imported("function", "perceptron", width=3)
+    variables = initialise(module, IMAGES)
+    _, apply = perceptron(10, 3)
+    flat = parameters(variables)
+    params = [(flat["0/0"], flat["0/1"]), (flat["1/0"], flat["1/1"])]
+    expected = apply(params, IMAGES, False, jax.random.key(0))
+    logits = module.apply(variables, IMAGES, train=False)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+    module = imported("function", "perceptron", width=300)
+    variables = initialise(module, IMAGES)
+    first, second = (
+        module.apply(variables, IMAGES, train=True, rngs={"dropout": jax.random.key(key)})
+        for key in (0, 1)
+    )
+    assert not np.array_equal(first, second)
+
+
+def test_the_order_of_arguments_may_be_that_of_haiku(imported: Build) -> None:
+    module = imported("function", "transformed")
+    variables = initialise(module, IMAGES)
+    weight = parameters(variables)["linear/w"]
+    logits = module.apply(variables, IMAGES, train=False)
+    np.testing.assert_allclose(logits, IMAGES.mean((1, 2)) @ weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("perceptron", {"depth": 3}, "unexpected keyword argument 'depth'; its parameters are"),
+        ("perceptron", {"width": "wide"}, "own_networks.py, line .*: TypeError"),
+        ("ConvNet", {}, "is a flax module, which model=flax takes"),
+        ("number", {}, r"must return \(init, apply\) or an object with these"),
+        ("transformed", {"width": 3}, "has init and apply itself, so that arguments must be {}"),
+        ("keyless", {}, "apply: is to be called with params and images, .* does not take images"),
+    ],
+)
+def test_what_are_no_such_functions_is_refused(
+    name: str, arguments: dict[str, Any], said: str, imported: Build
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        shapes(imported("function", name, **arguments), (8, 8, 1))

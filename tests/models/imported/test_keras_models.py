@@ -1,0 +1,156 @@
+"""Models of Keras as networks of a recipe."""
+
+from __future__ import annotations
+
+import os
+import random as python_random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
+from pipeline.registry import parts
+from tests.models.build import initialise, parameters, random
+
+IMAGES = random(4, 8, 8, 1)
+Build = Callable[..., Any]
+
+OWN = """
+import keras
+from keras import layers
+
+def make_model(classes, width=4, last=None, penalty=None):
+    return keras.Sequential([
+        keras.Input((8, 8, 1)),
+        layers.Conv2D(width, 3, padding="same", kernel_regularizer=penalty),
+        layers.BatchNormalization(),
+        layers.ReLU(),
+        layers.MaxPooling2D(),
+        layers.Flatten(),
+        layers.Dropout(0.3),
+        layers.Dense(classes, activation=last),
+    ])
+
+def unbuilt(classes):
+    return keras.Sequential([layers.Flatten(), layers.Dense(classes)])
+
+def number():
+    return 3
+
+made = make_model(10)
+"""
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    os.environ.setdefault(KERAS_BACKEND, "jax")
+    pytest.importorskip("keras", reason="Keras is an extra: pip install 'recipe-pipeline[keras]'")
+    file = tmp_path_factory.mktemp("own") / "own_models.py"
+    file.write_text(OWN)
+    return file
+
+
+@pytest.fixture
+def build(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    monkeypatch.setenv(VARIABLE, str(plugin))
+    list(load_named())
+
+    def model(name: str, dtype: str = "float32", **arguments: Any) -> Any:
+        tree = {"name": "keras", "import": f"own_models:{name}", "arguments": arguments, "init": {}}
+        return parts("model")["keras"].model_validate(tree).build(10, dtype)
+
+    return model
+
+
+def train(module: Any, variables: Any, key: int) -> tuple[Any, Any]:
+    rngs = {"dropout": jax.random.key(key)}
+    return module.apply(variables, IMAGES, train=True, mutable=["batch_stats"], rngs=rngs)
+
+
+def test_a_model_has_its_own_names_and_results(build: Build) -> None:
+    variables = initialise(build("make_model"), IMAGES)
+    assert sorted(parameters(variables)) == [
+        "batch_normalization/beta",
+        "batch_normalization/gamma",
+        "conv2d/bias",
+        "conv2d/kernel",
+        "dense/bias",
+        "dense/kernel",
+    ]
+    statistics = variables["batch_stats"]
+    assert sorted(statistics["batch_normalization"]) == ["moving_mean", "moving_variance"]
+    assert set(statistics) == {"batch_normalization"}, "no state of random numbers"
+
+
+def test_results_are_those_of_keras(build: Build, plugin: Path) -> None:
+    import keras
+    from own_models import make_model  # type: ignore[import-not-found]
+
+    module = build("make_model").clone(seed=7)
+    variables = initialise(module, IMAGES)
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    own = make_model(10)
+    ours = module.apply(variables, IMAGES, train=False)
+    np.testing.assert_allclose(ours, own(IMAGES, training=False), rtol=1e-4, atol=1e-5)
+    _, changed = train(module, variables, 0)
+    own(IMAGES, training=True)
+    np.testing.assert_allclose(
+        changed["batch_stats"]["batch_normalization"]["moving_mean"],
+        own.layers[1].moving_mean.numpy(),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def test_dropout_follows_the_key_and_weights_follow_the_seed(build: Build) -> None:
+    module = build("make_model")
+    variables = initialise(module, IMAGES)
+    first, again, other = (train(module, variables, key)[0] for key in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    kernels = [
+        parameters(initialise(build("make_model").clone(seed=seed), IMAGES))["dense/kernel"]
+        for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    assert not np.array_equal(kernels[0], kernels[2])
+
+
+def test_what_keras_seeds_is_put_back(build: Build) -> None:
+    python_random.seed(3)
+    np.random.seed(3)
+    expected = python_random.random(), np.random.random()
+    python_random.seed(3)
+    np.random.seed(3)
+    initialise(build("make_model"), IMAGES)
+    assert (python_random.random(), np.random.random()) == expected
+
+
+def test_a_model_without_an_input_is_built_for_the_images(build: Build) -> None:
+    module = build("unbuilt")
+    assert parameters(initialise(module, IMAGES))["dense/kernel"].shape == (64, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "arguments", "said"),
+    [
+        ("make_model", "float32", {"last": "softmax"}, "ends in softmax, and must end in logits"),
+        ("make_model", "float32", {"penalty": "l2"}, "has 1 losses of its own"),
+        ("number", "float32", {}, "makes a int, which is no keras.Model"),
+        ("made", "bfloat16", {}, "computes in float32, where the recipe says bfloat16"),
+        ("made", "float32", {"width": 3}, "is a model already, so that arguments must be {}"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused(
+    name: str, dtype: str, arguments: dict[str, Any], said: str, build: Build
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        initialise(build(name, dtype, **arguments), IMAGES)
