@@ -9,15 +9,38 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline import load_recipe, run
+from pipeline import load_recipe, parts, run
 from pipeline.errors import PipelineError, RecipeError
 from pipeline.runner.record.run_directory import write_recipe
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
 
-def test_two_names_are_public() -> None:
-    assert pipeline.__all__ == ["load_recipe", "run"]
+def test_three_names_are_public() -> None:
+    assert pipeline.__all__ == ["Trainer", "load_recipe", "run"]
+    assert pipeline.Trainer.__name__ == "Trainer"
+    with pytest.raises(AttributeError, match="has no attribute 'Runner'"):
+        _ = pipeline.Runner  # type: ignore[attr-defined]
+
+
+def test_parts_are_written_without_jax() -> None:
+    """Recipes are checked without it."""
+    script = (
+        "import sys; from pipeline.parts import *; import pipeline.parts as p;"
+        "assert all(hasattr(p, name) for name in p.__all__);"
+        "print(sorted({'jax', 'flax', 'optax'} & {m.split('.')[0] for m in sys.modules}))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+def test_a_layer_is_made_by_its_name() -> None:
+    made = parts.layer("conv", features=16, kernel=3)
+    assert made.model_dump()["features"] == 16
+    with pytest.raises(ValueError, match="there is no layer 'cnv'; there is"):
+        parts.layer("cnv")
+    with pytest.raises(ValueError, match="featurs"):
+        parts.layer("dense", featurs=3)
 
 
 @pytest.mark.slow

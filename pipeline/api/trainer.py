@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import tempfile
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from pipeline.config.compose import check_tree, load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.errors import DataError, RunError
-from pipeline.host.signals import Signals
+from pipeline.host.signals import Interrupted, Signals
 from pipeline.observe.monitors import SinkReport
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.log_lines import EVALS, METRICS, read_lines
@@ -98,13 +100,23 @@ class Trainer:
         """Train, and yield after each sink, evaluated where that is due, and before it is saved.
 
         Between two sinks parameters and learning rates may be changed, and evaluations made. Where
-        the loop is left early, the run stops there, saved, and can be resumed.
+        the loop is left early, the run stops there, saved, and can be resumed. An iterator that is
+        neither finished nor dropped when the process ends stops with what it has saved before.
         """
         given = None if self._given_dir is None else Path(self._given_dir)
         self._signals = Signals()
         callbacks = (*self._callbacks, self._watch)
         steps = run_in_sinks(self.recipe, given, signals=self._signals, callbacks=callbacks)
-        ended = False
+        ended = exiting = False
+
+        def end_with_process() -> None:
+            nonlocal ended, exiting
+            ended = exiting = True
+            # No thread can be started any more, which a save would need.
+            with suppress(StopIteration):
+                steps.throw(Interrupted("the process ended inside the loop over sinks"))
+
+        atexit.register(end_with_process)
         try:
             while True:
                 try:
@@ -117,6 +129,8 @@ class Trainer:
                     return
                 yield report
         finally:
+            if not exiting:
+                atexit.unregister(end_with_process)
             if not ended:
                 self._signals.stop = "the loop over its sinks was left"
                 self.summary = exhaust(steps)

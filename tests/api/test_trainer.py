@@ -1,0 +1,276 @@
+"""A run in Python: between its sinks, after it, and where its loop is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import Trainer
+from pipeline.callbacks.callback import Callback, RunControl
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError, RecipeError, RunError
+from pipeline.observe.monitors import SinkReport
+from pipeline.runner.run import run
+from tests import outcome
+
+Compose = Callable[..., Recipe]
+MLP = ("model=mlp", "model.hidden=[8]", "train.steps=24", "train.sink_size=8", "eval.every_steps=8")
+NO_RUN = "there is no run yet; call fit(), or Trainer.load(RUN_DIR)"
+NO_PARAMETERS = "there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)"
+
+
+@pytest.fixture
+def recipe(tiny: Compose) -> Recipe:
+    return tiny(*MLP)
+
+
+@pytest.fixture
+def trainer(recipe: Recipe, tmp_path: Path) -> Trainer:
+    return Trainer(recipe, run_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda trainer: trainer.run_dir, NO_RUN),
+        (lambda trainer: trainer.evaluate(), NO_RUN),
+        (lambda trainer: trainer.steps, NO_RUN),
+        (lambda trainer: trainer.evaluations, NO_RUN),
+        (lambda trainer: trainer.predict(np.zeros((1, 8, 8, 1))), NO_PARAMETERS),
+        (lambda trainer: trainer(np.zeros((1, 8, 8, 1))), NO_PARAMETERS),
+        (lambda trainer: trainer.parameters, NO_PARAMETERS),
+        (lambda trainer: trainer.control, "nothing trains now; use this in a loop over sinks()"),
+    ],
+)
+def test_before_a_run_there_is_one_clear_error(
+    use: Callable[[Trainer], object], message: str, trainer: Trainer
+) -> None:
+    with pytest.raises(RunError) as caught:
+        use(trainer)
+    assert str(caught.value) == message
+
+
+def test_overrides_of_a_recipe_that_is_loaded_are_refused(recipe: Recipe) -> None:
+    """They would do nothing."""
+    with pytest.raises(ValueError, match="need the name or file of a recipe"):
+        Trainer(recipe, ["train.steps=3"])
+
+
+def test_a_run_that_is_none_can_not_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is no run directory; it holds no recipe.yaml"):
+        Trainer.load(tmp_path)
+
+
+def test_callbacks_from_python_are_not_sent_to_other_processes(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """The trainer's own is one of them."""
+    launched = tiny(*MLP, "parallel.mode=data", "launch=local", "launch.processes=2")
+    with pytest.raises(RecipeError, match="launch = local: must be none with callbacks"):
+        Trainer(launched, run_dir=tmp_path / "run").fit()
+    with pytest.raises(RecipeError, match="name them in train"):
+        run(launched, tmp_path / "run", callbacks=[Callback()])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_recipe_has_a_name_or_a_file_and_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("defaults: [override /model: mlp]\ntrain: {steps: 3}\n")
+    for recipe in (file, str(file)):
+        assert Trainer(recipe, ["seed=7"]).recipe.seed == 7
+    with pytest.raises(RecipeError, match="there is no such recipe"):
+        Trainer("no_such")
+
+
+@pytest.mark.slow
+def test_a_run_is_that_of_the_command(trainer: Trainer, recipe: Recipe, tmp_path: Path) -> None:
+    summary = trainer.fit()
+    run(recipe, tmp_path / "command")
+    outcome.assert_same_run(tmp_path / "run", tmp_path / "command")
+    assert (summary.status, summary.steps) == ("done", 24)
+    assert trainer.summary is summary
+    assert trainer.run_dir == tmp_path / "run"
+    assert trainer.steps["step"].tolist() == list(range(1, 25))
+    assert trainer.steps["loss"].dtype == np.float64
+    assert trainer.evaluations["step"].tolist() == [8, 16, 24]
+    evaluated = trainer.evaluate()
+    assert evaluated == {
+        name: values[-1] for name, values in trainer.evaluations.items() if name in evaluated
+    }
+    assert "count" not in evaluated
+    with pytest.raises(RunError, match="nothing trains now"):
+        trainer.parameters["dense_0/bias"] = np.zeros(8)
+
+
+@pytest.mark.slow
+def test_between_two_sinks_the_run_is_seen_and_changed(trainer: Trainer, tmp_path: Path) -> None:
+    reports = []
+    for report in trainer.sinks():
+        reports.append(report)
+        assert trainer.control.step == report.step == len(trainer.steps["step"])
+        assert trainer.evaluations["step"][-1] == report.step
+        if report.step == 8:
+            trainer.control.set_learning_rate(0.0)
+            before = trainer.parameters["dense_1/kernel"]
+        if report.step == 16:
+            # A rate of 0 leaves all as it is.
+            np.testing.assert_array_equal(trainer.parameters["dense_1/kernel"], before)
+            trainer.parameters["dense_1/kernel"] = np.zeros_like(before)
+            trainer.parameters["dense_1/bias"] = np.arange(10)
+            assert trainer.evaluate()["accuracy"] == pytest.approx(0.1, abs=0.1)
+    assert [type(report) for report in reports] == 3 * [SinkReport]
+    assert outcome.arrays(tmp_path / "run")["params/dense_1/bias"].tolist() == list(range(10))
+    shown = trainer.predict(np.zeros((3, 8, 8, 1), np.uint8))
+    assert shown.tolist() == 3 * [list(range(10))]
+    assert trainer.summary is not None
+    assert trainer.evaluate()["loss"] == trainer.summary.metrics["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["break", "exception", "dropped"])
+def test_a_loop_that_is_left_can_be_resumed(
+    how: str, trainer: Trainer, recipe: Recipe, tiny: Compose, tmp_path: Path
+) -> None:
+    def leave() -> None:
+        for report in trainer.sinks():
+            trainer.control.scale_learning_rate(0.5)
+            if report.step == 16 and how == "break":
+                break
+            if report.step == 16 and how == "exception":
+                raise KeyError("mine")
+
+    if how == "dropped":
+        sinks = trainer.sinks()
+        for _ in range(2):
+            next(sinks)
+            trainer.control.scale_learning_rate(0.5)
+        del sinks
+    elif how == "exception":
+        with pytest.raises(KeyError, match="mine"):
+            leave()
+    else:
+        leave()
+    assert trainer.summary is not None
+    assert (trainer.summary.status, trainer.summary.steps) == ("stopped", 16)
+    assert trainer.summary.reason == "the loop over its sinks was left"
+    assert outcome.checkpoints(tmp_path / "run") == [16]
+    with pytest.raises(RunError, match="nothing trains now"):
+        _ = trainer.control
+
+    # As by the command, without the loop: what it has set is part of the run.
+    run(tiny(*MLP, f"train.resume={tmp_path / 'run'}"))
+    whole = Trainer(recipe, run_dir=tmp_path / "whole")
+    for report in whole.sinks():
+        if report.step <= 16:
+            whole.control.scale_learning_rate(0.5)
+    left, unbroken = tmp_path / "run", tmp_path / "whole"
+    assert outcome.metrics(left) == outcome.metrics(unbroken)
+    assert outcome.read_lines(left / "evals.jsonl") == outcome.read_lines(unbroken / "evals.jsonl")
+    outcome.assert_equal_arrays(outcome.arrays(left), outcome.arrays(unbroken))
+
+
+@pytest.mark.slow
+def test_a_loop_goes_on_with_a_run(trainer: Trainer, tiny: Compose, tmp_path: Path) -> None:
+    for report in trainer.sinks():
+        if report.step == 8:
+            break
+    again = Trainer(tiny(*MLP, f"train.resume={tmp_path / 'run'}"))
+    assert [report.step for report in again.sinks()] == [16, 24]
+    assert again.run_dir == tmp_path / "run"
+    assert len(again.steps["step"]) == 24
+
+
+@pytest.mark.slow
+def test_two_trainers_do_not_know_each_other(recipe: Recipe, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        Trainer(recipe, run_dir=tmp_path / name).fit()
+    outcome.assert_same_run(tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_a_callback_that_fails_ends_the_loop(recipe: Recipe, tmp_path: Path) -> None:
+    class Failing(Callback):
+        def on_sink(self, run: RunControl, report: SinkReport) -> None:
+            raise ValueError("mine")
+
+    trainer = Trainer(recipe, callbacks=[Failing()], run_dir=tmp_path / "run")
+    with pytest.raises(RunError, match="callback Failing, on_sink: ValueError: mine"):
+        trainer.fit()
+    assert outcome.checkpoints(tmp_path / "run") == [8]
+    assert trainer.parameters["dense_0/bias"].shape == (8,)
+
+
+@pytest.mark.slow
+def test_a_run_is_loaded_with_its_parameters(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.fit()
+    loaded = Trainer.load(tmp_path / "run")
+    assert dict(loaded.parameters).keys() == dict(trainer.parameters).keys()
+    for path, array in loaded.parameters.items():
+        np.testing.assert_array_equal(array, trainer.parameters[path])
+    images = loaded.dataset.eval.columns["image"][:70]
+    np.testing.assert_array_equal(loaded.predict(images), trainer.predict(images))
+    assert loaded.evaluate() == trainer.evaluate()
+    assert loaded.steps["loss"].tolist() == trainer.steps["loss"].tolist()
+    with pytest.raises(RunError, match="nothing trains now"):
+        loaded.parameters["dense_0/bias"] = np.zeros(8)
+    with pytest.raises(TypeError, match="parameters can be set, not removed"):
+        del loaded.parameters["dense_0/bias"]
+
+
+@pytest.mark.slow
+def test_predictions_are_of_the_networks_function(trainer: Trainer) -> None:
+    """Against numpy; the evaluation ops resize to 32x32 and rescale to 0 to 1."""
+    trainer.fit()
+    images = trainer.dataset.eval.columns["image"][:9]
+    seen = np.concatenate([batch["image"] for batch in trainer.dicts("eval")])[:9]
+    values = dict(trainer.parameters)
+    hidden = seen.reshape(9, -1) @ values["dense_0/kernel"] + values["dense_0/bias"]
+    expected = np.maximum(hidden, 0) @ values["dense_1/kernel"] + values["dense_1/bias"]
+    np.testing.assert_allclose(trainer.predict(images), expected, rtol=1e-4, atol=1e-5)
+    assert trainer.predict(images[:0]).shape == (0, 10)
+
+
+@pytest.mark.slow
+def test_images_that_are_not_the_datasets_are_refused(trainer: Trainer) -> None:
+    trainer.fit()
+    for shape in ((8, 8, 1), (1, 8, 8), (1, 32, 32, 1), (1, 8, 8, 3)):
+        with pytest.raises(DataError, match=r"must have shape \('n', 8, 8, 1\)"):
+            trainer.predict(np.zeros(shape))
+    with pytest.raises(DataError, match=r"images have the value 0.5; must be uint8"):
+        trainer.predict(np.full((1, 8, 8, 1), 0.5))
+    with pytest.raises(DataError, match=r"images have the value 256; must be uint8"):
+        trainer.predict(np.full((1, 8, 8, 1), 256))
+    whole = np.full((1, 8, 8, 1), 7)
+    np.testing.assert_array_equal(trainer(whole.astype(np.float64)), trainer(whole))
+
+
+ITERATOR = """
+import sys
+from pipeline import Trainer
+trainer = Trainer("lenet5_digits", sys.argv[2:], run_dir=sys.argv[1])
+sinks = trainer.sinks()
+next(sinks)
+print("the end")
+"""
+
+
+@pytest.mark.slow
+def test_an_iterator_that_nobody_finishes_ends_with_the_process(
+    cache: Path, tmp_path: Path
+) -> None:
+    options = *MLP, "checkpoint.every_steps=8", "monitor.tensorboard=false", f"cache.root={cache}"
+    result = subprocess.run(
+        [sys.executable, "-c", ITERATOR, str(tmp_path / "run"), *options],
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    summary = outcome.read_summary(tmp_path / "run")
+    assert summary["status"] == "stopped"
+    assert summary["reason"] == "the process ended inside the loop over sinks"
