@@ -96,9 +96,11 @@ def load_named() -> Iterator[Plugin]:
     Raises RecipeError for one that is not there, does not import, or has the name of another
     module.
     """
-    # Else Keras looks for TensorFlow.
-    os.environ.setdefault(KERAS_BACKEND, "jax")
-    for given in _named_in_environment():
+    names = _named_in_environment()
+    if names:
+        # A Keras that one of them imports would look for TensorFlow.
+        os.environ.setdefault(KERAS_BACKEND, "jax")
+    for given in names:
         name = Path(given).stem if _is_file(given) else given
         held = _loaded.get(name)
         if held is not None and held.given != given:

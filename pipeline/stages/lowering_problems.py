@@ -17,7 +17,7 @@ from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.lowerings.tune.machine import describe_device
 from pipeline.lowerings.tune.timing import Timer, random_operands
 from pipeline.models.imported.imported_network import ImportedNetwork
-from pipeline.models.imported.with_lowerings import Kept
+from pipeline.models.imported.with_lowerings import KeptOperation
 from pipeline.models.modules.standard import Network
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
@@ -40,7 +40,7 @@ def list_problems(
 
 def list_kept_operations(
     network: ImportedNetwork, parts: StepConfig, state: TrainState, batch: int
-) -> tuple[Kept, ...]:
+) -> tuple[KeptOperation, ...]:
     """List convolutions and max pooling of the user's own network that nothing replaces."""
     images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
     variables = {"params": state.params, "batch_stats": state.batch_stats}

@@ -85,7 +85,7 @@ def call_with(
 def require_callable_with(
     reference: str, function: Callable[..., Any], values: Sequence[str], *, has_key: bool = False
 ) -> None:
-    """Raise ValueError unless `call_with` can call a function with so many values, called thus."""
+    """Raise ValueError unless `call_with` can call a function with values of these names."""
     key: Any = object() if has_key else None
     try:
         arguments, by_name = _arranged(function, values, True, key)

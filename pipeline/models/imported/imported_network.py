@@ -14,7 +14,7 @@ from jax import Array
 
 from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.imported.calls import blaming
-from pipeline.models.imported.with_lowerings import Kept, list_kept, with_lowerings
+from pipeline.models.imported.with_lowerings import KeptOperation, list_kept, with_lowerings
 
 PARAMS, STATISTICS = "params", "batch_stats"
 Variables = Mapping[str, Any]
@@ -79,7 +79,9 @@ class ImportedNetwork(nn.Module):
         return logits
 
     @nn.nowrap
-    def list_kept(self, variables: Variables, images: jax.ShapeDtypeStruct) -> tuple[Kept, ...]:
+    def list_kept(
+        self, variables: Variables, images: jax.ShapeDtypeStruct
+    ) -> tuple[KeptOperation, ...]:
         """List what no lowering replaces in a step of training, by tracing shapes."""
         key = jax.random.key(0)
         return list_kept(self._function(True), variables, images, key, root=self.network.root)

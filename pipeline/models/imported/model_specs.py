@@ -97,12 +97,12 @@ class FlaxModule(ImportedModelSpec):
 class JaxFunction(ImportedModelSpec):
     """A network of plain JAX: functions that initialise and apply parameters.
 
-    `import` names a function that is called with `arguments` and returns a pair `(init, apply)`,
-    as stax does, or an object with these two, as `haiku.transform` returns; or such an object.
-    `init(key, images)` gives the parameters, arrays in any pytree, for images (1, height, width,
-    channels) float32. `apply(params, images)` gives logits (batch, classes). Either may take
-    `key` or `rng`, and `train`, `training`, `is_training` or `deterministic`, by these names. There
-    are no batch statistics.
+    `import` names a function that is called with `arguments` and returns a pair `(init, apply)` or
+    an object with these two, as `haiku.transform` does; or such an object itself. `init(key,
+    images)` gives the parameters, arrays in any pytree, for images (1, height, width, channels)
+    float32; that of stax, which takes a shape, must be wrapped. `apply(params, images)` gives
+    logits (batch, classes). Either may also take `key` or `rng`, and `train`, `training`,
+    `is_training` or `deterministic`, by these names. There are no batch statistics.
     """
 
     name: Literal["function"] = "function"

@@ -38,7 +38,7 @@ CHECKPOINTS = ("checkpoint", "remat2")
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptOperation:
     """A convolution or max pooling that nothing replaces."""
 
     primitive: str
@@ -75,20 +75,22 @@ def with_lowerings(
     return call
 
 
-def list_kept(function: Callable[..., Any], *arguments: Any, root: str = "") -> tuple[Kept, ...]:
+def list_kept(
+    function: Callable[..., Any], *arguments: Any, root: str = ""
+) -> tuple[KeptOperation, ...]:
     """List the convolutions and max pooling that `with_lowerings` does not replace, by tracing."""
     closed = jax.make_jaxpr(function)(*arguments)
     return tuple(dict.fromkeys(_kept_in(closed.jaxpr, "", root)))
 
 
-def _kept_in(jaxpr: Any, around: str, root: str, ruled: bool = False) -> Iterator[Kept]:
+def _kept_in(jaxpr: Any, around: str, root: str, ruled: bool = False) -> Iterator[KeptOperation]:
     for equation in jaxpr.eqns:
         name, scope = equation.primitive.name, _scope(equation, root)
         scope = "/".join(part for part in (around, scope) if part)
         if name in (CONVOLUTION, MAXIMA):
             why = "has its own derivative" if ruled else why_kept(equation)
             if why:
-                yield Kept(name, scope, why)
+                yield KeptOperation(name, scope, why)
         for inner in _inner_jaxprs(equation):
             yield from _kept_in(inner, scope, "", ruled or name in RULED)
 

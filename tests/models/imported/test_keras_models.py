@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random as python_random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline.config.recipe import Recipe
 from pipeline.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
 from pipeline.registry import parts
+from pipeline.runner.run import run
+from tests import outcome
 from tests.models.build import initialise, parameters, random
 
 IMAGES = random(4, 8, 8, 1)
@@ -137,6 +141,21 @@ def test_what_keras_seeds_is_put_back(build: Build) -> None:
 def test_a_model_without_an_input_is_built_for_the_images(build: Build) -> None:
     module = build("unbuilt")
     assert parameters(initialise(module, IMAGES))["dense/kernel"].shape == (64, 10)
+
+
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
+    build: Build, tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    keys = ["model=keras", "model.import=own_models:make_model", "train.steps=12"]
+    keys += ["train.sink_size=4", "checkpoint.every_steps=6"]
+    keys += ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
+    run(tiny(*keys), whole)
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / "checkpoints" / "12")
+    run(tiny(*keys, f"train.resume={broken}"))
+    assert outcome.metrics(broken) == outcome.metrics(whole)
+    outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))
 
 
 @pytest.mark.parametrize(
