@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pipeline.data.feed.window import batch_at
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
+from pipeline.plugins.loading import loaded_plugins, to_flags
 from pipeline.runner.record.run_directory import AUTOPSY
 from pipeline.training.state import StepConfig, TrainState
 
@@ -42,7 +44,9 @@ class Examination:
             with self.reporter.clock(f"examining step {bad}"):
                 autopsy = self._examine(state, bad)
             self.reporter.stage("autopsy", str(autopsy))
-            self.reporter.stage("autopsy", f"again: python -m pipeline autopsy {self.run_dir}")
+            flags = to_flags([plugin.given for plugin in loaded_plugins()])
+            command = shlex.join(["python", "-m", "pipeline", *flags, "autopsy", str(self.run_dir)])
+            self.reporter.stage("autopsy", f"again: {command}")
         except Exception as error:  # the bad step matters more than any error here
             self.reporter.warn(f"no autopsy of step {bad}: {type(error).__name__}: {error}")
 
