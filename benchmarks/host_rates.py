@@ -2,18 +2,19 @@
 
     python -m benchmarks.host_rates > pipeline/planner/host_rates.yaml
 
-Devices are those of one process (`jax_num_cpu_devices`), which share the cores. A collective is
-timed inside a loop of one program, so dispatch is not counted. `gloo` is two processes on a
-loopback, measured apart; its figures are kept in this file.
+Devices are those of one process (`jax_num_cpu_devices`), which share the cores. All of them do
+the same in a loop of one program, so dispatch is not counted. What is kept is processor time, not
+time on the clock: neighbours on the machine double the one and hardly change the other. A device's
+share of it is its time on a core of its own; the planner multiplies it by the devices for each
+core. `gloo` is two processes on a loopback, measured apart; its figures are kept in this file.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,75 +23,102 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
+from benchmarks.measure import usable_cores
 from pipeline.files.safe_yaml import yaml_text
 
 DEVICES = 8
-SIZES = tuple(1 << exponent for exponent in (10, 14, 18, 21, 23))
-LOOPS, ROUNDS = 20, 5
+GROUPS = (2, 4, 8)
+SIZES = tuple(1 << exponent for exponent in (10, 14, 16, 18, 20, 21, 23, 25))
+BYTES_A_ROUND = 1 << 27
+MOST_LOOPS, LEAST_LOOPS, ROUNDS = 100, 3, 5
 GLOO = "2 processes on loopback, 2 shared cores, 1 KiB to 32 MiB: 4 ms + bytes / 0.42 GB/s"
 
-
-def median_us(run: Callable[[], Any], loops: int) -> float:
-    """Median microseconds of one of the `loops` repetitions inside `run`."""
-    jax.block_until_ready(run())
-    times = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append((time.perf_counter() - began) / loops * 1e6)
-    return float(np.median(times))
+Body = Callable[..., jax.Array]
 
 
-def all_reduce_us(nbytes: int, group: int) -> float:
-    """Microseconds of all-reduces of `nbytes`, in groups that together are all devices."""
+def device_us(body: Body, group: int, loops: int, *arrays: jax.Array) -> float:
+    """Microseconds of processor time of one device for one `body`, the median of all rounds.
+
+    `body` maps a device's rows of the first array to rows of the same shape, with its rows of the
+    others as further arguments. Devices form groups of neighbours along the axis `model`.
+    """
     shape = (DEVICES // group, group)
     mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     spec = PartitionSpec(("data", "model"))
 
     @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    def loop(x: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, LOOPS, lambda _, y: jax.lax.psum(y, "model") / group, x)
+    @partial(
+        jax.shard_map, mesh=mesh, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False
+    )
+    def loop(x: jax.Array, *rest: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, loops, lambda _, y: body(y, *rest), x)
 
-    x = jnp.zeros((DEVICES, nbytes // 4), jnp.float32)
-    return median_us(lambda: loop(x), LOOPS)
+    jax.block_until_ready(loop(*arrays))
+    times = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        jax.block_until_ready(loop(*arrays))
+        times.append((time.process_time() - began) / loops / DEVICES * 1e6)
+    return float(np.median(times))
+
+
+def collectives(group: int, values: int) -> Mapping[str, Body]:
+    """Collectives of rows of so many values that leave rows of as many, by kind."""
+    part = values // group
+    return {
+        "all_reduce": lambda y: jax.lax.psum(y, "model"),
+        "all_gather": lambda y: jax.lax.all_gather(y[:, :part], "model", axis=1, tiled=True),
+        "all_to_all": lambda y: jax.lax.all_to_all(
+            y.reshape(1, group, part), "model", 1, 1
+        ).reshape(1, values),
+    }
+
+
+def collective_curves() -> dict[str, dict[int, list[float]]]:
+    """Microseconds of each kind, number of devices and size; they don't fall where sizes grow."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for group in GROUPS:
+        for nbytes in SIZES:
+            x = jnp.zeros((DEVICES, nbytes // 4), jnp.float32)
+            loops = max(LEAST_LOOPS, min(MOST_LOOPS, BYTES_A_ROUND // (DEVICES * nbytes)))
+            for kind, body in collectives(group, nbytes // 4).items():
+                us = device_us(body, group, loops, x)
+                print("#", kind, group, nbytes, f"{us:.1f}", file=sys.stderr)
+                found.setdefault(kind, {}).setdefault(group, []).append(us)
+    return {
+        kind: {
+            group: [float(f"{us:.3g}") for us in np.maximum.accumulate(times)]
+            for group, times in by_group.items()
+        }
+        for kind, by_group in found.items()
+    }
 
 
 def main() -> None:
     """Print the rates as YAML."""
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    n = 1024
-    a = jnp.ones((n, n), jnp.float32)
-    dot = jax.jit(lambda a: jax.lax.fori_loop(0, LOOPS, lambda _, x: (x @ a) / n, a))
-    flops = 2 * n**3 / median_us(lambda: dot(a), LOOPS)
-    b = jnp.ones((1 << 24,), jnp.float32)
-    add = jax.jit(lambda b: jax.lax.fori_loop(0, LOOPS, lambda _, x: x * 0.5 + 1, b))
-    rate = 2 * b.nbytes / median_us(lambda: add(b), LOOPS)
-    # Devices share the cores, so what all of them do at once is measured, and is one device's time.
-    points = [(s, d, all_reduce_us(s, d)) for s in SIZES for d in (2, 4, 8)]
-    for point in points:
-        print("#", point, file=sys.stderr)
-    # us = 2 message + 2 (d - 1) / d bytes / rate, relative errors alike at all sizes
-    rows = np.array([(2 / us, 2 * (d - 1) / d * s / us) for s, d, us in points])
-    (message, per_byte), *_ = np.linalg.lstsq(rows, np.ones(len(points)), rcond=None)
-    worst = max(abs(row @ (message, per_byte) - 1) for row in rows)
-    where = f"{os.cpu_count()} {platform.machine()} cores shared with others, jax {jax.__version__}"
+    n, cores = 1024, usable_cores()
+    a = jnp.full((DEVICES * n, n), 1 / n, jnp.float32)
+    flops = 2 * n**3 / device_us(lambda x, y: x @ y, 1, LEAST_LOOPS, a, a)
+    b = jnp.ones((DEVICES, 1 << 22), jnp.float32)
+    rate = 2 * b.nbytes / DEVICES / device_us(lambda x: x * 0.5 + 1, 1, LEAST_LOOPS, b)
     command = "python -m benchmarks.host_rates"
-    source = f"measured, {command}, {where}"
-    fitted = f"{source}; all-reduces of 1 KiB to 8 MiB in groups of 2, 4, 8 of 8 devices"
-    fitted += f", worst {worst:.0%} off"
+    where = f"{cores} {platform.machine()} cores shared with others, jax {jax.__version__}"
+    source = f"measured, {command}, processor time of {DEVICES} devices at once, {where}"
 
     def figure(value: float, source: str) -> dict[str, Any]:
         return {"value": float(f"{value:.3g}"), "source": source, "confidence": "measured"}
 
-    # Devices share the cores, so a mesh of DEVICES has this rate together.
     one = {
-        "flops_per_us": figure(flops / DEVICES, f"{source}; products of 1024 x 1024 float32 / 8"),
-        "bytes_per_us": figure(rate / DEVICES, f"{source}; x * 0.5 + 1 over 64 MiB / 8"),
+        "cores_count": {"value": cores, "source": source, "confidence": "measured"},
+        "flops_per_us": figure(flops, f"{source}; products of 1024 x 1024 float32"),
+        "bytes_per_us": figure(rate, f"{source}; x * 0.5 + 1 over 16 MiB a device"),
     }
     links = {
-        "message_us": figure(message, fitted),
-        "bytes_per_us": figure(1 / per_byte, fitted),
+        "source": f"{source}; microseconds of a device by kind, devices of a group, and nbytes",
+        "confidence": "measured",
+        "nbytes": list(SIZES),
+        "us": collective_curves(),
     }
     gloo = {
         "message_us": figure(2000.0, f"measured, {GLOO}, halved: an all-reduce is two messages"),

@@ -38,8 +38,8 @@ from pipeline.lowerings.formulas.onednn import CALLS
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
+from pipeline.parallel.parallel_spec import DATA
 from pipeline.parallel.placement import DevicePlacement
-from pipeline.parallel.shards import DATA
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import Record, TrainState

@@ -53,7 +53,6 @@ from pipeline.errors import RunError, UsageError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
-from pipeline.planner.plan_table import plan_table
 from pipeline.sink.choice import SinkChoice, choose, no_sink
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.build import Built, build
@@ -61,7 +60,7 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import propose
 from pipeline.stages.lower import lower
-from pipeline.stages.plan_devices import search_plans, with_plan
+from pipeline.stages.plan_devices import find_plan, with_plan
 from pipeline.stages.train.event_periods import event_periods
 
 FILE = "explain.json"
@@ -136,9 +135,8 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     if recipe.parallel.mode == "auto":
-        found = search_plans(recipe, dataset, built)
-        reporter.say(plan_table(found))
-        recipe = with_plan(recipe, found.best)
+        plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
+        recipe = with_plan(recipe, plan)
         backend = recipe.device.open(recipe.parallel)
     modelled = _modelled(recipe, dataset, built, backend)
     if modelled is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pipeline.config.recipe import Recipe
+from pipeline.files.error_text import show
 from pipeline.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.parallel.shards import num_shards
@@ -24,6 +25,13 @@ def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
         for key in (key for key, wanted in given.items() if wanted):
             value = getattr(parallel, key)
             yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
+    if parallel.mode != "data":
+        unused = {"shards": parallel.shards is not None, "mirror_mean": not parallel.mirror_mean}
+        # Where `exact` is refused, as with cuts, the number of shards may be its default.
+        unused["shards"] &= parallel.mode == "none" or not _is_exact(parallel)
+        for key in (key for key, given in unused.items() if given):
+            value = show(getattr(parallel, key))
+            yield f"parallel.{key} = {value}: needs parallel.mode=data; it is {parallel.mode}"
     own = {"specs": "semi_auto", "constraints": "semi_auto", "plan": "auto", "memory_gib": "auto"}
     if parallel.batch_axes != ("data",) and parallel.mode != "semi_auto":
         yield f"parallel.batch_axes: needs parallel.mode=semi_auto; it is {parallel.mode}"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
 import jax
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
+from pipeline.files.error_text import nearest, shown
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.parallel.parallel_spec import ParallelSpec, ShardRule
 from pipeline.parallel.placement import DevicePlacement
@@ -80,6 +83,43 @@ class Cuts:
         for axis, size in sizes.items():
             if size > 1 and axis not in (*used, *batch_axes):
                 raise ValueError(f"nothing is cut along the axis {axis} of {size} devices")
+
+    def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
+        """Check the constraints against what layers compute, as `ranks_of_layers` finds it.
+
+        Raises ValueError for a pattern that is of no layer, and for a number of entries that none
+        of its layers has dimensions.
+        """
+        for rule in self.constraints:
+            layers = {path: of for path, of in ranks.items() if fnmatchcase(path, rule.pattern)}
+            if not layers:
+                guess = nearest(rule.pattern, ranks)
+                raise ValueError(
+                    f"pattern {shown(repr(rule.pattern))} is of none of the {len(ranks)} layers, "
+                    f"such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
+                )
+            if not any(len(rule.axes) in of for of in layers.values()):
+                path, found = next(iter(layers.items()))
+                raise ValueError(
+                    f"{path} computes arrays of {' or '.join(map(str, sorted(found)))} dimensions, "
+                    f"and axes has {len(rule.axes)} entries"
+                )
+
+
+def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
+    """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
+    found: dict[str, set[int]] = {}
+
+    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        result = call(*args, **kwargs)
+        if context.method_name == "__call__" and isinstance(result, jax.Array):
+            found.setdefault("/".join(context.module.path), set()).add(result.ndim)
+        return result
+
+    with nn.intercept_methods(note):
+        trace()
+    found.pop("", None)
+    return found
 
 
 def cuts_of(parallel: ParallelSpec) -> Cuts | None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveInt, model_validator
 
 from pipeline.registry import FilePath, Seq, Spec
 
 MAX_DEVICES = 1 << 14
-AXES = ("data", "model")
+Axis = Literal["data", "model"]
+AXES: tuple[Axis, ...] = get_args(Axis)
 """Axes of a mesh: devices along `data` train on other samples, along `model` they share a layer."""
+DATA, MODEL = AXES
 
 Size = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
-Axis = Literal["data", "model"]
 
 
 class MeshSpec(Spec):
@@ -88,8 +89,8 @@ class ParallelSpec(Spec):
     def mesh_sizes(self) -> dict[str, int]:
         """Devices along each axis, as far as the recipe says; one device where it doesn't."""
         if self.mesh is not None:
-            return {"data": self.mesh.data, "model": self.mesh.model}
-        return {"data": self.devices or 1, "model": 1}
+            return {DATA: self.mesh.data, MODEL: self.mesh.model}
+        return {DATA: self.devices or 1, MODEL: 1}
 
     @property
     def batch_parts(self) -> int:

@@ -18,7 +18,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from pipeline.parallel.shards import DATA, MODEL
+from pipeline.parallel.parallel_spec import AXES, DATA, MODEL
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class DevicePlacement:
         if len(self.devices) == 1:
             return None
         grid = np.array(self.devices).reshape(-1, self.model)
-        return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))
+        return Mesh(grid, AXES, axis_types=(AxisType.Auto, AxisType.Auto))
 
     @property
     def parts(self) -> int:
         """Parts of a batch."""
-        sizes = {DATA: len(self.devices) // self.model, MODEL: self.model}
+        sizes: dict[str, int] = {DATA: len(self.devices) // self.model, MODEL: self.model}
         return prod(sizes[axis] for axis in self.batch_axes)
 
     @property

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from pipeline.parallel.parallel_spec import ParallelSpec
-
-DATA = "data"
-"""Axis of the mesh along which devices take other samples of a batch."""
-MODEL = "model"
-"""Axis along which devices share the parameters of a layer."""
+from pipeline.parallel.parallel_spec import DATA, ParallelSpec
 
 DEFAULT_SHARDS = 8
 """Shards of a batch where the recipe does not say: as many devices have the same bits then."""

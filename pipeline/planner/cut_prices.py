@@ -153,11 +153,12 @@ class CutPrices:
     def us(self, price: Price) -> float:
         """Microseconds of a price: gradients by the share that the backward pass doesn't hide."""
         exposed = self.rates.exposed_share
-        return (
+        alone = (
             price.compute_us
             + sum(self._collective_us(one) for one in price.collectives)
             + exposed * sum(self._gradient_us(one) for one in price.gradients)
         )
+        return alone * self.rates.slowdown(self.mesh.devices)
 
     def bytes_by_kind(self, prices: Iterable[Price]) -> dict[str, float]:
         """Bytes in collectives, by the kind that the device runs."""

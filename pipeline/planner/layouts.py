@@ -12,7 +12,6 @@ from typing import Literal
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Layout = tuple[int | None, ...]
 """For each axis of a mesh the dimension (or group) that it cuts; None: copies along the axis."""
-AXIS_NAMES = ("data", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Mesh:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Devices along each axis, in the order of AXIS_NAMES."""
+        """Devices along each axis, in the order of AXES."""
         return self.data, self.model
 
     @property

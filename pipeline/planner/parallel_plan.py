@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.models.layers.path_patterns import covers
+from pipeline.parallel.parallel_spec import AXES
 from pipeline.planner.blocks import StepBlocks
 from pipeline.planner.decisions import Decided
-from pipeline.planner.layouts import AXIS_NAMES, Layout, Mesh, seen_by
+from pipeline.planner.layouts import Layout, Mesh, seen_by
 
 Axes = tuple[tuple[str, ...], ...]
 """For each dimension of an array the axes of the mesh that cut it, the outermost first."""
@@ -98,8 +99,7 @@ def plan_of(
 def axes_of(layout: Layout, rank: int) -> Axes:
     """The axes that cut each dimension of an array, from its layout."""
     return tuple(
-        tuple(AXIS_NAMES[axis] for axis, at in enumerate(layout) if at == dim)
-        for dim in range(rank)
+        tuple(AXES[axis] for axis, at in enumerate(layout) if at == dim) for dim in range(rank)
     )
 
 
@@ -131,7 +131,7 @@ def _batch_axes(blocks: StepBlocks, decided: Decided) -> tuple[str, ...]:
     samples, layout = blocks.regions[largest].samples, decided.regions[largest]
     if samples is None:
         return ()
-    return tuple(AXIS_NAMES[axis] for axis, group in enumerate(layout) if group == samples)
+    return tuple(AXES[axis] for axis, group in enumerate(layout) if group == samples)
 
 
 def rules(cuts: Mapping[str, Axes], *, only_cut: bool = False) -> Iterator[CutRule]:

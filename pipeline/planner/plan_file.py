@@ -12,7 +12,8 @@ from pipeline.errors import RecipeError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.safe_yaml import read_yaml, yaml_text
 from pipeline.models.layers.path_patterns import covers
-from pipeline.planner.layouts import AXIS_NAMES, Mesh
+from pipeline.parallel.parallel_spec import AXES
+from pipeline.planner.layouts import Mesh
 from pipeline.planner.parallel_plan import Axes, CutRule, ParallelPlan, axes_text
 
 KEYS = ("mesh", "batch", "specs", "constraints", "price")
@@ -108,10 +109,10 @@ class _Reader:
 
     def mesh(self, given: Any, devices: int) -> Mesh | None:
         """The mesh: whole numbers whose product is the number of devices."""
-        if not isinstance(given, dict) or not set(given) <= set(AXIS_NAMES):
+        if not isinstance(given, dict) or not set(given) <= set(AXES):
             self.refuse("mesh", given, "should be {data: NUMBER, model: NUMBER}")
             return None
-        sizes = [given.get(axis, 1) for axis in AXIS_NAMES]
+        sizes = [given.get(axis, 1) for axis in AXES]
         if not all(type(size) is int and size > 0 for size in sizes):
             self.refuse("mesh", given, "should have whole numbers of 1 or more")
             return None
@@ -123,7 +124,7 @@ class _Reader:
     def names(self, key: str, given: Any) -> tuple[str, ...] | None:
         """Axes of the mesh that cut one dimension, the outermost first."""
         listed = [given] if isinstance(given, str) else given if given is not None else []
-        if isinstance(listed, list) and listed in ([], ["data"], ["model"], [*AXIS_NAMES]):
+        if isinstance(listed, list) and listed in ([], *([axis] for axis in AXES), [*AXES]):
             return tuple(listed)
         self.refuse(key, given, "should be null, data, model or [data, model]")
         return None
@@ -175,7 +176,7 @@ class _Reader:
                 self.refuse(f"{key}.axes", axes_text(rule.axes), right)
                 return
             for dim, names in enumerate(rule.axes):
-                count = mesh.size_of([AXIS_NAMES.index(name) for name in names])
+                count = mesh.size_of([AXES.index(name) for name in names])
                 if shape[dim] % count:
                     fitting = max(n for n in range(1, count) if shape[dim] % n == 0)
                     self.refuse(

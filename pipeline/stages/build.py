@@ -31,7 +31,7 @@ from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
-from pipeline.parallel.cuts import cuts_of
+from pipeline.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.parallel.shards import Shards, shards_of
 from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
@@ -108,6 +108,10 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         with _blaming("parallel.specs"):
             parallel = recipe.parallel
             cuts.require_fit(variables["params"], parallel.mesh_sizes, parallel.batch_axes)
+        with _blaming("parallel.constraints"):
+            if cuts.constraints:
+                initial = partial(jax.eval_shape, partial(initial_variables, parts))
+                cuts.require_layers(ranks_of_layers(partial(initial, seed)))
     _check_task(recipe, dataset, parts.metrics)
     _check_metrics(parts, dataset, logits.shape[1:])
     with _blaming("train.optimizer"):

@@ -23,6 +23,7 @@ from pipeline.planner.plan_table import plan_table
 from pipeline.planner.rates import AscendRates, Rates, host_rates
 from pipeline.planner.search import GIB, SearchedPlans, search
 from pipeline.planner.step_loss import loss_of_step
+from pipeline.planner.traced_loss import LossToPlan
 from pipeline.runner.record.run_directory import PLAN
 from pipeline.stages.build import Built
 from pipeline.training.step import image_shape
@@ -43,19 +44,28 @@ def plan_devices(
         reporter.stage("plan", f"{file} is of other devices; planned again")
         given = None
         file.unlink()
-    if given is not None:
-        shapes = {
-            "/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()
-        }
-        plan = load_plan(given, devices, shapes)
-        reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; of {given}")
-    else:
-        found = search_plans(recipe, dataset, built)
-        plan = found.best
-        reporter.say(plan_table(found))
+    plan = find_plan(recipe, dataset, built, given, reporter)
     if not file.exists():
         save_plan(plan, file)
     return with_plan(recipe, plan)
+
+
+def find_plan(
+    recipe: Recipe, dataset: Dataset, built: Built, given: Path | None, reporter: Reporter
+) -> ParallelPlan:
+    """Return the plan of a file, or where none is given the fastest one; and say which.
+
+    Raises RecipeError where no plan fits, or the file's does not.
+    """
+    if given is None:
+        found = search_plans(recipe, dataset, built)
+        reporter.say(plan_table(found))
+        return found.best
+    devices = num_devices(recipe.parallel, num_processes())
+    shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
+    plan = load_plan(given, devices, shapes)
+    reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; of {given}")
+    return plan
 
 
 def _mesh_size(file: Path) -> int | None:
@@ -69,16 +79,21 @@ def _mesh_size(file: Path) -> int | None:
 
 def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlans:
     """Search for the fastest plan of a recipe's step on its devices."""
+    step = step_to_plan(recipe, dataset, built)
+    rates, memory_bytes = _rates_of(recipe)
+    if recipe.parallel.memory_gib is not None:
+        memory_bytes = recipe.parallel.memory_gib * GIB
+    return search(step, num_devices(recipe.parallel, num_processes()), rates, memory_bytes)
+
+
+def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
+    """Return the loss of a recipe's step on its global batch."""
     size, label = recipe.train.batch_size, dataset.train_label
     batch = (
         jax.ShapeDtypeStruct((size, *image_shape(dataset.image)), np.float32),
         jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
     )
-    step = loss_of_step(recipe.name, built.parts, built.state, batch, sync_batch_norm=True)
-    rates, memory_bytes = _rates_of(recipe)
-    if recipe.parallel.memory_gib is not None:
-        memory_bytes = recipe.parallel.memory_gib * GIB
-    return search(step, num_devices(recipe.parallel, num_processes()), rates, memory_bytes)
+    return loss_of_step(recipe.name, built.parts, built.state, batch, sync_batch_norm=True)
 
 
 def _rates_of(recipe: Recipe) -> tuple[Rates, float]:

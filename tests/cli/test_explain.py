@@ -121,6 +121,30 @@ def test_a_run_of_single_steps_is_not_measured(explained: Explain) -> None:
     assert "ms/step" not in out
 
 
+PLAN = """\
+mesh: {data: 1, model: 2}
+batch: []
+specs: [{pattern: dense_0/kernel, axes: [null, model]}]
+constraints: []
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_that_is_given_is_explained_instead_of_one_that_is_searched(
+    explained: Explain, tmp_path: Path
+) -> None:
+    Path(tmp_path, "mine.yaml").write_text(PLAN)
+    status, out, err = explained(
+        *TINY,
+        *(STEPS, "model=mlp", "model.hidden=[16]", "train.sink_size=auto"),
+        *("parallel.mode=auto", "parallel.devices=2", "parallel.reproducible=layout"),
+        "parallel.plan=mine.yaml",
+    )
+    assert (status, err) == (0, "")
+    assert "1 x 2 devices, batch whole, dense_0/kernel [null, model]; of mine.yaml" in out
+    assert "searched in" not in out
+
+
 @pytest.mark.slow
 def test_an_emulated_device_is_explained_by_its_model(
     explained: Explain, monkeypatch: pytest.MonkeyPatch

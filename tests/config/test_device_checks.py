@@ -46,6 +46,22 @@ REFUSED = {
         [DATA, "dataset.train.num_shards=2", "dataset.train.shard_id=0"],
         "dataset.train.num_shards = 2: must be null with parallel.mode = data",
     ),
+    "shards without devices": (
+        ["parallel.shards=4"],
+        "parallel.shards = 4: needs parallel.mode=data; it is none",
+    ),
+    "shards of a cut program": (
+        ["parallel.mode=semi_auto", "parallel.reproducible=layout", "parallel.shards=4"],
+        "parallel.shards = 4: needs parallel.mode=data; it is semi_auto",
+    ),
+    "sum without devices": (
+        ["parallel.mirror_mean=false"],
+        "parallel.mirror_mean = false: needs parallel.mode=data; it is none",
+    ),
+    "sum of a cut program": (
+        ["parallel.mode=auto", "parallel.reproducible=layout", "parallel.mirror_mean=false"],
+        "parallel.mirror_mean = false: needs parallel.mode=data; it is auto",
+    ),
     "specs": (
         [DATA, "parallel.specs=[{pattern: fc, axes: [model]}]"],
         "parallel.specs: needs parallel.mode=semi_auto; it is data",
@@ -72,6 +88,16 @@ def test_it_is_refused(case: str) -> None:
     with pytest.raises(RecipeError) as refused:
         load_recipe("lenet5_digits", overrides)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("mode", ["semi_auto", "auto"])
+def test_shards_that_nobody_gave_are_no_problem(mode: str) -> None:
+    """`exact` fills them in; it alone is refused."""
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("lenet5_digits", [f"parallel.mode={mode}"])
+    assert "parallel.reproducible = exact" in str(refused.value)
+    assert "shards" not in str(refused.value)
+    load_recipe("lenet5_digits", [f"parallel.mode={mode}", "parallel.reproducible=layout"])
 
 
 def test_the_batch_of_a_device_gives_that_of_all() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
+from pipeline.parallel.parallel_spec import AXES, MeshSpec
+from pipeline.planner.layouts import Mesh
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 
@@ -36,3 +39,31 @@ def test_cuts_that_do_not_fit(tiny: Callable[..., Recipe], specs: str) -> None:
     with pytest.raises(RecipeError) as refused:
         build(recipe, load_data(recipe, reporter), reporter)
     assert REFUSED[specs] in str(refused.value)
+
+
+CONSTRAINED = {
+    "[{pattern: dense_7, axes: [data, model]}]": "parallel.constraints: pattern 'dense_7' is of "
+    "none of the 2 layers, such as dense_0; did you mean dense_1?",
+    "[{pattern: dense_0/kernel, axes: [data, model]}]": "parallel.constraints: pattern "
+    "'dense_0/kernel' is of none of the 2 layers, such as dense_0",
+    "[{pattern: dense_0, axes: [data, null, model]}]": "parallel.constraints: dense_0 computes "
+    "arrays of 2 dimensions, and axes has 3 entries",
+}
+
+
+@pytest.mark.parametrize("constraints", CONSTRAINED)
+def test_constraints_that_cut_nothing(tiny: Callable[..., Recipe], constraints: str) -> None:
+    recipe, reporter = tiny(*SHARED, f"parallel.constraints={constraints}"), Reporter()
+    with pytest.raises(RecipeError) as refused:
+        build(recipe, load_data(recipe, reporter), reporter)
+    assert CONSTRAINED[constraints] in str(refused.value)
+
+
+def test_a_constraint_of_some_layers_is_enough(tiny: Callable[..., Recipe]) -> None:
+    constraints = "parallel.constraints=[{pattern: dense_*, axes: [model, null]}]"
+    recipe, reporter = tiny(*SHARED, constraints), Reporter()
+    build(recipe, load_data(recipe, reporter), reporter)
+
+
+def test_axes_have_their_names_in_one_place() -> None:
+    assert tuple(MeshSpec.model_fields) == tuple(field.name for field in fields(Mesh)) == AXES

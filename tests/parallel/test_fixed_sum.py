@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec
 
 from pipeline.parallel import fixed_sum
 from pipeline.parallel.fixed_sum import add_devices, sum_leaves
+from pipeline.parallel.parallel_spec import DATA
 from pipeline.parallel.placement import DevicePlacement
-from pipeline.parallel.shards import DATA
 
 
 def terms_of(count: int, seed: int) -> np.ndarray:

@@ -18,8 +18,8 @@ from flax import linen as nn
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pipeline.models.layers.path_patterns import covers
+from pipeline.parallel.parallel_spec import AXES
 from pipeline.planner.hlo_collectives import CompiledCollective, read_collectives
-from pipeline.planner.layouts import AXIS_NAMES
 from pipeline.planner.parallel_plan import Axes, ParallelPlan
 from pipeline.planner.rates import LinkRates, host_rates
 from pipeline.planner.search import search
@@ -59,7 +59,7 @@ def compile_plan(
     step: LossToPlan, plan: ParallelPlan
 ) -> tuple[tuple[CompiledCollective, ...], int]:
     """Collectives of a step of gradient descent under a plan, and its temporaries' bytes."""
-    mesh = jax.make_mesh(plan.mesh.sizes, AXIS_NAMES, axis_types=(AxisType.Auto,) * 2)
+    mesh = jax.make_mesh(plan.mesh.sizes, AXES, axis_types=(AxisType.Auto,) * 2)
 
     def constrain(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         out = call(*args, **kwargs)

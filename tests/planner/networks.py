@@ -142,6 +142,10 @@ class MindSporeRates:
     exposed_share: float = 0.001
     scatters_sums: bool = True
 
+    def slowdown(self, devices: int) -> float:
+        """Nothing is shared."""
+        return 1.0
+
     def compute_us(self, flops: float, nbytes: float) -> float:
         """Bytes that an operator reads, a quarter of those that are moved."""
         return nbytes / 4

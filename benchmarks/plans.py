@@ -1,0 +1,302 @@
+"""Whether the planner ranks plans as the machine does: 12 plans on 8 devices of this host.
+
+    python -m benchmarks.plans --save
+
+Every plan is priced with the rates of this host (pipeline/planner/host_rates.yaml) and then
+compiled and trained as `parallel.mode=semi_auto` has it, in turn with the others. Prints, per plan,
+the predicted milliseconds of a step, the median and range of those on the clock, and the median of
+processor time over the cores, which is a step's time where nobody else uses them; and Kendall's tau
+of the prediction and each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+from scipy.stats import kendalltau
+
+from benchmarks.measure import add_save, alternate, heading, publish, table, usable_cores
+from pipeline import load_recipe
+from pipeline.backends.base import Executable
+from pipeline.config.recipe import Recipe
+from pipeline.data.dataset import Dataset
+from pipeline.observe.reporter import Reporter
+from pipeline.planner.blocks import OperatorUse, Role, StepBlocks
+from pipeline.planner.cut_prices import CutPrices
+from pipeline.planner.decisions import Decisions
+from pipeline.planner.find_blocks import find_blocks
+from pipeline.planner.layouts import Layout, Mesh
+from pipeline.planner.parallel_plan import ParallelPlan
+from pipeline.planner.rates import host_rates
+from pipeline.planner.search import best_plan
+from pipeline.stages.build import Built, build
+from pipeline.stages.compile import compile_programs
+from pipeline.stages.data import load_data
+from pipeline.stages.lower import lower
+from pipeline.stages.plan_devices import step_to_plan, with_plan
+
+PACKAGES = ("jax", "jaxlib", "scipy")
+PLANS = 12
+DEVICES = 8
+SAMPLES = 512
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Plans that a user would consider: a mesh, and what `model` cuts of operators by pattern.
+
+    The last pattern that matches a parameter's path counts; `None` leaves an operator whole along
+    `model`, and `data` cuts samples. Without `cuts` the plan is the search's best on the mesh.
+    """
+
+    name: str
+    mesh: Mesh
+    cuts: Mapping[str, Role | None] | None = None
+
+    def keeps(self, blocks: StepBlocks, use: OperatorUse, cut: Layout) -> bool:
+        """Whether the strategy cuts an operator so."""
+        if self.cuts is None:
+            return True
+        path, dims = blocks.weights[use.weight].path, use.operator.dims
+        wanted = [role for pattern, role in self.cuts.items() if fnmatchcase(path, pattern)][-1]
+        by_data, by_model = cut
+        if self.mesh.data > 1 and by_data != use.operator.samples:
+            return False
+        if self.mesh.model == 1 or by_model is None:
+            return by_model is None and (self.mesh.model == 1 or wanted is None)
+        if wanted == "batch":
+            return by_model == use.operator.samples
+        return dims[by_model].role == wanted
+
+
+@dataclass(frozen=True)
+class Network:
+    """A recipe's network, and strategies of which the first different ones are measured."""
+
+    overrides: tuple[str, ...]
+    image: tuple[int, ...]
+    label: tuple[int, ...]
+    classes: int
+    strategies: tuple[Strategy, ...]
+
+    @property
+    def words(self) -> str:
+        """The network's keys and classes."""
+        return f"`{' '.join(self.overrides)}`, {self.classes:,} classes"
+
+    def keys(self, data: Path, steps: int) -> list[str]:
+        """Keys of a recipe that trains it for so many steps."""
+        return [
+            *("dataset=numpy", f"dataset.root={data}", f"dataset.classes={self.classes}"),
+            *("dataset.train.ops=[]", "dataset.eval.ops=[]"),
+            *("train.passes=null", "train.epochs=null", f"train.steps={steps}"),
+            *("parallel.mode=auto", f"parallel.devices={DEVICES}"),
+            *("parallel.reproducible=layout", *self.overrides),
+        ]
+
+    def write(self, path: Path) -> None:
+        """Write samples to train on."""
+        rng = np.random.default_rng(0)
+        shape = (SAMPLES, *self.image)
+        # Numbers of tokens where there is a label for each of them, else pixels.
+        x = rng.integers(0, self.classes, shape) if self.label else rng.standard_normal(shape)
+        images = x.astype(np.float32)
+        labels = rng.integers(0, self.classes, (SAMPLES, *self.label), np.int32)
+        np.savez(path, x_train=images, y_train=labels, x_test=images[:256], y_test=labels[:256])
+
+
+def on_meshes(name: str, cuts: Mapping[str, Role | None], *along_model: int) -> Iterator[Strategy]:
+    """A strategy on meshes with so many devices along `model`."""
+    for model in along_model:
+        yield Strategy(name, Mesh(DEVICES // model, model), cuts)
+
+
+def searched(*along_model: int) -> Iterator[Strategy]:
+    """The search's best plan of each mesh."""
+    for model in along_model:
+        yield Strategy("best of the mesh", Mesh(DEVICES // model, model))
+
+
+DATA_PARALLEL = Strategy("data parallel", Mesh(DEVICES, 1), {"*": None})
+HEAD = "dense_2/*"
+PAIRS: dict[str, Role | None] = {"*": "output", "*dense_1/*": "contracted", "*/out/*": "contracted"}
+
+HEADER = ("mesh, strategy", "plan", "predicted, ms", "clock, ms: median", "range", "processor, ms")
+
+NETWORKS = {
+    "mlp": Network(
+        overrides=("model=mlp", "model.hidden=[1024,1024]", "train.batch_size=128"),
+        image=(32, 32),
+        label=(),
+        classes=8192,
+        strategies=(
+            DATA_PARALLEL,
+            *searched(8, 4, 2),
+            *on_meshes("head by classes", {"*": "batch", HEAD: "output"}, 8, 4, 2),
+            *on_meshes("pairs", PAIRS, 8, 4, 2),
+            *on_meshes("head by features", {"*": "batch", HEAD: "contracted"}, 8, 4),
+            *on_meshes("outputs", {"*": "output"}, 8),
+            *on_meshes("inputs", {"*": "contracted"}, 8),
+            *on_meshes("head alone", {"*": None, HEAD: "output"}, 4, 2),
+        ),
+    ),
+    "gpt": Network(
+        overrides=(
+            *("model=gpt2", "model.blocks=2", "model.features=512", "model.hidden=2048"),
+            *("model.heads=8", "model.dropout=0", "train.batch_size=8"),
+        ),
+        image=(32, 1, 1),
+        label=(32,),
+        classes=8192,
+        strategies=(
+            DATA_PARALLEL,
+            *searched(8, 4, 2),
+            *on_meshes("blocks in pairs", PAIRS | {"*table": "batch"}, 8, 4, 2),
+            *on_meshes("all in pairs", PAIRS, 8, 4, 2),
+            *on_meshes("table alone", {"*": "batch", "*table": "output"}, 8, 4),
+            *on_meshes("outputs", {"*": "output"}, 8),
+            *on_meshes("inputs", {"*": "contracted"}, 8),
+            *on_meshes("dense layers alone", PAIRS | {"*attention*": None, "*table": None}, 4, 2),
+        ),
+    ),
+}
+
+
+class Times(NamedTuple):
+    """Milliseconds of a step: on the clock, and of processor time over the cores."""
+
+    clock: float
+    processor: float
+
+
+class Contestant:
+    """A recipe under a plan, compiled and trained round by round."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, built: Built, steps: int) -> None:
+        self._steps, self._done = steps, 0
+        with quiet() as reporter:
+            backend = recipe.device.open(recipe.parallel)
+            lowered = lower(recipe, dataset, built, backend, None, reporter)
+            self._executable: Executable = compile_programs(
+                recipe, dataset, lowered, backend, reporter
+            )
+        self._state = self._executable.init()
+        self()
+
+    def __call__(self) -> Times:
+        """Train some steps more, and time them."""
+        stop = self._done + self._steps
+        clock, processor = time.perf_counter(), time.process_time()
+        self._state, _ = self._executable.run(self._state, self._done, stop, "loop")
+        self._done = stop
+        per_step = 1000 / self._steps
+        return Times(
+            per_step * (time.perf_counter() - clock),
+            per_step * (time.process_time() - processor) / usable_cores(),
+        )
+
+
+def quiet() -> Reporter:
+    """A reporter whose words nobody reads."""
+    return Reporter(console=Console(file=io.StringIO()))
+
+
+def different_plans(
+    network: Network, blocks: StepBlocks, state_ratio: float
+) -> dict[str, ParallelPlan]:
+    """The first different plans of a network's strategies, priced, by name."""
+    found: dict[str, ParallelPlan] = {}
+    for strategy in network.strategies:
+        prices = CutPrices(blocks, strategy.mesh, host_rates(), state_ratio)
+
+        def keeps(use: OperatorUse, cut: Layout, strategy: Strategy = strategy) -> bool:
+            return strategy.keeps(blocks, use, cut)
+
+        plan = best_plan(Decisions(prices, keeps))
+        if plan is None or any(_alike(plan, other) for other in found.values()):
+            continue
+        found[f"{strategy.mesh}, {strategy.name}"] = plan
+    return dict(list(found.items())[:PLANS])
+
+
+def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
+    return (plan.mesh, plan.batch, plan.specs, plan.constraints) == (
+        other.mesh,
+        other.batch,
+        other.specs,
+        other.constraints,
+    )
+
+
+def compare(network: Network, steps: int, rounds: int) -> str:
+    """Measure the plans of a network; the table and Kendall's tau as Markdown."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "samples.npz")
+        network.write(data)
+        recipe = load_recipe("lenet5_digits", network.keys(data, steps * (rounds + 1)))
+        with quiet() as reporter:
+            recipe.device.open(recipe.parallel)
+            dataset = load_data(recipe, reporter)
+            built = build(recipe, dataset, reporter)
+        step = step_to_plan(recipe, dataset, built)
+        blocks = find_blocks(step)
+        plans = different_plans(network, blocks, step.state_bytes / blocks.parameter_bytes)
+        contestants = {
+            name: Contestant(with_plan(recipe, plan), dataset, built, steps)
+            for name, plan in plans.items()
+        }
+        times = alternate(contestants, rounds)
+    clock = {name: [one.clock for one in of] for name, of in times.items()}
+    medians = {name: statistics.median(of) for name, of in clock.items()}
+    processor = {name: statistics.median(one.processor for one in of) for name, of in times.items()}
+    rows = [
+        [
+            name,
+            plans[name].strategy,
+            f"{plans[name].step_ms:.0f}",
+            f"{medians[name]:.0f}",
+            f"{min(clock[name]):.0f} to {max(clock[name]):.0f}",
+            f"{processor[name]:.0f}",
+        ]
+        for name in sorted(plans, key=medians.__getitem__)
+    ]
+    predicted = [plans[name].step_ms for name in plans]
+    taus = [kendalltau(predicted, [of[n] for n in plans]).statistic for of in (medians, processor)]
+    return (
+        f"{table(HEADER, rows)}\nKendall's tau of the prediction and the clock's median: "
+        f"{taus[0]:.2f}; and processor time: {taus[1]:.2f}\n"
+    )
+
+
+def main() -> None:
+    """Measure and print Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--steps", type=int, default=4, help="steps of a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    add_save(parser, "plans.md")
+    args = parser.parse_args()
+    parts = [
+        f"## {name}: {NETWORKS[name].words}\n\n{compare(NETWORKS[name], args.steps, args.rounds)}"
+        for name in args.networks
+    ]
+    what = f"python -m benchmarks.plans --networks {' '.join(args.networks)} --steps {args.steps}"
+    head = heading("Plans", f"{what} --rounds {args.rounds}", PACKAGES)
+    about = f"{args.rounds} rounds of {args.steps} steps; load {os.getloadavg()[2]:.0f}."
+    publish("\n".join([head, f"{about}\n", *parts]), args.save)
+
+
+if __name__ == "__main__":
+    main()
