@@ -21,8 +21,9 @@ OnFailure = Literal["end", "warn"]
 class RunControl(Protocol):
     """A run, as its callbacks see it between two dispatches.
 
-    What is asked for takes effect at the boundary that the callback is told of: nothing of it
-    changes a sink that is under way.
+    What is asked for takes effect at the boundary that the callback is told of, else at the next
+    one: nothing of it changes a sink that is under way. At the end of a sink it does before the
+    evaluation there. It lasts where the run is resumed, also without the callback.
     """
 
     run_dir: Path
@@ -30,7 +31,7 @@ class RunControl(Protocol):
     """Steps of the whole run."""
     steps_per_pass: int
     resumed: bool
-    """Whether this process goes on with a run."""
+    """Whether this process goes on from a checkpoint."""
 
     @property
     def step(self) -> int:
@@ -46,7 +47,7 @@ class RunControl(Protocol):
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of all updates from the next boundary on.
 
-        Raises ValueError for one that is negative or not finite.
+        Raises ValueError for one that is negative or beyond float32.
         """
 
     def scale_learning_rate(self, factor: float) -> None:
@@ -57,20 +58,24 @@ class RunControl(Protocol):
 
     def save_at(self, step: int) -> None:
         """Save a checkpoint after a later step too, or after this one at the end of a sink or after
-        an evaluation. Raises ValueError for an earlier step."""
+        an evaluation. Raises ValueError for another step."""
 
     def evaluate(self) -> Evaluation:
         """Evaluate the state as it is now; nothing is told of it. Raises ValueError in a run of
         several processes."""
 
     def log(self, name: str, value: float) -> None:
-        """Add a scalar to scalars.jsonl and TensorBoard, at this step."""
+        """Add a scalar to scalars.jsonl and TensorBoard, at the next boundary or this one.
+
+        The last value of a name counts there; one that is not finite becomes null.
+        """
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Copies of the parameters by path, as `conv_0/kernel`, at a boundary."""
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
-        """Replace parameters by path. Raises ValueError for an unknown path or another shape."""
+        """Replace parameters by path, as training begins, at the end of a sink or after an
+        evaluation. Raises ValueError elsewhere, for an unknown path and for another shape."""
 
 
 class Callback:
@@ -105,10 +110,13 @@ class Callback:
         """An evaluation was done after `step` steps."""
 
     def on_checkpoint(self, run: RunControl, step: int) -> None:
-        """A checkpoint of `step` is about to be saved, with the state of this callback."""
+        """A checkpoint of `step` is about to be saved, with the state of this callback.
+
+        Where a run is stopped, that is at other steps than those of the recipe.
+        """
 
     def on_end(self, run: RunControl, status: str) -> None:
-        """Training ended in this process: done, stopped or pruned."""
+        """Training ended in this process: done, stopped or pruned. Nothing can be changed."""
 
     def state(self) -> Any:
         """What a checkpoint keeps of this callback, as JSON."""

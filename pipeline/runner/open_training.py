@@ -20,6 +20,7 @@ from pipeline.runner.context import RunContext
 from pipeline.sink.schedule import Event
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
+from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
@@ -121,7 +122,9 @@ def _callbacks(
                     [f"{key}: {type(error).__name__}: {first_line(error)}"]
                 ) from error
         made += given
-    processes, resumed = context.ranks.size, context.resuming
+    processes = context.ranks.size
+    # One that was killed before it saved anything begins again.
+    resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
     about = context.run_dir, built.run_schedule, evaluate_state
     view = RunView(*about, resumed=resumed, processes=processes)
     view.flush = observers.monitor.flush
