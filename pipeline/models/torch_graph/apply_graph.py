@@ -185,9 +185,7 @@ class _Run:
                 self.changed[argument.name] = array
 
 
-def replace_types(
-    dtype: str, operator: Operator, all_values: bool
-) -> Callable[[Laid, bool], Laid]:
+def replace_types(dtype: str, operator: Operator, all_values: bool) -> Callable[[Laid, bool], Laid]:
     """Return a function (array, is it of the network) -> the array in the type to compute in.
 
     Weights are cast to it, but for operators that read them in float32; other values only where

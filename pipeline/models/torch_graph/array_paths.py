@@ -1,7 +1,7 @@
 """Paths and orders of axes of a PyTorch network's arrays here.
 
-They are those that `pipeline.weights` gives the entries of PyTorch's weight files, so that a file of
-the same module restores them.
+They are those that `pipeline.weights` gives the entries of PyTorch's weight files, so that a file
+of the same module restores them.
 """
 
 from __future__ import annotations

@@ -148,7 +148,13 @@ def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
 
 @aten("addmm.default", kind="dense")
 def addmm(
-    context: OperatorContext, x: Laid, first: Laid, second: Laid, *, beta: float = 1, alpha: float = 1
+    context: OperatorContext,
+    x: Laid,
+    first: Laid,
+    second: Laid,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> Laid:
     """beta * x + alpha * first @ second, of matrices."""
     y = _product(context, first.plain(), second.plain().astype(first.dtype))

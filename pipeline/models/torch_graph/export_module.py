@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ from pipeline.errors import first_line
 from pipeline.models.torch_graph.array_paths import order_of, path_of
 from pipeline.models.torch_graph.functional_form import Draft, draft_of
 from pipeline.models.torch_graph.graph import (
-    ArrayOf,
     ArraySpec,
-    Form,
     Order,
     Role,
     TensorSpec,
@@ -123,7 +122,7 @@ def _one_line(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> I
     """Turn what torch.export raises into a ValueError of one line."""
     mode = "training" if train else "evaluation"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _silent_log():
             warnings.simplefilter("ignore")
             yield
     except ValueError as error:
@@ -134,14 +133,23 @@ def _one_line(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> I
         raise ValueError(_export_problem(origin, mode, shape, error)) from error
 
 
+@contextmanager
+def _silent_log() -> Iterator[None]:
+    """Keep torch from logging the traceback of an error that is reported in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def _is_of_torch(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and "/torch/" in frames[-1].filename
 
 
-def _export_problem(
-    origin: str, mode: str, shape: tuple[int, ...], error: BaseException
-) -> str:
+def _export_problem(origin: str, mode: str, shape: tuple[int, ...], error: BaseException) -> str:
     message, name = str(error), type(error).__name__
     if "data-dependent" in message or name.startswith("GuardOnDataDependent"):
         hint = "; its control flow must not depend on the values of tensors"
@@ -158,7 +166,7 @@ def _told(error: BaseException) -> str:
     """Return an error of user's code in one line: the message, and the user's last line."""
     lines = [line.strip(" -\t") for line in str(error).splitlines()]
     telling = [line for line in lines if line and not line.startswith(("Caused by", "Suggested"))]
-    message = " ".join(telling[:2])[:400] or type(error).__name__
+    message = " ".join(telling[:2]).partition(" (unhinted")[0][:400] or type(error).__name__
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if not re.search(r"/torch/|/pipeline/models/torch_graph/", frame.filename):
@@ -197,9 +205,7 @@ def _joined(
     for name, constant in {**train.constants, **evaluate.constants}.items():
         array = _as_numpy(torch, constant)
         path = f"constants/{name}"
-        arrays.append(
-            ArraySpec(name, path, "constant", "torch", array.shape, str(array.dtype))
-        )
+        arrays.append(ArraySpec(name, path, "constant", "torch", array.shape, str(array.dtype)))
         values[name] = array
     return TorchGraph(
         origin, torch.__version__, spec, tuple(arrays), train.form, evaluate.form, values

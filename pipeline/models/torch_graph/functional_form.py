@@ -27,12 +27,46 @@ from pipeline.models.torch_graph.graph import (
 )
 
 _VIEWS = frozenset(
-    "alias as_strided chunk detach diagonal expand expand_as flatten getitem movedim mT narrow "
-    "numpy_T permute reshape select slice split split_with_sizes squeeze swapaxes t to contiguous "
-    "transpose unbind unflatten unsqueeze view view_as swapdims type_as reshape_as".split()
+    [
+        "alias",
+        "as_strided",
+        "chunk",
+        "detach",
+        "diagonal",
+        "expand",
+        "expand_as",
+        "flatten",
+        "getitem",
+        "movedim",
+        "mT",
+        "narrow",
+        "numpy_T",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "swapaxes",
+        "t",
+        "to",
+        "contiguous",
+        "transpose",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+        "view_as",
+        "swapdims",
+        "type_as",
+        "reshape_as",
+    ]
 )
 """Operators whose result may share the memory of their first argument."""
-_MADE = frozenset("new_zeros new_ones new_full new_empty zeros_like ones_like empty_like".split())
+_MADE = frozenset(
+    ["new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "empty_like"]
+)
 """Operators that take from their first argument its type, or its shape, alone."""
 _RANDOM = re.compile(r"bernoulli|dropout|rand|normal|uniform|multinomial|exponential|lstm|gru|rnn")
 _IGNORED_KEYWORDS = frozenset(
@@ -146,7 +180,9 @@ class _Reading:
             elif node.op == "output":
                 output = self._output(node)
             elif node.op != "get_attr":
-                raise ValueError(f"{node.op} {node.target} is no operator; the network is too dynamic")
+                raise ValueError(
+                    f"{node.op} {node.target} is no operator; the network is too dynamic"
+                )
         form = _needed(tuple(self.nodes), output, self.updates)
         used = {r.name for n in form.nodes for r in references_of(n) if isinstance(r, ArrayOf)}
         return Draft(form, {k: tensor for k, tensor in self.constants.items() if k in used})
@@ -231,9 +267,7 @@ class _Reading:
             self._update(self.buffers[root], self.now[node.name])
         return True
 
-    def _is_seen_later(
-        self, root: str, operand: Any, node: Any, order: Mapping[Any, int]
-    ) -> bool:
+    def _is_seen_later(self, root: str, operand: Any, node: Any, order: Mapping[Any, int]) -> bool:
         """Return whether another value of the same memory is used after a node."""
         if root in self.buffers and operand.name != root:
             return True

@@ -104,7 +104,7 @@ def arange(context: OperatorContext, *bounds: Any, dtype: Any = None) -> Laid:
     whole = all(isinstance(bound, int) for bound in bounds)
     kind = jnp.int32 if whole else jnp.dtype(context.dtype)
     kind = context.type_of(dtype.name) if isinstance(dtype, TypeOf) else kind
-    return laid(jnp.arange(*bounds, dtype=kind))
+    return laid(jnp.arange(*bounds).astype(kind))
 
 
 def _type(context: OperatorContext, dtype: Any, like: Laid | None) -> Any:

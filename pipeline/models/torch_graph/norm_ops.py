@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from pipeline.models.modules.batch_norm import NormSettings, batch_statistics, normalised, scaled
 from pipeline.models.torch_graph.laid import Laid, laid
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+from pipeline.models.torch_graph.operator_table import aten
 
 
 class Normalised(NamedTuple):

@@ -64,8 +64,7 @@ def draws(node: Node) -> bool:
         case "scaled_dot_product_attention":
             return len(node.args) > 4 and node.args[4] != 0
         case "lstm" | "gru" | "rnn_tanh" | "rnn_relu":
-            # (x, states, weights, has_biases, num_layers, dropout, train, ...)
+            # After the weights, the flag of biases and the number of layers.
             return node.args[6] is not False and node.args[5] != 0
         case _:
             return True
-

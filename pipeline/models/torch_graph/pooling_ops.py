@@ -143,7 +143,9 @@ def adaptive_max_pool2d(
     """Maxima of windows that give a height and a width dividing those of x."""
     sizes = x.shape[2], x.shape[3]
     if any(size % wanted for size, wanted in zip(sizes, output_size, strict=True)):
-        raise ValueError(f"adaptive maxima of {sizes} to {tuple(output_size)}, which must divide it")
+        raise ValueError(
+            f"adaptive maxima of {sizes} to {tuple(output_size)}, which must divide it"
+        )
     window = sizes[0] // output_size[0], sizes[1] // output_size[1]
     return (max_pool2d(context, x, window),)
 
@@ -190,7 +192,9 @@ def _wanted(x: Laid, output_size: Sequence[int] | None, scales: object) -> Pair:
     if output_size is not None:
         height, width = output_size
     elif isinstance(scales, Sequence) and len(scales) == 2:
-        height, width = (int(size * factor) for size, factor in zip(x.shape[2:], scales, strict=True))
+        height, width = (
+            int(size * factor) for size, factor in zip(x.shape[2:], scales, strict=True)
+        )
     else:
         raise ValueError("neither a size nor two factors to resize by")
     _require_side(height)

@@ -94,7 +94,9 @@ def _layers(
     directions = 2 if bidirectional else 1
     each = 4 if has_biases else 2
     if len(weights) != num_layers * directions * each:
-        raise ValueError(f"{len(weights)} weights for {num_layers} layers; projections are not read")
+        raise ValueError(
+            f"{len(weights)} weights for {num_layers} layers; projections are not read"
+        )
     outputs = x.plain().transpose(_TIME_FIRST) if batch_first else x.plain()
     initial = [state.plain().astype(outputs.dtype) for state in states]
     last: list[State] = []

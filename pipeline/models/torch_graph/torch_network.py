@@ -87,7 +87,7 @@ class TorchNetwork(nn.Module):
         """Write buffers that a step has changed."""
         by_path = {graph.spec(name).path: array for name, array in changed.items()}
         for scope in dict.fromkeys(path.partition("/")[0] for path in by_path):
-            held = self.get_variable("batch_stats", scope)
+            held: Any = self.get_variable("batch_stats", scope)
             leaves = flatten_dict({scope: held}, sep="/")
             own = {path: array for path, array in by_path.items() if _is_in(path, scope)}
             tree = unflatten_dict({**leaves, **own}, sep="/")
@@ -117,3 +117,12 @@ def _initial(graph: TorchGraph, scope: str, names: Mapping[str, str]) -> Callabl
         return unflatten_dict(leaves, sep="/")[scope]
 
     return initial
+
+
+def initial_variables_of(graph: TorchGraph) -> dict[str, Any]:
+    """Return the variables that `TorchNetwork` starts from, as numpy arrays by collection."""
+    found: dict[str, Any] = {}
+    for role, collection in COLLECTIONS.items():
+        leaves = {s.path: graph.values[s.name] for s in graph.arrays if s.role == role}
+        found[collection] = unflatten_dict(leaves, sep="/")
+    return found
