@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ def _convert(
         print(f"layers     {error}; written as a graph instead")
     file = target.with_name(target.stem + SUFFIX)
     _write_graph(graph, file, inputs, logits)
-    write_whole(target, _recipe_text(graph, "torch", {"model": {"graph": str(file)}}))
+    write_whole(target, _recipe_text(target, graph, "torch", {"model": {"graph": str(file)}}))
     _say(target, "recipe that names the graph")
     return 0
 
@@ -115,7 +116,7 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
     write_weights(weights, found.arrays)
     layers = [_layer_to_yaml(layer) for layer in opened]
     body = {"model": {"layers": layers}, "checkpoint": {"restore": str(weights)}}
-    write_whole(target, _recipe_text(graph, "layers", body))
+    write_whole(target, _recipe_text(target, graph, "layers", body))
     _say(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
     return 0
 
@@ -167,14 +168,17 @@ def _require_equal(
     print(f"logits     within {difference:.1e} of PyTorch's, of the largest")
 
 
-def _recipe_text(graph: TorchGraph, group: str, body: Mapping[str, Any]) -> str:
+def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str, Any]) -> str:
     """Return a recipe as YAML, to be completed on the command line."""
     head = (
         f"# @package _global_\n# {graph.origin}, converted with torch {graph.torch}\n"
-        f"# python -m pipeline +recipe=THIS_FILE dataset=... train.passes=...\n"
+        f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.passes=10\n"
         f"defaults:\n  - override /model: {group}\n"
     )
-    return head + yaml.safe_dump(body, default_flow_style=None, sort_keys=False, width=100)
+    named = {"name": re.sub(r"[^\w.+-]", "_", target.stem)[:100].lstrip(".+-") or "converted"}
+    return head + yaml.safe_dump(
+        {**named, **body}, default_flow_style=None, sort_keys=False, width=100
+    )
 
 
 def _layer_to_yaml(layer: LayerSpec) -> Any:

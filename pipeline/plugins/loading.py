@@ -23,6 +23,12 @@ from pipeline.errors import RecipeError, first_line
 
 FLAG, VARIABLE = "--plugin", "PIPELINE_PLUGINS"
 
+INSTALL = {
+    "torch": "pip install torch --index-url https://download.pytorch.org/whl/cpu (the build for "
+    "the CPU), or pip install 'recipe-pipeline[torch]'"
+}
+"""Commands that install packages which plug-ins need and this one does not."""
+
 
 @dataclass(frozen=True)
 class Plugin:
@@ -194,7 +200,9 @@ def _why(error: Exception, path: Path | None) -> str:
     if isinstance(error, SyntaxError) and path is not None and error.filename == str(path):
         lines = [error.lineno]
     where = f"line {lines[-1]}: " if lines else ""
-    return f"does not import: {where}{type(error).__name__}: {first_line(error)}"
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    hint = f"; {INSTALL[missing]}" if missing in INSTALL else ""
+    return f"does not import: {where}{type(error).__name__}: {first_line(error)}{hint}"
 
 
 def _imported_beside(file: Path) -> dict[str, str]:

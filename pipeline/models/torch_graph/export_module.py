@@ -25,11 +25,8 @@ from pipeline.models.torch_graph.graph import (
     TorchGraph,
 )
 from pipeline.models.torch_graph.operators import require_computable
+from pipeline.plugins.loading import INSTALL
 
-INSTALL = (
-    "pip install torch --index-url https://download.pytorch.org/whl/cpu (the build for the CPU), "
-    "or pip install 'recipe-pipeline[torch]'"
-)
 MOST_BATCH = 1 << 20
 """Limit of the batch size that torch.export assumes."""
 CONSTANT_BYTES = 1 << 20
@@ -43,7 +40,9 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ValueError(f"torch is not installed ({first_line(error)}): {INSTALL}") from error
+        raise ValueError(
+            f"torch is not installed ({first_line(error)}): {INSTALL['torch']}"
+        ) from error
     return torch
 
 

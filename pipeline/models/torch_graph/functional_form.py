@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,9 @@ class Draft:
 
     def uses_of(self, name: str) -> frozenset[tuple[str, int]]:
         """Return the uses of an array: the operator, and the place among its arguments."""
-        return self._uses().get(name, frozenset())
+        return self._uses.get(name, frozenset())
 
+    @cached_property
     def _uses(self) -> dict[str, frozenset[tuple[str, int]]]:
         found: dict[str, set[tuple[str, int]]] = {}
         for node in self.form.nodes:

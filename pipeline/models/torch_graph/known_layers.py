@@ -322,7 +322,7 @@ def _window(known: KnownNode, *, ceil_mode: bool) -> dict[str, Any]:
     return {
         "kernel": _short(kernel),
         "stride": None if stride == kernel else _short(stride),
-        "padding": around[0][0] if same else tuple(map(tuple, around)),
+        "padding": around[0][0] or "valid" if same else tuple(map(tuple, around)),
     }
 
 

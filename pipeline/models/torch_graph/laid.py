@@ -7,12 +7,12 @@ operators compute in any order, and only what needs another order transposes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 NHWC = (0, 2, 3, 1)
@@ -96,9 +96,14 @@ def aligned(operands: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
     if not arrays:
         return list(operands), ()
     axes = max(array.ndim for array in arrays)
-    order = max((a for a in arrays if a.ndim == axes), key=lambda a: a.array.size).order
+    order = max((a for a in arrays if a.ndim == axes), key=extent).order
     found = [_spread(each, axes, order) if isinstance(each, Laid) else each for each in operands]
     return found, order
+
+
+def extent(x: Laid) -> int:
+    """Return the number of values, one that is unknown while a program is exported being 2."""
+    return math.prod(size if isinstance(size, int) else 2 for size in x.shape)
 
 
 def _spread(x: Laid, axes: int, order: tuple[int, ...]) -> Array:
@@ -108,7 +113,7 @@ def _spread(x: Laid, axes: int, order: tuple[int, ...]) -> Array:
     if x.ndim == axes and x.order == order:
         return x.array
     shape = (1,) * (axes - x.ndim) + x.shape
-    if sum(size > 1 for size in shape) <= 1:
+    if sum(not (isinstance(size, int) and size == 1) for size in shape) <= 1:
         return x.array.reshape([shape[number] for number in order])
     return jnp.transpose(x.plain().reshape(shape), order)
 
@@ -119,6 +124,9 @@ def reshaped(x: Laid, shape: Sequence[int]) -> Laid:
     Each axis that is split, and each run of axes that are merged and lie side by side in their
     order, is reshaped as it lies. Raises ValueError where the sizes don't fit.
     """
+    if not all(isinstance(size, int) for size in (*x.shape, *shape)):
+        # A batch size that is unknown while a program is exported.
+        return laid(x.plain().reshape(tuple(shape)))
     shape = _filled(x.shape, tuple(shape))
     groups = _groups(x.shape, shape)
     if groups is not None and x.order != tuple(range(x.ndim)):
@@ -130,11 +138,11 @@ def reshaped(x: Laid, shape: Sequence[int]) -> Laid:
 
 def _filled(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     """Return the new shape with -1 replaced."""
-    size = int(np.prod(old, dtype=np.int64))
-    known = int(np.prod([each for each in new if each != -1], dtype=np.int64))
+    size = math.prod(old)
+    known = math.prod(each for each in new if each != -1)
     if new.count(-1) == 1 and known > 0 and size % known == 0:
         new = tuple(size // known if each == -1 else each for each in new)
-    if min(new, default=1) < 0 or int(np.prod(new, dtype=np.int64)) != size:
+    if min(new, default=1) < 0 or math.prod(new) != size:
         raise ValueError(f"shape {old} can't become {new}")
     return new
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pipeline.models.torch_graph.laid import Laid, laid, permuted, reshaped, without_axes
+from pipeline.models.torch_graph.laid import Laid, extent, laid, permuted, reshaped, without_axes
 from pipeline.models.torch_graph.operator_table import aten, plain
 
 Sizes = Sequence[int]
@@ -146,7 +146,7 @@ def repeat_interleave(x: Laid, repeats: int, dim: int | None = None) -> Laid:
 def concatenate(arrays: Sequence[Laid], dim: int = 0) -> Laid:
     """Arrays joined along an axis."""
     present = [array for array in arrays if array.shape != (0,)]
-    order = max(present, key=lambda array: array.array.size).order
+    order = max(present, key=extent).order
     dtype = jnp.result_type(*(array.dtype for array in present))
     parts = [array.lying(order).astype(dtype) for array in present]
     return Laid(jnp.concatenate(parts, order.index(dim % len(order))), order)

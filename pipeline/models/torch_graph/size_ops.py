@@ -17,7 +17,8 @@ def _size(*names: str, of: Callable[..., Any]) -> None:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """Return a size; while a program is exported some are symbols that compute as numbers do."""
+    if isinstance(value, bool | str | tuple | Laid) or value is None:
         raise ValueError(f"{value!r} is no size")
     return value
 
