@@ -15,7 +15,9 @@ from pipeline.files.package_paths import CONF
 from tests.models.build import QUICK, conf_model, count, initialise, parameters, random, shapes
 from tests.models.conftest import GOLDEN
 
-FILES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+IMPORTED = frozenset({"torch"})
+"""Files that name no network by themselves."""
+FILES = sorted({path.stem for path in (CONF / "model").glob("*.yaml")} - IMPORTED)
 IMAGENET = ((224, 224, 3), 1000)
 SIZES = {
     "layers": ((32, 32, 3), 10),

@@ -57,8 +57,6 @@ _each("isnan", of=jnp.isnan)
 _each("isinf", of=jnp.isinf)
 _each("isfinite", of=jnp.isfinite)
 _each("detach", of=lax.stop_gradient)
-_each("zeros_like", of=jnp.zeros_like)
-_each("ones_like", of=jnp.ones_like)
 
 
 @aten("alias.default", "lift_fresh_copy.default", "positive.default")

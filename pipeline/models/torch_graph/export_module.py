@@ -150,12 +150,13 @@ def _is_of_torch(error: BaseException) -> bool:
 
 def _export_problem(origin: str, mode: str, shape: tuple[int, ...], error: BaseException) -> str:
     message, name = str(error), type(error).__name__
-    if "data-dependent" in message or name.startswith("GuardOnDataDependent"):
-        hint = "; its control flow must not depend on the values of tensors"
-    elif "Constraint" in name or "Constraints violated" in message:
-        hint = "; the batch size must stay open, as in x.flatten(1) instead of a fixed size"
-    else:
-        hint = ""
+    if "Constraint" in name or "Constraints violated" in message:
+        return (
+            f"{origin}: its code fixes the batch size in {mode}, which must stay open, as in "
+            "x.flatten(1) instead of a fixed size; or set model.batch to the size that it computes"
+        )
+    data = "data-dependent" in message or name.startswith("GuardOnDataDependent")
+    hint = "; its control flow must not depend on the values of tensors" if data else ""
     return (
         f"{origin}: torch.export for samples of shape {shape} fails in {mode}: {_told(error)}{hint}"
     )

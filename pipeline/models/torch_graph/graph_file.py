@@ -208,7 +208,7 @@ def _array(name: str, row: Any) -> ArraySpec:
     sizes = _shape(shape)
     if any(size is None for size in sizes) or len(sizes) != _AXES.get(order, len(sizes)):
         raise ValueError(f"array {shown(name)}: shape {shape} of order {order}")
-    if dtype not in _DTYPES or (role != "constant" and dtype != "float32"):
+    if _dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
         raise ValueError(f"array {shown(name)}: dtype {shown(str(dtype))} of a {role}")
     return ArraySpec(name, path, role, order, tuple(size or 0 for size in sizes), dtype)
 
@@ -320,7 +320,7 @@ def _item(value: Any) -> int:
 
 
 def _dtype(value: Any) -> str:
-    if value not in _DTYPES:
+    if not isinstance(value, str) or value not in _DTYPES:
         raise ValueError(f"dtype {shown(str(value))} is none that there is")
     return str(value)
 

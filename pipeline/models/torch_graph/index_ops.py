@@ -92,10 +92,16 @@ def full_like(context: OperatorContext, x: Laid, value: Any, *, dtype: Any = Non
     return x.same(jnp.full(x.array.shape, value, _type(context, dtype, x)))
 
 
-@aten("empty_like.default")
-def empty_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
+@aten("zeros_like.default", "empty_like.default")
+def zeros_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
     """Zeros of the shape of x."""
     return full_like(context, x, 0, dtype=dtype)
+
+
+@aten("ones_like.default")
+def ones_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
+    """Ones of the shape of x."""
+    return full_like(context, x, 1, dtype=dtype)
 
 
 @aten("arange.default", "arange.start", "arange.start_step")

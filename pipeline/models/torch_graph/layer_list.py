@@ -129,6 +129,9 @@ class _Reading:
 
     def _join(self, users: Sequence[str], allowed: frozenset[str]) -> str:
         """Return the first node that all ways from some nodes on lead through."""
+        if not users:
+            first = min(allowed, key=self.place.__getitem__)
+            raise self._unknown(first, "it reads nothing that comes before it")
         open_ends = set(users)
         while len(open_ends) > 1:
             first = min(open_ends, key=self.place.__getitem__)
@@ -149,7 +152,7 @@ class _Reading:
             return self._branches(node, known, after)
         if len(ways) != 2 or len(node.args) != 2 or (start in ways and ways[0] == ways[1]):
             raise self._unknown(join)
-        bodies = sorted((layers for layers, _ in known), key=_depth)
+        bodies = sorted((layers for layers, _ in known), key=_extent)
         if node.op in _ADDS and known[0][1] == known[1][1]:
             layer = standard.Residual(body=_specs(bodies[1]), shortcut=_specs(bodies[0]))
             inside = {"": bodies[1], "shortcut": bodies[0]}
@@ -187,6 +190,11 @@ class _Reading:
 
 def _specs(named: Sequence[NamedLayer]) -> tuple[LayerSpec, ...]:
     return tuple(each.layer for each in named)
+
+
+def _extent(named: Sequence[NamedLayer]) -> tuple[int, int]:
+    """Return the number of layers and that of weights: of two ways the smaller is the shortcut."""
+    return _depth(named), sum(array.size for _, array in _arrays(named, ""))
 
 
 def _depth(named: Sequence[NamedLayer]) -> int:

@@ -84,7 +84,8 @@ def avg_pool2d(
 
 
 def _window_sums(images: Array, window: Pair, strides: Pair, pads: Sequence[Pair]) -> Array:
-    zero = jnp.zeros((), images.dtype)
+    # A number of numpy: with one of jax the sum would have no gradient.
+    zero = np.zeros((), images.dtype)
     around = ((0, 0), *pads, (0, 0))
     return lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), around)
 

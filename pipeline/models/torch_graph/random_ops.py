@@ -78,13 +78,15 @@ def randn(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -
 @aten("rand_like.default", draws=True)
 def rand_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
     """Uniform numbers of [0, 1) in the shape of x."""
-    return x.same(jax.random.uniform(context.draw(), x.array.shape, x.dtype))
+    kind = x.dtype if dtype is None else _type(context, dtype)
+    return x.same(jax.random.uniform(context.draw(), x.array.shape, kind))
 
 
 @aten("randn_like.default", draws=True)
 def randn_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
     """Normal numbers of mean 0 and deviation 1 in the shape of x."""
-    return x.same(jax.random.normal(context.draw(), x.array.shape, x.dtype))
+    kind = x.dtype if dtype is None else _type(context, dtype)
+    return x.same(jax.random.normal(context.draw(), x.array.shape, kind))
 
 
 @aten("uniform.default", draws=True)
