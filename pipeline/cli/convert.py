@@ -1,4 +1,4 @@
-"""`python -m pipeline convert weights|records ...`: from one format into another."""
+"""`python -m pipeline convert weights|records|model ...`: from one format into another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pipeline.files.error_text import no_such
 
 HELP = """usage: python -m pipeline convert weights SOURCE TARGET [+recipe=NAME] [KEY=VALUE ...]
        python -m pipeline convert records OUT [--overwrite] dataset=NAME [KEY=VALUE ...]
+       python -m pipeline --plugin FILE convert model MODULE TARGET [SIZE ...] [KEY=VALUE ...]
 
-Convert weights from one format and one set of names into another, or a dataset into ArrayRecord
-files. `convert weights --help` and `convert records --help` say more.
+Convert weights from one format and one set of names into another, a dataset into ArrayRecord files,
+or a network of PyTorch into a recipe. `convert weights --help` and the others say more.
 
 example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10
 """
@@ -21,9 +22,13 @@ example: python -m pipeline convert weights theirs.pth ours.safetensors +recipe=
 def main(args: Sequence[str]) -> int:
     """Convert what the first argument names and return the exit status.
 
-    Raises UsageError for anything else than weights or records.
+    Raises UsageError for anything else than weights, records or model.
     """
-    kinds: dict[str, Callable[[Sequence[str]], int]] = {"weights": _weights, "records": _records}
+    kinds: dict[str, Callable[[Sequence[str]], int]] = {
+        "weights": _weights,
+        "records": _records,
+        "model": _model,
+    }
     if asks_for_help(args[:1]):
         return show_usage(HELP)
     if not args:
@@ -43,3 +48,9 @@ def _records(args: Sequence[str]) -> int:
     from pipeline.cli.convert_records import main as convert_records
 
     return convert_records(args)
+
+
+def _model(args: Sequence[str]) -> int:
+    from pipeline.cli.convert_model import main as convert_model
+
+    return convert_model(args)

@@ -26,6 +26,12 @@ PACKAGE = Path(__file__).parents[1]
 KERAS_BACKEND = "KERAS_BACKEND"
 """Variable from which Keras learns, when it is imported, what it computes with."""
 
+INSTALL = {
+    "torch": "pip install torch --index-url https://download.pytorch.org/whl/cpu (the build for "
+    "the CPU), or pip install 'recipe-pipeline[torch]'"
+}
+"""Commands that install packages which plug-ins need and this one does not."""
+
 
 @dataclass(frozen=True)
 class Plugin:
@@ -227,7 +233,9 @@ def _why(error: BaseException, path: Path | None) -> str:
     if isinstance(error, SyntaxError) and path is not None and error.filename == str(path):
         lines = [error.lineno]
     where = f"line {lines[-1]}: " if lines else ""
-    return f"does not import: {where}{type(error).__name__}: {first_line(error)}"
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    hint = f"; {INSTALL[missing]}" if missing in INSTALL else ""
+    return f"does not import: {where}{type(error).__name__}: {first_line(error)}{hint}"
 
 
 def _digests(given: str, module: ModuleType) -> Mapping[str, str]:

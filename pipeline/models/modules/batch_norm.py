@@ -45,24 +45,24 @@ class BatchNormModule(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, channels, jnp.float32)
         shared = self.train and self.batch_axis is not None
         devices = lax.axis_size(self.batch_axis) if shared else 1
-        settings = _Settings(axes, self.epsilon, self.dtype, self.batch_axis, devices)
+        settings = NormSettings(axes, self.epsilon, self.dtype, self.batch_axis, devices)
         if not self.train:
-            return _scaled(settings, x, running_mean.value, running_var.value, scale, bias)
-        # The gradient through the statistics is part of that of `_normalised`.
-        mean, var = _statistics(lax.stop_gradient(x).astype(jnp.float32), settings)
+            return scaled(settings, x, running_mean.value, running_var.value, scale, bias)
+        # The gradient through the statistics is part of that of `normalised`.
+        mean, var = batch_statistics(lax.stop_gradient(x).astype(jnp.float32), settings)
         if not self.is_initializing():
             count = devices * prod(x.shape[axis] for axis in axes)
             unbiased = var * (count / max(count - 1, 1))
             running_mean.value = self._blend(running_mean.value, mean)
             running_var.value = self._blend(running_var.value, unbiased)
-        return _normalised(settings, x, mean, var, scale, bias)
+        return normalised(settings, x, mean, var, scale, bias)
 
     def _blend(self, running: Array, batch: Array) -> Array:
         return self.momentum * running + (1 - self.momentum) * batch
 
 
 @dataclass(frozen=True)
-class _Settings:
+class NormSettings:
     """The axes that a channel's statistics are taken over, epsilon, the type of the result, and the
     devices that share the batch."""
 
@@ -86,7 +86,7 @@ class _Settings:
         return jnp.expand_dims(channels, self.axes)
 
 
-def _statistics(x: Array, settings: _Settings) -> tuple[Array, Array]:
+def batch_statistics(x: Array, settings: NormSettings) -> tuple[Array, Array]:
     """Mean and biased variance of a channel over the batch, from one pass over x."""
     squares = lax.square(x)
     mean, mean_of_squares = (settings.mean(part) for part in (x, squares))
@@ -94,16 +94,17 @@ def _statistics(x: Array, settings: _Settings) -> tuple[Array, Array]:
     return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
 
 
-def _scaled(
-    settings: _Settings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
+def scaled(
+    settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
 ) -> Array:
+    """Normalise x by a mean and a variance, then scale and shift; all but x are (channels,)."""
     factor = lax.rsqrt(var + settings.epsilon) * scale
     y = x * settings.spread(factor) + settings.spread(bias - mean * factor)
     return y.astype(settings.dtype)
 
 
-_normalised = jax.custom_vjp(_scaled, nondiff_argnums=(0,))
-"""`_scaled` by the mean and the variance of x itself, which get no gradient of their own.
+normalised = jax.custom_vjp(scaled, nondiff_argnums=(0,))
+"""`scaled` by the mean and the variance of x itself, which get no gradient of their own.
 
 The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): a sum of x and the cotangent, each
 with a factor per channel. It reads both in their own type, while the gradient that jax derives also
@@ -114,12 +115,12 @@ Arrays = tuple[Array, ...]
 
 
 def _forward(
-    settings: _Settings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
+    settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
 ) -> tuple[Array, Arrays]:
-    return _normalised(settings, x, mean, var, scale, bias), (x, mean, var, scale)
+    return normalised(settings, x, mean, var, scale, bias), (x, mean, var, scale)
 
 
-def _backward(settings: _Settings, operands: Arrays, cotangent: Array) -> Arrays:
+def _backward(settings: NormSettings, operands: Arrays, cotangent: Array) -> Arrays:
     x, mean, var, scale = operands
     dy, inverse = cotangent.astype(jnp.float32), lax.rsqrt(var + settings.epsilon)
     by_bias = dy.sum(settings.axes)
@@ -133,4 +134,4 @@ def _backward(settings: _Settings, operands: Arrays, cotangent: Array) -> Arrays
     return by_x.astype(x.dtype), *zeros, by_scale, by_bias
 
 
-_normalised.defvjp(_forward, _backward)
+normalised.defvjp(_forward, _backward)

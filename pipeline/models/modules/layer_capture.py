@@ -20,6 +20,7 @@ from flax import linen as nn
 from jax import Array
 from jax.tree_util import register_dataclass
 
+from pipeline.errors import RecipeError
 from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.models.layers import standard
@@ -69,7 +70,8 @@ def grad_observing_layers(
 
     `function` applies a network and gives (scalar, auxiliary output), as for
     `jax.grad(function, has_aux=True)`. Cotangents are those of the scalar. Raises ValueError where
-    a layer is applied twice, since its weights then have two inputs.
+    a layer is applied twice, since its weights then have two inputs, and RecipeError where there is
+    none.
     """
 
     def outputs_of(params: Any) -> dict[str, Array]:
@@ -80,6 +82,14 @@ def grad_observing_layers(
 
     def differentiate(params: Any) -> tuple[Any, Any, Observations]:
         shapes = jax.eval_shape(outputs_of, params)
+        if not shapes:
+            raise RecipeError(
+                [
+                    "train.optimizer: reads the inputs of dense and convolutional layers, and the "
+                    "network has none that can be observed; must be another one, or a network "
+                    "that lists layers"
+                ]
+            )
         slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
         windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
 

@@ -1,0 +1,277 @@
+"""Networks of torchvision, imported: logits, losses and time of import beside PyTorch's own.
+
+    python -m benchmarks.torch_networks --save
+    python -m benchmarks.torch_networks --networks resnet18,vit_b_16 --rounds 3
+
+For each network, from the same weights with the same batches: the largest difference of logits in
+evaluation, relative to the largest logit; the largest relative difference of the losses of 20 steps
+of SGD with momentum in float32, and beside it that of PyTorch's float32 to its own float64; the
+seconds that `torch.export` takes for both forms, and the import with it, in turn. Then the step of
+ResNet-18 imported, beside the one of `model=resnet18`. Dropout and stochastic depth are off, since
+their draws differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+import torchvision
+from torch import nn
+
+from benchmarks.layouts import Contestant
+from benchmarks.measure import add_save, alternate, heading, publish, table
+from pipeline.models.torch_graph.export_module import export_module
+from pipeline.models.torch_graph.sources import HeldGraph
+from pipeline.models.torch_graph.torch_network import TorchNetwork, initial_variables_of
+from pipeline.plugins.loading import name_for_all
+from pipeline.registry import load_all
+
+PACKAGES = ("jax", "jaxlib", "torch", "torchvision")
+NETWORKS = {
+    "resnet18": 96,
+    "mobilenet_v3_small": 96,
+    "vit_b_16": 64,
+    "densenet121": 96,
+    "alexnet": 96,
+    "vgg11": 96,
+    "mnasnet1_0": 96,
+    "efficientnet_b0": 96,
+    "shufflenet_v2_x1_0": 96,
+    "squeezenet1_1": 96,
+    "regnet_y_400mf": 96,
+    "convnext_tiny": 96,
+    "swin_t": 96,
+}
+"""Height and width of the images, by network."""
+CLASSES, BATCH, BATCHES, STEPS, RATE = 10, 8, 4, 20, 1e-3
+_OPS = "[{name:resize,size:[64,64],interpolation:linear},{name:rescale,factor:0.0039,shift:0.0}]"
+COMMON = [
+    "dataset=synthetic",
+    "dataset.like=cifar10",
+    "dataset.train_size=256",
+    "dataset.eval_size=64",
+    f"dataset.train.ops={_OPS}",
+    f"dataset.eval.ops={_OPS}",
+    "train.batch_size=32",
+    "train.passes=null",
+    "train.epochs=null",
+    "train.steps=100",
+    "train.sink_size=100",
+    "train.feed=resident",
+]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Figures of one network."""
+
+    name: str
+    side: int
+    nodes: int
+    logits: float
+    losses: float
+    own_losses: float
+    export_s: list[float]
+    import_s: list[float]
+
+    def row(self) -> list[str]:
+        """The figures as a row of the table."""
+        export_s, import_s = statistics.median(self.export_s), statistics.median(self.import_s)
+        return [
+            self.name,
+            f"{self.side}x{self.side}",
+            f"{self.nodes:,}",
+            f"{self.logits:.1e}",
+            f"{self.losses:.1e}",
+            f"{self.own_losses:.1e}",
+            f"{export_s:.1f}",
+            f"{import_s:.1f}",
+            f"{import_s - export_s:+.1f}",
+        ]
+
+
+def main() -> None:
+    """Compare and print Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--rounds", type=int, default=3, help="of exports, and of timed steps")
+    parser.add_argument("--steps", type=int, default=4, help="of ResNet-18 in a timed round")
+    add_save(parser, "torch_networks.md")
+    args = parser.parse_args()
+    rows = []
+    for name in filter(None, args.networks.split(",")):
+        rows.append(compare(name, NETWORKS[name], args.rounds).row())
+        print(" | ".join(rows[-1]), flush=True)
+    text = heading(
+        "Networks of torchvision, imported", "python -m benchmarks.torch_networks", PACKAGES
+    )
+    header = ["network", "images", "nodes", "logits", "losses", "PyTorch float32 to float64"]
+    header += ["torch.export, s", "import, s", "more, s"]
+    text += f"\n{table(header, rows)}\n{_steps(args.rounds, args.steps)}"
+    publish(text, args.save)
+
+
+def compare(name: str, side: int, rounds: int) -> Comparison:
+    """Compare an imported network with PyTorch's."""
+    module = _module(name, side)
+    example = torch.zeros(2, 3, side, side)
+    timed = {
+        "export": lambda: _seconds(lambda: _export_both(module, example)),
+        "import": lambda: _seconds(lambda: export_module(module, (3, side, side))),
+    }
+    times = alternate(timed, rounds)
+    _warm_statistics(module, side)
+    graph = export_module(module, (3, side, side), origin=name)
+    network, variables = TorchNetwork(HeldGraph(graph), "float32"), initial_variables_of(graph)
+    images = np.random.default_rng(1).normal(size=(4, 3, side, side)).astype(np.float32)
+    own = jax.jit(lambda v, x: network.apply(v, x, train=False))(variables, _nhwc(images))
+    with torch.no_grad():
+        theirs = module.eval()(torch.from_numpy(images)).numpy()
+    losses = np.array(_train_jax(network, variables, side))
+    in_64_bits = np.array(_train_torch(copy.deepcopy(module).double(), side, torch.float64))
+    in_32_bits = np.array(_train_torch(module, side, torch.float32))
+    return Comparison(
+        name,
+        side,
+        len(graph.train.nodes),
+        float(np.abs(np.asarray(own) - theirs).max() / np.abs(theirs).max()),
+        _largest(losses, in_32_bits),
+        _largest(in_64_bits, in_32_bits),
+        times["export"],
+        times["import"],
+    )
+
+
+def _largest(losses: np.ndarray, others: np.ndarray) -> float:
+    return float((np.abs(losses - others) / np.abs(others)).max())
+
+
+def _seconds(work: Any) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _export_both(module: nn.Module, example: torch.Tensor) -> None:
+    """Export both forms as the import does, and nothing else."""
+    dims = ({0: torch.export.Dim("batch", min=1, max=1 << 20)},)
+    for train in (True, False):
+        torch.export.export(module.train(train), (example,), dynamic_shapes=dims, strict=False)
+
+
+def _module(name: str, side: int) -> nn.Module:
+    """Make the network, without anything random in training."""
+    torch.manual_seed(0)
+    options = {"image_size": side} if name.startswith("vit") else {}
+    module = getattr(torchvision.models, name)(weights=None, num_classes=CLASSES, **options)
+    for each in module.modules():
+        if isinstance(each, nn.Dropout) or type(each).__name__ == "StochasticDepth":
+            each.p = 0.0
+    for own_name, parameter in module.named_parameters():
+        # ViT's head starts at zero, so that all logits would be.
+        if own_name.startswith("heads."):
+            nn.init.normal_(parameter.data, std=0.05)
+    return module
+
+
+def _warm_statistics(module: nn.Module, side: int) -> None:
+    module.train()
+    with torch.no_grad():
+        for _ in range(3):
+            module(torch.randn(BATCH, 3, side, side))
+
+
+def _batches(side: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(0)
+    images = random.normal(size=(BATCHES, BATCH, 3, side, side)).astype(np.float32)
+    labels = random.integers(0, CLASSES, (BATCHES, BATCH))
+    for step in range(STEPS):
+        yield images[step % BATCHES], labels[step % BATCHES]
+
+
+def _nhwc(images: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+
+
+def _train_torch(module: nn.Module, side: int, dtype: torch.dtype) -> list[float]:
+    optimizer = torch.optim.SGD(module.train().parameters(), lr=RATE, momentum=0.9)
+    losses = []
+    for images, labels in _batches(side):
+        optimizer.zero_grad()
+        logits = module(torch.from_numpy(images).to(dtype))
+        loss = nn.functional.cross_entropy(logits, torch.from_numpy(labels))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def _train_jax(network: TorchNetwork, variables: Any, side: int) -> list[float]:
+    optimizer = optax.sgd(RATE, momentum=0.9)
+
+    @jax.jit
+    def step(params: Any, stats: Any, state: Any, images: Any, labels: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            logits, changed = network.apply(
+                {"params": params, "batch_stats": stats},
+                images,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": jax.random.key(0)},
+            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return losses.mean(), changed.get("batch_stats", {})
+
+        (loss, stats), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), stats, state, loss
+
+    params, stats = variables["params"], variables["batch_stats"]
+    state, losses = optimizer.init(params), []
+    for images, labels in _batches(side):
+        inputs = jnp.asarray(_nhwc(images)), jnp.asarray(labels)
+        params, stats, state, loss = step(params, stats, state, *inputs)
+        losses.append(float(loss))
+    return losses
+
+
+def _steps(rounds: int, steps: int) -> str:
+    """Time the step of ResNet-18, native and imported, in turn."""
+    name_for_all(["torchvision.models"])
+    load_all()
+    imported = ["model=torch", "model.import=torchvision.models:resnet18"]
+    imported.append("model.arguments={num_classes:$classes}")
+    contestants = {
+        "model=resnet18": Contestant("lenet5_digits", ["model=resnet18", *COMMON], steps),
+        "imported": Contestant("lenet5_digits", [*imported, *COMMON], steps),
+    }
+    times = alternate(contestants, rounds * 2 + 1)
+    base = statistics.median(times["model=resnet18"])
+    rows = [_step_row(name, own, base) for name, own in times.items()]
+    header = ["ResNet-18, 64x64, batch 32, float32", "ms/step", "range", "ratio"]
+    return table(header, rows)
+
+
+def _step_row(name: str, times: Sequence[float], base: float) -> list[str]:
+    median = statistics.median(times)
+    return [
+        name,
+        f"{median:,.0f}",
+        f"{min(times):,.0f} to {max(times):,.0f}",
+        f"{median / base:.2f}x",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Networks of PyTorch: a module that a plug-in defines, or a graph that was exported from one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, create_model, model_validator
+
+from pipeline.models.layers.model_spec import ModelSpec
+from pipeline.registry import FilePath, Seq, part
+
+if TYPE_CHECKING:
+    from flax import linen as nn
+
+    _Imported = ModelSpec
+else:
+    # The key is `import`, which no class body can name.
+    _Imported = create_model(
+        "_Imported",
+        __base__=ModelSpec,
+        **{"import": (Annotated[str, Field(max_length=200)] | None, None)},
+    )
+
+
+@part("model")
+class TorchModule(_Imported):
+    """A `torch.nn.Module`, exported into a graph that JAX computes and trains.
+
+    `import` names a class, a function that makes a module, or a module itself, as
+    `torchvision.models:resnet18`; the command line must name its file or package with `--plugin`.
+    `graph` names a file instead, which is data and needs neither. The module's own initial weights
+    count; of `init` only `rules` do.
+    """
+
+    name: Literal["torch"] = "torch"
+    graph: FilePath | None = None
+    """A graph that `convert model` wrote, `net.torch.json`."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the constructor; `$classes` stands for the dataset's number of classes."""
+    seed: NonNegativeInt = 0
+    """Seed of torch where the constructor draws the initial weights."""
+    input_shape: Seq[PositiveInt] | None = None
+    """Shape of a sample as the module reads it; null: (channels, height, width) of the images."""
+    input_dtype: Literal["float32", "int64"] = "float32"
+    """Type of the samples as the module reads them."""
+    batch: PositiveInt | None = None
+    """The only batch size that the module can compute; null: it can compute any."""
+
+    @model_validator(mode="after")
+    def _names_one_source(self) -> Self:
+        imported = getattr(self, "import")
+        if imported is not None and self.graph is not None:
+            raise ValueError("has both import and graph; leave one of them null")
+        return self
+
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """Return the network; a module is made and exported when images first reach it."""
+        from pipeline.models.torch_graph.sources import GraphFile, ImportedModule, with_classes
+        from pipeline.models.torch_graph.torch_network import GraphSource, TorchNetwork
+
+        imported = getattr(self, "import")
+        source: GraphSource
+        if self.graph is not None:
+            source = GraphFile(self.graph)
+        elif imported is not None:
+            arguments = with_classes(self.arguments, classes)
+            shape, batch = self.input_shape, self.batch
+            source = ImportedModule(imported, arguments, self.seed, shape, self.input_dtype, batch)
+        else:
+            raise ValueError(
+                "names no network; must have import, as torchvision.models:resnet18, or graph, as "
+                "net.torch.json"
+            )
+        return TorchNetwork(source, dtype)

@@ -1,0 +1,1 @@
+"""Networks of PyTorch: exported once into a graph that is data, and computed and trained by JAX."""

@@ -1,0 +1,219 @@
+"""Apply a graph: each node in turn, by the table of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pipeline.errors import first_line
+from pipeline.lowerings.problem.lowering import LoweringPolicy
+from pipeline.models.layers.precision import TypeRule, rule_for
+from pipeline.models.torch_graph.convolution_ops import HWIO, IO
+from pipeline.models.torch_graph.graph import (
+    INPUT,
+    ArrayOf,
+    Form,
+    Node,
+    Order,
+    TensorSpec,
+    TorchGraph,
+    ValueOf,
+)
+from pipeline.models.torch_graph.laid import NHWC, Laid, laid
+from pipeline.models.torch_graph.norm_ops import Normalised
+from pipeline.models.torch_graph.operator_table import Operator, OperatorContext, is_float
+from pipeline.models.torch_graph.operators import operator_of
+
+_WRONG = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+"""Errors that operators raise for arguments that don't fit."""
+
+
+@dataclass(frozen=True)
+class GraphSettings:
+    """Settings that all nodes share."""
+
+    dtype: str
+    """Type of activations."""
+    policy: LoweringPolicy
+    rules: tuple[TypeRule, ...]
+    """Nodes that compute in another type, by kind of layer and path of the module."""
+    key: Callable[[], Array] | None
+    """Makes the random key of this step; None outside of training."""
+
+
+def apply_form(
+    graph: TorchGraph,
+    form: Form,
+    x: Laid,
+    weights: Mapping[str, Array],
+    settings: GraphSettings,
+) -> tuple[Array, dict[str, Array]]:
+    """Return the output of a form in PyTorch's order of axes, and the buffers that it changes.
+
+    `weights` are parameters and buffers by PyTorch's names, in the order of axes of their specs;
+    constants come from the graph. Raises ValueError, which names module and line, for a node that
+    can't be computed.
+    """
+    run = _Run(graph, settings, {INPUT: x}, _arrays(graph, weights), {})
+    for number, node in enumerate(form.nodes):
+        run.compute(number, node)
+    for name, value in form.updates:
+        run.changed[name] = run.value(value).plain().astype(jnp.float32)
+    output = run.value(form.output)
+    if not isinstance(output, Laid):
+        raise ValueError("the network gives no tensor")
+    return output.plain(), run.changed
+
+
+def input_of(spec: TensorSpec, images: Array) -> Laid:
+    """Return images (batch, height, width, channels) as a graph's input.
+
+    An input of four axes is read as images, another one in the order of the values. Raises
+    ValueError for images of another size than the graph was made for.
+    """
+    batch, *sizes = images.shape
+    dtype = images.dtype if spec.dtype.startswith("float") else jnp.dtype("int32")
+    fixed = spec.shape[0]
+    if fixed is not None and fixed != batch:
+        raise ValueError(f"the network computes batches of {fixed} alone, and {batch} came")
+    if len(spec.shape) == 4:
+        height, width, channels = sizes
+        if (channels, height, width) != spec.shape[1:]:
+            wanted = "x".join(map(str, (*spec.shape[2:], spec.shape[1])))
+            came = "x".join(map(str, sizes))
+            raise ValueError(
+                f"the network was made for images {wanted} (height, width, channels), and {came} "
+                "came; resize them, or export it for them"
+            )
+        return Laid(images.astype(dtype), NHWC)
+    wanted_shape = tuple(size or 0 for size in spec.shape[1:])
+    if int(np.prod(sizes)) != int(np.prod(wanted_shape)):
+        raise ValueError(
+            f"the network reads samples of shape {wanted_shape}, and {tuple(sizes)} came"
+        )
+    return laid(images.reshape(batch, *wanted_shape).astype(dtype))
+
+
+def in_order(array: Array, order: Order) -> Laid:
+    """Return an array of the network as it lies."""
+    orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
+    return Laid(array, orders[order]) if order in orders else laid(array)
+
+
+def _arrays(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, Laid]:
+    found = {}
+    for spec in graph.arrays:
+        constant = spec.role == "constant"
+        array = graph.values[spec.name] if constant else weights[spec.name]
+        if constant and array.dtype in (np.float64, np.int64):
+            array = array.astype(np.float32 if array.dtype == np.float64 else np.int32)
+        found[spec.name] = in_order(jnp.asarray(array), spec.order)
+    return found
+
+
+@dataclass
+class _Run:
+    """The values of one application."""
+
+    graph: TorchGraph
+    settings: GraphSettings
+    values: dict[str, Any]
+    """Results of nodes by name; several results are a tuple."""
+    arrays: dict[str, Laid]
+    changed: dict[str, Array]
+    """New values of buffers, by name."""
+
+    def compute(self, number: int, node: Node) -> None:
+        """Compute a node. Raises ValueError that names its place."""
+        operator, scope = operator_of(node), node.module.replace(".", "/")
+        try:
+            if scope:
+                with jax.named_scope(scope):
+                    result = self._computed(number, node, operator)
+            else:
+                result = self._computed(number, node, operator)
+            _require_shapes(node, result)
+        except _WRONG as error:
+            raise ValueError(f"{node.op} of {node.where()}: {first_line(error)}") from error
+        self.values[node.name] = result
+
+    def value(self, reference: ValueOf) -> Any:
+        """Return what a reference to a node stands for."""
+        value = self.values[reference.node]
+        return value if reference.item is None else value[reference.item]
+
+    def _computed(self, number: int, node: Node, operator: Operator) -> Any:
+        path = tuple(node.module.split("."))
+        rule = rule_for(self.settings.rules, operator.kind, path) if self.settings.rules else None
+        dtype = self.settings.dtype if rule is None else rule.dtype
+        context = OperatorContext(dtype, self.settings.policy, self._key_of(number))
+        reader = replace_types(dtype, operator, bool(self.settings.rules))
+
+        def read(argument: Any) -> Any:
+            if isinstance(argument, tuple):
+                return tuple(map(read, argument))
+            if isinstance(argument, ArrayOf):
+                return reader(self.arrays[argument.name], True)
+            if isinstance(argument, ValueOf):
+                value = self.value(argument)
+                return reader(value, False) if isinstance(value, Laid) else value
+            return argument
+
+        kwargs = {name: read(value) for name, value in node.kwargs}
+        result = operator(context, *map(read, node.args), **kwargs)
+        if isinstance(result, Normalised):
+            self._keep_statistics(node, result)
+            result = result.y
+        if rule is not None and rule.casts_back:
+            result = _cast(result, self.settings.dtype)
+        return result
+
+    def _key_of(self, number: int) -> Callable[[], Array] | None:
+        key = self.settings.key
+        return None if key is None else lambda: jax.random.fold_in(key(), number)
+
+    def _keep_statistics(self, node: Node, result: Normalised) -> None:
+        for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
+            if isinstance(argument, ArrayOf):
+                self.arrays[argument.name] = laid(array)
+                self.changed[argument.name] = array
+
+
+def replace_types(dtype: str, operator: Operator, all_values: bool) -> Callable[[Laid, bool], Laid]:
+    """Return a function (array, is it of the network) -> the array in the type to compute in.
+
+    Weights are cast to it, but for operators that read them in float32; other values only where
+    rules let nodes differ.
+    """
+
+    def read(x: Laid, is_weight: bool) -> Laid:
+        casts = not operator.full_weights if is_weight else all_values
+        return _cast(x, dtype) if casts else x
+
+    return read
+
+
+def _cast(value: Any, dtype: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_cast(item, dtype) for item in value)
+    if isinstance(value, Laid) and is_float(value):
+        return replace(value, array=value.array.astype(dtype))
+    return value
+
+
+def _require_shapes(node: Node, result: Any) -> None:
+    """Raise ValueError where the results have other shapes than the graph says."""
+    results = result if isinstance(result, tuple) else (result,)
+    for spec, own in zip(node.results, results, strict=False):
+        if not isinstance(own, Laid):
+            continue
+        known = zip(spec.shape, own.shape, strict=False)
+        if len(spec.shape) != own.ndim or any(a not in (None, b) for a, b in known):
+            wanted = tuple("batch" if size is None else size for size in spec.shape)
+            raise ValueError(f"gives shape {own.shape}, and the graph says {wanted}")

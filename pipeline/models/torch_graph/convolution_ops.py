@@ -1,0 +1,179 @@
+"""Convolutions and dense layers, through the package's lowerings where they have two dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.lowerings.conv2d import conv2d as lowered_conv2d
+from pipeline.lowerings.dense import dense_product
+from pipeline.lowerings.problem.conv_window import Pair
+from pipeline.models.torch_graph.laid import NHWC, Laid, laid
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+
+HWIO = (2, 3, 1, 0)
+"""Order of the axes of a convolution's kernel: those numbered 2, 3, 1, 0 in PyTorch's OIHW."""
+IO = (1, 0)
+"""Order of the axes of a dense layer's kernel: those numbered 1, 0 in PyTorch's (out, in)."""
+
+
+def as_pair(sizes: int | Sequence[int]) -> Pair:
+    """Return one or two numbers as height and width."""
+    if isinstance(sizes, int):
+        return sizes, sizes
+    first, *rest = sizes
+    return first, rest[0] if rest else first
+
+
+@aten("conv2d.default", "conv2d.padding", kind="conv")
+def conv2d(
+    context: OperatorContext,
+    x: Laid,
+    weight: Laid,
+    bias: Laid | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Laid:
+    """Convolution of images; computed in NHWC by the lowering that the policy chooses."""
+    if x.ndim != 4 or weight.ndim != 4:
+        raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
+    if x.shape[1] != weight.shape[1] * groups:
+        raise ValueError(f"{x.shape[1]} channels, and the kernel reads {weight.shape[1] * groups}")
+    kernel = weight.lying(HWIO).astype(x.dtype)
+    pads: tuple[Pair, Pair]
+    if isinstance(padding, str):
+        pads = _named_pads(padding, kernel.shape[:2], as_pair(dilation))
+    else:
+        rows, columns = as_pair(padding)
+        pads = (rows, rows), (columns, columns)
+    y = lowered_conv2d(
+        x.lying(NHWC),
+        kernel,
+        strides=as_pair(stride),
+        padding=pads,
+        dilation=as_pair(dilation),
+        groups=groups,
+        policy=context.policy,
+    )
+    return Laid(y if bias is None else y + bias.array.astype(y.dtype), NHWC)
+
+
+def _named_pads(name: str, kernel: Sequence[int], dilation: Pair) -> tuple[Pair, Pair]:
+    """Return the pads of `same`, whose odd one comes last, and of `valid`."""
+    if name == "valid":
+        return (0, 0), (0, 0)
+    totals = [(size - 1) * spread for size, spread in zip(kernel, dilation, strict=True)]
+    rows, columns = [(total // 2, total - total // 2) for total in totals]
+    return rows, columns
+
+
+@aten("conv1d.default", "conv1d.padding", kind="conv")
+def conv1d(
+    context: OperatorContext,
+    x: Laid,
+    weight: Laid,
+    bias: Laid | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Laid:
+    """Convolution of sequences (batch, channels, length), as one of images of height 1."""
+    image = laid(x.plain()[:, :, None, :])
+    kernel = laid(weight.plain()[:, :, None, :])
+    pads = padding if isinstance(padding, str) else (0, as_pair(padding)[0])
+    steps = (1, as_pair(stride)[0]), (1, as_pair(dilation)[0])
+    y = conv2d(context, image, kernel, bias, steps[0], pads, steps[1], groups)
+    return Laid(y.array[:, 0], (0, 2, 1))
+
+
+@aten("conv_transpose2d.input", kind="conv_transpose")
+def conv_transpose2d(
+    x: Laid,
+    weight: Laid,
+    bias: Laid | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Laid:
+    """Transpose of a convolution, whose kernel is (in, out / groups, height, width)."""
+    strides, spread = as_pair(stride), as_pair(dilation)
+    inputs, outputs, rows, columns = weight.shape
+    pads = [
+        ((size - 1) * wide - cut, (size - 1) * wide - cut + more)
+        for size, wide, cut, more in zip(
+            (rows, columns), spread, as_pair(padding), as_pair(output_padding), strict=True
+        )
+    ]
+    # Of each group the kernel is flipped, and its inputs and outputs change places.
+    flipped = jnp.flip(weight.plain().astype(x.dtype), (2, 3))
+    grouped = flipped.reshape(groups, inputs // groups, outputs, rows, columns)
+    kernel = grouped.transpose(3, 4, 1, 0, 2).reshape(
+        rows, columns, inputs // groups, groups * outputs
+    )
+    y = lax.conv_general_dilated(
+        x.lying(NHWC),
+        kernel,
+        (1, 1),
+        pads,
+        lhs_dilation=strides,
+        rhs_dilation=spread,
+        feature_group_count=groups,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    return Laid(y if bias is None else y + bias.array.astype(y.dtype), NHWC)
+
+
+@aten("linear.default", kind="dense")
+def linear(context: OperatorContext, x: Laid, weight: Laid, bias: Laid | None = None) -> Laid:
+    """Product of the last axis with a kernel, by the lowering that the policy chooses."""
+    if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
+        raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
+    last_lies_last = x.order[-1] == x.ndim - 1
+    order = x.order if last_lies_last else tuple(range(x.ndim))
+    y = _product(context, x.lying(order), weight.lying(IO).astype(x.dtype))
+    return Laid(y if bias is None else y + bias.array.astype(y.dtype), order)
+
+
+def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
+    axes = (((inputs.ndim - 1,), (0,)), ((), ()))
+    return dense_product(context.policy)(inputs, kernel, axes)
+
+
+@aten("addmm.default", kind="dense")
+def addmm(
+    context: OperatorContext,
+    x: Laid,
+    first: Laid,
+    second: Laid,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Laid:
+    """beta * x + alpha * first @ second, of matrices."""
+    y = _product(context, first.plain(), second.plain().astype(first.dtype))
+    return laid(beta * x.plain() + alpha * y)
+
+
+@aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")
+def matmul(first: Laid, second: Laid) -> Laid:
+    """Product of matrices, of all that leading axes give."""
+    return laid(jnp.matmul(first.plain(), second.plain()))
+
+
+@aten("baddbmm.default")
+def baddbmm(x: Laid, first: Laid, second: Laid, *, beta: float = 1, alpha: float = 1) -> Laid:
+    """beta * x + alpha * first @ second, of batches of matrices."""
+    return laid(beta * x.plain() + alpha * jnp.matmul(first.plain(), second.plain()))
+
+
+@aten("einsum.default")
+def einsum(equation: str, operands: Sequence[Laid], path: object = None) -> Laid:
+    """Sum of products by Einstein's convention."""
+    return laid(jnp.einsum(equation.replace(" ", ""), *(each.plain() for each in operands)))

@@ -1,0 +1,372 @@
+"""A graph as a file: strict JSON, with the arrays beside it as safetensors.
+
+`net.torch.json` is one object:
+
+    format     "torch graph", version 1
+    origin     text, torch: version of torch
+    input      [shape, dtype]; null is a size that depends on the batch
+    arrays     name -> [path, role, order, shape, dtype], as `ArraySpec` says
+    train, evaluate
+      nodes    a list of [name, operator, arguments, arguments by name, results, module, kind,
+               line]; results are [shape, dtype] each
+      output   a reference
+      updates  name of a buffer -> reference
+
+Arguments are null, booleans, numbers, texts, lists, and objects of one or two keys: {"value": node}
+refers to a node's result, {"value": node, "item": n} to one of several, {"array": name} to an
+array, {"type": name} is a dtype, {"float": text} is inf, -inf or nan. Whatever a node refers to
+stands before it. `net.torch.safetensors` has the arrays under PyTorch's names, each in its order of
+axes. A file may come from a stranger: reading it runs nothing, and checks everything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from pipeline.errors import DataError
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
+from pipeline.files.error_text import shown
+from pipeline.models.torch_graph.graph import (
+    INPUT,
+    ArrayOf,
+    ArraySpec,
+    Form,
+    Node,
+    Order,
+    Role,
+    TensorSpec,
+    TorchGraph,
+    TypeOf,
+    ValueOf,
+    references_of,
+)
+from pipeline.models.torch_graph.operators import require_computable
+from pipeline.weights.files.named_arrays import Arrays
+from pipeline.weights.files.weight_files import read_weights, write_weights
+
+FORMAT, VERSION = "torch graph", 1
+SUFFIX = ".torch.json"
+MAX_NODES = 100_000
+MAX_ELEMENTS = 2**31
+"""Limit of the values of one sample of any result."""
+_NAME = re.compile(r"[\w.@-]{1,500}")
+_PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
+_DTYPES = frozenset(
+    [
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+    ]
+)
+_NOT_FINITE = ("inf", "-inf", "nan")
+_AXES: Mapping[str, int] = {"hwio": 4, "io": 2}
+
+
+def weights_beside(path: Path) -> Path:
+    """Return the file of a graph's arrays: `net.torch.safetensors` for `net.torch.json`."""
+    return path.with_suffix(".safetensors")
+
+
+def write_graph(path: Path, graph: TorchGraph) -> None:
+    """Write a graph and its arrays. Raises OSError and RunError where they can't be written."""
+    write_weights(weights_beside(path), graph.values)
+    write_whole(path, graph_to_text(graph))
+
+
+def read_graph(path: Path) -> TorchGraph:
+    """Read a graph and its arrays. Raises ValueError that names the file for anything wrong."""
+    try:
+        document = read_json(path)
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: is no graph: {error}") from error
+    try:
+        values = read_weights(weights_beside(path))
+    except DataError as error:
+        raise ValueError(f"{path}: has no weights beside it: {error}") from error
+    try:
+        return graph_of_document(document, values)
+    except ValueError as error:
+        raise ValueError(f"{path}: is no graph: {error}") from error
+
+
+def graph_to_text(graph: TorchGraph) -> str:
+    """Return a graph as JSON, a line for each node and each array."""
+    arrays = {
+        spec.name: [spec.path, spec.role, spec.order, list(spec.shape), spec.dtype]
+        for spec in graph.arrays
+    }
+    head = {
+        "format": FORMAT,
+        "version": VERSION,
+        "origin": graph.origin,
+        "torch": str(graph.torch),
+        "input": _tensor_to_json(graph.input),
+    }
+    parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
+    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in arrays.items()]
+    parts.append('"arrays": {\n' + ",\n".join(rows) + "\n}")
+    parts += [
+        f'"{key}": {_form_to_text(form)}'
+        for key, form in (("train", graph.train), ("evaluate", graph.evaluate))
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _form_to_text(form: Form) -> str:
+    nodes = ",\n".join(json.dumps(_node_to_json(node), allow_nan=False) for node in form.nodes)
+    output = json.dumps(_to_json(form.output))
+    updates = json.dumps({name: _to_json(value) for name, value in form.updates})
+    return f'{{"nodes": [\n{nodes}\n], "output": {output}, "updates": {updates}}}'
+
+
+def _node_to_json(node: Node) -> list[Any]:
+    kwargs = {key: _to_json(value) for key, value in node.kwargs}
+    results = [_tensor_to_json(result) for result in node.results]
+    args = [_to_json(value) for value in node.args]
+    return [node.name, node.op, args, kwargs, results, node.module, node.kind, node.line]
+
+
+def _tensor_to_json(spec: TensorSpec) -> list[Any]:
+    return [list(spec.shape), spec.dtype]
+
+
+def _to_json(value: Any) -> Any:
+    match value:
+        case ValueOf(node, None):
+            return {"value": node}
+        case ValueOf(node, item):
+            return {"value": node, "item": item}
+        case ArrayOf(name):
+            return {"array": name}
+        case TypeOf(name):
+            return {"type": name}
+        case tuple():
+            return [_to_json(item) for item in value]
+        case float() if not math.isfinite(value):
+            return {"float": str(value)}
+    return value
+
+
+def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
+    """Return the graph that JSON describes, with the values of its arrays.
+
+    Raises ValueError for whatever is not as a graph must be.
+    """
+    keys = ("format", "version", "origin", "torch", "input", "arrays", "train", "evaluate")
+    fields = _object(document, "a graph", keys)
+    if (fields["format"], fields["version"]) != (FORMAT, VERSION):
+        raise ValueError(
+            f"format {fields['format']!r} version {fields['version']!r}; must be {FORMAT!r} "
+            f"{VERSION}"
+        )
+    arrays = tuple(_array(name, row) for name, row in _mapping(fields["arrays"], "arrays").items())
+    _require_paths(arrays)
+    _require_values(arrays, values)
+    names = frozenset(spec.name for spec in arrays)
+    graph = TorchGraph(
+        _text(fields["origin"]),
+        _text(fields["torch"]),
+        _tensor(fields["input"]),
+        arrays,
+        _form(fields["train"], names, "train"),
+        _form(fields["evaluate"], names, "evaluate"),
+        values,
+    )
+    if len(graph.input.shape) < 2:
+        raise ValueError("the input must have a batch and more axes")
+    buffers = {spec.name for spec in arrays if spec.role == "buffer"}
+    for name, _ in (*graph.train.updates, *graph.evaluate.updates):
+        if name not in buffers:
+            raise ValueError(f"{shown(name)} is updated and is no buffer")
+    require_computable(graph)
+    return graph
+
+
+def _array(name: str, row: Any) -> ArraySpec:
+    path, role, order, shape, dtype = _row(row, 5, f"array {shown(name)}")
+    if not _NAME.fullmatch(name) or not _PATH.fullmatch(_text(path)):
+        raise ValueError(f"array {shown(name)}: name and path must be letters, digits and dots")
+    if role not in get_args(Role) or order not in get_args(Order):
+        raise ValueError(f"array {shown(name)}: role {shown(str(role))}, order {shown(str(order))}")
+    sizes = _shape(shape)
+    if any(size is None for size in sizes) or len(sizes) != _AXES.get(order, len(sizes)):
+        raise ValueError(f"array {shown(name)}: shape {shape} of order {order}")
+    if _dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
+        raise ValueError(f"array {shown(name)}: dtype {shown(str(dtype))} of a {role}")
+    return ArraySpec(name, path, role, order, tuple(size or 0 for size in sizes), dtype)
+
+
+def _require_paths(arrays: tuple[ArraySpec, ...]) -> None:
+    """Raise ValueError where two arrays share a path, or one's path leads through another."""
+    paths = {spec.path for spec in arrays}
+    if len(paths) < len(arrays):
+        raise ValueError("two arrays have the same path")
+    for path in paths:
+        parts = path.split("/")
+        if any("/".join(parts[:count]) in paths for count in range(1, len(parts))):
+            raise ValueError(f"array {shown(path)} lies within another")
+
+
+def _require_values(arrays: tuple[ArraySpec, ...], values: Arrays) -> None:
+    named = {spec.name for spec in arrays}
+    if named != set(values):
+        odd = min(named ^ set(values))
+        raise ValueError(f"array {shown(odd)} is in one of graph and weights, not in both")
+    for spec in arrays:
+        value = values[spec.name]
+        if value.shape != spec.shape or str(value.dtype) != spec.dtype:
+            raise ValueError(
+                f"array {shown(spec.name)} is {value.dtype} {value.shape} in the weights and "
+                f"{spec.dtype} {spec.shape} in the graph"
+            )
+
+
+def _form(document: Any, arrays: frozenset[str], key: str) -> Form:
+    fields = _object(document, key, ("nodes", "output", "updates"))
+    rows = fields["nodes"]
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_NODES:
+        raise ValueError(f"{key}: nodes must be a list of 1 to {MAX_NODES:,}")
+    nodes: list[Node] = []
+    known: dict[str, int] = {INPUT: 1}
+    for row in rows:
+        node = _node(row)
+        if node.name in known:
+            raise ValueError(f"{key}: two nodes are called {shown(node.name)}")
+        for reference in references_of(node):
+            _require_known(reference, known, arrays, node.name)
+        known[node.name] = len(node.results)
+        nodes.append(node)
+    output = _argument(fields["output"])
+    updates = tuple(
+        (name, _argument(value)) for name, value in _mapping(fields["updates"], "updates").items()
+    )
+    for reference in (output, *(value for _, value in updates)):
+        if not isinstance(reference, ValueOf):
+            raise ValueError(f"{key}: output and updates must be references to nodes")
+        _require_known(reference, known, arrays, "output")
+    return Form(tuple(nodes), output, updates)
+
+
+def _require_known(
+    reference: ValueOf | ArrayOf, known: Mapping[str, int], arrays: frozenset[str], by: str
+) -> None:
+    if isinstance(reference, ArrayOf):
+        if reference.name not in arrays:
+            raise ValueError(f"{shown(by)} reads array {shown(reference.name)}, which there is not")
+    elif reference.node not in known:
+        raise ValueError(f"{shown(by)} reads {shown(reference.node)}, which is not before it")
+    elif reference.item is not None and reference.item >= known[reference.node]:
+        raise ValueError(f"{shown(by)} reads result {reference.item} of {shown(reference.node)}")
+
+
+def _node(row: Any) -> Node:
+    name, op, args, kwargs, results, module, kind, line = _row(row, 8, "a node")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"a node is called {shown(str(name))}")
+    if not isinstance(args, list) or not isinstance(results, list):
+        raise ValueError(f"{shown(name)}: arguments and results must be lists")
+    named = tuple((key, _argument(v)) for key, v in _mapping(kwargs, shown(name)).items())
+    return Node(
+        name,
+        _text(op),
+        tuple(map(_argument, args)),
+        named,
+        tuple(map(_tensor, results)),
+        _text(module),
+        _text(kind),
+        _text(line),
+    )
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_argument, value))
+    if not isinstance(value, dict):
+        return value
+    readers: Mapping[tuple[str, ...], Callable[[Any], Any]] = {
+        ("value",): lambda v: ValueOf(_text(v["value"])),
+        ("item", "value"): lambda v: ValueOf(_text(v["value"]), _item(v["item"])),
+        ("array",): lambda v: ArrayOf(_text(v["array"])),
+        ("type",): lambda v: TypeOf(_dtype(v["type"])),
+        ("float",): lambda v: _not_finite(v["float"]),
+    }
+    reader = readers.get(tuple(sorted(value)))
+    if reader is None:
+        raise ValueError(f"argument {shown(str(value))} is none that there is")
+    return reader(value)
+
+
+def _item(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MAX_NODES:
+        raise ValueError(f"item {shown(str(value))}; must be a whole number from 0 on")
+    return value
+
+
+def _dtype(value: Any) -> str:
+    if not isinstance(value, str) or value not in _DTYPES:
+        raise ValueError(f"dtype {shown(str(value))} is none that there is")
+    return str(value)
+
+
+def _not_finite(value: Any) -> float:
+    if value not in _NOT_FINITE:
+        raise ValueError(f"float {shown(str(value))}; must be one of {', '.join(_NOT_FINITE)}")
+    return float(value)
+
+
+def _tensor(row: Any) -> TensorSpec:
+    shape, dtype = _row(row, 2, "a tensor")
+    sizes = _shape(shape)
+    if int(np.prod([size or 1 for size in sizes], dtype=object)) > MAX_ELEMENTS:
+        raise ValueError(f"shape {sizes} has more than {MAX_ELEMENTS:,} values")
+    return TensorSpec(sizes, _dtype(dtype))
+
+
+def _shape(value: Any) -> tuple[int | None, ...]:
+    if not isinstance(value, list) or len(value) > 32:
+        raise ValueError(f"shape {shown(str(value))}; must be a list of at most 32 sizes")
+    for size in value:
+        if size is not None and (type(size) is not int or not 0 <= size <= MAX_ELEMENTS):
+            raise ValueError(f"size {shown(str(size))}; must be a whole number or null")
+    return tuple(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 2000:
+        raise ValueError(f"{shown(str(value))}: must be a text of at most 2,000 characters")
+    return value
+
+
+def _row(value: Any, length: int, what: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) != length:
+        raise ValueError(f"{what} must be a list of {length}")
+    return value
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be an object")
+    return value
+
+
+def _object(value: Any, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) != set(keys):
+        raise ValueError(f"{what} must be an object of {', '.join(keys)}")
+    return value

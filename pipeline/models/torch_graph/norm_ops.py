@@ -1,0 +1,199 @@
+"""Normalisations, in float32 whatever the type of the activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.modules.batch_norm import NormSettings, batch_statistics, normalised, scaled
+from pipeline.models.torch_graph.laid import Laid, laid
+from pipeline.models.torch_graph.operator_table import aten
+
+
+class Normalised(NamedTuple):
+    """Result of a batch norm in training, and the running statistics that it leaves."""
+
+    y: Laid
+    mean: Array
+    var: Array
+
+
+@aten("batch_norm.default", kind="batch_norm", full_weights=True)
+def batch_norm(
+    x: Laid,
+    weight: Laid | None,
+    bias: Laid | None,
+    running_mean: Laid | None,
+    running_var: Laid | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Laid | Normalised:
+    """Normalise each channel (axis 1): by the batch in training, else by the running statistics.
+
+    In training those move by `momentum` towards the batch's mean and its unbiased variance.
+    """
+    channel = x.axis(1)
+    axes = tuple(axis for axis in range(x.ndim) if axis != channel)
+    settings = NormSettings(axes, eps, str(x.dtype), None, 1)
+    channels = x.shape[1]
+    scale = jnp.ones(channels, jnp.float32) if weight is None else weight.array
+    shift = jnp.zeros(channels, jnp.float32) if bias is None else bias.array
+    if not training and running_mean is not None and running_var is not None:
+        statistics = running_mean.array, running_var.array
+        return x.same(scaled(settings, x.array, *statistics, scale, shift))
+    mean, var = batch_statistics(lax.stop_gradient(x.array).astype(jnp.float32), settings)
+    y = x.same(normalised(settings, x.array, mean, var, scale, shift))
+    if running_mean is None or running_var is None or not training:
+        return y
+    count = x.array.size // channels
+    unbiased = var * (count / max(count - 1, 1))
+    return Normalised(
+        y,
+        (1 - momentum) * running_mean.array + momentum * mean,
+        (1 - momentum) * running_var.array + momentum * unbiased,
+    )
+
+
+@aten("_native_batch_norm_legit_no_training.default", kind="batch_norm", full_weights=True)
+def batch_norm_no_training(
+    x: Laid,
+    weight: Laid | None,
+    bias: Laid | None,
+    running_mean: Laid,
+    running_var: Laid,
+    momentum: float,
+    eps: float,
+) -> tuple[Laid]:
+    """Batch norm by the running statistics."""
+    y = batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
+    assert isinstance(y, Laid)
+    return (y,)
+
+
+@aten("_native_batch_norm_legit_functional.default", kind="batch_norm", full_weights=True)
+def batch_norm_functional(
+    x: Laid,
+    weight: Laid | None,
+    bias: Laid | None,
+    running_mean: Laid,
+    running_var: Laid,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Laid | None, ...]:
+    """Batch norm by the batch, with the new running statistics as its last two results."""
+    done = batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    assert isinstance(done, Normalised)
+    return done.y, None, None, laid(done.mean), laid(done.var)
+
+
+@aten("layer_norm.default", kind="layer_norm", full_weights=True)
+def layer_norm(
+    x: Laid,
+    normalized_shape: Sequence[int],
+    weight: Laid | None = None,
+    bias: Laid | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Laid:
+    """Normalise each sample over its last axes."""
+    count = len(normalized_shape)
+    if x.shape[x.ndim - count :] != tuple(normalized_shape):
+        raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
+    axes = x.axes(range(x.ndim - count, x.ndim))
+    a = x.array.astype(jnp.float32)
+    mean = a.mean(axes, keepdims=True)
+    var = jnp.square(a - mean).mean(axes, keepdims=True)
+    y = (a - mean) * lax.rsqrt(var + eps)
+    return x.same(_affine(x, y, weight, bias, list(range(x.ndim - count, x.ndim))))
+
+
+@aten("native_layer_norm.default", kind="layer_norm", full_weights=True)
+def native_layer_norm(
+    x: Laid,
+    normalized_shape: Sequence[int],
+    weight: Laid | None,
+    bias: Laid | None,
+    eps: float,
+) -> tuple[Laid]:
+    """Layer norm; the statistics, its other results, are not given."""
+    return (layer_norm(x, normalized_shape, weight, bias, eps),)
+
+
+@aten("rms_norm.default", kind="layer_norm", full_weights=True)
+def rms_norm(
+    x: Laid,
+    normalized_shape: Sequence[int],
+    weight: Laid | None = None,
+    eps: float | None = None,
+) -> Laid:
+    """Divide each sample by the root of the mean of squares over its last axes."""
+    axes = x.axes(range(x.ndim - len(normalized_shape), x.ndim))
+    a = x.array.astype(jnp.float32)
+    eps = float(jnp.finfo(jnp.float32).eps) if eps is None else eps
+    y = a * lax.rsqrt(jnp.square(a).mean(axes, keepdims=True) + eps)
+    return x.same(_affine(x, y, weight, None, list(range(x.ndim - len(normalized_shape), x.ndim))))
+
+
+@aten("group_norm.default", kind="group_norm", full_weights=True)
+def group_norm(
+    x: Laid,
+    num_groups: int,
+    weight: Laid | None = None,
+    bias: Laid | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Laid:
+    """Normalise each sample over its positions and each group of channels (axis 1)."""
+    order = (0, *range(2, x.ndim), 1)
+    a = x.lying(order).astype(jnp.float32)
+    if num_groups < 1 or a.shape[-1] % num_groups:
+        raise ValueError(f"{num_groups} groups of {a.shape[-1]} channels")
+    grouped = a.reshape(*a.shape[:-1], num_groups, -1)
+    axes = (*range(1, x.ndim - 1), x.ndim)
+    mean = grouped.mean(axes, keepdims=True)
+    var = jnp.square(grouped - mean).mean(axes, keepdims=True)
+    y = ((grouped - mean) * lax.rsqrt(var + eps)).reshape(a.shape)
+    own = Laid(a.astype(x.dtype), order)
+    return own.same(_affine(own, y, weight, bias, [1]))
+
+
+@aten("instance_norm.default", full_weights=True)
+def instance_norm(
+    x: Laid,
+    weight: Laid | None,
+    bias: Laid | None,
+    running_mean: Laid | None,
+    running_var: Laid | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Laid:
+    """Normalise each channel of each sample over its positions."""
+    if not use_input_stats or running_mean is not None:
+        raise ValueError("instance norm with running statistics is not computed")
+    return group_norm(x, x.shape[1], weight, bias, eps)
+
+
+def _affine(
+    x: Laid, y: Array, weight: Laid | None, bias: Laid | None, numbers: Sequence[int]
+) -> Array:
+    """Return y times the weight plus the bias, which have the axes of these numbers."""
+    if weight is not None:
+        y = y * _spread(x, weight, numbers)
+    if bias is not None:
+        y = y + _spread(x, bias, numbers)
+    return y.astype(x.dtype)
+
+
+def _spread(x: Laid, weight: Laid, numbers: Sequence[int]) -> Array:
+    lying = [number for number in x.order if number in numbers]
+    array = weight.lying([numbers.index(number) for number in lying])
+    sizes = [x.shape[number] if number in numbers else 1 for number in x.order]
+    return array.reshape(sizes)

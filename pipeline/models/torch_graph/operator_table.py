@@ -1,0 +1,136 @@
+"""The table of operators: which function of JAX computes each operator of a graph.
+
+A function takes the operator's arguments in the order of ATen's schema, its by-name arguments by
+name. Arrays are `Laid`; sizes and numbers are Python's. It returns a `Laid`, or a tuple of them. A
+first parameter called `context` gets an `OperatorContext`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pipeline.lowerings.problem.lowering import LoweringPolicy
+from pipeline.models.torch_graph.laid import Laid, laid
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FLOAT_TYPES = ("float32", "float64")
+"""Types of the graph that stand for the network's own type of activations."""
+TYPES: Mapping[str, str] = {
+    **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16")},
+    "int64": "int32",
+}
+"""Types of the graph that are kept, as JAX computes in them."""
+
+
+@dataclass(frozen=True)
+class OperatorContext:
+    """Settings that an operator computes with."""
+
+    dtype: str
+    """Type of activations."""
+    policy: LoweringPolicy
+    key: Callable[[], Array] | None
+    """Makes the random key of this node; None outside of training."""
+
+    def type_of(self, name: str) -> Any:
+        """Return the dtype for one of the graph. Raises ValueError for one that is not computed."""
+        if name in FLOAT_TYPES:
+            return jnp.dtype(self.dtype)
+        if name not in TYPES:
+            raise ValueError(f"dtype {name} is not computed")
+        return jnp.dtype(TYPES[name])
+
+    def draw(self) -> Array:
+        """Return the random key of this node. Raises ValueError outside of training."""
+        if self.key is None:
+            raise ValueError("draws random numbers outside of training, where there is no key")
+        return self.key()
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator's function, and what the graph needs to know of it."""
+
+    function: Callable[..., Any]
+    kind: str
+    """Kind of layer, for rules of precision by kind; empty for none."""
+    draws: bool
+    """Whether it draws random numbers."""
+    full_weights: bool
+    """Whether it reads weights in float32 whatever the type of activations, as norms do."""
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """Signature of the function."""
+        return inspect.signature(self.function)
+
+    @cached_property
+    def takes_context(self) -> bool:
+        """Whether the first parameter is the context."""
+        return next(iter(self.signature.parameters), "") == "context"
+
+    def require_fit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise TypeError unless the function takes these arguments."""
+        context = (None,) if self.takes_context else ()
+        self.signature.bind(*context, *args, **kwargs)
+
+    def __call__(self, context: OperatorContext, *args: Any, **kwargs: Any) -> Any:
+        """Apply the function."""
+        if self.takes_context:
+            return self.function(context, *args, **kwargs)
+        return self.function(*args, **kwargs)
+
+
+OPERATORS: dict[str, Operator] = {}
+"""Every operator by name: `aten.relu.default`, or `sym.mul` for sizes."""
+
+
+def aten(
+    *names: str, kind: str = "", draws: bool = False, full_weights: bool = False
+) -> Callable[[Function], Function]:
+    """Decorator: register a function for ATen operators such as `relu.default`."""
+
+    def register(function: Function) -> Function:
+        operator = Operator(function, kind, draws, full_weights)
+        for name in names:
+            assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
+            OPERATORS[f"aten.{name}"] = operator
+        return function
+
+    return register
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of `Laid` arrays from one of arrays in PyTorch's order."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        result = function(*map(_plain, args), **{key: _plain(item) for key, item in kwargs.items()})
+        return tuple(map(laid, result)) if isinstance(result, tuple) else laid(result)
+
+    apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return apply
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Laid):
+        return value.plain()
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def in_float32(function: Callable[[Array], Array], x: Array) -> Array:
+    """Apply a function in float32, and return its result in the type of x."""
+    return function(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def is_float(x: Laid | Array) -> bool:
+    """Return whether an array holds floating-point numbers."""
+    return jax.dtypes.issubdtype(x.dtype, jnp.floating)

@@ -1,0 +1,70 @@
+"""All operators: importing this module fills the table."""
+
+from __future__ import annotations
+
+from pipeline.models.torch_graph import activation_ops as activation_ops
+from pipeline.models.torch_graph import arithmetic_ops as arithmetic_ops
+from pipeline.models.torch_graph import attention_ops as attention_ops
+from pipeline.models.torch_graph import convolution_ops as convolution_ops
+from pipeline.models.torch_graph import index_ops as index_ops
+from pipeline.models.torch_graph import norm_ops as norm_ops
+from pipeline.models.torch_graph import pooling_ops as pooling_ops
+from pipeline.models.torch_graph import random_ops as random_ops
+from pipeline.models.torch_graph import recurrent_ops as recurrent_ops
+from pipeline.models.torch_graph import reduction_ops as reduction_ops
+from pipeline.models.torch_graph import shape_ops as shape_ops
+from pipeline.models.torch_graph import size_ops as size_ops
+from pipeline.models.torch_graph.graph import Node, TorchGraph
+from pipeline.models.torch_graph.operator_table import OPERATORS, Operator
+
+
+def operator_of(node: Node) -> Operator:
+    """Return the operator of a node.
+
+    Raises ValueError that names an unknown operator, and where the user's code calls it.
+    """
+    operator = OPERATORS.get(node.op)
+    if operator is None:
+        raise ValueError(
+            f"operator {node.op} of {node.where()} is not computed here; write that line with "
+            "other operators, or build the network of layers"
+        )
+    return operator
+
+
+def require_computable(graph: TorchGraph) -> None:
+    """Raise ValueError for the first node that can't be computed.
+
+    Its operator is unknown, its arguments are not the operator's, or it draws random numbers in
+    evaluation, where there is no key.
+    """
+    for form in (graph.train, graph.evaluate):
+        for node in form.nodes:
+            operator = operator_of(node)
+            try:
+                operator.require_fit(node.args, dict(node.kwargs))
+            except TypeError as error:
+                raise ValueError(f"{node.op} of {node.where()}: {error}") from error
+    for node in graph.evaluate.nodes:
+        if draws(node):
+            raise ValueError(
+                f"{node.op} of {node.where()} draws random numbers in evaluation too, where there "
+                "is no key; it must depend on self.training"
+            )
+
+
+def draws(node: Node) -> bool:
+    """Return whether a node draws random numbers, given its arguments."""
+    if not operator_of(node).draws:
+        return False
+    name = node.op.split(".")[1]
+    match name:
+        case "dropout" | "feature_dropout" | "native_dropout":
+            return node.args[2] is not False and node.args[1] != 0
+        case "scaled_dot_product_attention":
+            return len(node.args) > 4 and node.args[4] != 0
+        case "lstm" | "gru" | "rnn_tanh" | "rnn_relu":
+            # After the weights, the flag of biases and the number of layers.
+            return node.args[6] is not False and node.args[5] != 0
+        case _:
+            return True

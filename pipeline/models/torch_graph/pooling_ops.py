@@ -1,0 +1,243 @@
+"""Pooling and resizing of images, in NHWC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from pipeline.lowerings.max_pool import pool_max
+from pipeline.lowerings.problem.conv_window import Pair
+from pipeline.models.torch_graph.convolution_ops import as_pair
+from pipeline.models.torch_graph.laid import NHWC, Laid
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+
+Sizes = int | Sequence[int]
+
+MAX_SIDE = 1 << 16
+"""Limit of the height or width that images are resized to."""
+
+
+@aten("max_pool2d.default", kind="max_pool")
+def max_pool2d(
+    context: OperatorContext,
+    x: Laid,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+) -> Laid:
+    """Largest value of every window; computed by the lowering that the policy chooses."""
+    window, strides, spread = as_pair(kernel_size), _strides(stride, kernel_size), as_pair(dilation)
+    images = x.lying(NHWC)
+    pads = _pads(images, window, strides, as_pair(padding), spread, ceil_mode)
+    if spread == (1, 1):
+        return Laid(pool_max(images, window, strides, pads, context.policy), NHWC)
+    y = lax.reduce_window(
+        images,
+        -jnp.inf,
+        lax.max,
+        (1, *window, 1),
+        (1, *strides, 1),
+        ((0, 0), *pads, (0, 0)),
+        window_dilation=(1, *spread, 1),
+    )
+    return Laid(y, NHWC)
+
+
+@aten("max_pool2d_with_indices.default", kind="max_pool")
+def max_pool2d_with_indices(context: OperatorContext, x: Laid, *args: object) -> tuple[Laid, ...]:
+    """Largest value of every window; the places are not computed."""
+    return (max_pool2d(context, x, *args),)  # type: ignore[arg-type]
+
+
+@aten("avg_pool2d.default", kind="avg_pool")
+def avg_pool2d(
+    x: Laid,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Laid:
+    """Mean of every window; padding counts unless told otherwise."""
+    window, strides, around = as_pair(kernel_size), _strides(stride, kernel_size), as_pair(padding)
+    images = x.lying(NHWC)
+    pads = _pads(images, window, strides, around, (1, 1), ceil_mode)
+    total = _window_sums(images, window, strides, pads)
+    if divisor_override is not None:
+        return Laid(total / divisor_override, NHWC)
+    sizes = images.shape[1], images.shape[2]
+    counts = [
+        _counts(size, kernel, step, pad, own, count_include_pad)
+        for size, kernel, step, pad, own in zip(sizes, window, strides, pads, around, strict=True)
+    ]
+    divisor = (counts[0][:, None, None] * counts[1][None, :, None]).astype(np.float32)
+    if (divisor == divisor.flat[0]).all():
+        return Laid(total / np.asarray(divisor.flat[0], total.dtype), NHWC)
+    return Laid(total / jnp.asarray(divisor, total.dtype), NHWC)
+
+
+def _window_sums(images: Array, window: Pair, strides: Pair, pads: Sequence[Pair]) -> Array:
+    # A number of numpy: with one of jax the sum would have no gradient.
+    zero = np.zeros((), images.dtype)
+    around = ((0, 0), *pads, (0, 0))
+    return lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), around)
+
+
+def _counts(
+    size: int, window: int, stride: int, pads: Pair, padding: int, with_padding: bool
+) -> np.ndarray:
+    """Return how many rows each window's mean divides by.
+
+    Rows that only `ceil_mode` added beyond the padding never count.
+    """
+    places = (size + sum(pads) - window) // stride + 1
+    starts = np.arange(places) * stride - pads[0]
+    low, high = (-padding, size + padding) if with_padding else (0, size)
+    return np.minimum(starts + window, high) - np.maximum(starts, low)
+
+
+@aten("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")
+def adaptive_avg_pool2d(x: Laid, output_size: Sequence[int | None]) -> Laid:
+    """Means of windows that give a height and a width."""
+    images = x.lying(NHWC)
+    for axis, wanted in zip((1, 2), output_size, strict=True):
+        images = _resized_axis(images, axis, images.shape[axis] if wanted is None else wanted)
+    return Laid(images, NHWC)
+
+
+def _resized_axis(images: Array, axis: int, wanted: int) -> Array:
+    size = images.shape[axis]
+    _require_side(wanted)
+    if wanted == size:
+        return images
+    if wanted == 1:
+        return images.mean(axis, keepdims=True)
+    if size % wanted == 0:
+        shape = images.shape
+        parts = images.reshape(*shape[:axis], wanted, size // wanted, *shape[axis + 1 :])
+        return parts.mean(axis + 1)
+    # Window i covers the rows from floor(i * size / wanted) to ceil((i + 1) * size / wanted).
+    shares = np.zeros((wanted, size), np.float32)
+    for at in range(wanted):
+        start, end = at * size // wanted, -(-(at + 1) * size // wanted)
+        shares[at, start:end] = 1 / (end - start)
+    return _along(images, axis, shares)
+
+
+def _along(images: Array, axis: int, shares: np.ndarray) -> Array:
+    """Multiply an axis by a matrix (new size, old size)."""
+    product = jnp.tensordot(images, jnp.asarray(shares, images.dtype), axes=((axis,), (1,)))
+    return jnp.moveaxis(product, -1, axis)
+
+
+@aten("adaptive_max_pool2d.default")
+def adaptive_max_pool2d(
+    context: OperatorContext, x: Laid, output_size: Sequence[int]
+) -> tuple[Laid, ...]:
+    """Maxima of windows that give a height and a width dividing those of x."""
+    sizes = x.shape[2], x.shape[3]
+    if any(size % wanted for size, wanted in zip(sizes, output_size, strict=True)):
+        raise ValueError(
+            f"adaptive maxima of {sizes} to {tuple(output_size)}, which must divide it"
+        )
+    window = sizes[0] // output_size[0], sizes[1] // output_size[1]
+    return (max_pool2d(context, x, window),)
+
+
+@aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
+def upsample_nearest2d(
+    x: Laid, output_size: Sequence[int] | None = None, scales: object = None, *_: object
+) -> Laid:
+    """Images resized by taking the nearest pixel."""
+    images = x.lying(NHWC)
+    for axis, wanted in zip((1, 2), _wanted(x, output_size, scales), strict=True):
+        size = images.shape[axis]
+        places = np.minimum(np.arange(wanted) * size // wanted, size - 1)
+        images = jnp.take(images, places, axis=axis)
+    return Laid(images, NHWC)
+
+
+@aten("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
+def upsample_bilinear2d(
+    x: Laid,
+    output_size: Sequence[int] | None,
+    align_corners: bool,
+    scales: object = None,
+    *_: object,
+) -> Laid:
+    """Images resized by interpolation between the nearest pixels."""
+    images = x.lying(NHWC)
+    for axis, wanted in zip((1, 2), _wanted(x, output_size, scales), strict=True):
+        size = images.shape[axis]
+        if align_corners:
+            places = np.arange(wanted) * ((size - 1) / max(wanted - 1, 1))
+        else:
+            places = np.maximum((np.arange(wanted) + 0.5) * (size / wanted) - 0.5, 0)
+        low = np.minimum(places.astype(int), size - 1)
+        shares = np.zeros((wanted, size), np.float32)
+        share = places - low
+        shares[np.arange(wanted), low] += 1 - share
+        shares[np.arange(wanted), np.minimum(low + 1, size - 1)] += share
+        images = _along(images, axis, shares)
+    return Laid(images, NHWC)
+
+
+def _wanted(x: Laid, output_size: Sequence[int] | None, scales: object) -> Pair:
+    if output_size is not None:
+        height, width = output_size
+    elif isinstance(scales, Sequence) and len(scales) == 2:
+        height, width = (
+            int(size * factor) for size, factor in zip(x.shape[2:], scales, strict=True)
+        )
+    else:
+        raise ValueError("neither a size nor two factors to resize by")
+    _require_side(height)
+    _require_side(width)
+    return height, width
+
+
+def _require_side(size: int) -> None:
+    if not 1 <= size <= MAX_SIDE:
+        raise ValueError(f"a height or width of {size}; must be 1 to {MAX_SIDE:,}")
+
+
+def _strides(stride: Sizes, kernel_size: Sizes) -> Pair:
+    return as_pair(kernel_size) if stride in ((), []) else as_pair(stride)
+
+
+def _pads(
+    images: Array, window: Pair, strides: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
+) -> tuple[Pair, Pair]:
+    """Return the pads (before, after) of height and width.
+
+    `ceil_mode` also takes windows that start inside the image or its leading padding and reach
+    beyond the trailing padding.
+    """
+    pads = []
+    for axis in (0, 1):
+        size, step, pad = images.shape[axis + 1], strides[axis], padding[axis]
+        room = size + 2 * pad - (window[axis] - 1) * dilation[axis] - 1
+        if room < 0:
+            raise ValueError(f"a window of {window} does not fit into images {images.shape[1:3]}")
+        after = pad
+        if ceil_mode and (extra := -room % step) and (room + extra) // step * step < size + pad:
+            after += extra
+        pads.append((pad, after))
+    return pads[0], pads[1]
+
+
+@aten("pixel_unshuffle.default")
+def pixel_unshuffle(x: Laid, factor: int) -> Laid:
+    """Pixels of each factor x factor square put into channels."""
+    batch, channels, height, width = x.shape
+    parts = x.plain().reshape(batch, channels, height // factor, factor, width // factor, factor)
+    moved = parts.transpose(0, 1, 3, 5, 2, 4)
+    shape = (batch, channels * factor**2, height // factor, width // factor)
+    return Laid(jax.lax.reshape(moved, shape), (0, 1, 2, 3))

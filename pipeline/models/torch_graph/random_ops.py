@@ -1,0 +1,106 @@
+"""Operators that draw random numbers, each from the key of its node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pipeline.models.torch_graph.graph import TypeOf
+from pipeline.models.torch_graph.laid import Laid, laid
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+
+
+def dropped(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:
+    """Zero a share `rate` of x, of values or of what `shape` has sizes for; scale the others.
+
+    Raises ValueError for a rate outside of 0 to 1.
+    """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"a dropout rate of {rate}; must be 0 to 1")
+    if rate == 1:
+        return jnp.zeros_like(x)
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape if shape is None else shape)
+    return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
+
+
+@aten("dropout.default", draws=True)
+def dropout(context: OperatorContext, x: Laid, p: float, train: bool) -> Laid:
+    """Zero a share p of the values, and scale the others by 1 / (1 - p)."""
+    return x.same(dropped(x.array, p, context.draw())) if train and p > 0 else x
+
+
+@aten("native_dropout.default", draws=True)
+def native_dropout(
+    context: OperatorContext, x: Laid, p: float, train: bool | None
+) -> tuple[Laid | None, ...]:
+    """Dropout; the mask, its other result, is not given."""
+    return (dropout(context, x, p, train is not False),)
+
+
+@aten("feature_dropout.default", draws=True)
+def feature_dropout(context: OperatorContext, x: Laid, p: float, train: bool) -> Laid:
+    """Zero a share p of the channels of each sample, and scale the others."""
+    if not train or p == 0:
+        return x
+    sizes = tuple(x.shape[number] if number in (0, 1) else 1 for number in x.order)
+    return x.same(dropped(x.array, p, context.draw(), sizes))
+
+
+@aten("bernoulli.p", draws=True)
+def bernoulli(context: OperatorContext, x: Laid, p: float = 0.5) -> Laid:
+    """1 with probability p, else 0, in the shape of x."""
+    return x.same(jax.random.bernoulli(context.draw(), p, x.array.shape).astype(x.dtype))
+
+
+@aten("bernoulli.default", "bernoulli.Tensor", draws=True)
+def bernoulli_of(context: OperatorContext, x: Laid, p: Laid | None = None) -> Laid:
+    """1 with the probability that each value gives, else 0."""
+    shares = x if p is None else p
+    return shares.same(jax.random.bernoulli(context.draw(), shares.array).astype(x.dtype))
+
+
+@aten("rand.default", draws=True)
+def rand(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
+    """Uniform numbers of [0, 1)."""
+    return laid(jax.random.uniform(context.draw(), tuple(size), _type(context, dtype)))
+
+
+@aten("randn.default", draws=True)
+def randn(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
+    """Normal numbers of mean 0 and deviation 1."""
+    return laid(jax.random.normal(context.draw(), tuple(size), _type(context, dtype)))
+
+
+@aten("rand_like.default", draws=True)
+def rand_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
+    """Uniform numbers of [0, 1) in the shape of x."""
+    kind = x.dtype if dtype is None else _type(context, dtype)
+    return x.same(jax.random.uniform(context.draw(), x.array.shape, kind))
+
+
+@aten("randn_like.default", draws=True)
+def randn_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
+    """Normal numbers of mean 0 and deviation 1 in the shape of x."""
+    kind = x.dtype if dtype is None else _type(context, dtype)
+    return x.same(jax.random.normal(context.draw(), x.array.shape, kind))
+
+
+@aten("uniform.default", draws=True)
+def uniform(context: OperatorContext, x: Laid, low: float = 0.0, high: float = 1.0) -> Laid:
+    """Uniform numbers of [low, high) in the shape of x."""
+    draws = jax.random.uniform(context.draw(), x.array.shape, x.dtype, low, high)
+    return x.same(draws)
+
+
+@aten("normal_functional.default", draws=True)
+def normal(context: OperatorContext, x: Laid, mean: float = 0.0, std: float = 1.0) -> Laid:
+    """Normal numbers in the shape of x."""
+    return x.same(mean + std * jax.random.normal(context.draw(), x.array.shape, x.dtype))
+
+
+def _type(context: OperatorContext, dtype: Any) -> Any:
+    return context.type_of(dtype.name) if isinstance(dtype, TypeOf) else jnp.dtype(context.dtype)

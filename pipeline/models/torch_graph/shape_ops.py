@@ -1,0 +1,314 @@
+"""Operators that move, cut, join and repeat axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pipeline.models.torch_graph.laid import Laid, extent, laid, permuted, reshaped, without_axes
+from pipeline.models.torch_graph.operator_table import aten, plain
+
+Sizes = Sequence[int]
+
+MAX_PIECES = 4096
+"""Limit of the pieces that an array is cut into, each of which takes time to trace."""
+
+
+@aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
+def view(x: Laid, shape: Sizes, *_: Any) -> Laid:
+    """The same values in another shape; -1 stands for what is left."""
+    return reshaped(x, shape)
+
+
+@aten("view_as.default", "reshape_as.default")
+def view_as(x: Laid, other: Laid) -> Laid:
+    """The same values in the shape of another array."""
+    return reshaped(x, other.shape)
+
+
+@aten("flatten.using_ints")
+def flatten(x: Laid, start_dim: int = 0, end_dim: int = -1) -> Laid:
+    """Axes from one to another merged."""
+    if x.ndim == 0:
+        return reshaped(x, (1,))
+    start, end = start_dim % x.ndim, end_dim % x.ndim
+    merged = 1
+    for size in x.shape[start : end + 1]:
+        merged *= size
+    return reshaped(x, (*x.shape[:start], merged, *x.shape[end + 1 :]))
+
+
+@aten("unflatten.int")
+def unflatten(x: Laid, dim: int, sizes: Sizes) -> Laid:
+    """An axis split into several."""
+    dim %= x.ndim
+    known = 1
+    for size in sizes:
+        known *= size if size != -1 else 1
+    whole = [x.shape[dim] // known if size == -1 else size for size in sizes]
+    return reshaped(x, (*x.shape[:dim], *whole, *x.shape[dim + 1 :]))
+
+
+@aten("permute.default")
+def permute(x: Laid, dims: Sizes) -> Laid:
+    """Axes in another order."""
+    return permuted(x, dims)
+
+
+@aten("transpose.int", "swapaxes.default", "swapdims.default")
+def transpose(x: Laid, first: int, second: int) -> Laid:
+    """Two axes exchanged."""
+    if x.ndim == 0:
+        return x
+    numbers = list(range(x.ndim))
+    one, other = first % x.ndim, second % x.ndim
+    numbers[one], numbers[other] = other, one
+    return permuted(x, numbers)
+
+
+@aten("t.default", "numpy_T.default", "mT.default")
+def matrix_transpose(x: Laid) -> Laid:
+    """The last two axes exchanged."""
+    return x if x.ndim < 2 else transpose(x, -2, -1)
+
+
+@aten("movedim.intlist", "movedim.int")
+def move_axes(x: Laid, source: int | Sizes, destination: int | Sizes) -> Laid:
+    """Axes moved to other places."""
+    sources = [source] if isinstance(source, int) else list(source)
+    targets = [destination] if isinstance(destination, int) else list(destination)
+    places = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
+    rest = iter(number for number in range(x.ndim) if number not in places.values())
+    return permuted(x, [places[at] if at in places else next(rest) for at in range(x.ndim)])
+
+
+@aten("unsqueeze.default")
+def unsqueeze(x: Laid, dim: int) -> Laid:
+    """An axis of size 1 inserted."""
+    if not -x.ndim - 1 <= dim <= x.ndim:
+        raise ValueError(f"axis {dim} of an array with {x.ndim} axes")
+    dim %= x.ndim + 1
+    order = tuple(number + (number >= dim) for number in x.order)
+    return Laid(x.array[None], (dim, *order))
+
+
+@aten("squeeze.dim", "squeeze.dims", "squeeze.default")
+def squeeze(x: Laid, dim: int | Sizes | None = None) -> Laid:
+    """Axes of size 1 removed: all, or those that are named."""
+    named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    removed = [number % x.ndim for number in named if x.shape[number] == 1]
+    return without_axes(x, removed, jnp.squeeze(x.array, x.axes(removed)))
+
+
+@aten("expand.default")
+def expand(x: Laid, sizes: Sizes, *, implicit: bool = False) -> Laid:
+    """Axes of size 1 repeated, and new leading axes; -1 keeps a size."""
+    if len(sizes) < x.ndim:
+        raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
+    new = len(sizes) - x.ndim
+    shape = [old if size == -1 else size for old, size in zip(x.shape, sizes[new:], strict=True)]
+    whole = (*sizes[:new], *shape)
+    order = (*range(new), *(number + new for number in x.order))
+    return Laid(jnp.broadcast_to(x.array, [whole[number] for number in order]), order)
+
+
+@aten("expand_as.default")
+def expand_as(x: Laid, other: Laid) -> Laid:
+    """Expanded to the shape of another array."""
+    return expand(x, other.shape)
+
+
+@aten("broadcast_to.default")
+def broadcast_to(x: Laid, sizes: Sizes) -> Laid:
+    """Expanded to a shape."""
+    return expand(x, sizes)
+
+
+@aten("repeat.default")
+@plain
+def repeat(x: Any, repeats: Sizes) -> Any:
+    """The whole array repeated along each axis."""
+    return jnp.tile(x, tuple(repeats))
+
+
+@aten("repeat_interleave.self_int")
+def repeat_interleave(x: Laid, repeats: int, dim: int | None = None) -> Laid:
+    """Each value repeated, along an axis."""
+    if dim is None:
+        return laid(jnp.repeat(x.plain().reshape(-1), repeats))
+    return x.same(jnp.repeat(x.array, repeats, x.axis(dim)))
+
+
+@aten("cat.default", "concat.default")
+def concatenate(arrays: Sequence[Laid], dim: int = 0) -> Laid:
+    """Arrays joined along an axis."""
+    present = [array for array in arrays if array.shape != (0,)]
+    order = max(present, key=extent).order
+    dtype = jnp.result_type(*(array.dtype for array in present))
+    parts = [array.lying(order).astype(dtype) for array in present]
+    return Laid(jnp.concatenate(parts, order.index(dim % len(order))), order)
+
+
+@aten("stack.default")
+def stack(arrays: Sequence[Laid], dim: int = 0) -> Laid:
+    """Arrays joined along a new axis."""
+    return concatenate([unsqueeze(array, dim) for array in arrays], dim)
+
+
+@aten("slice.Tensor")
+def cut(
+    x: Laid, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Laid:
+    """A range of an axis."""
+    axis = x.axis(dim)
+    return x.same(x.array[(slice(None),) * axis + (slice(start, end, step),)])
+
+
+@aten("select.int")
+def select(x: Laid, dim: int, index: int) -> Laid:
+    """One place of an axis, without the axis."""
+    axis, size = x.axis(dim), x.shape[dim]
+    if not -size <= index < size:
+        raise ValueError(f"index {index} of an axis of size {size}")
+    taken = lax.index_in_dim(x.array, index, axis, keepdims=False)
+    return without_axes(x, [dim % x.ndim], taken)
+
+
+@aten("narrow.default")
+def narrow(x: Laid, dim: int, start: int, length: int) -> Laid:
+    """A range of an axis, by its length."""
+    start = start if start >= 0 else start + x.shape[dim]
+    return cut(x, dim, start, start + length)
+
+
+@aten("split.Tensor", "split.default")
+def split(x: Laid, split_size: int, dim: int = 0) -> tuple[Laid, ...]:
+    """Pieces of an axis of one size; the last may be smaller."""
+    size = x.shape[dim]
+    starts = range(0, max(size, 1), max(split_size, 1))
+    _require_few(len(starts))
+    return tuple(cut(x, dim, start, min(start + split_size, size)) for start in starts)
+
+
+@aten("split_with_sizes.default", "split.sizes")
+def split_with_sizes(x: Laid, sizes: Sizes, dim: int = 0) -> tuple[Laid, ...]:
+    """Pieces of an axis of these sizes."""
+    _require_few(len(sizes))
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(cut(x, dim, start, start + size))
+        start += size
+    return tuple(pieces)
+
+
+@aten("chunk.default")
+def chunk(x: Laid, chunks: int, dim: int = 0) -> tuple[Laid, ...]:
+    """At most so many pieces of an axis, of one size but for the last."""
+    if chunks < 1:
+        raise ValueError(f"{chunks} chunks; must be at least 1")
+    return split(x, -(-x.shape[dim] // chunks), dim)
+
+
+@aten("unbind.int")
+def unbind(x: Laid, dim: int = 0) -> tuple[Laid, ...]:
+    """Every place of an axis, without the axis."""
+    _require_few(x.shape[dim])
+    return tuple(select(x, dim, index) for index in range(x.shape[dim]))
+
+
+@aten("slice_scatter.default")
+def slice_scatter(
+    x: Laid,
+    source: Laid,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Laid:
+    """x with a range of an axis replaced."""
+    where = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
+    return x.same(x.array.at[where].set(source.lying(x.order).astype(x.dtype)))
+
+
+@aten("select_scatter.default")
+def select_scatter(x: Laid, source: Laid, dim: int, index: int) -> Laid:
+    """x with one place of an axis replaced."""
+    return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
+
+
+@aten("flip.default")
+def flip(x: Laid, dims: Sizes) -> Laid:
+    """Axes reversed."""
+    return x.same(jnp.flip(x.array, x.axes(dims)))
+
+
+@aten("roll.default")
+def roll(x: Laid, shifts: int | Sizes, dims: int | Sizes = ()) -> Laid:
+    """Axes rotated: what leaves at the end comes in at the beginning."""
+    amounts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    numbers = (dims,) if isinstance(dims, int) else tuple(dims)
+    if not numbers:
+        return laid(jnp.roll(x.plain(), amounts[0]))
+    return x.same(jnp.roll(x.array, amounts, x.axes(numbers)))
+
+
+@aten("pad.default", "constant_pad_nd.default")
+def pad(x: Laid, pads: Sizes, mode: Any = "constant", value: float | None = None) -> Laid:
+    """Borders around the last axes, (before, after) from the last axis on.
+
+    A negative border cuts. Modes: constant, reflect, replicate and circular.
+    """
+    if isinstance(mode, int | float):
+        mode, value = "constant", mode
+    widths = [(0, 0)] * x.ndim
+    for number in range(len(pads) // 2):
+        widths[x.axis(-1 - number)] = (pads[2 * number], pads[2 * number + 1])
+    if mode == "constant":
+        filling = jnp.asarray(value or 0, x.dtype)
+        return x.same(lax.pad(x.array, filling, [(low, high, 0) for low, high in widths]))
+    modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+    if mode not in modes:
+        raise ValueError(f"padding {mode!r} is not computed; must be constant, reflect, ...")
+    return x.same(jnp.pad(x.array, widths, modes[mode]))
+
+
+@aten("tril.default")
+@plain
+def tril(x: Any, diagonal: int = 0) -> Any:
+    """The lower triangle of matrices."""
+    return jnp.tril(x, diagonal)
+
+
+@aten("triu.default")
+@plain
+def triu(x: Any, diagonal: int = 0) -> Any:
+    """The upper triangle of matrices."""
+    return jnp.triu(x, diagonal)
+
+
+@aten("pixel_shuffle.default")
+@plain
+def pixel_shuffle(x: Any, factor: int) -> Any:
+    """Channels of each pixel spread over factor x factor pixels."""
+    *batch, channels, height, width = x.shape
+    out = channels // factor**2
+    split_up = x.reshape(*batch, out, factor, factor, height, width)
+    at = len(batch)
+    order = (*range(at), at, at + 3, at + 1, at + 4, at + 2)
+    return split_up.transpose(order).reshape(*batch, out, height * factor, width * factor)
+
+
+@aten("channel_shuffle.default")
+def channel_shuffle(x: Laid, groups: int) -> Laid:
+    """Channels of several groups interleaved."""
+    batch, channels, *sizes = x.shape
+    grouped = reshaped(x, (batch, groups, channels // groups, *sizes))
+    return reshaped(transpose(grouped, 1, 2), x.shape)
+
+
+def _require_few(pieces: int) -> None:
+    if pieces > MAX_PIECES:
+        raise ValueError(f"{pieces:,} pieces; at most {MAX_PIECES:,} are computed")

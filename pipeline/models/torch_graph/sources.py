@@ -1,0 +1,99 @@
+"""Where a graph comes from: a file, or a PyTorch module that a plug-in defines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.plugins.loading import find_object
+
+CLASSES = "$classes"
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """A graph that a file describes, which needs no torch."""
+
+    path: Path
+
+    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+        """Return the graph of the file, whatever the images."""
+        stat = self.path.stat() if self.path.exists() else None
+        return _read(self.path, (stat.st_mtime_ns, stat.st_size) if stat else None)
+
+
+@dataclass(frozen=True)
+class HeldGraph:
+    """A graph that is at hand."""
+
+    graph: TorchGraph
+
+    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+        """Return the graph, whatever the images."""
+        return self.graph
+
+
+@dataclass(frozen=True)
+class ImportedModule:
+    """A module of PyTorch that is made and exported when the size of images is known."""
+
+    reference: str
+    """Such as `my_nets:MyNet`."""
+    arguments: str
+    """Arguments of the constructor as JSON, with the number of classes in place."""
+    seed: int
+    """Seed of its initial weights."""
+    shape: tuple[int, ...] | None
+    """Shape of one sample as it reads them; None: (channels, height, width) of the images."""
+    input_dtype: str
+    batch: int | None
+    """The only batch size that it computes; None: any."""
+
+    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+        """Make the module, and export it for images (height, width, channels).
+
+        Raises ValueError where a flag or torch is missing, or either fails.
+        """
+        height, width, channels = image
+        return _exported(self, self.shape or (channels, height, width))
+
+
+def with_classes(arguments: Mapping[str, Any], classes: int) -> str:
+    """Return arguments as JSON, `$classes` in them replaced by the number of classes."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: fill(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [fill(item) for item in value]
+        return classes if value == CLASSES else value
+
+    return json.dumps(fill(arguments))
+
+
+# A run builds its network several times: from shapes, to list its layers, to compile it.
+@lru_cache(maxsize=2)
+def _read(path: Path, changed: tuple[int, int] | None) -> TorchGraph:
+    from pipeline.models.torch_graph.graph_file import read_graph
+
+    return read_graph(path)
+
+
+@lru_cache(maxsize=2)
+def _exported(source: ImportedModule, shape: tuple[int, ...]) -> TorchGraph:
+    from pipeline.models.torch_graph.export_module import export_module, make_module
+
+    found = find_object(source.reference)
+    module = make_module(source.reference, found, json.loads(source.arguments), source.seed)
+    return export_module(
+        module,
+        shape,
+        origin=source.reference,
+        dtype=source.input_dtype,
+        batch=source.batch,
+    )

@@ -1,0 +1,128 @@
+"""A graph as a flax module, with PyTorch's initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
+
+from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
+from pipeline.models.layers.precision import TypeRule
+from pipeline.models.torch_graph.apply_graph import GraphSettings, apply_form, input_of
+from pipeline.models.torch_graph.graph import Role, TorchGraph
+
+COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}
+
+
+class GraphSource(Protocol):
+    """Where a graph comes from: a file, or a module of PyTorch."""
+
+    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+        """Return the graph for images (height, width, channels). Raises ValueError."""
+
+
+class TorchNetwork(nn.Module):
+    """A network of PyTorch, from images to logits.
+
+    Parameters and buffers are float32, in the collections `params` and `batch_stats`, under the
+    paths of the PyTorch modules: `layer1/0/conv1/kernel`. Fresh ones are the module's own. Dropout
+    draws from the stream `dropout`; each node has a key of its own.
+    """
+
+    source: GraphSource
+    dtype: str
+    """Type of the activations."""
+    policy: LoweringPolicy = DEFAULTS
+    """Chooses how convolutions, dense layers and max pooling are computed."""
+    rules: tuple[TypeRule, ...] = ()
+    """Nodes that compute in another type, by kind of layer and path of the module."""
+
+    @nn.compact
+    def __call__(self, images: Array, train: bool) -> Array:
+        """Return logits, float32, of images (batch, height, width, channels).
+
+        Raises ValueError, which names module and line, where the network can't be exported or
+        computed.
+        """
+        graph = self.source.graph_for(images.shape[1:])
+        weights = self._weights(graph, "parameter") | self._weights(graph, "buffer")
+        keys: list[Array] = []
+
+        def key() -> Array:
+            if not keys:
+                keys.append(self.make_rng("dropout"))
+            return keys[0]
+
+        # Under rules every node casts its inputs: the first may compute in float32.
+        x = images if self.rules else images.astype(self.dtype)
+        settings = GraphSettings(self.dtype, self.policy, self.rules, key if train else None)
+        inputs = input_of(graph.input, x)
+        logits, changed = apply_form(graph, graph.form(train), inputs, weights, settings)
+        if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
+            self._keep(graph, changed)
+        return logits.astype(jnp.float32)
+
+    def _weights(self, graph: TorchGraph, role: Role) -> dict[str, Array]:
+        """Return parameters or buffers by PyTorch's names."""
+        specs = {spec.path: spec for spec in graph.arrays if spec.role == role}
+        scopes = dict.fromkeys(path.partition("/")[0] for path in specs)
+        found: dict[str, Any] = {}
+        for scope in scopes:
+            names = {path: spec.name for path, spec in specs.items() if _is_in(path, scope)}
+            if role == "parameter":
+                found[scope] = self.param(scope, _initial(graph, scope, names))
+            else:
+                initial = _initial(graph, scope, names)
+                found[scope] = self.variable(COLLECTIONS[role], scope, initial).value
+        leaves = flatten_dict(found, sep="/")
+        return {spec.name: leaves[path] for path, spec in specs.items()}
+
+    def _keep(self, graph: TorchGraph, changed: Mapping[str, Array]) -> None:
+        """Write buffers that a step has changed."""
+        by_path = {graph.spec(name).path: array for name, array in changed.items()}
+        for scope in dict.fromkeys(path.partition("/")[0] for path in by_path):
+            held: Any = self.get_variable("batch_stats", scope)
+            leaves = flatten_dict({scope: held}, sep="/")
+            own = {path: array for path, array in by_path.items() if _is_in(path, scope)}
+            tree = unflatten_dict({**leaves, **own}, sep="/")
+            self.put_variable("batch_stats", scope, tree[scope])
+
+
+def _is_in(path: str, scope: str) -> bool:
+    return path == scope or path.startswith(f"{scope}/")
+
+
+def _initial(graph: TorchGraph, scope: str, names: Mapping[str, str]) -> Callable[..., Any]:
+    """Return an initialiser that gives the arrays of a scope, float32.
+
+    They are handed over while the program runs: as constants they would be part of its text, which
+    takes a second to compile for every 16 million of them.
+    """
+    shapes = {
+        path: jax.ShapeDtypeStruct(graph.spec(name).shape, jnp.float32)
+        for path, name in names.items()
+    }
+
+    def values() -> dict[str, np.ndarray]:
+        return {path: np.asarray(graph.values[n], np.float32) for path, n in names.items()}
+
+    def initial(*_: Any) -> Any:
+        leaves = jax.pure_callback(values, shapes)
+        return unflatten_dict(leaves, sep="/")[scope]
+
+    return initial
+
+
+def initial_variables_of(graph: TorchGraph) -> dict[str, Any]:
+    """Return the variables that `TorchNetwork` starts from, as numpy arrays by collection."""
+    found: dict[str, Any] = {}
+    for role, collection in COLLECTIONS.items():
+        leaves = {s.path: graph.values[s.name] for s in graph.arrays if s.role == role}
+        found[collection] = unflatten_dict(leaves, sep="/")
+    return found

@@ -1,0 +1,109 @@
+"""Logits, losses, gradients and statistics of graphs are those of PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.models.torch_graph.graph import Node
+from pipeline.models.torch_graph.torch_network import initial_variables_of
+from tests.models.torch_graph.golden_graphs import (
+    NAMES,
+    golden_graph,
+    golden_results,
+    network_of,
+    train_once,
+)
+
+QUICK = ("mobile", "shuffle")
+
+
+def marked(names: list[str]) -> list[object]:
+    """Names, those that take long marked as slow."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def test_there_are_networks_of_every_kind() -> None:
+    assert len(NAMES) == 8
+
+
+@pytest.mark.parametrize("name", marked(NAMES))
+def test_logits_are_those_of_pytorch(name: str) -> None:
+    graph, theirs = golden_graph(name), golden_results(name)
+    network, variables = network_of(graph), initial_variables_of(graph)
+    logits = jax.jit(lambda v, x: network.apply(v, x, train=False))(variables, theirs["images"])
+    np.testing.assert_allclose(logits, theirs["logits"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_is_that_of_pytorch(name: str) -> None:
+    theirs = golden_results(name)
+    loss, gradients, buffers = train_once(golden_graph(name), theirs["images"])
+    assert loss == pytest.approx(float(theirs["loss"]), rel=1e-5)
+    expected = {k.removeprefix("gradient "): v for k, v in theirs.items() if k[:8] == "gradient"}
+    assert set(gradients) == set(expected)
+    for parameter, gradient in expected.items():
+        np.testing.assert_allclose(
+            gradients[parameter], gradient, rtol=2e-3, atol=2e-5, err_msg=parameter
+        )
+    left = {k.removeprefix("buffer "): v for k, v in theirs.items() if k[:6] == "buffer"}
+    for buffer, value in left.items():
+        if buffer in buffers:
+            np.testing.assert_allclose(buffers[buffer], value, rtol=1e-4, atol=1e-6)
+    changing = {name for name in left if "running" in name or name == "seen"}
+    assert changing <= set(buffers)
+
+
+def test_images_stay_in_nhwc() -> None:
+    """A residual network transposes nothing but the kernels' gradients."""
+    graph = golden_graph("residual")
+    network, variables = network_of(graph), initial_variables_of(graph)
+    jaxpr = jax.make_jaxpr(lambda v, x: network.apply(v, x, train=False))(
+        variables, jnp.zeros((4, 12, 12, 3))
+    )
+    assert " transpose[" not in str(jaxpr)
+
+
+def test_a_frozen_weight_is_kept_with_the_buffers() -> None:
+    graph = golden_graph("buffers")
+    roles = {spec.name: spec.role for spec in graph.arrays}
+    assert (roles["fc.weight"], roles["fc.bias"], roles["seen"]) == (
+        "parameter",
+        "buffer",
+        "buffer",
+    )
+
+
+def test_an_error_names_operator_module_and_line() -> None:
+    graph = golden_graph("residual")
+
+    def broken(node: Node) -> Node:
+        return (
+            dataclasses.replace(node, args=(*node.args[:3], "wide"))
+            if node.module == "conv1"
+            else node
+        )
+
+    form = dataclasses.replace(graph.evaluate, nodes=tuple(map(broken, graph.evaluate.nodes)))
+    network = network_of(dataclasses.replace(graph, evaluate=form))
+    with pytest.raises(ValueError, match=r"aten\.conv2d\.default of module conv1 \(make_torch_gr"):
+        jax.eval_shape(
+            lambda v, x: network.apply(v, x, train=False),
+            initial_variables_of(graph),
+            jnp.zeros((4, 12, 12, 3)),
+        )
+
+
+def test_images_of_another_size_are_refused() -> None:
+    graph = golden_graph("residual")
+    with pytest.raises(ValueError, match=r"was made for images 12x12x3 .* and 8x8x3 came"):
+        jax.eval_shape(
+            lambda v, x: network_of(graph).apply(v, x, train=False),
+            initial_variables_of(graph),
+            jnp.zeros((4, 8, 8, 3)),
+        )

@@ -1,0 +1,255 @@
+"""Export of PyTorch modules: the half that needs torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.models.torch_graph.export_module import export_module, make_module
+from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.torch_graph.graph_file import graph_to_text
+from pipeline.models.torch_graph.torch_network import initial_variables_of
+from tests.models.torch_graph.golden_graphs import golden_graph, network_of
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+nn: Any = torch.nn
+functional: Any = torch.nn.functional
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    """A convolution and a dense layer; what `change` does comes between."""
+
+    def __init__(self, change: Any = None, classes: int = 3) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.fc, self.change = nn.Linear(4, classes), change
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        y = self.norm(self.conv(x))
+        y = y if self.change is None else self.change(self, y)
+        return self.fc(y.mean((2, 3)))
+
+
+def logits_of(graph: TorchGraph, images: np.ndarray) -> np.ndarray:
+    """Logits of images NCHW."""
+    variables = initial_variables_of(graph)
+    return np.asarray(network_of(graph).apply(variables, images.transpose(0, 2, 3, 1), train=False))
+
+
+def require_equal(module: Any, batch: int = 3) -> TorchGraph:
+    """Export a module, compare logits in evaluation, and return its graph."""
+    graph = export_module(module, (2, 6, 6))
+    images = np.random.default_rng(0).normal(size=(batch, 2, 6, 6)).astype(np.float32)
+    with torch.no_grad():
+        theirs = module.eval()(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(logits_of(graph, images), theirs, rtol=1e-4, atol=1e-5)
+    return graph
+
+
+def refused(change: Any) -> str:
+    """The message for a network with a change."""
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        export_module(Net(change), (2, 6, 6), origin="my_nets:Net")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_golden_graphs_are_exported_again() -> None:
+    from tests.golden import make_torch_graphs
+
+    torch.manual_seed(3)
+    graph = export_module(
+        make_torch_graphs.Mobile(p=0.5), (3, 12, 12), origin="make_torch_graphs:Mobile"
+    )
+    own, kept = graph_to_text(graph).splitlines(), graph_to_text(golden_graph("dropped"))
+    assert own[4:] == kept.splitlines()[4:], "the first lines name the version of torch"
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_any_batch_size_is_computed(batch: int) -> None:
+    require_equal(Net(), batch)
+
+
+def in_place_chain(_: Any, y: Any) -> Any:
+    """A value that is changed in place after another has read it."""
+    z = y * 2
+    y.add_(1).relu_()
+    return y + z
+
+
+def through_views(_: Any, y: Any) -> Any:
+    """Parts of a value that are changed in place."""
+    y = y.clone()
+    y[:, :2] += 1
+    y[:, 2:].mul_(2)
+    return y
+
+
+@pytest.mark.parametrize("change", [in_place_chain, through_views])
+def test_changes_in_place_are_seen_where_torch_sees_them(change: Any) -> None:
+    require_equal(Net(change))
+
+
+OPERATORS = {
+    "mish": lambda _, y: functional.mish(y),
+    "elu": lambda _, y: functional.elu(y, 0.5),
+    "softplus": lambda _, y: functional.softplus(y, 2.0),
+    "glu": lambda _, y: functional.glu(torch.cat([y, y + 1], 1), 1),
+    "normalize": lambda _, y: functional.normalize(y, dim=1),
+    "log_softmax": lambda _, y: functional.log_softmax(y, 1),
+    "instance norm": lambda _, y: functional.instance_norm(y),
+    "bilinear": lambda _, y: functional.interpolate(y, size=(9, 4), mode="bilinear"),
+    "corners": lambda _, y: functional.interpolate(
+        y, scale_factor=2, mode="bilinear", align_corners=True
+    ),
+    "nearest": lambda _, y: functional.interpolate(y, size=(4, 9)),
+    "adaptive": lambda _, y: functional.adaptive_avg_pool2d(y, (4, 5)),
+    "dilated maxima": lambda _, y: functional.max_pool2d(y, 2, 1, dilation=2),
+    "padded means": lambda _, y: functional.avg_pool2d(y, 3, 2, 1, count_include_pad=False),
+    "reflect": lambda _, y: functional.pad(y, (1, 2, 0, 1), "reflect"),
+    "cut": lambda _, y: functional.pad(y, (-1, 0, 0, -2)),
+    "shuffled": lambda _, y: torch.channel_shuffle(y, 2),
+    "pixels": lambda _, y: functional.pixel_shuffle(y, 2).expand(-1, 4, -1, -1),
+    "einsum": lambda _, y: torch.einsum("bchw,bdhw->bchw", y, y),
+    "causal": lambda _, y: functional.scaled_dot_product_attention(y, y, y, is_causal=True),
+    "where": lambda _, y: torch.where(y > 0, y, torch.tanh(y) ** 2),
+    "std": lambda _, y: (y - y.mean(1, True)) / (y.std((1, 2), keepdim=True) + 1),
+    "largest": lambda _, y: y.max(1, keepdim=True).values + y,
+    "stack": lambda _, y: torch.stack([y, y.flip(3)], 2).flatten(1, 2)[:, ::2],
+    "gather": lambda _, y: y.gather(1, torch.zeros_like(y, dtype=torch.int64)),
+    "triangle": lambda _, y: y.tril() + torch.arange(6.0),
+    "repeat": lambda _, y: y.repeat(1, 2, 1, 1).unflatten(1, (2, 4)).sum(1),
+    "movedim": lambda _, y: y.movedim(1, -1).unbind(3)[0].unsqueeze(1).expand_as(y),
+    "sizes": lambda _, y: y.reshape(y.shape[0] * 2, -1).view(y.shape[0], 4, -1, y.shape[3]),
+    "dtype": lambda _, y: y.double().float() + y.to(torch.float32).type_as(y),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_is_torchs(name: str) -> None:
+    require_equal(Net(OPERATORS[name]))
+
+
+def test_conv1d_and_transposed_convolutions_are_torchs() -> None:
+    class Sequences(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(2, 4, 3, stride=2, padding=1)
+            self.up = nn.ConvTranspose2d(4, 6, (2, 3), (3, 2), padding=1, groups=2, dilation=2)
+
+        def forward(self, x: Any) -> Any:
+            y = self.conv(x.flatten(2))
+            return self.up(y.unflatten(2, (3, 6))).mean((2, 3))
+
+    require_equal(Sequences())
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    class Tied(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Any) -> Any:
+            return self.second(self.first(x.mean(1))).mean(1)
+
+    graph = require_equal(Tied())
+    assert [spec.name for spec in graph.arrays] == ["first.weight", "first.bias", "second.bias"]
+
+
+def test_a_transformer_and_an_embedding_are_torchs() -> None:
+    class Text(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(11, 8)
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.encoder(self.table(x))[:, 0])
+
+    module = Text()
+    graph = export_module(module, (5,), dtype="int64")
+    tokens = np.random.default_rng(0).integers(0, 11, (4, 5))
+    with torch.no_grad():
+        theirs = module.eval()(torch.from_numpy(tokens)).numpy()
+    images = tokens[:, :, None, None].astype(np.float32)
+    own = network_of(graph).apply(initial_variables_of(graph), images, train=False)
+    np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_size_can_be_given() -> None:
+    graph = export_module(Net(lambda _, y: y.reshape(3, 4, 6, 6)), (2, 6, 6), batch=3)
+    images = np.zeros((3, 2, 6, 6), np.float32)
+    assert logits_of(graph, images).shape == (3, 3)
+    with pytest.raises(ValueError, match="computes batches of 3 alone, and 2 came"):
+        logits_of(graph, images[:2])
+
+
+def test_an_unknown_operator_is_named_with_its_line() -> None:
+    message = refused(lambda _, y: torch.special.bessel_j0(y))
+    assert message.startswith("operator aten.special_bessel_j0.default of the network (test_export")
+    assert "else self.change(self, y)) is not computed here" in message
+
+
+def test_control_flow_that_depends_on_data_is_refused() -> None:
+    message = refused(lambda _, y: y if y.sum() > 0 else -y)
+    assert message.startswith("my_nets:Net: torch.export for samples of shape (2, 6, 6) fails in t")
+    assert message.endswith("; its control flow must not depend on the values of tensors")
+    assert "test_export_module.py:" in message
+
+
+def test_a_fixed_batch_size_is_refused() -> None:
+    message = refused(lambda _, y: y.reshape(2, 4, 6, 6))
+    assert message.startswith("my_nets:Net: its code fixes the batch size in training, which must")
+
+
+def test_draws_in_evaluation_are_refused() -> None:
+    message = refused(lambda _, y: functional.dropout(y, 0.5))
+    assert "draws random numbers in evaluation too, where there is no key" in message
+    message = refused(lambda _, y: y + torch.rand_like(y))
+    assert message.startswith("aten.rand_like.default of the network")
+
+
+def test_images_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3, 6, 6\) fails in training: .*3 channels"):
+        export_module(Net(), (3, 6, 6))
+
+
+def test_several_outputs_are_refused() -> None:
+    class Two(Net):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x), x
+
+    with pytest.raises(ValueError, match="gives 2 tensors; it must give one, the logits"):
+        export_module(Two(), (2, 6, 6))
+
+
+def test_weights_follow_the_seed() -> None:
+    before = torch.random.get_rng_state()
+    one, same, other = (make_module("my_nets:Net", Net, {}, seed) for seed in (1, 1, 2))
+    assert torch.equal(one.conv.weight, same.conv.weight)
+    assert not torch.equal(one.conv.weight, other.conv.weight)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"my_nets:f gives a int; must be a torch\.nn\.Module"):
+        make_module("my_nets:f", lambda: 1, {}, 0)
+    with pytest.raises(ValueError, match=r"my_nets:Net can't be made: .*unexpected keyword"):
+        make_module("my_nets:Net", Net, {"width": 2}, 0)
+    with pytest.raises(ValueError, match="is a module already; it takes no arguments"):
+        make_module("my_nets:net", Net(), {"width": 2}, 0)
+    with pytest.raises(ValueError, match=r"must be a torch\.nn\.Module class"):
+        make_module("my_nets:x", 3, {}, 0)

@@ -1,0 +1,94 @@
+"""Arrays whose axes lie in another order: every operation gives what numpy gives."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.models.torch_graph.laid import (
+    NHWC,
+    Laid,
+    aligned,
+    laid,
+    permuted,
+    reshaped,
+    without_axes,
+)
+
+
+@st.composite
+def laid_arrays(draw: st.DrawFn) -> Laid:
+    """An array of 1 to 4 axes that lie in any order."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    order = tuple(draw(st.permutations(range(len(sizes)))))
+    values = jnp.arange(math.prod(sizes), dtype=jnp.float32).reshape(sizes)
+    return Laid(jnp.transpose(values, order), order)
+
+
+@settings(max_examples=60, deadline=None)
+@given(laid_arrays(), st.data())
+def test_a_permutation_is_numpys(x: Laid, data: st.DataObject) -> None:
+    numbers = data.draw(st.permutations(range(x.ndim)))
+    found = permuted(x, numbers)
+    np.testing.assert_array_equal(found.plain(), np.transpose(x.plain(), numbers))
+    assert found.array is x.array
+
+
+@settings(max_examples=100, deadline=None)
+@given(laid_arrays(), st.data())
+def test_a_reshape_is_numpys(x: Laid, data: st.DataObject) -> None:
+    size = math.prod(x.shape)
+    shape: list[int] = []
+    while size > 1:
+        factor = data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+        shape.append(factor)
+        size //= factor
+        if len(shape) == 5:
+            shape.append(size)
+            break
+    found = reshaped(x, shape)
+    np.testing.assert_array_equal(found.plain(), np.asarray(x.plain()).reshape(shape))
+
+
+@settings(max_examples=60, deadline=None)
+@given(laid_arrays(), laid_arrays())
+def test_a_sum_broadcasts_as_numpys(x: Laid, other: Laid) -> None:
+    one, two = np.asarray(x.plain()), np.asarray(other.plain())
+    try:
+        expected = one + two
+    except ValueError:
+        return
+    (first, second), order = aligned((x, other))
+    np.testing.assert_array_equal(Laid(first + second, order).plain(), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(laid_arrays(), st.data())
+def test_a_reduction_is_numpys(x: Laid, data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(st.sampled_from(range(x.ndim)), unique=True))
+    found = without_axes(x, numbers, x.array.sum(x.axes(numbers)))
+    np.testing.assert_array_equal(found.plain(), np.asarray(x.plain()).sum(tuple(numbers)))
+
+
+def test_pixels_of_images_in_nhwc_become_tokens_without_a_transposition() -> None:
+    images = Laid(jnp.zeros((2, 4, 5, 3)), NHWC)
+    tokens = permuted(reshaped(images, (2, 3, 20)), (0, 2, 1))
+    assert tokens.order == (0, 1, 2)
+    assert tokens.array.shape == (2, 20, 3)
+
+
+def test_channels_in_nhwc_are_split_as_they_lie() -> None:
+    found = reshaped(Laid(jnp.zeros((2, 4, 5, 6)), NHWC), (2, 3, 2, 4, 5))
+    assert found.order == (0, 3, 4, 1, 2)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) can't become \(4, 2\)"):
+        reshaped(laid(jnp.zeros((2, 3))), (4, 2))
+    with pytest.raises(ValueError, match="axis 2 of an array with 2 axes"):
+        laid(jnp.zeros((2, 3))).axis(2)

@@ -1,0 +1,88 @@
+"""Graphs as lists of this project's layers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+
+from pipeline.models.layers import standard
+from pipeline.models.modules.standard import Network
+from pipeline.models.torch_graph.known_layers import UnknownLayerError
+from pipeline.models.torch_graph.layer_list import layers_of, open_to_classes
+from tests.models.build import network
+from tests.models.torch_graph.golden_graphs import golden_graph, golden_results
+
+
+@pytest.mark.parametrize("name", ["residual", pytest.param("mobile", marks=pytest.mark.slow)])
+def test_layers_give_the_logits_of_pytorch(name: str) -> None:
+    found, theirs = layers_of(golden_graph(name)), golden_results(name)
+    own: Network = network(*found.layers)
+    variables = unflatten_dict(dict(found.arrays), sep="/")
+    logits = jax.jit(lambda v, x: own.apply(v, x, train=False))(variables, theirs["images"])
+    np.testing.assert_allclose(logits, theirs["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_residual_block_and_a_gate_are_recognised() -> None:
+    residual = layers_of(golden_graph("residual")).layers
+    assert [layer.name for layer in residual] == [
+        *("conv", "batch_norm", "relu", "max_pool", "residual", "relu", "global_avg_pool", "dense"),
+    ]
+    block = residual[4]
+    assert isinstance(block, standard.Residual)
+    assert [layer.name for layer in block.shortcut] == ["conv", "batch_norm"]
+    mobile = layers_of(golden_graph("mobile")).layers
+    bodies = [each.body for each in mobile if isinstance(each, standard.Residual)]
+    gates = [layer for body in bodies for layer in body if isinstance(layer, standard.Gate)]
+    assert [layer.name for layer in gates[-1].body] == [
+        *("global_avg_pool", "dense", "relu", "dense", "hard_sigmoid"),
+    ]
+
+
+def test_weights_have_their_names_here() -> None:
+    arrays = layers_of(golden_graph("residual")).arrays
+    assert arrays["params/residual_0/shortcut/conv_0/kernel"].shape == (1, 1, 8, 8)
+    assert {"batch_stats/batch_norm_0/mean", "params/dense_0/kernel"} <= set(arrays)
+
+
+def test_momentum_is_the_share_that_is_kept() -> None:
+    norm = layers_of(golden_graph("residual")).layers[1]
+    assert isinstance(norm, standard.BatchNorm)
+    assert norm.momentum == 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("patches", r"aten\.expand|aten\.add|aten\.flatten"),
+        ("recurrent", r"aten\.mean|aten\.lstm|it reads a part"),
+        ("dropped", "it reads nothing that comes before it"),
+        ("shuffle", "it reads a part of a value"),
+    ],
+)
+def test_an_unknown_module_is_named(name: str, module: str) -> None:
+    with pytest.raises(UnknownLayerError, match=r"module .* is no known layer") as caught:
+        layers_of(golden_graph(name))
+    assert caught.match(module)
+
+
+def test_the_last_layer_is_opened_to_the_classes() -> None:
+    opened = open_to_classes(layers_of(golden_graph("residual")).layers)
+    assert isinstance(opened[-1], standard.Dense)
+    assert opened[-1].features == "$classes"
+    with pytest.raises(UnknownLayerError, match="no convolution or dense layer of its own"):
+        open_to_classes((standard.Relu(),))
+
+
+def test_a_node_of_two_uses_that_never_meet_is_refused() -> None:
+    graph = golden_graph("residual")
+    nodes = tuple(
+        dataclasses.replace(node, op="aten.sub.Tensor") if node.op == "aten.add.Tensor" else node
+        for node in graph.train.nodes
+    )
+    form = dataclasses.replace(graph.train, nodes=nodes)
+    with pytest.raises(UnknownLayerError, match=r"no residual block, gate or branches"):
+        layers_of(dataclasses.replace(graph, train=form))

@@ -1,0 +1,99 @@
+"""The flax module: its weights, dropout, precision and lowerings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from pipeline.lowerings.problem.lowering import RecordingPolicy
+from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
+from pipeline.models.torch_graph.torch_network import initial_variables_of
+from tests.models.torch_graph.golden_graphs import golden_graph, golden_results, network_of
+
+IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(4, 12, 12, 3)), jnp.float32)
+
+
+def train_logits(name: str, key: int = 0, **fields: Any) -> Any:
+    """Logits in training, with a key for dropout."""
+    graph = golden_graph(name)
+    logits, _ = network_of(graph, **fields).apply(
+        initial_variables_of(graph),
+        IMAGES,
+        train=True,
+        mutable=["batch_stats"],
+        rngs={"dropout": jax.random.key(key)},
+    )
+    return logits
+
+
+def test_fresh_weights_are_the_modules_own() -> None:
+    graph = golden_graph("mobile")
+    network = network_of(graph)
+    drawn = jax.jit(lambda key: network.init(key, IMAGES[:1], train=False))(jax.random.key(0))
+    own, theirs = (flatten_dict(v, sep="/") for v in (drawn, initial_variables_of(graph)))
+    assert set(own) == set(theirs)
+    assert "params/stem/0/kernel" in own
+    assert "batch_stats/stem/1/var" in own
+    for path, array in own.items():
+        np.testing.assert_array_equal(array, theirs[path])
+
+
+def test_dropout_is_a_function_of_the_key() -> None:
+    first, again, other = (np.asarray(train_logits("dropped", key)) for key in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-3
+
+
+def test_nodes_draw_apart() -> None:
+    """Two dropouts of one shape do not drop the same places."""
+    from pipeline.models.torch_graph.operators import draws
+
+    graph = golden_graph("dropped")
+    drawing = [node.op for node in graph.train.nodes if draws(node)]
+    assert drawing == ["aten.bernoulli.p"]
+    assert not any(draws(node) for node in graph.evaluate.nodes)
+
+
+def test_convolutions_products_and_maxima_go_through_the_policy() -> None:
+    listing = RecordingPolicy()
+    graph = golden_graph("residual")
+    network = network_of(graph).clone(policy=listing)
+    jax.eval_shape(lambda v: network.apply(v, IMAGES, train=False), initial_variables_of(graph))
+    kinds = [type(problem).__name__ for problem in listing.problems]
+    forward = {kind: kinds.count(kind) for kind in kinds}
+    assert forward["ConvolutionProblem"] == 3 * 3
+    assert forward["DenseProblem"] == 3
+    assert forward["PoolingProblem"] == 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_activations_have_the_recipes_type(dtype: str) -> None:
+    graph, theirs = golden_graph("mobile"), golden_results("mobile")
+    network = network_of(graph, dtype=dtype)
+    variables = initial_variables_of(graph)
+    jaxpr = str(jax.make_jaxpr(lambda v, x: network.apply(v, x, train=False))(variables, IMAGES))
+    short = {"bfloat16": "bf16", "float16": "f16"}[dtype]
+    convolutions = [line for line in jaxpr.splitlines() if "conv_general_dilated" in line]
+    assert convolutions
+    assert all(f":{short}[" in line for line in convolutions)
+    logits = network.apply(variables, theirs["images"], train=False)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, theirs["logits"], atol=0.05)
+
+
+def test_types_by_layer_reach_the_nodes() -> None:
+    rules = (KindRule(frozenset({"conv"}), "float16"), ToFloat(pattern="head", dtype="bfloat16"))
+    listing = PathListing()
+    graph = golden_graph("mobile")
+    variables = initial_variables_of(graph)
+    network = network_of(graph, rules=(*rules, listing))
+    text = str(jax.make_jaxpr(lambda v, x: network.apply(v, x, train=False))(variables, IMAGES))
+    assert ("depthwise",) in listing.paths
+    assert ("stem", "0") in listing.paths
+    assert "f16[4,6,6,8] = conv_general_dilated" in text.replace("\n", "")
+    assert "bf16[4,3]" in text
