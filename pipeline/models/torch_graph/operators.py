@@ -13,7 +13,6 @@ from pipeline.models.torch_graph import random_ops as random_ops
 from pipeline.models.torch_graph import recurrent_ops as recurrent_ops
 from pipeline.models.torch_graph import reduction_ops as reduction_ops
 from pipeline.models.torch_graph import shape_ops as shape_ops
-from pipeline.models.torch_graph import size_ops as size_ops
 from pipeline.models.torch_graph.graph import Node, TorchGraph
 from pipeline.models.torch_graph.operator_table import OPERATORS, Operator
 
