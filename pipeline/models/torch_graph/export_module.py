@@ -7,8 +7,9 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +135,13 @@ def _one_line(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> I
 
 @contextmanager
 def _silent_log() -> Iterator[None]:
-    """Keep torch from logging the traceback of an error that is reported in one line."""
+    """Keep torch from printing the graph and the traceback of an error that is reported in one
+    line."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            yield
     finally:
         logging.disable(before)
 
