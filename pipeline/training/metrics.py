@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
 
+from pipeline.errors import RunError, first_line
 from pipeline.training.part_specs import MetricSpec
 
 MAX_CONFUSION_CLASSES = 10_000
@@ -195,7 +196,8 @@ def summarize(
     denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
     over all classes. With one label per sample each micro mean equals the accuracy.
     More than MAX_CONFUSION_CLASSES classes have no "per_class".
-    Raises ValueError when there are no samples or the names do not fit the classes.
+    Raises ValueError when there are no samples or the names do not fit the classes, RunError where
+    a metric part fails.
     """
     hits, actual, predicted = _by_class(sums)
     count = int(sums.count)
@@ -213,8 +215,16 @@ def summarize(
         "precision": _averages(hits, predicted, class_names),
         "recall": _averages(hits, actual, class_names),
         "f1": _averages(2 * hits, actual + predicted, class_names),
-        **{m.name: float(m.value(own)) for m, own in zip(metrics, sums.own, strict=True)},
+        **{m.name: _own_value(m, own) for m, own in zip(metrics, sums.own, strict=True)},
     }
+
+
+def _own_value(metric: MetricSpec, sums: Any) -> float:
+    try:
+        return float(metric.value(sums))
+    except Exception as error:
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        raise RunError(f"eval.metrics {metric.name}: value: {problem}") from error
 
 
 def _by_class(sums: EvalSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
