@@ -1,1 +1,1 @@
-"""Callbacks: code that is told of a run's events, and may ask things of the run."""
+"""Callbacks: code that is notified of a run's events, and may make requests to the run."""

@@ -21,8 +21,8 @@ OnFailure = Literal["end", "warn"]
 class RunControl(Protocol):
     """A run, as its callbacks see it between two dispatches.
 
-    What is asked for takes effect at the boundary that the callback is told of, else at the next
-    one: nothing of it changes a sink that is under way. At the end of a sink it does before the
+    A request takes effect at the boundary of the event, or at the next one where the event is none
+    of a boundary: a sink that is under way is not changed. At the end of a sink it does before the
     evaluation there. It lasts where the run is resumed, also without the callback.
     """
 
@@ -61,8 +61,8 @@ class RunControl(Protocol):
         an evaluation. Raises ValueError for another step."""
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the state as it is now; nothing is told of it. Raises ValueError in a run of
-        several processes."""
+        """Evaluate the state as it is now, without an event or a line in a log. Raises ValueError
+        in a run of several processes."""
 
     def log(self, name: str, value: float) -> None:
         """Add a scalar to scalars.jsonl and TensorBoard, at the next boundary or this one.
@@ -79,18 +79,18 @@ class RunControl(Protocol):
 
 
 class Callback:
-    """Code that is told of a run's events (C-01); a subclass overrides what it wants to know.
+    """Code that is notified of a run's events (C-01); a subclass overrides the events it wants.
 
-    Each step, sink, evaluation and checkpoint is told once, also where a run is killed and resumed,
-    as long as the callback keeps what it needs in `state`: a checkpoint holds it, and a resumed run
-    tells it what happened after that checkpoint. What a callback is told inside of a sink, by
-    `on_steps`, comes in chunks whose lengths depend on time; it should count steps, not calls.
-    Of several processes the first one calls its callbacks.
+    It is notified of each step, sink, evaluation and checkpoint once, also where a run is killed
+    and resumed, as long as it keeps in `state` what it needs: a checkpoint holds that, and a
+    resumed run repeats what happened after the checkpoint. The steps of a sink come in chunks whose
+    lengths depend on time; `on_steps` should count steps, not calls. The evaluation of the eval
+    stage, after training, is no event. Of several processes the first one calls its callbacks.
     """
 
     on_failure: OnFailure = "end"
     """end: an exception ends the run, once its state is saved; warn: it is reported, and the
-    callback is told nothing more."""
+    callback is called no more in this process."""
 
     @property
     def label(self) -> str:
@@ -119,7 +119,7 @@ class Callback:
         """Training ended in this process: done, stopped or pruned. Nothing can be changed."""
 
     def state(self) -> Any:
-        """What a checkpoint keeps of this callback, as JSON."""
+        """The JSON that a checkpoint keeps of this callback."""
         return None
 
     def restore(self, state: Any) -> None:

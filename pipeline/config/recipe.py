@@ -96,7 +96,7 @@ class TrainSpec(Spec):
     resume_changed: Literal["refuse", "allow"]
     """Reaction to a run to resume whose data or plug-ins have changed since."""
     callbacks: Seq[Annotated[CallbackSpec, PartOf("callback")]]
-    """Code that is told of what happens, and may stop the run or change its learning rate."""
+    """Code that is notified of events, and may stop the run or change its learning rate."""
     loss: Annotated[LossSpec, PartOf("loss")]
     optimizer: Annotated[OptimizerSpec, PartOf("optimizer")]
     schedule: Annotated[ScheduleSpec, PartOf("schedule")]

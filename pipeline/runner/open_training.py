@@ -14,6 +14,7 @@ from pipeline.callbacks.callback import Callback
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.errors import RecipeError, exit_status_of, first_line
+from pipeline.files.error_text import show
 from pipeline.observe.monitors import Evaluation
 from pipeline.observe.observers import Observers
 from pipeline.runner.context import RunContext
@@ -115,13 +116,17 @@ def _callbacks(
     if context.ranks.is_first:
         for position, spec in enumerate(specs):
             try:
-                made.append(spec.build())
+                made.append(_require_callback(spec.build()))
             except Exception as error:
                 key = f"train.callbacks.{position} ({spec.name})"
                 raise RecipeError(
                     [f"{key}: {type(error).__name__}: {first_line(error)}"]
                 ) from error
-        made += given
+        for callback in given:
+            try:
+                made.append(_require_callback(callback))
+            except TypeError as error:
+                raise RecipeError([f"callbacks: {error}"]) from error
     processes = context.ranks.size
     # One that was killed before it saved anything begins again.
     resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
@@ -129,6 +134,12 @@ def _callbacks(
     view = RunView(*about, resumed=resumed, processes=processes)
     view.flush = observers.monitor.flush
     return Callbacks(made, view, context.reporter.warn, observers.monitor.on_scalars)
+
+
+def _require_callback(made: Any) -> Callback:
+    if not isinstance(made, Callback):
+        raise TypeError(f"{show(made)} is no Callback; must be an instance of a subclass of it")
+    return made
 
 
 def _warn_of_ignored_sink(context: RunContext) -> None:

@@ -25,6 +25,7 @@ from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.errors import RecipeError, first_line
+from pipeline.files.error_text import show
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
@@ -116,6 +117,8 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     _check_metrics(parts, dataset, logits.shape[1:])
     with _blaming("train.optimizer"):
         state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
+    with _blaming(f"train.gradients = {recipe.train.gradients.name}"):
+        _check_gradients(parts, state)
     _refuse_padding_into_statistics(recipe, dataset, state)
     _refuse_padding_into_mixtures(recipe, dataset)
     refuse_buckets_that_do_not_fit(parts, state, dataset.eval)
@@ -148,6 +151,12 @@ def parts_of(
 ) -> StepConfig:
     """Return the configuration of a recipe's step, for images as the map ops leave them."""
     train = recipe.train
+    with _blaming(f"train.loss = {train.loss.name}"):
+        loss = train.loss.build()
+    with _blaming(f"train.optimizer = {train.optimizer.name}"):
+        optimizer = optax.chain(train.clip.build(), train.optimizer.build())
+    with _blaming(f"train.gradients = {train.gradients.name}"):
+        gradients = None if train.gradients.name == "plain" else train.gradients.build()
     return StepConfig(
         network=typed_network(recipe, len(targets)),
         image=image,
@@ -155,18 +164,18 @@ def parts_of(
         task=targets.task,
         train_ops=train_ops,
         eval_ops=eval_ops,
-        loss=train.loss.build(),
+        loss=loss,
         ignore_index=recipe.dataset.ignore_index,
         hardest_share=train.loss.hardest_share,
         reduction=train.loss.reduction,
-        optimizer=optax.chain(train.clip.build(), train.optimizer.build()),
+        optimizer=optimizer,
         observe_layers=train.optimizer.observes_layers,
         loss_scale=loss_scale_of(recipe),
         init_rules=recipe.model.init.rules,
         frozen=train.freeze,
         rate_groups=tuple(rule.pattern for rule in train.lr_rules),
         accumulate=train.accumulate_steps,
-        gradients=None if train.gradients.name == "plain" else train.gradients.build(),
+        gradients=gradients,
         metrics=(*metrics_of(targets), *recipe.eval.metrics),
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
@@ -315,6 +324,24 @@ def _check_metrics(parts: StepConfig, dataset: Dataset, outputs: tuple[int, ...]
                 lambda sums, *batch, own=metric: add_own(sums, (own,), *batch),
                 *(sums, logits, labels, mask),
             )
+
+
+def _check_gradients(parts: StepConfig, state: TrainState) -> None:
+    """Require that gradients of one's own are like the parameters, beside what one pass gives."""
+    rule = parts.gradients
+    if rule is None:
+        return
+    trained, _ = split(state.params, parts.frozen)
+    result = state.loss_scale, state.batch_stats
+    found, passed = jax.eval_shape(
+        lambda trained, result, key: rule(lambda parameters: (parameters, result), trained, key),
+        *(trained, result, jax.random.key(0)),
+    )
+    if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, trained):
+        shapes = jax.tree.map(np.shape, found)
+        raise ValueError(f"gives gradients of shapes {show(shapes)}; must be like the parameters")
+    if jax.tree.map(np.shape, passed) != jax.tree.map(np.shape, result):
+        raise ValueError("must return what else the backward pass gave, beside the gradients")
 
 
 def _require_integer_labels_to_ignore(parts: StepConfig, label: ColumnSpec) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
 
+from pipeline.errors import RunError, first_line
 from pipeline.training.part_specs import MetricSpec
 
 MAX_CONFUSION_CLASSES = 10_000
@@ -224,14 +225,15 @@ def summarize(
     denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
     over all classes. With one label per sample each micro mean equals the accuracy.
     More than MAX_CONFUSION_CLASSES classes have no "per_class".
-    Raises ValueError when there are no samples or the names do not fit the classes.
+    Raises ValueError when there are no samples or the names do not fit the classes, RunError where
+    a metric part fails.
     """
     count = int(sums.count)
     if count == 0:
         raise ValueError("no samples were evaluated; give the evaluation split at least one")
     classes = {} if sums.classes is None else _class_metrics(sums.classes, count, class_names)
     shares = {name: classes.pop(name) for name in ("accuracy", "top5") if name in classes}
-    own = {m.name: float(m.value(added)) for m, added in zip(metrics, sums.own, strict=True)}
+    own = {m.name: _own_value(m, added) for m, added in zip(metrics, sums.own, strict=True)}
     return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **own}
 
 
@@ -248,6 +250,14 @@ def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> d
         "recall": _averages(hits, actual, class_names),
         "f1": _averages(2 * hits, actual + predicted, class_names),
     }
+
+
+def _own_value(metric: MetricSpec, sums: Any) -> float:
+    try:
+        return float(metric.value(sums))
+    except Exception as error:
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        raise RunError(f"eval.metrics {metric.name}: value: {problem}") from error
 
 
 def _by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -47,7 +47,7 @@ class MetricSpec(Spec):
 
     @abstractmethod
     def zero(self, classes: int) -> Any:
-        """The sums of no samples, for a network of so many outputs: a pytree of arrays."""
+        """The sums of no samples, for a network of that number of outputs: a pytree of arrays."""
 
     @abstractmethod
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:

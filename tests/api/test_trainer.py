@@ -207,6 +207,13 @@ def test_a_callback_that_fails_ends_the_loop(recipe: Recipe, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_the_class_of_a_callback_is_none(recipe: Recipe, tmp_path: Path) -> None:
+    trainer = Trainer(recipe, callbacks=[Callback], run_dir=tmp_path / "run")  # type: ignore[list-item]
+    with pytest.raises(RecipeError, match="is no Callback; must be an instance of a subclass"):
+        trainer.fit()
+
+
+@pytest.mark.slow
 def test_a_run_is_loaded_with_its_parameters(trainer: Trainer, tmp_path: Path) -> None:
     trainer.fit()
     loaded = Trainer.load(tmp_path / "run")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
+from pipeline.training.gradient_rules import SharpnessAware
 from tests.conftest import OPS
 
 Compose = Callable[..., Recipe]
@@ -137,3 +139,47 @@ def test_labels_beyond_what_evaluation_counts_are_refused(
 ) -> None:
     monkeypatch.setattr("pipeline.stages.build.MAX_LABELS", 10)
     assert "labels, and 10 can be counted; set eval.samples" in problem(tiny())
+
+
+RULES: dict[str, tuple[Callable[..., Any], str]] = {
+    "raises": (lambda b, p, k: int("x"), "invalid literal for int"),
+    "leaves": (lambda b, p, k: None, "can't be traced: cannot unpack non-iterable NoneType"),
+    "structure": (lambda b, p, k: ({"a": 1.0}, b(p)[1]), "gives gradients of shapes {'a': ()}"),
+    "shapes": (
+        lambda b, p, k: (jax.tree.map(lambda g: g[..., :1], b(p)[0]), b(p)[1]),
+        "must be like the parameters",
+    ),
+    "result": (lambda b, p, k: (b(p)[0], b(p)[0]), "what else the backward pass gave"),
+    "values": (
+        lambda b, p, k: (jax.tree.map(np.asarray, b(p)[0]), b(p)[1]),
+        "can't be traced: The numpy.ndarray conversion method",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_gradients_that_do_not_fit_are_refused_before_anything_is_compiled(
+    rule: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, message = RULES[rule]
+    monkeypatch.setattr(SharpnessAware, "build", lambda self: function)
+    text = problem(tiny("model=mlp", "train.gradients=sam"))
+    assert text.startswith("train.gradients = sam: ")
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [("train.gradients=sam", "train.gradients = sam"), ("loss=mse", "train.loss = mse")],
+)
+def test_a_part_that_can_not_be_built_is_named(
+    override: str, key: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny("model=mlp", override)
+
+    def fail(self: Any) -> Any:
+        raise ValueError("rho is odd")
+
+    part = recipe.train.gradients if "gradients" in key else recipe.train.loss
+    monkeypatch.setattr(type(part), "build", fail)
+    assert problem(recipe) == f"{key}: rho is odd"

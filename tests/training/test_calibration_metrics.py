@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
+from pipeline.errors import RecipeError, RunError
 from pipeline.runner.run import run
 from pipeline.training.calibration_metrics import BrierScore, CalibrationError
-from pipeline.training.metrics import add_own, zero_sums
+from pipeline.training.metrics import add_batch, add_own, summarize, zero_sums
 from pipeline.training.part_specs import MetricSpec
 from tests import outcome
 
@@ -117,7 +117,7 @@ class Sums(MetricSpec):
         return {"a": logits.sum()}
 
     def value(self, sums: Any) -> float:
-        return 0.0
+        return 1 / 0
 
 
 def test_sums_of_another_shape_are_refused() -> None:
@@ -126,6 +126,16 @@ def test_sums_of_another_shape_are_refused() -> None:
         add_own(
             zero_sums(3, (metric,)), (metric,), jnp.zeros((2, 3)), jnp.zeros(2), jnp.ones(2, bool)
         )
+
+
+def test_a_metric_that_fails_is_named() -> None:
+    metric = Sums()
+    labels = jnp.zeros(2, jnp.int32)
+    sums = zero_sums(3, (metric,))
+    sums = add_batch(sums, jnp.zeros((2, 3)), labels, jnp.zeros(2), jnp.ones(2, bool))
+    message = r"eval.metrics sums: value: ZeroDivisionError: division by zero"
+    with pytest.raises(RunError, match=message):
+        summarize(sums, ("a", "b", "c"), (metric,))
 
 
 METRICS = "eval.metrics=[brier, {name: calibration_error, bins: 7}]"

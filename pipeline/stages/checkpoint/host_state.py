@@ -67,7 +67,7 @@ class RateChange(Kept):
 
 
 class Requests(Kept):
-    """What callbacks have asked for."""
+    """Requests of callbacks."""
 
     stop: Line | None = None
     """Why training is to end."""
@@ -77,7 +77,7 @@ class Requests(Kept):
 
 
 class KeptCallbacks(Kept):
-    """What callbacks remember, and what they have asked for."""
+    """The states of callbacks, and their requests."""
 
     states: Mapping[str, Any] = {}
     """JSON by callback; checked by the callbacks."""

@@ -50,17 +50,17 @@ class RunView:
         self.total, self.steps_per_pass = run_schedule.total, run_schedule.steps_per_pass
         self.step = 0
         self.asked = Requests()
-        """What callbacks have asked for since the last boundary."""
+        """Requests since the last boundary."""
         self.scalars: dict[str, float | None] = {}
         self.state: TrainState | None = None
         self.event = "on_begin"
-        """The event that callbacks were told of last."""
+        """The newest event that callbacks were notified of."""
         self.changed: Any = None
         """Parameters that replace those of the state, as a tree; None where none do."""
         self.rates = np.zeros(0, np.float32)
         """The learning rates of the recipe, a row for each update."""
         self.granted_rates: tuple[RateChange, ...] = ()
-        """What callbacks have changed of them so far."""
+        """Changes of them that are in effect."""
         self.flush: Callable[[], None] = lambda: None
         """Write the logs as far as training has come."""
         self._evaluate_state = evaluate_state

@@ -168,7 +168,7 @@ class _Loop:
         return self._state
 
     def _segments(self) -> Iterator[Segment]:
-        """Yield the segments that are left, cut anew where a callback asks for an event."""
+        """Yield the segments that are left, cut again where a callback asks for an event."""
         run_schedule = self._training.run_schedule
         every = event_periods(self._training.recipe, run_schedule.steps_per_pass)
         if self._training.checkpoints is None:
