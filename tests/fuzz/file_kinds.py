@@ -244,7 +244,7 @@ def infer_image(rng: Random, folder: Path) -> None:
         suffix, content = rng.choice((("npy", buffer.getvalue()), ("npz", _npz({"x": _digits(3)}))))
         content = _changed_zip(rng, content) if suffix == "npz" else mutate_bytes(rng, content)
     (folder / f"asked.{suffix}").write_bytes(content)
-    read_images(folder / f"asked.{suffix}", Samples((8, 8, 1), "uint8", ("a", "b")))
+    read_images(folder / f"asked.{suffix}", Samples((8, 8, 1), "uint8", Targets(("a", "b"))))
 
 
 @cache

@@ -22,6 +22,13 @@ else:
     )
 
 
+def _or_a_reference(schema: dict[str, Any]) -> None:
+    """Let `${seed}` stand where a seed does, in the schema for editors."""
+    number = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [number, {"const": "${seed}"}]
+
+
 @part("model")
 class TorchModule(_Imported):
     """A `torch.nn.Module`, exported into a graph that JAX computes and trains.
@@ -37,7 +44,7 @@ class TorchModule(_Imported):
     """A graph that `convert model` wrote, `net.torch.json`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor; `$classes` stands for the dataset's number of classes."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[NonNegativeInt, Field(json_schema_extra=_or_a_reference)] = 0
     """Seed of torch where the constructor draws the initial weights."""
     input_shape: Seq[PositiveInt] | None = None
     """Shape of a sample as the module reads it; null: (channels, height, width) of the images."""

@@ -278,7 +278,7 @@ def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
     parts = build(recipe, dataset, QUIETLY).parts
     tokens = np.arange(9, dtype=np.float32).reshape(1, 9, 1, 1)
     whole = np.concatenate([tokens, np.ones_like(tokens)], axis=-1)
-    samples = Samples((9, 1, 1), "float32", dataset.classes)
+    samples = Samples((9, 1, 1), "float32", dataset.targets)
     predict = make_predict(TrainedRun(recipe, {}, 0, samples))
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
