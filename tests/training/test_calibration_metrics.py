@@ -65,7 +65,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @pytest.mark.parametrize("bins", [1, 15])
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(seeds)
 def test_calibration_error_is_the_papers(bins: int, seed: int) -> None:
     logits, labels = samples(21, 4, seed)
@@ -73,7 +73,7 @@ def test_calibration_error_is_the_papers(bins: int, seed: int) -> None:
     assert value == pytest.approx(expected_calibration_error(logits, labels, bins), abs=2e-6)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(seeds)
 def test_brier_score_is_the_mean_squared_distance(seed: int) -> None:
     logits, labels = samples(21, 4, seed)
