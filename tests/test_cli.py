@@ -83,6 +83,7 @@ WORDS = {
     "explain": "hydra.run.dir=DIR",
     "export": "FOLDER",
     "infer": "--top=N",
+    "new": "NAME",
     "reproduce": "KEY=VALUE",
     "schema": "recipe.schema.json",
 }

@@ -1,4 +1,4 @@
-"""Targets: what a network is to predict of a sample."""
+"""Targets: classes, numbers or labels that a network is to predict of a sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Targets:
     std: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """What is to be known of them beside the names, as JSON."""
+        """Return task, mean and standard deviation, as JSON."""
         return {"task": self.task, "mean": list(self.mean), "std": list(self.std)}
 
     def in_units(self, outputs: np.ndarray) -> np.ndarray:

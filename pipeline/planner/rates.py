@@ -46,7 +46,7 @@ class Rates(Protocol):
         """
 
     def slowdown(self, devices: int) -> float:
-        """Factor of all times where so many devices compute at once, as they may share cores."""
+        """Factor of all times where these devices compute at once, as they may share cores."""
 
     def compute_us(self, flops: float, nbytes: float) -> float:
         """Microseconds of one kernel that computes `flops` and moves `nbytes`."""

@@ -61,7 +61,7 @@ class EvalSums:
 def zero_sums(
     outputs: int, metrics: Sequence[MetricSpec] = (), *, of_classes: bool = True
 ) -> EvalSums:
-    """The sums of no samples, for a network of so many outputs."""
+    """The sums of no samples, for a network with this number of outputs."""
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),

@@ -98,7 +98,7 @@ class LossSpec(Spec):
     """The loss, which training minimises: the part of kind "loss"."""
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression", "multi_label")
-    """What it is a loss for."""
+    """Tasks that it is a loss for."""
     masks_labels: ClassVar[bool] = False
     """Whether the function takes `where` too, bool (B, ...), which marks the valid labels."""
     name: str

@@ -193,6 +193,14 @@ CASES = {
         ["train.jit_layers=[conv_0]"],
         "train.jit_layers = ['conv_0']: must be [] with train.mode = graph, which compiles every",
     ),
+    "two backward passes and an optimizer that looks at one": (
+        ["optimizer=thor", "train.gradients=sam"],
+        "train.gradients = sam: must be plain with thor, which looks at layers in one backward",
+    ),
+    "network of code that nobody loaded": (
+        ["model=flax", "model.import=nets:Net"],
+        "which runs only where the command line names it: add --plugin nets.py",
+    ),
     "unreadable interpolation": (["seed=${nowhere}"], "seed: Interpolation key 'nowhere'"),
 }
 
@@ -226,7 +234,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) - len(device_checks.RULES) == 19
+    assert len(CHECKS) - len(device_checks.RULES) == 21
 
 
 def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:

@@ -46,8 +46,8 @@ class NumpyArchive(LocalDatasetSpec):
     root: GivenRoot
     """The .npz file."""
     task: Literal["auto"] | Task = "auto"
-    """What y is. auto: classes where it has whole numbers, else numbers to predict (regression);
-    multi_label: 0 or 1 for each of several labels."""
+    """The meaning of y. auto: classes where it has whole numbers, else numbers to predict
+    (regression); multi_label: 0 or 1 for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
     """null: one more than the largest label, 10,000 at most."""
 

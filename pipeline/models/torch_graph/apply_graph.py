@@ -19,7 +19,7 @@ from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
     Form,
-    Node,
+    GraphNode,
     Order,
     TensorSpec,
     TorchGraph,
@@ -27,7 +27,7 @@ from pipeline.models.torch_graph.graph import (
 )
 from pipeline.models.torch_graph.laid import NHWC, Laid, laid
 from pipeline.models.torch_graph.norm_ops import Normalised
-from pipeline.models.torch_graph.operator_table import Operator, OperatorContext, is_float
+from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorContext, is_float
 from pipeline.models.torch_graph.operators import operator_of
 
 _WRONG = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
@@ -129,7 +129,7 @@ class _Run:
     changed: dict[str, Array]
     """New values of buffers, by name."""
 
-    def compute(self, number: int, node: Node) -> None:
+    def compute(self, number: int, node: GraphNode) -> None:
         """Compute a node. Raises ValueError that names its place."""
         operator, scope = operator_of(node), node.module.replace(".", "/")
         try:
@@ -148,7 +148,7 @@ class _Run:
         value = self.values[reference.node]
         return value if reference.item is None else value[reference.item]
 
-    def _computed(self, number: int, node: Node, operator: Operator) -> Any:
+    def _computed(self, number: int, node: GraphNode, operator: AtenOperator) -> Any:
         path = tuple(node.module.split("."))
         rule = rule_for(self.settings.rules, operator.kind, path) if self.settings.rules else None
         dtype = self.settings.dtype if rule is None else rule.dtype
@@ -178,14 +178,16 @@ class _Run:
         key = self.settings.key
         return None if key is None else lambda: jax.random.fold_in(key(), number)
 
-    def _keep_statistics(self, node: Node, result: Normalised) -> None:
+    def _keep_statistics(self, node: GraphNode, result: Normalised) -> None:
         for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
             if isinstance(argument, ArrayOf):
                 self.arrays[argument.name] = laid(array)
                 self.changed[argument.name] = array
 
 
-def replace_types(dtype: str, operator: Operator, all_values: bool) -> Callable[[Laid, bool], Laid]:
+def replace_types(
+    dtype: str, operator: AtenOperator, all_values: bool
+) -> Callable[[Laid, bool], Laid]:
     """Return a function (array, is it of the network) -> the array in the type to compute in.
 
     Weights are cast to it, but for operators that read them in float32; other values only where
@@ -207,7 +209,7 @@ def _cast(value: Any, dtype: str) -> Any:
     return value
 
 
-def _require_shapes(node: Node, result: Any) -> None:
+def _require_shapes(node: GraphNode, result: Any) -> None:
     """Raise ValueError where the results have other shapes than the graph says."""
     results = result if isinstance(result, tuple) else (result,)
     for spec, own in zip(node.results, results, strict=False):

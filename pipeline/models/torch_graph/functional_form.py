@@ -20,7 +20,7 @@ from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
     Form,
-    Node,
+    GraphNode,
     TensorSpec,
     TypeOf,
     ValueOf,
@@ -156,9 +156,9 @@ class _Reading:
 
     torch: Any
     program: Any
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[GraphNode] = field(default_factory=list)
     now: dict[str, Any] = field(default_factory=dict)
-    """What each fx node stands for now: a reference, a tuple of them, or a number."""
+    """The meaning of each fx node now: a reference, a tuple of them, or a number."""
     known: dict[str, Any] = field(default_factory=dict)
     """Values of fx nodes that depend on constants alone: tensors, computed by torch."""
     roots: dict[str, str] = field(default_factory=dict)
@@ -319,7 +319,7 @@ class _Reading:
             self.known[node.name] = node.target(*args, **self._torch_values(node.kwargs))
 
     def _torch_values(self, value: Any) -> Any:
-        if isinstance(value, self.torch.fx.Node):
+        if isinstance(value, self.torch.fx.GraphNode):
             return self.known[value.name]
         if isinstance(value, tuple | list):
             return type(value)(self._torch_values(item) for item in value)
@@ -337,12 +337,12 @@ class _Reading:
         read = tuple(self._argument(value, node) for value in args)
         results = _results(node.meta.get("val"))
         line = _line_of(node.meta.get("stack_trace"))
-        self.nodes.append(Node(node.name, op, read, named, results, module, kind, line))
+        self.nodes.append(GraphNode(node.name, op, read, named, results, module, kind, line))
         self.now[node.name] = ValueOf(node.name)
 
     def _argument(self, value: Any, node: Any) -> Any:
         torch = self.torch
-        if isinstance(value, torch.fx.Node):
+        if isinstance(value, torch.fx.GraphNode):
             return self._reference(value)
         if isinstance(value, tuple | list):
             return tuple(self._argument(item, node) for item in value)
@@ -417,7 +417,7 @@ def _where(node: Any) -> str:
     return f"{place} ({line})" if line else place
 
 
-def _needed(nodes: tuple[Node, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
+def _needed(nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
     """Return the form with the nodes that its output and its updates need.
 
     An update of whole numbers that nothing reads is left out: batch norm's count of batches.
@@ -439,9 +439,9 @@ def _needed(nodes: tuple[Node, ...], output: ValueOf, updates: Mapping[str, Valu
     return Form(tuple(n for n in nodes if n.name in needed), output, tuple(counted.items()))
 
 
-def _is_whole(node: Node) -> bool:
+def _is_whole(node: GraphNode) -> bool:
     return bool(node.results) and not node.results[0].dtype.startswith(("float", "bfloat"))
 
 
-def _names(node: Node) -> Iterator[str]:
+def _names(node: GraphNode) -> Iterator[str]:
     return (each.node for each in references_of(node) if isinstance(each, ValueOf))

@@ -70,7 +70,7 @@ class ArraySpec:
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """A call of an operator: `aten.conv2d.default`, or `sym.mul` for sizes."""
 
     name: str
@@ -99,7 +99,7 @@ class Node:
 class Form:
     """The network in training or in evaluation: nodes in the order of computation."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     output: ValueOf
     updates: tuple[tuple[str, ValueOf], ...] = ()
     """New values of buffers, by the name of the array. Batch norm's statistics are not among them:
@@ -144,7 +144,7 @@ def references(argument: Any) -> Iterator[ValueOf | ArrayOf]:
             yield from references(item)
 
 
-def references_of(node: Node) -> Iterator[ValueOf | ArrayOf]:
+def references_of(node: GraphNode) -> Iterator[ValueOf | ArrayOf]:
     """Yield the references of a node's arguments."""
     for argument in (*node.args, *(value for _, value in node.kwargs)):
         yield from references(argument)

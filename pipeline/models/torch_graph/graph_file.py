@@ -39,7 +39,7 @@ from pipeline.models.torch_graph.graph import (
     ArrayOf,
     ArraySpec,
     Form,
-    Node,
+    GraphNode,
     Order,
     Role,
     TensorSpec,
@@ -136,7 +136,7 @@ def _form_to_text(form: Form) -> str:
     return f'{{"nodes": [\n{nodes}\n], "output": {output}, "updates": {updates}}}'
 
 
-def _node_to_json(node: Node) -> list[Any]:
+def _node_to_json(node: GraphNode) -> list[Any]:
     kwargs = {key: _to_json(value) for key, value in node.kwargs}
     results = [_tensor_to_json(result) for result in node.results]
     args = [_to_json(value) for value in node.args]
@@ -243,7 +243,7 @@ def _form(document: Any, arrays: frozenset[str], key: str) -> Form:
     rows = fields["nodes"]
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_NODES:
         raise ValueError(f"{key}: nodes must be a list of 1 to {MAX_NODES:,}")
-    nodes: list[Node] = []
+    nodes: list[GraphNode] = []
     known: dict[str, int] = {INPUT: 1}
     for row in rows:
         node = _node(row)
@@ -276,14 +276,14 @@ def _require_known(
         raise ValueError(f"{shown(by)} reads result {reference.item} of {shown(reference.node)}")
 
 
-def _node(row: Any) -> Node:
+def _node(row: Any) -> GraphNode:
     name, op, args, kwargs, results, module, kind, line = _row(row, 8, "a node")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a node is called {shown(str(name))}")
     if not isinstance(args, list) or not isinstance(results, list):
         raise ValueError(f"{shown(name)}: arguments and results must be lists")
     named = tuple((key, _argument(v)) for key, v in _mapping(kwargs, shown(name)).items())
-    return Node(
+    return GraphNode(
         name,
         _text(op),
         tuple(map(_argument, args)),

@@ -16,7 +16,7 @@ from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import (
     OPERATORS,
-    Operator,
+    AtenOperator,
     OperatorContext,
     aten,
     plain,
@@ -140,7 +140,7 @@ def _filled_type(context: OperatorContext, value: Any, dtype: Any, like: Laid | 
 def _size(*names: str, of: Callable[..., Any]) -> None:
     """Register a function of sizes, which are Python's numbers."""
     for name in names:
-        OPERATORS[f"sym.{name}"] = Operator(of, "", draws=False, full_weights=False)
+        OPERATORS[f"sym.{name}"] = AtenOperator(of, "", draws=False, full_weights=False)
 
 
 def _number(value: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.torch_graph.graph import ArrayOf, Node, TorchGraph
+from pipeline.models.torch_graph.graph import ArrayOf, GraphNode, TorchGraph
 
 Arrays = dict[str, np.ndarray]
 
@@ -32,7 +32,7 @@ class NamedLayer:
 
 @dataclass(frozen=True)
 class Flow:
-    """What reaches a layer: the shape of a sample in PyTorch, and what became of it here."""
+    """The input of a layer: the shape of a sample in PyTorch, and what became of it here."""
 
     shape: tuple[int, ...]
     """Of the tensor of PyTorch, without the batch."""
@@ -59,7 +59,7 @@ class KnownNode:
     """A node to be read, its graph, and what reaches it."""
 
     graph: TorchGraph
-    node: Node
+    node: GraphNode
     flow: Flow
 
     def argument(self, place: int, default: Any = None) -> Any:
@@ -99,7 +99,7 @@ Known = tuple[tuple[NamedLayer, ...], Flow]
 _READERS: dict[str, Callable[[KnownNode], Known]] = {}
 
 
-def layers_of_node(graph: TorchGraph, node: Node, flow: Flow) -> Known:
+def layers_of_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Known:
     """Return the layers for a node of one input.
 
     Raises UnknownLayerError where there are none with the same result.

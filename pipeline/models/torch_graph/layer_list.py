@@ -17,7 +17,7 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.fields import CLASSES
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import scope_names
-from pipeline.models.torch_graph.graph import INPUT, Node, TorchGraph, ValueOf, references_of
+from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, references_of
 from pipeline.models.torch_graph.known_layers import (
     Flow,
     Known,
@@ -86,7 +86,7 @@ class _Reading:
     graph: TorchGraph
 
     @cached_property
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, GraphNode]:
         """Nodes that compute tensors, by name, in order; sizes of batches are left out."""
         return {n.name: n for n in self.graph.train.nodes if n.results}
 
@@ -119,7 +119,7 @@ class _Reading:
             layers += found
         return tuple(layers), flow
 
-    def _sources(self, node: Node) -> list[str]:
+    def _sources(self, node: GraphNode) -> list[str]:
         """Return the values that a node reads, once for each time."""
         values = [each for each in references_of(node) if isinstance(each, ValueOf)]
         for value in values:
@@ -162,7 +162,7 @@ class _Reading:
             return (NamedLayer(gate, {}, {"": bodies[1]}),), replace(after, pooled=flow.pooled)
         raise self._unknown(join, "its ways are no residual block, gate or branches")
 
-    def _branches(self, node: Node, known: Sequence[Known], after: Flow) -> Known:
+    def _branches(self, node: GraphNode, known: Sequence[Known], after: Flow) -> Known:
         flows = [flow for _, flow in known]
         dim = node.args[1] if len(node.args) > 1 else 0
         if dim not in (1, 1 - 1 - len(after.shape)) or any(flow.flattened for flow in flows):

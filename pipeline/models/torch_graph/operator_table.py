@@ -57,7 +57,7 @@ class OperatorContext:
 
 
 @dataclass(frozen=True)
-class Operator:
+class AtenOperator:
     """An operator's function, and what the graph needs to know of it."""
 
     function: Callable[..., Any]
@@ -90,7 +90,7 @@ class Operator:
         return self.function(*args, **kwargs)
 
 
-OPERATORS: dict[str, Operator] = {}
+OPERATORS: dict[str, AtenOperator] = {}
 """Every operator by name: `aten.relu.default`, or `sym.mul` for sizes."""
 
 
@@ -100,7 +100,7 @@ def aten(
     """Decorator: register a function for ATen operators such as `relu.default`."""
 
     def register(function: Function) -> Function:
-        operator = Operator(function, kind, draws, full_weights)
+        operator = AtenOperator(function, kind, draws, full_weights)
         for name in names:
             assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
             OPERATORS[f"aten.{name}"] = operator

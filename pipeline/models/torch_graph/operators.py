@@ -13,11 +13,11 @@ from pipeline.models.torch_graph import random_ops as random_ops
 from pipeline.models.torch_graph import recurrent_ops as recurrent_ops
 from pipeline.models.torch_graph import reduction_ops as reduction_ops
 from pipeline.models.torch_graph import shape_ops as shape_ops
-from pipeline.models.torch_graph.graph import Node, TorchGraph
-from pipeline.models.torch_graph.operator_table import OPERATORS, Operator
+from pipeline.models.torch_graph.graph import GraphNode, TorchGraph
+from pipeline.models.torch_graph.operator_table import OPERATORS, AtenOperator
 
 
-def operator_of(node: Node) -> Operator:
+def operator_of(node: GraphNode) -> AtenOperator:
     """Return the operator of a node.
 
     Raises ValueError that names an unknown operator, and where the user's code calls it.
@@ -52,7 +52,7 @@ def require_computable(graph: TorchGraph) -> None:
             )
 
 
-def draws(node: Node) -> bool:
+def draws(node: GraphNode) -> bool:
     """Return whether a node draws random numbers, given its arguments."""
     if not operator_of(node).draws:
         return False

@@ -206,7 +206,7 @@ def split_with_sizes(x: Laid, sizes: Sizes, dim: int = 0) -> tuple[Laid, ...]:
 
 @aten("chunk.default")
 def chunk(x: Laid, chunks: int, dim: int = 0) -> tuple[Laid, ...]:
-    """At most so many pieces of an axis, of one size but for the last."""
+    """At most `chunks` pieces of an axis, of one size but for the last."""
     if chunks < 1:
         raise ValueError(f"{chunks} chunks; must be at least 1")
     return split(x, -(-x.shape[dim] // chunks), dim)

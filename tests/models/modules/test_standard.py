@@ -417,7 +417,7 @@ def test_layers_that_do_not_fit_are_named(layers: tuple[LayerSpec, ...], message
 
 
 def test_layer_without_a_computation_says_how_to_add_one() -> None:
-    with pytest.raises(TypeError, match="novel_0: nothing computes layer novel; register"):
+    with pytest.raises(TypeError, match="novel_0: nothing computes layer novel; give its class"):
         shapes(network(LayerSpec(name="novel")), (6, 5, 4))
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.models.torch_graph.graph import Node
+from pipeline.models.torch_graph.graph import GraphNode
 from pipeline.models.torch_graph.torch_network import initial_variables_of
 from tests.models.torch_graph.golden_graphs import (
     NAMES,
@@ -82,7 +82,7 @@ def test_a_frozen_weight_is_kept_with_the_buffers() -> None:
 def test_an_error_names_operator_module_and_line() -> None:
     graph = golden_graph("residual")
 
-    def broken(node: Node) -> Node:
+    def broken(node: GraphNode) -> GraphNode:
         return (
             dataclasses.replace(node, args=(*node.args[:3], "wide"))
             if node.module == "conv1"
