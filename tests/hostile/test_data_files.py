@@ -275,7 +275,8 @@ def names_in(file: Path) -> set[str]:
             found.add(node.func.id)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             found.add(f"{ast.unparse(node.func.value)}.{node.func.attr}")
-            found |= {node.func.attr} & RUN - {"compile"}
+            # `module.eval()`, with no text to run, is the mode of a network.
+            found |= {node.func.attr} & RUN - {"compile"} if node.args else set()
     return found
 
 
