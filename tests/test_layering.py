@@ -62,6 +62,7 @@ LEVELS = [
     "config",
     "cache",
     "runner.record",
+    "runs",
     "launch",
     "observe",
     "stages.checkpoint",

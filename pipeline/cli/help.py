@@ -25,6 +25,8 @@ Train what a YAML recipe describes.
   python -m pipeline infer RUN_DIR|FOLDER IMAGE ...     what it says of images; --json, --top=N
   python -m pipeline reproduce RUN_DIR                  run it again: the same losses, bit for bit?
   python -m pipeline diff RUN_A RUN_B                   what sets two runs apart, what came of it
+  python -m pipeline runs [FOLDER] [--html]             all runs as a table, or as one page
+  python -m pipeline recommend FOLDER +recipe=NAME ...  what to try next, by what runs have shown
   python -m pipeline doctor +recipe=NAME KEY=VALUE ...  are device, cache, data, disk, limits ok?
   python -m pipeline autopsy RUN_DIR                    the bad step that ended a run, looked into
   python -m pipeline new NAME                           a project with parts of your own

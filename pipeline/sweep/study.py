@@ -30,6 +30,7 @@ class StudySettings:
     """Settings of a study; `sampler` and `pruner` name classes of Optuna and their arguments.
 
     `n_trials` counts the trials of all processes and commands; one process runs `n_jobs` at a time.
+    `history` is a folder of earlier runs, whose results the study begins with.
     A trial sends a heartbeat every `heartbeat_s`; a dead one is retried up to `max_retry` times.
     """
 
@@ -37,6 +38,7 @@ class StudySettings:
     reports: str
     n_trials: int
     n_jobs: int
+    history: str | None
     storage: str | None
     study_name: str
     heartbeat_s: int

@@ -19,12 +19,14 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from optuna.distributions import BaseDistribution
 from optuna.storages import fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeat
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
+from pipeline.config.compose import check
 from pipeline.config.overrides import key_of
 from pipeline.errors import RunError, printable
 from pipeline.sweep.command import Command, command_of
 from pipeline.sweep.directory import alone
+from pipeline.sweep.history import EARLIER, trials_of_runs
 from pipeline.sweep.job_summary import read_summary
 from pipeline.sweep.plan import PlannedJob, compose, enter, plan_job
 from pipeline.sweep.run_pending import POLL_S, launch, run_all
@@ -74,11 +76,17 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     command = command_of(sweeper.config.hydra, overrides)
     space, fixed = read_space(command.arguments)
     settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
-    for values in one_at_a_time(space):
-        compose(sweeper, [*fixed, *to_overrides(values)])
+    configs = [compose(sweeper, [*fixed, *to_overrides(values)]) for values in one_at_a_time(space)]
+    earlier: list[FrozenTrial] = []
+    if settings.history is not None:
+        recipe = check(configs[0], command.arguments)
+        earlier, runs = trials_of_runs(Path(settings.history), recipe, space, settings.metric)
+        print(printable(f"{len(earlier)} of {runs} runs in {settings.history} are known trials"))
     enter(sweep_dir, (), command, grows=False)
     with alone(sweep_dir):
         study = open_study(settings, sweep_dir)
+        if not study.get_trials(deepcopy=False):
+            study.add_trials(earlier)
     heart = study._storage
     assert isinstance(heart, BaseHeartbeat)
     return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
@@ -95,7 +103,8 @@ def _next_trials(search: StudySearch) -> list[Trial]:
             requeue_dead_trials(search)
             trials = search.study.get_trials(deepcopy=False)
             queued = [trial for trial in trials if trial.state == TrialState.WAITING]
-            started = {number_of_first_try(trial) for trial in trials}
+            own = [trial for trial in trials if EARLIER not in trial.user_attrs]
+            started = {number_of_first_try(trial) for trial in own}
             left = len(queued) + max(0, search.settings.n_trials - len(started))
             if left > 0:
                 return [_ask(search) for _ in range(min(left, search.settings.n_jobs))]
@@ -187,6 +196,7 @@ def _print_best(search: StudySearch) -> None:
     if done:
         best = search.study.best_trial
         values = ", ".join(to_overrides(best.params))
-        name = f"job {number_of_first_try(best)}"
+        earlier = best.user_attrs.get(EARLIER)
+        name = f"job {number_of_first_try(best)}" if earlier is None else f"the earlier {earlier}"
         metric = search.settings.metric
         print(f"\nbest: {name}, {metric} {best.value:.6g}: {printable(values)}", flush=True)

@@ -1,0 +1,184 @@
+"""`python -m pipeline runs [FOLDER]`: all runs below a folder, as a table or as one HTML page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.errors import DataError, UsageError, printable
+from pipeline.files.error_text import no_such
+from pipeline.registry import parts
+from pipeline.runner.record.run_directory import OUTPUTS
+from pipeline.runs.differing_keys import differing_keys, main_metric
+from pipeline.runs.importance import importance_of_keys
+from pipeline.runs.kept_run import KeptRun, read_runs
+from pipeline.runs.page import SPEEDS, write_page
+from pipeline.training.part_specs import metric_directions
+
+USAGE = "runs takes [FOLDER], --html[=FILE], --metric=NAME, --json and --all"
+HELP = """usage: python -m pipeline runs [FOLDER] [--html[=FILE]] [--metric=NAME] [--json] [--all]
+
+Print all runs below a folder, the best first, with the keys in which they differ.
+
+  FOLDER          outputs/ unless it is given; folders below it are searched, links are not followed
+  --html[=FILE]   write one page that needs no server and no net: table with filter, curves of
+                  picked runs, parallel coordinates, importance of keys, scatter, lineage.
+                  FOLDER/runs.html unless it is named
+  --metric=NAME   rank by this metric; accuracy, or what most runs have, unless it is given
+  --json          a JSON object a line, one for each run
+  --all           all columns and rows; else what fits
+
+example: python -m pipeline runs outputs --html
+"""
+JSON, ALL, HTML, METRIC = "--json", "--all", "--html", "--metric"
+PAGE = "runs.html"
+MOST_KEYS, MOST_ROWS = 4, 50
+ALSO_SMALLER = {"train_loss": "min", "step_ms": "min", "train_s": "min", "parameters": "min"}
+
+
+@dataclass(frozen=True)
+class RunsArguments:
+    """The parsed arguments."""
+
+    folder: Path
+    html: Path | None
+    metric: str | None
+    as_json: bool
+    all_of_it: bool
+
+
+def main(args: Sequence[str]) -> int:
+    """Print the runs, or write their page; the exit status is 0.
+
+    Raises UsageError for other arguments, DataError where the folder can't be read or has no run.
+    """
+    if asks_for_help(args):
+        return show_usage(HELP)
+    given = _parse(args)
+    runs = read_runs(given.folder, curves=given.html is not None)
+    metric = _metric(given.metric, runs)
+    larger = metric is not None and directions().get(metric, "max") == "max"
+    if given.html is not None:
+        keys = differing_keys(runs)
+        found = (
+            importance_of_keys(runs, keys, metric, larger_is_better=larger)
+            if metric is not None
+            else "no run has a metric"
+        )
+        write_page(
+            runs,
+            given.html,
+            folder=given.folder,
+            metric=metric,
+            larger_is_better=larger,
+            importance=found,
+        )
+        print(printable(f"{len(runs)} runs: {given.html}"))
+    elif given.as_json:
+        for run in runs:
+            print(json.dumps(_as_json(run), allow_nan=False))
+    else:
+        _show(_ranked(runs, metric, larger), metric, given)
+    return 0
+
+
+def _parse(args: Sequence[str]) -> RunsArguments:
+    folders = [arg for arg in args if not arg.startswith("-")]
+    html = metric = None
+    wrong = folders[1:]
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if name == METRIC and value:
+            metric = value
+        elif name == HTML and bool(equals) == bool(value):
+            html = value
+        elif arg.startswith("-") and arg not in (JSON, ALL):
+            wrong.append(arg)
+    if wrong:
+        raise UsageError(wrong, USAGE)
+    folder = Path(folders[0]) if folders else OUTPUTS
+    page = None if html is None else Path(html) if html else folder / PAGE
+    return RunsArguments(folder, page, metric, JSON in args, ALL in args)
+
+
+def directions() -> dict[str, str]:
+    """Return the figures of runs and whether the larger or the smaller is better."""
+    return {**metric_directions(parts("metric")), **ALSO_SMALLER}
+
+
+def _metric(name: str | None, runs: Sequence[KeptRun]) -> str | None:
+    known = dict.fromkeys(figure for run in runs for figure in run.figures)
+    if name is not None and name not in known:
+        raise DataError(f"{METRIC}={name}: {no_such('figure of these runs', name, known)}")
+    return name or main_metric(runs)
+
+
+def _as_json(run: KeptRun) -> dict[str, Any]:
+    figures = {name: value if math.isfinite(value) else None for name, value in run.figures.items()}
+    return {
+        "run": run.name,
+        "status": run.status,
+        "begun": run.begun,
+        "figures": figures,
+        "keys": dict(run.keys),
+        "data": run.data,
+        "code": list(run.commits),
+        "problem": run.problem,
+    }
+
+
+def _ranked(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[KeptRun]:
+    """Return the runs, the best first; those without the metric last, in their order."""
+    sign = -1 if larger else 1
+
+    def rank(run: KeptRun) -> tuple[bool, float]:
+        value = run.figures.get(metric, math.nan) if metric else math.nan
+        return (math.isnan(value), 0.0 if math.isnan(value) else sign * value)
+
+    return sorted(runs, key=rank)
+
+
+def _show(runs: Sequence[KeptRun], metric: str | None, given: RunsArguments) -> None:
+    keys = differing_keys(runs)
+    shown_keys = keys if given.all_of_it else keys[:MOST_KEYS]
+    wanted = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
+    figures = [name for name in wanted if any(name in run.figures for run in runs)]
+    rows = runs if given.all_of_it else runs[:MOST_ROWS]
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    table.add_column("run", overflow="fold", min_width=20)
+    for head in ("status", *figures, *shown_keys):
+        table.add_column(printable(head.replace("_", " ").replace(".", " ")))
+    for run in rows:
+        values = [*map(run.figures.get, figures), *map(run.keys.get, shown_keys)]
+        table.add_row(*map(printable, (run.name, run.status, *map(_cell, values))))
+    # Else rich would take text in brackets for markup.
+    console = Console(markup=False)
+    console.print(table)
+    for run in runs:
+        if run.problem:
+            console.print(printable(f"{run.name}: {run.problem}"))
+    left = []
+    if len(rows) < len(runs):
+        left.append(f"{len(runs) - len(rows)} more runs")
+    if len(shown_keys) < len(keys):
+        left.append(f"{len(keys) - len(shown_keys)} more keys differ")
+    if left:
+        console.print(f"{' and '.join(left)}: --all, or --html for a page")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    text = " ".join(str(value).split())
+    return text if len(text) <= 40 else f"{text[:37]}..."

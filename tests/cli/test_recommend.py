@@ -1,0 +1,128 @@
+"""`python -m pipeline recommend`: the next values, by what earlier runs have shown."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.cli.recommend import main
+from pipeline.config.recipe import Recipe
+from pipeline.errors import DataError, RecipeError, UsageError
+from pipeline.files.safe_yaml import yaml_text
+from tests.runs.made_up import make_run
+
+optuna = pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")
+
+LR = "train.optimizer.lr=tag(log,interval(0.0001,1))"
+BATCH = "train.batch_size=16,32"
+DIGITS = ["+recipe=lenet5_digits", LR, BATCH]
+
+
+def accuracy_of(lr: float, batch: int) -> float:
+    """A made-up accuracy: best at 0.02 and batches of 32."""
+    return 0.98 - 0.1 * abs(math.log10(lr / 0.02)) - (0.02 if batch == 16 else 0.0)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """Thirty runs of the digits' recipe, and one of another seed and one of another length."""
+    root, generator = tmp_path / "outputs", random.Random(0)
+    for number in range(32):
+        lr, batch = 10 ** generator.uniform(-4, 0), generator.choice([16, 32])
+        keys = [f"train.optimizer.lr={lr}", f"train.batch_size={batch}", f"seed={number % 2}"]
+        keys += ["train.passes=3"] if number == 31 else []
+        folder = make_run(root / f"{number}", accuracy=accuracy_of(lr, batch))
+        tree = recipe_with(keys).model_dump(mode="json")
+        (folder / "recipe.yaml").write_text(yaml_text(tree))
+    make_run(root / "of_another_recipe")
+    return root
+
+
+def recipe_with(keys: list[str]) -> Recipe:
+    return load_recipe("lenet5_digits", keys)
+
+
+def test_it_proposes_what_is_near_the_best(
+    history: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(history), *DIGITS, "--count=5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"31 of 33 runs in {history} are of this recipe and search space"
+    assert lines[1].startswith("best so far: accuracy 0.9")
+    proposed = [float(found[1]) for line in lines if (found := re.search(r"lr=([\d.e-]+) ", line))]
+    assert len(proposed) == 6
+    assert statistics.median(abs(math.log10(lr / 0.02)) for lr in proposed) < 0.7
+    assert f"hydra.sweeper.history={history}" in lines[-1]
+
+
+def needed(next_value: Callable[[optuna.Study], float], seed: int, known: int) -> int:
+    """The number of trials until the made-up accuracy is within 0.01 of its best."""
+    generator = random.Random(seed)
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=10)
+    )
+    space = {"lr": optuna.distributions.FloatDistribution(1e-4, 1, log=True)}
+    for _ in range(known):
+        lr = 10 ** generator.uniform(-4, 0)
+        if accuracy_of(lr, 32) < 0.95:
+            value = accuracy_of(lr, 32)
+            study.add_trial(
+                optuna.create_trial(params={"lr": lr}, distributions=space, value=value)
+            )
+    for trial in range(1, 200):
+        asked = study.ask(space)
+        lr = next_value(study) if next_value is not from_history else asked.params["lr"]
+        study.tell(asked, accuracy_of(lr, 32))
+        if accuracy_of(lr, 32) > 0.97:
+            return trial
+    return 200
+
+
+def from_history(study: optuna.Study) -> float:
+    raise NotImplementedError
+
+
+@pytest.mark.slow
+def test_earlier_runs_spare_two_fifths_of_the_trials_of_random_search() -> None:
+    """Twenty earlier runs, none of them good; the median of ten seeds."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    drawn = random.Random(0)
+    told = statistics.median(needed(from_history, seed, 20) for seed in range(10))
+    at_random = statistics.median(
+        needed(lambda study: 10 ** drawn.uniform(-4, 0), seed, 0) for seed in range(10)
+    )
+    assert told <= 0.6 * at_random
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["one", "two", *DIGITS],
+        ["outputs", *DIGITS, "--count=0"],
+        ["outputs", *DIGITS, "--sampler=ucb"],
+        ["outputs", *DIGITS, "--seed=x"],
+        ["outputs", *DIGITS, "--what"],
+        ["outputs", *DIGITS, "--metric=accurate"],
+    ],
+)
+def test_other_arguments_are_refused(args: list[str]) -> None:
+    with pytest.raises(UsageError):
+        main(args)
+
+
+def test_nothing_to_search_is_refused(history: Path) -> None:
+    with pytest.raises(RecipeError, match="nothing to search"):
+        main([str(history), "+recipe=lenet5_digits"])
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no run"):
+        main([str(tmp_path), *DIGITS])

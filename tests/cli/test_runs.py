@@ -1,0 +1,59 @@
+"""`python -m pipeline runs`: a table, JSON lines, or a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.runs import main
+from pipeline.errors import DataError, UsageError
+from tests.runs.made_up import make_run
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    make_run(tmp_path / "outputs" / "low", lr=0.1, accuracy=0.5)
+    make_run(tmp_path / "outputs" / "high", lr=0.2, accuracy=0.9)
+    make_run(tmp_path / "outputs" / "killed", status=None)
+    return tmp_path / "outputs"
+
+
+def test_the_table_has_the_best_first(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(outputs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    order = [line.split()[0] for line in lines if line.split()[:1] and "done" in line]
+    assert order == ["high", "low"]
+    assert any(line.split()[:2] == ["killed", "unfinished"] for line in lines)
+
+
+def test_the_folder_is_outputs_unless_named(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(outputs.parent)
+    assert main(["--json"]) == 0
+    runs = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [run["run"] for run in runs] == ["high", "killed", "low"]
+    assert runs[0]["keys"]["train.optimizer.lr"] == 0.2
+
+
+def test_the_page_is_written_where_it_is_told(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(outputs), "--html"]) == 0
+    assert (outputs / "runs.html").is_file()
+    assert main([str(outputs), f"--html={tmp_path / 'page.html'}", "--metric=step_ms"]) == 0
+    assert "3 runs in" in (tmp_path / "page.html").read_text()
+    assert capsys.readouterr().out.splitlines()[-1] == f"3 runs: {tmp_path / 'page.html'}"
+
+
+@pytest.mark.parametrize("args", [["a", "b"], ["--html="], ["--metric"], ["--sort=x"]])
+def test_other_arguments_are_refused(args: list[str]) -> None:
+    with pytest.raises(UsageError):
+        main(args)
+
+
+def test_an_unknown_metric_names_the_nearest(outputs: Path) -> None:
+    with pytest.raises(DataError, match="did you mean accuracy"):
+        main([str(outputs), "--metric=accuracies"])

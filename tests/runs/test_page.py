@@ -1,0 +1,62 @@
+"""The page of all runs holds them, and nothing of them is read as markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from pipeline.runs.kept_run import KeptRun, read_runs
+from pipeline.runs.page import write_page
+from tests.runs.made_up import make_run, make_study
+
+
+def page_of(runs: list[KeptRun], folder: Path) -> str:
+    file = folder / "runs.html"
+    write_page(
+        runs, file, folder=folder, metric="accuracy", larger_is_better=True, importance="too few"
+    )
+    return file.read_text()
+
+
+def content_of(page: str) -> dict:
+    found = re.search(r'<script type="application/json" id="runs">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page_has_every_run_with_its_keys_and_curves(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", lr=0.1, accuracy=0.5)
+    make_run(tmp_path / "b", lr=0.2, accuracy=0.9)
+    make_run(tmp_path / "c", lr=0.2, accuracy=None, status="failed")
+    content = content_of(page_of(read_runs(tmp_path, curves=True), tmp_path))
+    assert content["columns"] == ["accuracy", "train.optimizer.lr"]
+    assert [run["values"] for run in content["runs"]] == [[0.5, 0.1], [0.9, 0.2], [None, 0.2]]
+    assert content["picked"] == [1, 0]
+    assert content["axes"] == ["train.optimizer.lr", "accuracy"]
+    assert len(content["runs"][0]["curves"]["loss"][0]) == 48
+
+
+def test_names_of_strangers_are_no_markup(tmp_path: Path) -> None:
+    """A run's name and its values come from whoever made it."""
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    make_run(tmp_path / evil.replace("/", "_"), name=evil)
+    make_run(tmp_path / "b", name="b")
+    page = page_of(read_runs(tmp_path, curves=True), tmp_path)
+    assert "alert(1)</script>" not in page
+    assert "<img" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    assert evil in [value for run in content_of(page)["runs"] for value in run["values"]]
+
+
+def test_the_page_asks_the_net_for_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    page = page_of(read_runs(tmp_path, curves=True), tmp_path)
+    assert set(re.findall(r"https?://[^\"' )]*", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<link|@import|url\(|fetch\(|XMLHttp|innerHTML", page)
+
+
+def test_a_thousand_runs_stay_below_five_megabytes(tmp_path: Path) -> None:
+    make_study(tmp_path, 100, steps=500)
+    page = page_of(read_runs(tmp_path, curves=True), tmp_path)
+    assert len(page) < 500_000
