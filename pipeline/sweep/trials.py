@@ -21,7 +21,6 @@ from optuna.storages import fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from pipeline.config.compose import check
 from pipeline.config.overrides import key_of
 from pipeline.errors import RunError, printable
 from pipeline.sweep.command import Command, command_of
@@ -76,12 +75,11 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     command = command_of(sweeper.config.hydra, overrides)
     space, fixed = read_space(command.arguments)
     settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
-    configs = [compose(sweeper, [*fixed, *to_overrides(values)]) for values in one_at_a_time(space)]
-    earlier: list[FrozenTrial] = []
-    if settings.history is not None:
-        recipe = check(configs[0], command.arguments)
-        earlier, runs = trials_of_runs(Path(settings.history), recipe, space, settings.metric)
-        print(printable(f"{len(earlier)} of {runs} runs in {settings.history} are known trials"))
+    choices = [[*fixed, *to_overrides(values)] for values in one_at_a_time(space)]
+    for overrides in choices:
+        compose(sweeper, overrides)
+    first = plan_job(sweeper, 0, choices[0], ())
+    earlier = _known_trials(settings, first, space)
     enter(sweep_dir, (), command, grows=False)
     with alone(sweep_dir):
         study = open_study(settings, sweep_dir)
@@ -90,6 +88,17 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     heart = study._storage
     assert isinstance(heart, BaseHeartbeat)
     return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
+
+
+def _known_trials(
+    settings: StudySettings, job: PlannedJob, space: dict[str, BaseDistribution]
+) -> list[FrozenTrial]:
+    """Return the earlier runs that the study begins with, and say how many those are."""
+    if settings.history is None or job.recipe is None:
+        return []
+    trials, runs = trials_of_runs(Path(settings.history), job.recipe, space, settings.metric)
+    print(printable(f"{len(trials)} of {runs} runs in {settings.history} are known trials"))
+    return trials
 
 
 def _next_trials(search: StudySearch) -> list[Trial]:

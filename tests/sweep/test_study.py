@@ -68,6 +68,23 @@ def read_table(sweep_dir: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
+def test_a_study_begins_with_earlier_runs(
+    search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What they have shown is not counted as trials, and may be the best."""
+    rates = "train.optimizer.lr=tag(log,interval(1e-6,0.02))"
+    assert search(rates, "hydra.sweeper.n_trials=2") == 0
+    earlier = {row["train.optimizer.lr"] for row in read_table(tmp_path / "mine")}
+    begun = (rates, "hydra.sweeper.history=mine", "hydra.sweep.dir=more")
+    assert search(*begun, "hydra.sweeper.n_trials=1", "hydra.sweeper.sampler.seed=2") == 0
+    assert "2 of 2 runs in mine are known trials" in capsys.readouterr().out
+    (row,) = read_table(tmp_path / "more")
+    assert row["train.optimizer.lr"] not in earlier
+    assert search(*begun, "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler.seed=2") == 0
+    assert len(read_table(tmp_path / "more")) == 2
+
+
+@pytest.mark.slow
 def test_poor_trials_are_pruned_and_the_same_command_goes_on(
     search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
