@@ -32,7 +32,7 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History
-from pipeline.stages.train.loop import Training, train
+from pipeline.stages.train.loop import Training, exhaust, train
 from pipeline.training.state import TrainState
 
 
@@ -80,7 +80,8 @@ class OursTraining:
             training = Training(
                 recipe, run_schedule, self._executable, mechanism, monitors, _evaluate, None
             )
-            self._state = train(training, self._state, HostState(), self._history)
+            steps = train(training, self._state, HostState(), self._history)
+            self._state = exhaust(steps)
         if self._history.status != "done":
             raise RunError(self._history.reason or "stopped")
         return Result(float(np.mean(np.concatenate(tally.losses))), tally.seconds)

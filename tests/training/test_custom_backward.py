@@ -109,7 +109,7 @@ def test_the_examples_of_the_document_run() -> None:
     use = """
 import jax.numpy as jnp
 from pipeline.registry import parts
-print(parts("loss")["huber"](delta=0.5).build()(jnp.array([[3.0, 0.0]]), jnp.array([0])))
+print(parts("loss")["capped"](most=1.75).build()(jnp.array([[3.0, 0.0]]), jnp.array([0])))
 """
     assert len(EXAMPLES) == 2
     said = subprocess.run(
@@ -119,6 +119,6 @@ print(parts("loss")["huber"](delta=0.5).build()(jnp.array([[3.0, 0.0]]), jnp.arr
         cwd=ROOT,
     )
     assert said.returncode == 0, said.stderr
-    # 0.5 * (2 - 0.25) of the first output's error, 0 of the second's: their mean.
-    assert said.stdout.split("\n")[0] == "[0.4375]"
+    # The first output's error of 2 is capped, the second's is 0: their mean.
+    assert said.stdout.split("\n")[0] == "[0.875]"
     assert "[[0. 1. 0. 2. 0.]\n [0. 2. 0. 0. 1.]]" in said.stdout
