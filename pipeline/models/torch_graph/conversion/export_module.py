@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.errors import first_line
 from pipeline.models.torch_graph.array_paths import order_of, path_of
-from pipeline.models.torch_graph.functional_form import Draft, draft_of
+from pipeline.models.torch_graph.conversion.functional_form import Draft, draft_of
 from pipeline.models.torch_graph.graph import (
     ArraySpec,
     Order,
@@ -25,7 +25,7 @@ from pipeline.models.torch_graph.graph import (
     TensorSpec,
     TorchGraph,
 )
-from pipeline.models.torch_graph.operators import require_computable
+from pipeline.models.torch_graph.operators.known_operators import require_computable
 from pipeline.plugins.loading import INSTALL
 
 MOST_BATCH = 1 << 20

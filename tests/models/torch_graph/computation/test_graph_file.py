@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.models.torch_graph.graph_file import (
+from pipeline.models.torch_graph.computation.graph_file import (
     graph_of_document,
     graph_to_text,
     read_graph,

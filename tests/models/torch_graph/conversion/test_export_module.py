@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.models.torch_graph.export_module import export_module, make_module
+from pipeline.models.torch_graph.computation.graph_file import graph_to_text
+from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
+from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.graph import TorchGraph
-from pipeline.models.torch_graph.graph_file import graph_to_text
-from pipeline.models.torch_graph.torch_network import initial_variables_of
 from tests.models.torch_graph.golden_graphs import golden_graph, network_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
