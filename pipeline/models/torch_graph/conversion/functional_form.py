@@ -207,12 +207,15 @@ class _Reading:
     def _output(self, node: Any) -> ValueOf:
         signature = self.program.graph_signature
         mutated = signature.buffers_to_mutate
+        for name in getattr(signature, "parameters_to_mutate", {}).values():
+            raise ValueError(_changed_parameter(name))
         results = [result for result in node.args[0] if result is not None]
         outputs = []
         for result in results:
             if result.name in mutated:
                 self._update(mutated[result.name], self._reference(result))
-            else:
+            elif result.name not in signature.user_inputs_to_mutate:
+                # A batch is a value here: what the network writes into it, it alone sees.
                 outputs.append(result)
         if len(outputs) != 1:
             raise ValueError(
@@ -259,6 +262,10 @@ class _Reading:
         """Append a call in place as one that is not; its result is what the operand is from now."""
         operand = node.args[0]
         root, changed = self._root(operand), self._same(operand)
+        if root in self.program.graph_signature.inputs_to_parameters:
+            raise ValueError(
+                _changed_parameter(self.program.graph_signature.inputs_to_parameters[root])
+            )
         if self._is_seen_later(root, changed, node, order):
             return False
         name, _, overload = full.removeprefix("aten.").partition(".")
@@ -371,6 +378,10 @@ class _Reading:
             name = f"{name}_later"
         self.constants.setdefault(name, tensor.clone())
         return ArrayOf(name)
+
+
+def _changed_parameter(name: str) -> str:
+    return f"parameter {name} changes in its forward pass; only buffers can change"
 
 
 def _base_name(full: str) -> str:

@@ -99,6 +99,99 @@ def test_changes_in_place_are_seen_where_torch_sees_them(change: Any) -> None:
     require_equal(Net(change))
 
 
+class ChangesItsInput(Net):
+    """A network that writes into its images, as `relu_` does first in many."""
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        x.mul_(2).add_(1)
+        return super().forward(x)
+
+
+class WritesIntoAView(Net):
+    """A network that writes into a part of its images."""
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        x[:, :1] += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [ChangesItsInput, WritesIntoAView])
+def test_images_that_a_network_changes_are_changed_for_itself_alone(kind: Any) -> None:
+    """Each batch is a value here: logits are PyTorch's, and nothing else sees the change."""
+    module = kind()
+    graph = export_module(module, (2, 6, 6))
+    assert graph.train.updates == ()
+    images = np.random.default_rng(0).normal(size=(3, 2, 6, 6)).astype(np.float32)
+    with torch.no_grad():
+        theirs = module.eval()(torch.from_numpy(images.copy())).numpy()
+    np.testing.assert_allclose(logits_of(graph, images), theirs, rtol=1e-4, atol=1e-5)
+
+
+class Counts(Net):
+    """A network with a buffer of its own, changed in training."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: Any) -> Any:
+        """Logits, which depend on the buffer."""
+        if self.training:
+            self.seen += 1
+        return super().forward(x) + self.seen
+
+
+def test_a_buffer_of_floating_point_numbers_changes_in_training() -> None:
+    graph = export_module(Counts(torch.float32), (2, 6, 6))
+    assert [name for name, _ in graph.train.updates] == ["seen"]
+    assert graph.evaluate.updates == ()
+    network, variables = network_of(graph), initial_variables_of(graph)
+    images = np.zeros((2, 6, 6, 2), np.float32)
+    for count in (1.0, 2.0):
+        _, changed = network.apply(variables, images, train=True, mutable=["batch_stats"])
+        assert float(changed["batch_stats"]["seen"]) == count
+        variables = {**variables, **changed}
+
+
+def test_a_buffer_of_whole_numbers_that_changes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"buffer seen of torch\.int64 changes in training"):
+        export_module(Counts(torch.int64), (2, 6, 6))
+
+
+class Remembers(Net):
+    """A network that keeps a tensor in an attribute that is no buffer."""
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        self.last = x * 2
+        return super().forward(x)
+
+
+class ChangesItsWeights(Net):
+    """A network that writes into a parameter."""
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        with torch.no_grad():
+            self.fc.weight.mul_(0.9)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Remembers, r"torch.export .* fails in training: .*last.* was assigned during export"),
+        (ChangesItsWeights, r"parameter fc\.weight changes in its forward pass"),
+    ],
+)
+def test_state_that_is_no_buffer_is_refused(kind: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        export_module(kind(), (2, 6, 6))
+    assert "\n" not in str(caught.value)
+
+
 OPERATORS = {
     "mish": lambda _, y: functional.mish(y),
     "elu": lambda _, y: functional.elu(y, 0.5),
