@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers import standard
-from pipeline.models.layers.path_patterns import EXCEPT, Path, is_frozen, require_covered
+from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen, require_covered
 from pipeline.models.layers.standard import scope_names
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
@@ -62,13 +63,9 @@ def fine_tuned(
         patterns = [rule.pattern for rule in train.lr_rules]
         require_covered(patterns, paths_of(params), "parameters")
     if phases:
-        clip, optimizer = train.clip.build(), train.optimizer.build()
-        frozen = [train.freeze, *(phase.frozen for phase in phases)]
-        parts = replace(parts, phases=phases, optimizer=by_phase(clip, optimizer, frozen))
-    with blaming_key("train.optimizer"):
-        ever, _ = split(params, parts.never_trained)
-        patterns = [rule.pattern for rule in train.optimizer.decay_rules]
-        require_covered(patterns, paths_of(ever), "parameters", "decay_rules: ")
+        with blaming_key("train.optimizer"):
+            optimizer = _optimizer_by_phase(train, phases, params)
+        parts = replace(parts, phases=phases, optimizer=optimizer)
     with blaming_key(f"train.freeze_statistics = {train.freeze_statistics}"):
         _require_fixed(recipe, parts, variables)
     with blaming_key(f"train.lr_decay_by_layer = {train.lr_decay_by_layer}"):
@@ -84,6 +81,26 @@ def rates_by_depth(scopes: Sequence[Sequence[str]], decay: float) -> tuple[tuple
     last = len(scopes) - 1
     factors = [decay ** (last - depth) for depth in range(len(scopes))]
     return tuple((s, factor) for own, factor in zip(scopes, factors, strict=True) for s in own)
+
+
+def _optimizer_by_phase(
+    train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
+) -> optax.GradientTransformation:
+    """The clipping, and an optimizer for the parameters of each phase.
+
+    Raises ValueError for a rule of weight decay that covers nothing that is ever trained.
+    """
+    ever, _ = split(params, phases[-1].frozen)
+    rules = train.optimizer.decay_rules
+    patterns = [rule.pattern for rule in rules]
+    require_covered(patterns, paths_of(ever), "parameters", "decay_rules: ")
+    optimizers, rest = [], params
+    for frozen in (train.freeze, *(phase.frozen for phase in phases)):
+        new, rest = split(rest, frozen)
+        own = [r for r in rules if any(covers(r.pattern, path) for path in paths_of(new))]
+        spec = train.optimizer.model_copy(update={"decay_rules": tuple(own)})
+        optimizers.append((frozen, spec.build()))
+    return by_phase(train.clip.build(), optimizers)
 
 
 def _require_thawed(

@@ -56,29 +56,31 @@ def last_phase(config: StepConfig) -> StepConfig:
 
 def by_phase(
     clip: optax.GradientTransformation,
-    optimizer: optax.GradientTransformation,
-    frozen: Sequence[tuple[str, ...]],
+    phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],
 ) -> optax.GradientTransformation:
-    """Give the parameters that begin to be trained in each phase an optimizer state of their own.
+    """Give the parameters that begin to be trained in each phase an optimizer of their own.
 
-    `frozen` has the patterns of each phase, the first one included. Until a phase begins its state
+    `phases` are the patterns of what each leaves frozen, and the optimizer of what is new in it,
+    the first one included. Until a phase begins its state
     stays as `init` made it, the count of updates too: parameters that join later start as those of
     a new run do. Gradients are clipped all together.
     """
 
     def groups(tree: Any) -> Iterator[Any]:
-        for patterns in frozen:
+        for patterns, _ in phases:
             own, tree = split(tree, patterns)
             yield own
 
     def init(params: Any) -> tuple[Any, ...]:
-        return tuple(optimizer.init(own) for own in groups(params))
+        pairs = zip(phases, groups(params), strict=True)
+        return tuple(optimizer.init(own) for (_, optimizer), own in pairs)
 
     def update(gradients: Any, state: tuple[Any, ...], params: Any = None) -> tuple[Any, Any]:
         clipped, _ = clip.update(gradients, clip.init(params), params)
         directions: dict[Any, Any] = {}
         after = []
-        for own, kept, trained in zip(groups(clipped), state, groups(params), strict=True):
+        pairs = zip(phases, groups(clipped), state, groups(params), strict=True)
+        for (_, optimizer), own, kept, trained in pairs:
             if not own:
                 after.append(kept)
                 continue

@@ -200,7 +200,8 @@ NOT_BUILT = {
     ),
     "decay of what is frozen": (
         [
-            *("train.freeze=[conv_0]", "optimizer=adamw"),
+            *("train.freeze=[conv_0, conv_1]", "optimizer=adamw"),
+            "train.unfreeze=[{pattern: conv_1, after_steps: 9}]",
             "train.optimizer.decay_rules=[{pattern: conv_0, weight_decay: 0.1}]",
         ],
         "train.optimizer: decay_rules: pattern 'conv_0' matches none of the 7 parameters",

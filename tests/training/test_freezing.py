@@ -65,7 +65,7 @@ def tuning(optimizer: str) -> TrainStep:
         network=network(*LAYERS).clone(fixed_statistics=FROZEN),
         image=ColumnSpec((5, 5, 2), "float32"),
         train_ops=(),
-        optimizer=by_phase(CLIPS_NOT, OPTIMIZERS[optimizer], [FROZEN, THAWED]),
+        optimizer=by_phase(CLIPS_NOT, [(each, OPTIMIZERS[optimizer]) for each in (FROZEN, THAWED)]),
         frozen=FROZEN,
         phases=(FreezePhase(3, THAWED),),
         fix_statistics=True,
@@ -141,7 +141,8 @@ def test_each_phase_has_a_state_of_its_own() -> None:
     """The count of updates too; what no gradient is of keeps its state, and clipping sees all."""
     params = {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32), "c": np.ones(1, np.float32)}
     phases = [("b", "c"), ("b", "c", "!b"), ("b", "c", "!b", "!c")]
-    optimizer = by_phase(optax.clip_by_global_norm(1.0), optax.scale_by_adam(), phases)
+    adam = optax.scale_by_adam()
+    optimizer = by_phase(optax.clip_by_global_norm(1.0), [(each, adam) for each in phases])
     state = optimizer.init(params)
     assert [int(own.count) for own in state] == [0, 0, 0]
     first = {"a": 3 * params["a"]}
@@ -161,7 +162,8 @@ def test_each_phase_has_a_state_of_its_own() -> None:
 def thawing(**changed: Any) -> dict[str, Any]:
     """Dense_0 frozen for two steps."""
     phases = (FreezePhase(2, ("Dense_0", "!*")),)
-    optimizer = by_phase(CLIPS_NOT, OPTIMIZERS["adam"], [("Dense_0",), ("Dense_0", "!*")])
+    patterns = ("Dense_0",), ("Dense_0", "!*")
+    optimizer = by_phase(CLIPS_NOT, [(each, OPTIMIZERS["adam"]) for each in patterns])
     return {"frozen": ("Dense_0",), "phases": phases, "optimizer": optimizer, **changed}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from pipeline.models.layers.path_patterns import Path, covers
+from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.registry import part
 from pipeline.training.part_specs import DecayRule, OptimizerSpec
 
@@ -98,13 +98,14 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     """Add rate * parameter to updates; the rate is the last covering rule's, or else `default`.
 
     A rule's glob covers a parameter, such as "conv_0/kernel", or a scope around it; its * crosses
-    slashes. Rules that cover no parameter are refused when a run is built. `update` raises
-    ValueError when it lacks `params`.
+    slashes. `init` raises ValueError when one covers no parameter, `update` when it lacks `params`.
     """
     import jax
     import optax
 
     def init(params: optax.Params) -> optax.EmptyState:
+        paths = [_scopes(path) for path, _ in jax.tree.leaves_with_path(params)]
+        require_covered([rule.pattern for rule in rules], paths, "parameters", "decay_rules: ")
         return optax.EmptyState()
 
     def decayed(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
