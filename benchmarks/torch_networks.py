@@ -31,9 +31,9 @@ from torch import nn
 
 from benchmarks.layouts import Contestant
 from benchmarks.measure import add_save, alternate, heading, publish, table
-from pipeline.models.torch_graph.export_module import export_module
-from pipeline.models.torch_graph.sources import HeldGraph
-from pipeline.models.torch_graph.torch_network import TorchNetwork, initial_variables_of
+from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
+from pipeline.models.torch_graph.conversion.export_module import export_module
+from pipeline.models.torch_graph.conversion.sources import HeldGraph
 from pipeline.plugins.loading import name_for_all
 from pipeline.registry import load_all
 
@@ -54,7 +54,7 @@ NETWORKS = {
     "swin_t": 96,
 }
 """Height and width of the images, by network."""
-CLASSES, BATCH, BATCHES, STEPS, RATE = 10, 8, 4, 20, 1e-3
+CLASSES, BATCH, BATCHES, STEPS, RATE = 10, 8, 4, 20, 1e-4
 _OPS = "[{name:resize,size:[64,64],interpolation:linear},{name:rescale,factor:0.0039,shift:0.0}]"
 COMMON = [
     "dataset=synthetic",

@@ -86,6 +86,7 @@ WORDS = {
     "new": "NAME",
     "reproduce": "KEY=VALUE",
     "schema": "recipe.schema.json",
+    "summary": "--json",
 }
 
 

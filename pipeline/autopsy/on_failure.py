@@ -22,6 +22,7 @@ from pipeline.files.strict_json import json_text
 from pipeline.observe.reporter import Reporter
 from pipeline.plugins.loading import loaded_plugins, to_flags
 from pipeline.runner.record.run_directory import AUTOPSY
+from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState
 
 
@@ -53,8 +54,9 @@ class Examination:
     def _examine(self, state: TrainState, bad: int) -> Autopsy:
         batch = batch_of(self.executable.feed, bad)
         before = jax.tree.map(np.array, state)
-        autopsy = self._runs_again(before, bad) or examine(self.parts, before, batch, self.device)
-        write_reproducer(self.run_dir, self.parts, before, batch, autopsy)
+        parts = config_at(self.parts, bad - 1)
+        autopsy = self._runs_again(before, bad) or examine(parts, before, batch, self.device)
+        write_reproducer(self.run_dir, parts, before, batch, autopsy)
         write_whole(self.run_dir / AUTOPSY, json_text(autopsy.to_dict(), indent=2) + "\n")
         return autopsy
 

@@ -40,7 +40,8 @@ from pipeline.runner.record.run_directory import RECIPE, REPRODUCER
 from pipeline.stages.build import parts_of
 from pipeline.stages.lower import LOWERINGS, read_choice
 from pipeline.stages.lowering_problems import list_problems
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.freezing import config_at
+from pipeline.training.state import FreezePhase, StepConfig, TrainState
 from pipeline.weights.files.weight_files import read_weights, write_weights
 from pipeline.weights.trained_run import read_run_recipe
 
@@ -79,6 +80,7 @@ def write_reproducer(
     document = {
         "image": asdict(parts.image),
         "classes": parts.classes,
+        "frozen": list(parts.frozen),
         "autopsy": autopsy.to_dict(),
     }
     write_whole(folder / STEP, json_text(document, indent=2) + "\n")
@@ -139,7 +141,10 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
     ops = moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
     targets = Targets(tuple(map(str, range(int(document["classes"])))))
-    return parts_of(recipe, targets, spec, tuple(ops), ())
+    parts = parts_of(recipe, targets, spec, tuple(ops), ())
+    # Reproducers of earlier versions are of runs with one phase.
+    frozen = tuple(map(str, document.get("frozen", parts.frozen)))
+    return config_at(replace(parts, phases=(FreezePhase(0, frozen),)), 0)
 
 
 def _device_of(recipe: Recipe) -> jax.Device:

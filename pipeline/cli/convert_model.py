@@ -64,7 +64,7 @@ def main(args: Sequence[str]) -> int:
     options = dict(_option(arg) for arg in args if "=" in arg)
     if len(words) < 2 or any(not _is_size(word) for word in words[2:]):
         raise UsageError(words, USAGE)
-    from pipeline.models.torch_graph.graph_file import SUFFIX
+    from pipeline.models.torch_graph.computation.graph_file import SUFFIX
 
     reference, target = words[0], Path(words[1])
     if not target.name.endswith((_ENDING, SUFFIX)):
@@ -80,9 +80,9 @@ def main(args: Sequence[str]) -> int:
 def _convert(
     reference: str, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
 ) -> int:
-    from pipeline.models.torch_graph.export_module import export_module, make_module
-    from pipeline.models.torch_graph.graph_file import SUFFIX
-    from pipeline.models.torch_graph.known_layers import UnknownLayerError
+    from pipeline.models.torch_graph.computation.graph_file import SUFFIX
+    from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
+    from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
 
     module = make_module(reference, find_object(reference), options, seed=0)
     graph = export_module(module, shape, origin=reference)
@@ -104,7 +104,7 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
     from flax.traverse_util import unflatten_dict
 
     from pipeline.models.modules.standard import Network
-    from pipeline.models.torch_graph.layer_list import layers_of, open_to_classes
+    from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
     from pipeline.weights.files.weight_files import write_weights
 
     found = layers_of(graph)
@@ -122,9 +122,16 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
 
 
 def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.ndarray) -> int:
-    from pipeline.models.torch_graph.graph_file import read_graph, weights_beside, write_graph
-    from pipeline.models.torch_graph.sources import HeldGraph
-    from pipeline.models.torch_graph.torch_network import TorchNetwork, initial_variables_of
+    from pipeline.models.torch_graph.computation.graph_file import (
+        read_graph,
+        weights_beside,
+        write_graph,
+    )
+    from pipeline.models.torch_graph.computation.torch_network import (
+        TorchNetwork,
+        initial_variables_of,
+    )
+    from pipeline.models.torch_graph.conversion.sources import HeldGraph
 
     network = TorchNetwork(HeldGraph(graph), "float32")
     _require_equal(network, initial_variables_of(graph), inputs, logits)

@@ -158,6 +158,18 @@ def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def freezing_fits(recipe: Recipe) -> Iterator[str]:
+    """What is trained later was frozen, and an optimizer that looks at layers sees the same."""
+    train = recipe.train
+    if train.unfreeze and not train.freeze:
+        yield "train.unfreeze: needs train.freeze, which says what is not trained before"
+    if train.unfreeze and train.optimizer.observes_layers:
+        yield f"train.unfreeze: must be [] with {train.optimizer.name}, which looks into layers"
+    if train.freeze_statistics == "frozen" and not train.freeze:
+        yield "train.freeze_statistics = frozen: needs train.freeze; all is for every batch norm"
+
+
+@rule
 def rollback_has_somewhere_to_go(recipe: Recipe) -> Iterator[str]:
     """Rollback needs checkpoints at steps that are known in advance."""
     checkpoint = recipe.checkpoint

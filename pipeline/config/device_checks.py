@@ -67,6 +67,12 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
     if recipe.dataset.eval.batch_size is not None:
         batches["dataset.eval.batch_size"] = recipe.dataset.eval.batch_size
     if not _is_exact(parallel):
+        if parallel.mode == "data" and parallel.shards is not None:
+            yield (
+                f"parallel.shards = {parallel.shards}: must be null with parallel.reproducible = "
+                f"{parallel.reproducible}, where each device computes its part as one; exact adds "
+                "shards"
+            )
         for key, size in batches.items():
             parts = devices * (train.accumulate_steps if key == "train.batch_size" else 1)
             if size % parts:

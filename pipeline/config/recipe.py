@@ -34,6 +34,7 @@ from pipeline.training.part_specs import (
     OptimizerSpec,
     RateRule,
     ScheduleSpec,
+    UnfreezeRule,
 )
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
@@ -82,7 +83,16 @@ class TrainSpec(Spec):
     on_nan: OnNan
     """Reaction to a step whose loss or gradient is not finite: stop, skip or rollback."""
     freeze: Seq[str]
-    """Patterns of parameter paths, such as conv_*, that are not updated (M-06)."""
+    """Patterns of parameter paths, such as conv_*, that are not updated (M-06). One that begins
+    with ! takes its parameters out again, the last one decides; ["!dense_2"] freezes all others."""
+    unfreeze: Seq[UnfreezeRule]
+    """Frozen parameters to train after some passes or steps; their optimizer state begins then."""
+    freeze_statistics: Literal["none", "frozen", "all"]
+    """Batch norm that normalises by its running statistics, which stay: none, that whose parameters
+    are frozen, or all."""
+    lr_decay_by_layer: Annotated[float, Field(gt=0, le=1)]
+    """Learning rates by depth: the last layer has the full one, each layer before it this share of
+    the next one's, times that of `lr_rules`."""
     lr_rules: Seq[RateRule]
     """Learning rates by pattern, each with a factor, a schedule or both; the last matching rule
     wins (L-03). The rate that is logged is that of parameters without a rule."""

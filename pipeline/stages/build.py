@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +12,6 @@ import jax
 import numpy as np
 import optax
 from flax import linen as nn
-from flax.errors import FlaxError
 
 from pipeline.config.checks import wanted_metrics
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
@@ -24,7 +22,7 @@ from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
-from pipeline.errors import RecipeError, first_line
+from pipeline.errors import RecipeError
 from pipeline.files.error_text import show
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
@@ -35,18 +33,17 @@ from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.parallel.shards import Shards, shards_of
 from pipeline.sink.schedule import RunSchedule, schedule_run
+from pipeline.stages.blame import blaming_key
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
+from pipeline.stages.fine_tuning import fine_tuned
 from pipeline.stages.learning_rates import learning_rates
-from pipeline.training.losses import sample_losses
+from pipeline.training.freezing import config_at
+from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metrics import add_own, zero_sums
-from pipeline.training.parameters import paths_of, require_trainable
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
 from pipeline.training.target_metrics import metrics_of
-
-UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
-"""Errors that jax and flax raise, besides ValueError, for sizes that no array can have."""
 
 MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1
@@ -94,30 +91,30 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     run = schedule_run(recipe.train, dataset.train_order.steps_per_pass)
     parts = parts_of(recipe, dataset.targets, dataset.image, dataset.train_ops, dataset.eval_ops)
     seed = seed_words(recipe.seed)
-    with _blaming(f"model {recipe.model.name}"):
+    with blaming_key(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
         _check_outputs(logits.shape[1:], dataset)
     _check_labels(recipe, dataset, parts, logits.shape[1:])
-    with _blaming("train.to_float"):
+    with blaming_key("train.to_float"):
         _require_matches(recipe.train.to_float, parts, seed)
-    with _blaming("train.jit_layers"):
+    with blaming_key("train.jit_layers"):
         _require_layers(recipe.train.jit_layers, parts, seed)
-    _check_patterns(recipe, variables["params"])
+    parts = fine_tuned(recipe, parts, variables, run.steps_per_pass, seed)
     cuts = cuts_of(recipe.parallel)
     _refuse_to_observe(recipe, parts)
     if cuts is not None and recipe.parallel.mode == "semi_auto":
-        with _blaming("parallel.specs"):
+        with blaming_key("parallel.specs"):
             parallel = recipe.parallel
             cuts.require_fit(variables["params"], parallel.mesh_sizes, parallel.batch_axes)
-        with _blaming("parallel.constraints"):
+        with blaming_key("parallel.constraints"):
             if cuts.constraints:
                 initial = partial(jax.eval_shape, partial(initial_variables, parts))
                 cuts.require_layers(ranks_of_layers(partial(initial, seed)))
     _check_task(recipe, dataset, parts.metrics)
     _check_metrics(parts, dataset, logits.shape[1:])
-    with _blaming("train.optimizer"):
+    with blaming_key("train.optimizer"):
         state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
-    with _blaming(f"train.gradients = {recipe.train.gradients.name}"):
+    with blaming_key(f"train.gradients = {recipe.train.gradients.name}"):
         _check_gradients(parts, state)
     _refuse_padding_into_statistics(recipe, dataset, state)
     _refuse_padding_into_mixtures(recipe, dataset)
@@ -151,11 +148,11 @@ def parts_of(
 ) -> StepConfig:
     """Return the configuration of a recipe's step, for images as the map ops leave them."""
     train = recipe.train
-    with _blaming(f"train.loss = {train.loss.name}"):
+    with blaming_key(f"train.loss = {train.loss.name}"):
         loss = train.loss.build()
-    with _blaming(f"train.optimizer = {train.optimizer.name}"):
+    with blaming_key(f"train.optimizer = {train.optimizer.name}"):
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
-    with _blaming(f"train.gradients = {train.gradients.name}"):
+    with blaming_key(f"train.gradients = {train.gradients.name}"):
         gradients = None if train.gradients.name == "plain" else train.gradients.build()
     return StepConfig(
         network=typed_network(recipe, len(targets)),
@@ -173,6 +170,7 @@ def parts_of(
         loss_scale=loss_scale_of(recipe),
         init_rules=recipe.model.init.rules,
         frozen=train.freeze,
+        fix_statistics=train.freeze_statistics == "frozen",
         rate_groups=tuple(rule.pattern for rule in train.lr_rules),
         accumulate=train.accumulate_steps,
         gradients=gradients,
@@ -191,31 +189,25 @@ def typed_network(recipe: Recipe, classes: int) -> nn.Module:
     Raises RecipeError where the network is no list of layers and some dtypes are to differ.
     """
     precision = precision_of(recipe)
-    with _blaming(f"model {recipe.model.name}"):
+    with blaming_key(f"model {recipe.model.name}"):
         network = recipe.model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)
     if isinstance(network, ImportedNetwork):
         network = network.clone(seed=recipe.seed)
+    if isinstance(network, Network) and recipe.train.freeze_statistics != "none":
+        of_frozen = recipe.train.freeze_statistics == "frozen"
+        network = network.clone(fixed_statistics=recipe.train.freeze if of_frozen else ("*",))
     if not precision.rules:
         return network
     key = "to_float" if recipe.train.to_float else "precision"
-    with _blaming(f"train.{key}"):
+    with blaming_key(f"train.{key}"):
         if not hasattr(network, "rules"):
             raise ValueError(
                 f"{recipe.model.name} is no list of layers, so that all of it computes in one "
                 "type; must be O0, O3 or bf16, and to_float []"
             )
     return network.clone(rules=precision.rules)
-
-
-def _check_patterns(recipe: Recipe, params: Any) -> None:
-    """Require that patterns over parameters match some, and leave some to train."""
-    with _blaming("train.freeze"):
-        require_trainable(params, recipe.train.freeze)
-    with _blaming("train.lr_rules"):
-        patterns = [rule.pattern for rule in recipe.train.lr_rules]
-        require_covered(patterns, paths_of(params), "parameters")
 
 
 def _require_matches(rules: Sequence[ToFloat], parts: StepConfig, seed: np.ndarray) -> None:
@@ -236,21 +228,6 @@ def _require_layers(patterns: Sequence[str], parts: StepConfig, seed: np.ndarray
     with nn.intercept_methods(list_layers(paths)):
         jax.eval_shape(lambda words: initial_variables(parts, words), seed)
     require_covered(patterns, list(paths), "layers")
-
-
-@contextmanager
-def _blaming(key: str, untraceable: str | None = None) -> Iterator[None]:
-    """Report errors of the body as a problem of the recipe, under this key.
-
-    Code that can't be traced is a problem of `untraceable`, where that is another key.
-    """
-    try:
-        yield
-    except ValueError as error:
-        raise RecipeError([f"{key}: {error}"]) from error
-    except UNTRACEABLE as error:
-        code = untraceable or key
-        raise RecipeError([f"{code}: can't be traced: {first_line(error)}"]) from error
 
 
 def _check_outputs(outputs: tuple[int, ...], dataset: Dataset) -> None:
@@ -288,7 +265,9 @@ def _check_labels(
     batch = recipe.train.batch_size
     logits = jax.ShapeDtypeStruct((batch, *outputs), np.float32)
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
-        with _blaming(f"dataset.{key}.ops", untraceable=f"train.loss = {recipe.train.loss.name}"):
+        with blaming_key(
+            f"dataset.{key}.ops", untraceable=f"train.loss = {recipe.train.loss.name}"
+        ):
             _require_integer_labels_to_ignore(parts, label)
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, parts), logits, labels)
@@ -317,12 +296,13 @@ def _check_metrics(parts: StepConfig, dataset: Dataset, outputs: tuple[int, ...]
     logits = jax.ShapeDtypeStruct((batch, *outputs), np.float32)
     labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
     mask = jax.ShapeDtypeStruct((batch,), np.bool_)
+    counted = jax.eval_shape(partial(label_mask, parts), labels)
     for position, metric in enumerate(parts.metrics):
-        with _blaming(f"eval.metrics.{position} ({metric.name})"):
+        with blaming_key(f"eval.metrics.{position} ({metric.name})"):
             sums = jax.eval_shape(partial(zero_sums, parts.classes, (metric,)))
             jax.eval_shape(
                 lambda sums, *batch, own=metric: add_own(sums, (own,), *batch),
-                *(sums, logits, labels, mask),
+                *(sums, logits, labels, mask, counted),
             )
 
 
@@ -407,11 +387,21 @@ def _line(recipe: Recipe, built: Built) -> str:
     sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
     if recipe.train.sink and recipe.train.sink_size == "auto":
         sink = "sinks to be chosen"
-    trained, _ = split(built.state.params, built.parts.frozen)
-    count = sum(leaf.size for leaf in jax.tree.leaves(trained))
-    frozen = f", {count:,} of them trained" if built.parts.frozen else ""
+    frozen = ""
+    if built.parts.frozen:
+        counts = [
+            f"{_trained(built, 0):,} of them trained",
+            *(f"{_trained(built, p.start):,} from step {p.start + 1}" for p in built.parts.phases),
+        ]
+        frozen = f", {', '.join(counts)}"
     return (
         f"{recipe.model.name}: {built.parameters:,} parameters{frozen}, "
         f"{built.parameter_bytes / 1e6:,.1f} MB; {run.total:,} steps, {sink}, "
         f"{run.total / run.steps_per_pass:,.2f} passes"
     )
+
+
+def _trained(built: Built, step: int) -> int:
+    """The number of parameters that are trained after a number of steps."""
+    trained, _ = split(built.state.params, config_at(built.parts, step).frozen)
+    return sum(leaf.size for leaf in jax.tree.leaves(trained))

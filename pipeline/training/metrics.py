@@ -134,13 +134,20 @@ def add_own(
     logits: jax.Array,
     labels: jax.Array,
     mask: jax.Array,
+    where: jax.Array | None = None,
 ) -> EvalSums:
     """Add a batch to the sums of the metric parts, in their own types.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). Raises
-    ValueError for sums of other shapes than the metric's `zero`.
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). Where
+    some labels are ignored, `where`, bool (B, ...), marks the others; the metrics then see every
+    label as a sample of its own. Raises ValueError for sums of other shapes than the metric's
+    `zero`.
     """
     logits = logits.astype(jnp.float32)
+    if where is not None:
+        if logits.ndim > 2:
+            logits, labels, _, mask = _every_label(logits, labels, mask, mask)
+        mask = mask & where.reshape(-1)
     own = []
     for metric, before in zip(metrics, sums.own, strict=True):
         added = metric.sums(logits, labels, mask)

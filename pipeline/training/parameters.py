@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.layers.model_spec import InitRule
-from pipeline.models.layers.path_patterns import Path, covers, require_covered
+from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, require_covered
 from pipeline.training.state import split
 
 
@@ -24,7 +24,7 @@ def paths_of(params: Mapping[str, Any]) -> list[Path]:
 def require_trainable(params: Any, frozen: Sequence[str]) -> None:
     """Raise ValueError for a pattern that freezes nothing, and where all is frozen."""
     paths = paths_of(params)
-    require_covered(frozen, paths, "parameters")
+    require_covered([pattern.removeprefix(EXCEPT) for pattern in frozen], paths, "parameters")
     if not jax.tree.leaves(split(params, frozen)[0]):
         raise ValueError(
             f"{', '.join(frozen)} freezes all {len(paths)} parameters; nothing is left to train"

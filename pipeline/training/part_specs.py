@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from pipeline.data.targets import Task
 from pipeline.registry import PartOf, Seq, Spec, parts
@@ -54,7 +54,8 @@ class MetricSpec(Spec):
         """The sums over a batch, like those of `zero`; they are added over all batches.
 
         Takes logits (B, ..., C) float32, labels (B, ...) int or (B, ..., C) float, and `mask`,
-        bool (B,), of the valid samples: the others, which pad the batch, must add 0.
+        bool (B,), of the valid samples: the others, which pad the batch, must add 0. With
+        `dataset.ignore_index` every label is a sample, and those to ignore are not valid.
         """
 
     @abstractmethod
@@ -169,6 +170,32 @@ class ScheduleSpec(Spec):
 
         Raises ValueError where there is no such table.
         """
+
+
+class UnfreezeRule(Spec):
+    """Frozen parameters that are trained after some passes, or steps, of the run."""
+
+    pattern: Annotated[str, Field(min_length=1)]
+    """As of `train.freeze`; * is all."""
+    after_passes: PositiveInt | None = None
+    after_steps: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _says_when(self) -> Self:
+        if (self.after_passes is None) == (self.after_steps is None):
+            raise ValueError("give after_passes or after_steps, one of them")
+        if self.pattern.startswith("!"):
+            raise ValueError(
+                f"pattern = {self.pattern}: must be of what is trained then, without a !"
+            )
+        return self
+
+    def start(self, steps_per_pass: int) -> int:
+        """The number of steps before them."""
+        if self.after_passes is not None:
+            return self.after_passes * steps_per_pass
+        assert self.after_steps is not None, "one of both is given"
+        return self.after_steps
 
 
 class RateRule(Spec):

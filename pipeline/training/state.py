@@ -19,7 +19,7 @@ from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import Bucket
 from pipeline.data.targets import Task
 from pipeline.models.layers.model_spec import InitRule
-from pipeline.models.layers.path_patterns import covers
+from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.modules.layer_capture import Observations
 from pipeline.parallel.shards import Shards
 from pipeline.training.bad_steps import STOP, BadStepPolicy
@@ -29,6 +29,14 @@ from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, Redu
 Array = jax.Array
 SampleLoss = Callable[..., Array]
 """(logits, labels, where) -> loss per sample; `where` is given only with an `ignore_index`."""
+
+
+@dataclass(frozen=True)
+class FreezePhase:
+    """The steps of a run after the first `start`, and the patterns of what they don't train."""
+
+    start: int
+    frozen: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,15 @@ class StepConfig:
     """Whether images get one more channel, 1 inside of the image and 0 on padding."""
     init_rules: tuple[InitRule, ...] = ()
     frozen: tuple[str, ...] = ()
-    """Patterns over parameters that are not trained."""
+    """Patterns over parameters that are not trained, or not before the first of `phases`."""
+    phases: tuple[FreezePhase, ...] = ()
+    """Later phases, in each of which more parameters are trained; the optimizer keeps a state of
+    its own for those of each (`freezing.by_phase`)."""
+    fix_statistics: bool = False
+    """Whether batch norm whose parameters are frozen normalises by its running statistics, which
+    then stay: in the first phase the network itself says so."""
+    layer_rates: tuple[tuple[str, float], ...] = ()
+    """Factors on learning rates by outermost scope."""
     rate_groups: tuple[str, ...] = ()
     """Patterns over parameters with learning rates of their own; of those that cover a parameter
     the last decides."""
@@ -73,6 +89,11 @@ class StepConfig:
     task: Task = "classification"
     shards: Shards | None = None
     """Shards of a batch, on several devices; None where one device takes a batch as a whole."""
+
+    @property
+    def never_trained(self) -> tuple[str, ...]:
+        """Patterns over parameters that no phase trains."""
+        return self.phases[-1].frozen if self.phases else self.frozen
 
 
 @register_dataclass
@@ -200,7 +221,7 @@ def split(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     if not frozen:
         return params, {}
     flat = flatten_dict(dict(params))
-    stays = {path for path in flat if any(covers(pattern, path) for pattern in frozen)}
+    stays = {path for path in flat if is_frozen(frozen, path)}
     return (
         unflatten_dict({path: leaf for path, leaf in flat.items() if path not in stays}),
         unflatten_dict({path: flat[path] for path in stays}),

@@ -24,6 +24,7 @@ from pipeline.data.transform import apply_ops
 from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.parallel.shards import Shards
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
+from pipeline.training.freezing import in_its_phase, last_phase
 from pipeline.training.losses import (
     divides_by_labels,
     label_mask,
@@ -90,9 +91,12 @@ def make_train_step(config: StepConfig) -> TrainStep:
         return initial_state(config, initial_variables(config, seed)[1])
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
-        if config.shards is not None:
-            return _step(config, state, batch, learning_rates)
-        return _in_bucket(config, batch, lambda cut: _step(config, state, cut, learning_rates))
+        def compute(own: StepConfig) -> tuple[TrainState, Record]:
+            if own.shards is not None:
+                return _step(own, state, batch, learning_rates)
+            return _in_bucket(own, batch, lambda cut: _step(own, state, cut, learning_rates))
+
+        return in_its_phase(config, state.step, compute)
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
         if config.shards is not None:
@@ -293,10 +297,12 @@ def make_update_only_step(
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
     """Make the update alone, on mapped images (B, H, W, C) float32 and labels, to be priced.
 
-    It has neither the map ops, which run on the host there, nor the loss scale, nor the gradient's
+    Of several phases of training it is that of the last, which trains most. It has neither the map
+    ops, which run on the host there, nor the loss scale, nor the gradient's
     norm and the guard against values that are not finite, which are this pipeline's telemetry.
     """
 
+    config = last_phase(config)
     groups = len(config.rate_groups)
     rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
 
@@ -333,13 +339,14 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     images, labels = _mapped(config, config.eval_ops, batch)
     params = state.params
     if config.average is not None:
-        params = merge(state.average, split(params, config.frozen)[1])
+        params = merge(params, state.average)
     weights = {"params": params, "batch_stats": state.batch_stats}
     logits: Any = config.network.apply(weights, images, train=False)
     mask = jnp.arange(images.shape[0]) < batch.count
     losses = sample_losses(config, logits, labels)
-    total = add_batch(sums, logits, labels, losses, mask, label_mask(config, labels))
-    return add_own(total, config.metrics, logits, labels, mask)
+    where = label_mask(config, labels)
+    total = add_batch(sums, logits, labels, losses, mask, where)
+    return add_own(total, config.metrics, logits, labels, mask, where)
 
 
 def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
@@ -357,7 +364,7 @@ def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[s
 def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
     """The state at step 0 of fresh parameters and batch statistics."""
     params = variables["params"]
-    trained, _ = split(params, config.frozen)
+    trained, _ = split(params, config.never_trained)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,

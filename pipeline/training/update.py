@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from pipeline.models.layers.path_patterns import Path, covers
 from pipeline.models.modules.layer_capture import Captured
 from pipeline.training.bad_steps import BadStepPolicy
 from pipeline.training.loss_scales import LossScaling
+from pipeline.training.parameters import restart_average
 from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import (
     BadStepCounts,
@@ -91,14 +93,16 @@ def apply_update(
     directions, opt_state = config.optimizer.update(
         gradients.values, state.opt_state, trained, **observed
     )
-    updated = apply_directions(trained, directions, rates, config.rate_groups)
-    average = state.average
+    by_layer = dict(config.layer_rates)
+    updated = apply_directions(trained, directions, rates, config.rate_groups, by_layer)
+    params, average = merge(updated, frozen), state.average
     if config.average is not None:
-        average = update_ema(average, updated, config.average, updates_so_far(state))
+        followed = restart_average(average, params)
+        average = update_ema(average, followed, config.average, updates_so_far(state))
     return replace(
         state,
         step=state.step + 1,
-        params=merge(updated, frozen),
+        params=params,
         batch_stats=gradients.batch_stats,
         opt_state=opt_state,
         average=average,
@@ -116,16 +120,26 @@ def _observed(
 
 
 def apply_directions(
-    params: Any, directions: Any, rates: Array | float, groups: Sequence[str]
+    params: Any,
+    directions: Any,
+    rates: Array | float,
+    groups: Sequence[str],
+    by_layer: Mapping[str, float] = MappingProxyType({}),
 ) -> Any:
-    """p - rate * direction, with the rate of the last group that covers p, else the first."""
-    if not groups:
+    """p - rate * direction, with the rate of the last group that covers p, else the first.
+
+    It is multiplied by the factor of p's outermost scope, where `by_layer` has one.
+    """
+    if not groups and not by_layer:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
     by_group = jnp.asarray(rates)
     flat, down = flatten_dict(dict(params)), flatten_dict(dict(directions))
-    return unflatten_dict(
-        {path: p - by_group[_column(groups, path)] * down[path] for path, p in flat.items()}
-    )
+
+    def rate_of(path: Path) -> Array:
+        rate = by_group[_column(groups, path)] if groups else by_group
+        return rate * by_layer[path[0]] if by_layer.get(path[0], 1.0) != 1.0 else rate
+
+    return unflatten_dict({path: p - rate_of(path) * down[path] for path, p in flat.items()})
 
 
 def _column(groups: Sequence[str], path: Path) -> int:

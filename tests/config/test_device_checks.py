@@ -50,6 +50,10 @@ REFUSED = {
         ["parallel.shards=4"],
         "parallel.shards = 4: needs parallel.mode=data; it is none",
     ),
+    "shards of a layout": (
+        [DATA, "parallel.reproducible=layout", "parallel.shards=4"],
+        "parallel.shards = 4: must be null with parallel.reproducible = layout, where each device",
+    ),
     "shards of a cut program": (
         ["parallel.mode=semi_auto", "parallel.reproducible=layout", "parallel.shards=4"],
         "parallel.shards = 4: needs parallel.mode=data; it is semi_auto",

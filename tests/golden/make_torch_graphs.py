@@ -19,8 +19,8 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from pipeline.models.torch_graph.export_module import export_module
-from pipeline.models.torch_graph.graph_file import SUFFIX, write_graph
+from pipeline.models.torch_graph.computation.graph_file import SUFFIX, write_graph
+from pipeline.models.torch_graph.conversion.export_module import export_module
 
 FOLDER = Path(__file__).parent / "torch_graphs"
 CLASSES, BATCH = 3, 4

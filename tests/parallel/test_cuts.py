@@ -62,7 +62,10 @@ def test_constraints_that_cut_nothing(tiny: Callable[..., Recipe], constraints: 
 def test_a_constraint_of_some_layers_is_enough(tiny: Callable[..., Recipe]) -> None:
     constraints = "parallel.constraints=[{pattern: dense_*, axes: [model, null]}]"
     recipe, reporter = tiny(*SHARED, constraints), Reporter()
-    build(recipe, load_data(recipe, reporter), reporter)
+    step = build(recipe, load_data(recipe, reporter), reporter)
+    (rule,) = recipe.parallel.constraints
+    assert (rule.pattern, rule.axes) == ("dense_*", ("model", None))
+    assert step.parameters > 0, "the network was traced and nothing was refused"
 
 
 def test_axes_have_their_names_in_one_place() -> None:

@@ -105,6 +105,23 @@ def test_samples_with_several_labels_are_refused(metric: MetricSpec) -> None:
         add_own(zero_sums(3, (metric,)), (metric,), logits, labels, jnp.ones(4, bool))
 
 
+@pytest.mark.parametrize("metric", [CalibrationError(), BrierScore()], ids=lambda m: m.name)
+def test_ignored_labels_do_not_count(metric: MetricSpec) -> None:
+    """Of positions of samples, of which each label then is a sample."""
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(5, 4, 3)).astype(np.float32)
+    labels = random.integers(0, 3, (5, 4)).astype(np.int32)
+    where, mask = random.random((5, 4)) < 0.6, np.array([1, 1, 1, 1, 0], bool)
+    odd = np.where(where, labels, -100)
+    sums = add_own(
+        zero_sums(3, (metric,)), (metric,), *map(jnp.asarray, (logits, odd, mask, where))
+    )
+    counted = where & mask[:, None]
+    alone = metric.sums(logits[counted], labels[counted], np.ones(counted.sum(), bool))
+    assert 0 < counted.sum() < 16
+    np.testing.assert_allclose(sums.own[0], alone, rtol=1e-5, atol=1e-6)
+
+
 class Sums(MetricSpec):
     """Sums of another shape than those of none."""
 

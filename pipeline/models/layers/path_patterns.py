@@ -12,12 +12,27 @@ Path = tuple[str, ...]
 """The scopes of a layer, outermost first; for a parameter, its own name is last."""
 
 MAX_SCOPES = 40
+EXCEPT = "!"
+"""Begins a pattern that takes what it covers out of a list of patterns again."""
 
 
 def covers(pattern: str, path: Path) -> bool:
     """Whether a glob matches a path, or that of an enclosing scope; its * crosses slashes."""
     around = ("/".join(path[:depth]) for depth in range(1, len(path) + 1))
     return any(fnmatchcase(name, pattern) for name in around)
+
+
+def is_frozen(patterns: Sequence[str], path: Path) -> bool:
+    """Whether a list of patterns freezes a parameter: the last one that covers it decides.
+
+    A pattern that begins with ! leaves its parameters to be trained. Where the first one does, all
+    others are frozen.
+    """
+    frozen = bool(patterns) and patterns[0].startswith(EXCEPT)
+    for pattern in patterns:
+        if covers(pattern.removeprefix(EXCEPT), path):
+            frozen = not pattern.startswith(EXCEPT)
+    return frozen
 
 
 def require_covered(

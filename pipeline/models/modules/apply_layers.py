@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from jax import Array
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
+from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.layers.precision import TypeRule, rule_for
 from pipeline.models.layers.standard import scope_names
 from pipeline.models.layers.tokens import Lookup
@@ -40,6 +43,14 @@ class LayerContext:
     """True for a token, False for padding: bool (batch, tokens). None: all are tokens."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
+    fixed_statistics: tuple[str, ...] = ()
+    """Patterns, as of `train.freeze`: batch norm whose parameters they cover is not trained."""
+
+    @property
+    def trains_statistics(self) -> bool:
+        """Whether batch norm with this context normalises by the batch, and follows it."""
+        own = ((*self.path, name) for name in ("scale", "bias"))
+        return self.train and not all(is_frozen(self.fixed_statistics, path) for path in own)
 
     @property
     def name(self) -> str:
@@ -90,11 +101,29 @@ def _applied_as(module: type[nn.Module]) -> Callable[[Any, Array, LayerContext],
     return apply
 
 
+Note = Callable[[tuple[str, ...], str, Any], None]
+"""(path, kind of layer, its result) of every layer that is applied."""
+_noted: ContextVar[Note | None] = ContextVar("_noted", default=None)
+
+
+@contextmanager
+def noting_layers(note: Note) -> Iterator[None]:
+    """Call `note` with each layer of a list that is applied or traced in the body."""
+    token = _noted.set(note)
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
 def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) -> Array:
     """Apply layers one after the other, each in the scope of its name."""
     for name, layer in zip(scope_names(stack), stack, strict=True):
         inside = context.inside(name)
         x = _in_its_type(layer, x, inside) if context.rules else apply_layer(layer, x, inside)
+        note = _noted.get()
+        if note is not None:
+            note(inside.path, layer.name, x)
     return x
 
 

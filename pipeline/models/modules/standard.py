@@ -77,6 +77,9 @@ class Network(nn.Module):
     for padding. Attention then ignores the padding."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
+    fixed_statistics: tuple[str, ...] = ()
+    """Patterns, as of `train.freeze`: batch norm whose scale and bias they both cover normalises by
+    its running statistics in training too, which stay as they are."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
@@ -89,7 +92,9 @@ class Network(nn.Module):
         context = LayerContext(
             (), self.initializers, self.dtype, train, self.policy, self.layout, self.rules
         )
-        context = dataclasses.replace(context, batch_axis=self.batch_axis)
+        context = dataclasses.replace(
+            context, batch_axis=self.batch_axis, fixed_statistics=self.fixed_statistics
+        )
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
         if reads_numbers and self.padding_mask:
             mask = images[..., -1].reshape(images.shape[0], -1) > 0
@@ -188,7 +193,7 @@ def _dense(layer: standard.Dense, x: Array, context: LayerContext) -> Array:
 @computes(standard.BatchNorm)
 def _batch_norm(layer: standard.BatchNorm, x: Array, context: LayerContext) -> Array:
     return BatchNormModule(
-        train=context.train,
+        train=context.trains_statistics,
         axis=channel_axis(x, context.layout),
         momentum=layer.momentum,
         epsilon=layer.epsilon,

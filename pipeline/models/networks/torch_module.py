@@ -62,8 +62,12 @@ class TorchModule(_Imported):
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the network; a module is made and exported when images first reach it."""
-        from pipeline.models.torch_graph.sources import GraphFile, ImportedModule, with_classes
-        from pipeline.models.torch_graph.torch_network import GraphSource, TorchNetwork
+        from pipeline.models.torch_graph.computation.torch_network import GraphSource, TorchNetwork
+        from pipeline.models.torch_graph.conversion.sources import (
+            GraphFile,
+            ImportedModule,
+            with_classes,
+        )
 
         imported = getattr(self, "import")
         source: GraphSource

@@ -209,7 +209,7 @@ class _Loop:
         if self._pending is not None:
             history.status, history.reason = "stopped", self._stop
         elif early.is_over:
-            history.reason = f"early stop: {early.spec.metric} no better than {early.best}"
+            history.reason = f"early stop: {early.reason}"
         elif self._granted.stop is not None:
             history.reason = f"a callback stopped it: {self._granted.stop}"
         elif reason := self._prune_reason():

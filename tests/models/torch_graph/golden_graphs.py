@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 
+from pipeline.models.torch_graph.computation.graph_file import read_graph
+from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
+from pipeline.models.torch_graph.conversion.sources import HeldGraph
 from pipeline.models.torch_graph.graph import TorchGraph
-from pipeline.models.torch_graph.graph_file import read_graph
-from pipeline.models.torch_graph.sources import HeldGraph
-from pipeline.models.torch_graph.torch_network import TorchNetwork, initial_variables_of
 
 FOLDER = Path(__file__).parents[2] / "golden" / "torch_graphs"
 NAMES = sorted(path.name.removesuffix(".npz") for path in FOLDER.glob("*.npz"))

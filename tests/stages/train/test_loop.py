@@ -324,6 +324,24 @@ def test_early_stop_wants_more_than_min_delta(play: Play) -> None:
     assert history.step == 6
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "stopped", "reason"),
+    [
+        ((float("nan"), 0.5, 0.6, 0.7, 0.8), None, None),
+        ((float("nan"), float("nan")), 4, "accuracy is no number in 2 evaluations"),
+        ((0.5, float("nan"), float("nan"), 0.9), 6, "accuracy no better than 0.5"),
+    ],
+)
+def test_a_metric_that_is_no_number_is_no_improvement(
+    accuracies: tuple[float, ...], stopped: int | None, reason: str | None, play: Play
+) -> None:
+    history = play(Script(accuracies=accuracies), *EARLY, "monitor.early_stop.metric=accuracy")
+    if stopped is None:
+        assert history.step > 4, "the first number is the best so far"
+    else:
+        assert (history.step, history.reason) == (stopped, f"early stop: {reason}")
+
+
 def test_early_stop_remembers_across_a_resume(play: Play) -> None:
     script = Script(accuracies=(0.6,))
     kept = {"early_stop": {"best": 0.75, "waited": 1}}

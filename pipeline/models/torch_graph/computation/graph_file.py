@@ -48,7 +48,7 @@ from pipeline.models.torch_graph.graph import (
     ValueOf,
     references_of,
 )
-from pipeline.models.torch_graph.operators import require_computable
+from pipeline.models.torch_graph.operators.known_operators import require_computable
 from pipeline.weights.files.named_arrays import Arrays
 from pipeline.weights.files.weight_files import read_weights, write_weights
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.graph import GraphNode
-from pipeline.models.torch_graph.torch_network import initial_variables_of
 from tests.models.torch_graph.golden_graphs import (
     NAMES,
     golden_graph,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.models.torch_graph.export_module import export_module, make_module
+from pipeline.models.torch_graph.computation.graph_file import graph_to_text
+from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
+from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.graph import TorchGraph
-from pipeline.models.torch_graph.graph_file import graph_to_text
-from pipeline.models.torch_graph.torch_network import initial_variables_of
 from tests.models.torch_graph.golden_graphs import golden_graph, network_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -41,8 +42,8 @@ class Net(nn.Module):  # type: ignore[misc]
 
 def logits_of(graph: TorchGraph, images: np.ndarray) -> np.ndarray:
     """Logits of images NCHW."""
-    variables = initial_variables_of(graph)
-    return np.asarray(network_of(graph).apply(variables, images.transpose(0, 2, 3, 1), train=False))
+    variables, own = initial_variables_of(graph), jnp.asarray(images.transpose(0, 2, 3, 1))
+    return np.asarray(network_of(graph).apply(variables, own, train=False))
 
 
 def require_equal(module: Any, batch: int = 3) -> TorchGraph:
@@ -97,6 +98,117 @@ def through_views(_: Any, y: Any) -> Any:
 @pytest.mark.parametrize("change", [in_place_chain, through_views])
 def test_changes_in_place_are_seen_where_torch_sees_them(change: Any) -> None:
     require_equal(Net(change))
+
+
+class ChangesItsInput(Net):
+    """A network that writes into its images, as `relu_` does first in many."""
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        x.mul_(2).add_(1)
+        return super().forward(x)
+
+
+class WritesIntoAView(Net):
+    """A network that writes into a part of its images."""
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        x[:, :1] += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [ChangesItsInput, WritesIntoAView])
+def test_images_that_a_network_changes_are_changed_for_itself_alone(kind: Any) -> None:
+    """Each batch is a value here: logits are PyTorch's, and nothing else sees the change."""
+    module = kind()
+    graph = export_module(module, (2, 6, 6))
+    assert {name.split(".")[0] for name, _ in graph.train.updates} <= {"norm"}
+    images = np.random.default_rng(0).normal(size=(3, 2, 6, 6)).astype(np.float32)
+    with torch.no_grad():
+        theirs = module.eval()(torch.from_numpy(images.copy())).numpy()
+    np.testing.assert_allclose(logits_of(graph, images), theirs, rtol=1e-4, atol=1e-5)
+
+
+class Counts(Net):
+    """A network with a buffer of its own, changed in training."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: Any) -> Any:
+        """Logits, which depend on the buffer."""
+        if self.training:
+            self.seen += 1
+        return super().forward(x) + self.seen
+
+
+def test_a_buffer_of_floating_point_numbers_changes_in_training() -> None:
+    graph = export_module(Counts(torch.float32), (2, 6, 6))
+    assert [name for name, _ in graph.train.updates] == ["seen"]
+    assert graph.evaluate.updates == ()
+    network, variables = network_of(graph), initial_variables_of(graph)
+    images = np.zeros((2, 6, 6, 2), np.float32)
+    for count in (1.0, 2.0):
+        _, changed = network.apply(variables, images, train=True, mutable=["batch_stats"])
+        assert float(changed["batch_stats"]["seen"]) == count
+        variables = {**variables, **changed}
+
+
+def test_a_buffer_of_whole_numbers_that_changes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"buffer seen of torch\.int64 changes in training"):
+        export_module(Counts(torch.int64), (2, 6, 6))
+
+
+class Remembers(Net):
+    """A network that keeps a tensor in an attribute that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(3)
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        logits = super().forward(x) + self.last
+        self.last = logits.mean(0)
+        return logits
+
+
+class ChangesItsWeights(Net):
+    """A network that writes into a parameter."""
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        self.fc.weight.detach().mul_(0.9)
+        return super().forward(x)
+
+
+class ChangesThemWithoutGradients(Net):
+    """The same, as it is written more often."""
+
+    def forward(self, x: Any) -> Any:
+        """Logits."""
+        with torch.no_grad():
+            self.fc.weight.mul_(0.9)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            Remembers,
+            r"the tensor self\.last is replaced in the forward pass; a tensor that changes",
+        ),
+        (ChangesItsWeights, r"parameter fc\.weight changes in its forward pass"),
+        (ChangesThemWithoutGradients, "operator wrap_with_set_grad_enabled of the network is not"),
+    ],
+)
+def test_state_that_is_no_buffer_is_refused(kind: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        export_module(kind(), (2, 6, 6))
+    assert "\n" not in str(caught.value)
 
 
 OPERATORS = {

@@ -161,6 +161,8 @@ class _Reading:
     """The meaning of each fx node now: a reference, a tuple of them, or a number."""
     known: dict[str, Any] = field(default_factory=dict)
     """Values of fx nodes that depend on constants alone: tensors, computed by torch."""
+    same: dict[str, str] = field(default_factory=dict)
+    """The fx node whose tensor, changed in place, another one returns."""
     roots: dict[str, str] = field(default_factory=dict)
     """The fx node whose memory another one shares."""
     constants: dict[str, Any] = field(default_factory=dict)
@@ -205,12 +207,15 @@ class _Reading:
     def _output(self, node: Any) -> ValueOf:
         signature = self.program.graph_signature
         mutated = signature.buffers_to_mutate
+        for name in getattr(signature, "parameters_to_mutate", {}).values():
+            raise ValueError(_changed_parameter(name))
         results = [result for result in node.args[0] if result is not None]
         outputs = []
         for result in results:
             if result.name in mutated:
                 self._update(mutated[result.name], self._reference(result))
-            else:
+            elif result.name not in signature.user_inputs_to_mutate:
+                # A batch is a value here: what the network writes into it, it alone sees.
                 outputs.append(result)
         if len(outputs) != 1:
             raise ValueError(
@@ -256,26 +261,30 @@ class _Reading:
     def _replace(self, node: Any, full: str, order: Mapping[Any, int]) -> bool:
         """Append a call in place as one that is not; its result is what the operand is from now."""
         operand = node.args[0]
-        root = self._root(operand)
-        if self._is_seen_later(root, operand, node, order):
+        root, changed = self._root(operand), self._same(operand)
+        if root in self.program.graph_signature.inputs_to_parameters:
+            raise ValueError(
+                _changed_parameter(self.program.graph_signature.inputs_to_parameters[root])
+            )
+        if self._is_seen_later(root, changed, node, order):
             return False
         name, _, overload = full.removeprefix("aten.").partition(".")
         plain = f"{name[:-1]}.{overload}"
         self._append(node, f"aten.{_FUNCTIONAL.get(plain, plain)}", node.args, node.kwargs)
-        self.now[operand.name] = self.now[node.name]
-        self.known.pop(operand.name, None)
-        self.roots[node.name] = root
-        if root in self.buffers and operand.name == root:
-            self._update(self.buffers[root], self.now[node.name])
+        self.now[changed] = self.now.pop(node.name)
+        self.known.pop(changed, None)
+        self.roots[node.name], self.same[node.name] = root, changed
+        if root in self.buffers:
+            self._update(self.buffers[root], self.now[changed])
         return True
 
-    def _is_seen_later(self, root: str, operand: Any, node: Any, order: Mapping[Any, int]) -> bool:
+    def _is_seen_later(self, root: str, changed: str, node: Any, order: Mapping[Any, int]) -> bool:
         """Return whether another value of the same memory is used after a node."""
-        if root in self.buffers and operand.name != root:
+        if root in self.buffers and changed != root:
             return True
         for other in self.program.graph.nodes:
-            same = other.name == root or self.roots.get(other.name) == root
-            if not same or other is operand or other is node:
+            shares = other.name == root or self.roots.get(other.name) == root
+            if not shares or self._same(other) == changed or other is node:
                 continue
             if any(order[user] > order[node] for user in other.users):
                 return True
@@ -284,13 +293,16 @@ class _Reading:
     def _root(self, node: Any) -> str:
         return self.roots.get(node.name, node.name)
 
+    def _same(self, node: Any) -> str:
+        return self.same.get(node.name, node.name)
+
     def _item(self, node: Any) -> None:
         source, item = node.args
         self.roots[node.name] = self._root(source)
         if source.name in self.known:
             self.known[node.name] = self.known[source.name][item]
         else:
-            value = self.now[source.name]
+            value = self.now[self._same(source)]
             assert isinstance(value, ValueOf)
             self.now[node.name] = ValueOf(value.node, item)
 
@@ -319,7 +331,7 @@ class _Reading:
             self.known[node.name] = node.target(*args, **self._torch_values(node.kwargs))
 
     def _torch_values(self, value: Any) -> Any:
-        if isinstance(value, self.torch.fx.GraphNode):
+        if isinstance(value, self.torch.fx.Node):
             return self.known[value.name]
         if isinstance(value, tuple | list):
             return type(value)(self._torch_values(item) for item in value)
@@ -342,7 +354,7 @@ class _Reading:
 
     def _argument(self, value: Any, node: Any) -> Any:
         torch = self.torch
-        if isinstance(value, torch.fx.GraphNode):
+        if isinstance(value, torch.fx.Node):
             return self._reference(value)
         if isinstance(value, tuple | list):
             return tuple(self._argument(item, node) for item in value)
@@ -357,7 +369,7 @@ class _Reading:
     def _reference(self, node: Any) -> Any:
         """Return what an fx node stands for now; a constant is copied as it is now."""
         if node.name not in self.known:
-            return self.now[node.name]
+            return self.now[self._same(node)]
         tensor = self.known[node.name]
         if not isinstance(tensor, self.torch.Tensor):
             return tensor
@@ -366,6 +378,10 @@ class _Reading:
             name = f"{name}_later"
         self.constants.setdefault(name, tensor.clone())
         return ArrayOf(name)
+
+
+def _changed_parameter(name: str) -> str:
+    return f"parameter {name} changes in its forward pass; only buffers can change"
 
 
 def _base_name(full: str) -> str:

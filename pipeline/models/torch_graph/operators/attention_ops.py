@@ -10,7 +10,7 @@ from jax import Array
 
 from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
-from pipeline.models.torch_graph.random_ops import dropped
+from pipeline.models.torch_graph.operators.random_ops import dropped
 
 
 @aten("scaled_dot_product_attention.default", kind="self_attention", draws=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from pipeline.errors import first_line
 from pipeline.models.torch_graph.array_paths import order_of, path_of
-from pipeline.models.torch_graph.functional_form import Draft, draft_of
+from pipeline.models.torch_graph.conversion.functional_form import Draft, draft_of
 from pipeline.models.torch_graph.graph import (
     ArraySpec,
     Order,
@@ -25,7 +26,7 @@ from pipeline.models.torch_graph.graph import (
     TensorSpec,
     TorchGraph,
 )
-from pipeline.models.torch_graph.operators import require_computable
+from pipeline.models.torch_graph.operators.known_operators import require_computable
 from pipeline.plugins.loading import INSTALL
 
 MOST_BATCH = 1 << 20
@@ -108,13 +109,37 @@ def _exported(torch: Any, origin: str, module: Any, example: Any, batch: int | N
     if batch is None:
         dims = ({0: torch.export.Dim("batch", min=1, max=MOST_BATCH)},)
     with _one_line(torch, origin, module.training, tuple(example.shape[1:])):
-        program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
+        with _same_attributes(torch, module):
+            program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
         draft = draft_of(torch, program)
         if draft is None:
             # Something is changed in place through a view: torch rewrites that itself, in seconds.
             draft = draft_of(torch, program.run_decompositions({}))
     assert draft is not None, "after decomposition nothing is changed in place"
     return draft
+
+
+@contextmanager
+def _same_attributes(torch: Any, module: Any) -> Iterator[None]:
+    """Raise ValueError where a tensor among a module's attributes is replaced as it is traced.
+
+    torch.export warns of that, and takes the tensor for a constant. An attribute that is new is
+    no state that was read.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        found = re.search(r"attributes? self\.([\w.]+).* assigned during", str(warning.message))
+        try:
+            value = attrgetter(found[1])(module) if found else None
+        except AttributeError:
+            continue
+        if isinstance(value, torch.Tensor) and found:
+            raise ValueError(
+                f"the tensor self.{found[1]} is replaced in the forward pass; a tensor that "
+                "changes must be a buffer, by register_buffer"
+            )
 
 
 @contextmanager

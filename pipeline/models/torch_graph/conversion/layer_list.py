@@ -17,8 +17,7 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.fields import CLASSES
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import scope_names
-from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, references_of
-from pipeline.models.torch_graph.known_layers import (
+from pipeline.models.torch_graph.conversion.known_layers import (
     Flow,
     Known,
     KnownNode,
@@ -26,6 +25,7 @@ from pipeline.models.torch_graph.known_layers import (
     UnknownLayerError,
     layers_of_node,
 )
+from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, references_of
 
 _ADDS, _PRODUCTS, _JOINS = ("aten.add.Tensor",), ("aten.mul.Tensor",), ("aten.cat.default",)
 

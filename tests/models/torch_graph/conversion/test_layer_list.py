@@ -11,8 +11,8 @@ from flax.traverse_util import unflatten_dict
 
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
-from pipeline.models.torch_graph.known_layers import UnknownLayerError
-from pipeline.models.torch_graph.layer_list import layers_of, open_to_classes
+from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
+from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
 from tests.models.build import network
 from tests.models.torch_graph.golden_graphs import golden_graph, golden_results
 

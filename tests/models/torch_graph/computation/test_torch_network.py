@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.lowerings.problem.lowering import RecordingPolicy
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
-from pipeline.models.torch_graph.torch_network import initial_variables_of
+from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from tests.models.torch_graph.golden_graphs import golden_graph, golden_results, network_of
 
 IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(4, 12, 12, 3)), jnp.float32)
@@ -51,7 +51,7 @@ def test_dropout_is_a_function_of_the_key() -> None:
 
 def test_nodes_draw_apart() -> None:
     """Two dropouts of one shape do not drop the same places."""
-    from pipeline.models.torch_graph.operators import draws
+    from pipeline.models.torch_graph.operators.known_operators import draws
 
     graph = golden_graph("dropped")
     drawing = [node.op for node in graph.train.nodes if draws(node)]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pipeline.models.torch_graph import activation_ops as activation_ops
-from pipeline.models.torch_graph import arithmetic_ops as arithmetic_ops
-from pipeline.models.torch_graph import attention_ops as attention_ops
-from pipeline.models.torch_graph import convolution_ops as convolution_ops
-from pipeline.models.torch_graph import index_ops as index_ops
-from pipeline.models.torch_graph import norm_ops as norm_ops
-from pipeline.models.torch_graph import pooling_ops as pooling_ops
-from pipeline.models.torch_graph import random_ops as random_ops
-from pipeline.models.torch_graph import recurrent_ops as recurrent_ops
-from pipeline.models.torch_graph import reduction_ops as reduction_ops
-from pipeline.models.torch_graph import shape_ops as shape_ops
 from pipeline.models.torch_graph.graph import GraphNode, TorchGraph
 from pipeline.models.torch_graph.operator_table import OPERATORS, AtenOperator
+from pipeline.models.torch_graph.operators import activation_ops as activation_ops
+from pipeline.models.torch_graph.operators import arithmetic_ops as arithmetic_ops
+from pipeline.models.torch_graph.operators import attention_ops as attention_ops
+from pipeline.models.torch_graph.operators import convolution_ops as convolution_ops
+from pipeline.models.torch_graph.operators import index_ops as index_ops
+from pipeline.models.torch_graph.operators import norm_ops as norm_ops
+from pipeline.models.torch_graph.operators import pooling_ops as pooling_ops
+from pipeline.models.torch_graph.operators import random_ops as random_ops
+from pipeline.models.torch_graph.operators import recurrent_ops as recurrent_ops
+from pipeline.models.torch_graph.operators import reduction_ops as reduction_ops
+from pipeline.models.torch_graph.operators import shape_ops as shape_ops
 
 
 def operator_of(node: GraphNode) -> AtenOperator:

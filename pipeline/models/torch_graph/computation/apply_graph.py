@@ -14,7 +14,6 @@ from jax import Array
 from pipeline.errors import first_line
 from pipeline.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.layers.precision import TypeRule, rule_for
-from pipeline.models.torch_graph.convolution_ops import HWIO, IO
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
@@ -26,9 +25,10 @@ from pipeline.models.torch_graph.graph import (
     ValueOf,
 )
 from pipeline.models.torch_graph.laid import NHWC, Laid, laid
-from pipeline.models.torch_graph.norm_ops import Normalised
 from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorContext, is_float
-from pipeline.models.torch_graph.operators import operator_of
+from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
+from pipeline.models.torch_graph.operators.known_operators import operator_of
+from pipeline.models.torch_graph.operators.norm_ops import Normalised
 
 _WRONG = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors that operators raise for arguments that don't fit."""
@@ -153,7 +153,7 @@ class _Run:
         rule = rule_for(self.settings.rules, operator.kind, path) if self.settings.rules else None
         dtype = self.settings.dtype if rule is None else rule.dtype
         context = OperatorContext(dtype, self.settings.policy, self._key_of(number))
-        reader = replace_types(dtype, operator, bool(self.settings.rules))
+        reader = _reader_of(dtype, operator, bool(self.settings.rules))
 
         def read(argument: Any) -> Any:
             if isinstance(argument, tuple):
@@ -185,7 +185,7 @@ class _Run:
                 self.changed[argument.name] = array
 
 
-def replace_types(
+def _reader_of(
     dtype: str, operator: AtenOperator, all_values: bool
 ) -> Callable[[Laid, bool], Laid]:
     """Return a function (array, is it of the network) -> the array in the type to compute in.

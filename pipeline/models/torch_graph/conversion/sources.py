@@ -79,14 +79,14 @@ def with_classes(arguments: Mapping[str, Any], classes: int) -> str:
 # A run builds its network several times: from shapes, to list its layers, to compile it.
 @lru_cache(maxsize=2)
 def _read(path: Path, changed: tuple[int, int] | None) -> TorchGraph:
-    from pipeline.models.torch_graph.graph_file import read_graph
+    from pipeline.models.torch_graph.computation.graph_file import read_graph
 
     return read_graph(path)
 
 
 @lru_cache(maxsize=2)
 def _exported(source: ImportedModule, shape: tuple[int, ...]) -> TorchGraph:
-    from pipeline.models.torch_graph.export_module import export_module, make_module
+    from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 
     found = find_object(source.reference)
     module = make_module(source.reference, found, json.loads(source.arguments), source.seed)

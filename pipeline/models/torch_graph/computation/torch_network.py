@@ -14,7 +14,7 @@ from jax import Array
 
 from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.layers.precision import TypeRule
-from pipeline.models.torch_graph.apply_graph import GraphSettings, apply_form, input_of
+from pipeline.models.torch_graph.computation.apply_graph import GraphSettings, apply_form, input_of
 from pipeline.models.torch_graph.graph import Role, TorchGraph
 
 COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}

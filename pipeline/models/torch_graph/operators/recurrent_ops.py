@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
-from pipeline.models.torch_graph.random_ops import dropped
+from pipeline.models.torch_graph.operators.random_ops import dropped
 
 State = tuple[Array, ...]
 Cell = Callable[[State, Array, Array, Array | None], State]

@@ -1,0 +1,1 @@
+"""Graphs from modules of PyTorch, and layers of this project from graphs."""

@@ -1,0 +1,1 @@
+"""The operators of graphs, each a function of JAX; several modules by kind."""

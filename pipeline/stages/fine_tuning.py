@@ -1,0 +1,174 @@
+"""What a run trains, from when on and how fast: phases, batch statistics, rates by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+
+from pipeline.config.recipe import Recipe, TrainSpec
+from pipeline.models.imported.imported_network import ImportedNetwork
+from pipeline.models.layers import standard
+from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen, require_covered
+from pipeline.models.layers.standard import scope_names
+from pipeline.models.modules.jit_layers import list_layers
+from pipeline.models.modules.standard import Network
+from pipeline.stages.blame import blaming_key
+from pipeline.training.freezing import by_phase
+from pipeline.training.parameters import paths_of, require_trainable
+from pipeline.training.state import FreezePhase, StepConfig, split
+from pipeline.training.step import initial_variables
+
+_NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
+"""Layers that share the depth of the layer before them."""
+
+
+def phases_of(train: TrainSpec, steps_per_pass: int) -> tuple[FreezePhase, ...]:
+    """The phases after the first one, each with the patterns of what it leaves frozen."""
+    starts = [(rule.start(steps_per_pass), rule.pattern) for rule in train.unfreeze]
+    frozen = train.freeze
+    phases: dict[int, FreezePhase] = {}
+    for start, pattern in sorted(starts, key=lambda one: one[0]):
+        frozen = (*frozen, f"{EXCEPT}{pattern}")
+        phases[start] = FreezePhase(start, frozen)
+    return tuple(phases.values())
+
+
+def fine_tuned(
+    recipe: Recipe,
+    parts: StepConfig,
+    variables: Mapping[str, Any],
+    steps_per_pass: int,
+    seed: np.ndarray,
+) -> StepConfig:
+    """Return the configuration with phases, rates by depth and what batch norm follows.
+
+    Checks every pattern over parameters. Raises RecipeError for one that covers
+    nothing, where nothing is trained in a phase or nothing new, and for a network that does not
+    tell its layers apart.
+    """
+    train, params = recipe.train, variables["params"]
+    phases = phases_of(train, steps_per_pass)
+    with blaming_key("train.freeze"):
+        require_trainable(params, train.freeze)
+    with blaming_key("train.unfreeze"):
+        _require_thawed(train, phases, params)
+    with blaming_key("train.lr_rules"):
+        patterns = [rule.pattern for rule in train.lr_rules]
+        require_covered(patterns, paths_of(params), "parameters")
+    if phases:
+        with blaming_key("train.optimizer"):
+            optimizer = _optimizer_by_phase(train, phases, params)
+        parts = replace(parts, phases=phases, optimizer=optimizer)
+    with blaming_key(f"train.freeze_statistics = {train.freeze_statistics}"):
+        _require_fixed(recipe, parts, variables)
+    with blaming_key(f"train.lr_decay_by_layer = {train.lr_decay_by_layer}"):
+        if train.lr_decay_by_layer != 1.0:
+            scopes = _depths(recipe, parts, params, seed)
+            parts = replace(parts, layer_rates=rates_by_depth(scopes, train.lr_decay_by_layer))
+    return parts
+
+
+def rates_by_depth(scopes: Sequence[Sequence[str]], decay: float) -> tuple[tuple[str, float], ...]:
+    """Factors on the learning rate by scope: 1 for the last group of scopes, and for each before
+    it `decay` times that of the next one."""
+    last = len(scopes) - 1
+    factors = [decay ** (last - depth) for depth in range(len(scopes))]
+    return tuple((s, factor) for own, factor in zip(scopes, factors, strict=True) for s in own)
+
+
+def _optimizer_by_phase(
+    train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
+) -> optax.GradientTransformation:
+    """The clipping, and an optimizer for the parameters of each phase.
+
+    Raises ValueError for a rule of weight decay that covers nothing that is ever trained.
+    """
+    ever, _ = split(params, phases[-1].frozen)
+    rules = train.optimizer.decay_rules
+    patterns = [rule.pattern for rule in rules]
+    require_covered(patterns, paths_of(ever), "parameters", "decay_rules: ")
+    optimizers, rest = [], params
+    for frozen in (train.freeze, *(phase.frozen for phase in phases)):
+        new, rest = split(rest, frozen)
+        own = [r for r in rules if any(covers(r.pattern, path) for path in paths_of(new))]
+        spec = train.optimizer.model_copy(update={"decay_rules": tuple(own)})
+        optimizers.append((frozen, spec.build()))
+    return by_phase(train.clip.build(), optimizers)
+
+
+def _require_thawed(
+    train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
+) -> None:
+    """Require that every rule covers something, and every phase trains more than the one before."""
+    paths = paths_of(params)
+    require_covered([rule.pattern for rule in train.unfreeze], paths, "parameters")
+    before = train.freeze
+    for phase in phases:
+        if not any(is_frozen(before, p) and not is_frozen(phase.frozen, p) for p in paths):
+            patterns = ", ".join(p.removeprefix(EXCEPT) for p in phase.frozen[len(before) :])
+            raise ValueError(f"{patterns}: is trained before step {phase.start} already")
+        before = phase.frozen
+
+
+def _require_fixed(recipe: Recipe, parts: StepConfig, variables: Mapping[str, Any]) -> None:
+    """Require batch norm that can be fixed, where the recipe asks for it."""
+    train = recipe.train
+    if train.freeze_statistics == "none":
+        return
+    if not isinstance(parts.network, Network):
+        raise ValueError(
+            f"{recipe.model.name} is no list of layers, whose batch norm could be told apart; "
+            "must be none"
+        )
+    norms = {path[:-1] for path in flatten_dict(dict(variables.get("batch_stats", {})))}
+    if not norms:
+        raise ValueError(f"{recipe.model.name} has no batch norm; must be none")
+    frozen = train.freeze
+    if train.freeze_statistics == "frozen" and not any(
+        all(is_frozen(frozen, (*path, name)) for name in ("scale", "bias")) for path in norms
+    ):
+        scopes = ", ".join(sorted("/".join(path) for path in norms)[:5])
+        raise ValueError(
+            f"train.freeze covers scale and bias of none of the {len(norms)} batch norms, such as "
+            f"{scopes}; must be all or none"
+        )
+
+
+def _depths(
+    recipe: Recipe, parts: StepConfig, params: Mapping[str, Any], seed: np.ndarray
+) -> list[list[str]]:
+    """The outermost scopes with parameters, grouped by depth, the first layer's first.
+
+    Normalisation belongs to the layer before it. Parameters of no layer come first.
+    """
+    if isinstance(parts.network, Network):
+        stack = parts.network.layers
+        named = zip(scope_names(stack), stack, strict=True)
+        order = [(name, isinstance(layer, _NORMS)) for name, layer in named]
+    else:
+        order = [(name, False) for name in _called(parts, seed)]
+    depths: list[list[str]] = []
+    for name, joins in order:
+        if name in params:
+            depths = [*depths[:-1], [*depths[-1], name]] if joins and depths else [*depths, [name]]
+    listed = {name for own in depths for name in own}
+    loose = [name for name in params if name not in listed]
+    if not depths or (loose and isinstance(parts.network, ImportedNetwork)):
+        name = recipe.model.name
+        raise ValueError(f"{name} does not say which layers follow one another; must be 1.0")
+    return [loose, *depths] if loose else depths
+
+
+def _called(parts: StepConfig, seed: np.ndarray) -> Iterable[str]:
+    """The outermost scopes in the order in which they are called."""
+    paths: dict[Path, None] = {}
+    with nn.intercept_methods(list_layers(paths)):
+        jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+    return dict.fromkeys(path[0] for path in paths)

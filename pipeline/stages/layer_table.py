@@ -1,0 +1,240 @@
+"""The layers of a recipe's network: parameters, shapes, and what is trained when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+
+from pipeline.config.checks import batching, known_facts
+from pipeline.config.recipe import Recipe
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.random import seed_words
+from pipeline.data.targets import Targets
+from pipeline.data.transform import column_specs
+from pipeline.models.layers.path_patterns import Path, is_frozen
+from pipeline.models.modules.apply_layers import noting_layers
+from pipeline.models.modules.standard import Network
+from pipeline.observe.reporter import Reporter
+from pipeline.stages.blame import blaming_key
+from pipeline.stages.build import parts_of
+from pipeline.stages.data import load_data
+from pipeline.stages.fine_tuning import fine_tuned
+from pipeline.training.state import StepConfig
+from pipeline.training.step import initial_variables
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer, with the parameters that are its own."""
+
+    path: str
+    kind: str
+    """The name of the layer in recipes, or the class of a module; empty where unknown."""
+    output: tuple[int, ...] | None
+    """Shape of its result for one sample; None where unknown."""
+    parameters: Mapping[str, tuple[int, ...]]
+    """Shapes by name."""
+    dtype: str
+    trained: str
+    """`yes`, `no`, `from step N`, or of each parameter where they differ; empty without any."""
+    rate: float
+    """Factor on the learning rate by depth."""
+
+    @property
+    def count(self) -> int:
+        """Number of its parameters."""
+        return sum(prod(shape) for shape in self.parameters.values())
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """The layers of a network in the order of their computation."""
+
+    model: str
+    image: tuple[int, ...]
+    layers: tuple[LayerRow, ...]
+    statistics: int
+    """Numbers in batch statistics."""
+    trained: Mapping[int, int]
+    """Parameters that are trained, by the number of steps before."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of all parameters."""
+        return sum(row.count for row in self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as JSON."""
+        return {
+            "model": self.model,
+            "image": list(self.image),
+            "layers": [_row_to_dict(row) for row in self.layers],
+            "parameters": self.parameters,
+            "bytes": 4 * self.parameters,
+            "batch_statistics": self.statistics,
+            "trained": [{"from_step": s + 1, "parameters": n} for s, n in self.trained.items()],
+        }
+
+    def __str__(self) -> str:
+        rates = any(row.rate != 1 for row in self.layers)
+        header = ["layer", "kind", "output", "parameters", "shapes", "dtype", "trained"]
+        lines = [[*header, "rate"] if rates else header]
+        for row in self.layers:
+            shapes = " ".join(f"{name} {_shape(shape)}" for name, shape in row.parameters.items())
+            count = f"{row.count:,}" if row.parameters else ""
+            output = "" if row.output is None else _shape(row.output)
+            cells = [row.path, row.kind, output, count, shapes, row.dtype, row.trained]
+            rate = f"x{row.rate:.4g}" if row.parameters else ""
+            lines.append([*cells, rate] if rates else cells)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [
+            "  ".join(
+                cell.rjust(width) if number == 3 else cell.ljust(width)
+                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*text, "", *self._totals()])
+
+    def _totals(self) -> list[str]:
+        total = self.parameters
+        lines = [f"parameters  {total:,}, {4 * total / 1e6:,.1f} MB in float32"]
+        for start, trained in self.trained.items():
+            since = f" from step {start + 1}" if start else ""
+            lines.append(f"trained     {trained:,}{since}; {total - trained:,} frozen")
+        if self.statistics:
+            lines.append(f"statistics  {self.statistics:,} of batch norm, not trained")
+        return lines
+
+
+def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
+    """List the layers of a recipe's network, from shapes alone.
+
+    The dataset is read only where its sizes aren't known without. Raises RecipeError where network,
+    data or patterns over parameters don't fit.
+    """
+    parts, steps_per_pass = _parts(recipe, reporter)
+    seed = seed_words(recipe.seed)
+    rows = _Rows()
+    with blaming_key(f"model {recipe.model.name}"), noting_layers(rows.note_layer):
+        is_list = isinstance(parts.network, Network)
+        with nn.intercept_methods(_ignore if is_list else rows.note_module):
+            variables = jax.eval_shape(lambda words: initial_variables(parts, words)[1], seed)
+    parts = fine_tuned(recipe, parts, variables, steps_per_pass, seed)
+    params = flatten_dict(dict(variables["params"]))
+    statistics = jax.tree.leaves(variables.get("batch_stats", {}))
+    starts = (0, *(phase.start for phase in parts.phases))
+    return LayerTable(
+        recipe.model.name,
+        parts.image.shape,
+        rows.rows(params, parts),
+        sum(leaf.size for leaf in statistics),
+        {start: _trained(params, parts, start) for start in starts},
+    )
+
+
+def _parts(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
+    """The configuration of a step without its map ops, and the number of steps of a pass."""
+    facts = known_facts(recipe)
+    if facts is None:
+        dataset = load_data(recipe, reporter)
+        parts = parts_of(recipe, dataset.targets, dataset.image, (), ())
+        return parts, dataset.train_order.steps_per_pass
+    columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
+    image = column_specs(recipe.dataset.eval.ops, columns)["image"]
+    targets = Targets(tuple(map(str, range(facts.classes))))
+    steps_per_pass = batching(recipe, facts.train_size).steps_per_pass
+    return parts_of(recipe, targets, image, (), ()), steps_per_pass
+
+
+class _Rows:
+    """Layers and modules as they are traced, by path."""
+
+    def __init__(self) -> None:
+        self._found: dict[Path, tuple[str, tuple[int, ...] | None]] = {}
+
+    def note_layer(self, path: Path, kind: str, result: Any) -> None:
+        """Note a layer of a list."""
+        self._found.setdefault(path, (kind, tuple(result.shape[1:])))
+
+    def note_module(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        """Note the call of a flax module."""
+        result = call(*args, **kwargs)
+        if context.method_name == "__call__" and context.module.path:
+            shape = tuple(result.shape[1:]) if isinstance(result, jax.Array) else None
+            self._found.setdefault(context.module.path, (type(context.module).__name__, shape))
+        return result
+
+    def rows(self, params: Mapping[Path, Any], parts: StepConfig) -> tuple[LayerRow, ...]:
+        """The layers that have parameters, or no layer inside; those nobody noted come last."""
+        own: dict[Path, dict[str, Any]] = {}
+        for path, leaf in params.items():
+            own.setdefault(self._layer_of(path[:-1]), {})["/".join(path)] = leaf
+        around = {path[:depth] for path in self._found for depth in range(1, len(path))}
+        shown = [path for path in self._found if path in own or path not in around]
+        shown += [path for path in own if path not in self._found]
+        factors = dict(parts.layer_rates)
+        return tuple(
+            self._row(path, own.get(path, {}), parts, factors.get(path[0], 1.0) if path else 1.0)
+            for path in shown
+        )
+
+    def _layer_of(self, scope: Path) -> Path:
+        """The innermost noted layer around a scope, or the scope itself."""
+        depths = range(len(scope), 0, -1)
+        return next((scope[:d] for d in depths if scope[:d] in self._found), scope)
+
+    def _row(
+        self, path: Path, leaves: Mapping[str, Any], parts: StepConfig, rate: float
+    ) -> LayerRow:
+        kind, output = self._found.get(path, ("", None))
+        inside = len(path)
+        shapes = {"/".join(name.split("/")[inside:]): leaf.shape for name, leaf in leaves.items()}
+        when = {name: _when(tuple(name.split("/")), parts) for name in leaves}
+        trained = ", ".join(dict.fromkeys(when.values()))
+        if len(set(when.values())) > 1:
+            trained = ", ".join(f"{n.rpartition('/')[2]} {w}" for n, w in when.items())
+        dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves.values()))
+        return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
+
+
+def _ignore(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+def _when(path: Path, parts: StepConfig) -> str:
+    """From when on a parameter is trained."""
+    if not is_frozen(parts.frozen, path):
+        return "yes"
+    starts = [phase.start for phase in parts.phases if not is_frozen(phase.frozen, path)]
+    return f"from step {starts[0] + 1}" if starts else "no"
+
+
+def _trained(params: Mapping[Path, Any], parts: StepConfig, step: int) -> int:
+    """The number of parameters that are trained after a number of steps."""
+    begun = [phase.frozen for phase in parts.phases if phase.start <= step]
+    frozen = begun[-1] if begun else parts.frozen
+    return sum(leaf.size for path, leaf in params.items() if not is_frozen(frozen, path))
+
+
+def _row_to_dict(row: LayerRow) -> dict[str, Any]:
+    return {
+        "path": row.path,
+        "kind": row.kind,
+        "output": None if row.output is None else list(row.output),
+        "parameters": row.count,
+        "shapes": {name: list(shape) for name, shape in row.parameters.items()},
+        "dtype": row.dtype,
+        "trained": row.trained,
+        "rate": row.rate,
+    }
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "1"

@@ -1,0 +1,94 @@
+"""`convert model`: modules of PyTorch become recipes that need no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import yaml
+
+from pipeline.cli.convert import main as convert
+from pipeline.errors import RecipeError, UsageError
+
+NETS = """
+import torch
+from torch import nn
+
+
+class Plain(nn.Sequential):
+    def __init__(self, num_classes=10):
+        super().__init__(
+            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Dropout(0.25), nn.Linear(4 * 16 * 16, num_classes),
+        )
+
+
+class Odd(Plain):
+    def forward(self, x):
+        return super().forward(torch.roll(x, 1, 3))
+"""
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
+Command = Callable[..., CompletedProcess[str]]
+
+
+def test_usage_is_said() -> None:
+    with pytest.raises(UsageError, match=r"convert model takes MODULE TARGET\.yaml"):
+        convert(["model", "my_nets:Plain"])
+    with pytest.raises(UsageError, match=r"net\.txt must end in \.yaml or \.torch\.json"):
+        convert(["model", "my_nets:Plain", "net.txt"])
+    with pytest.raises(UsageError, match=r"convert model takes MODULE TARGET\.yaml"):
+        convert(["model", "my_nets:Plain", "net.yaml", "wide"])
+
+
+def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(["model", "--help"]) == 0
+    assert "usage: python -m pipeline --plugin FILE convert model" in capsys.readouterr().out
+
+
+def test_code_needs_the_flag(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"convert model my_nets:Plain: .*add --plugin"):
+        convert(["model", "my_nets:Plain", str(tmp_path / "net.yaml")])
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_torch
+@pytest.mark.slow
+def test_known_modules_become_layers_that_train(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "my_nets.py").write_text(NETS)
+    said = command(
+        ["--plugin", "my_nets.py", "convert", "model", "my_nets:Plain", "net.yaml", "1", "32", "32"]
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "written    net.yaml: recipe of 6 layers, its weights in net.safetensors" in said.stdout
+    recipe = yaml.safe_load((tmp_path / "net.yaml").read_text())
+    assert recipe["model"]["layers"] == [
+        {"name": "conv", "features": 4, "kernel": 3, "padding": 1, "bias": True},
+        "relu",
+        {"name": "max_pool", "kernel": 2},
+        "flatten",
+        {"name": "dropout", "rate": 0.25},
+        {"name": "dense", "features": "$classes"},
+    ]
+    ran = command(["+recipe=net.yaml", "dataset=digits", "train.steps=3", "monitor.loss_every=0"])
+    assert ran.returncode == 0, ran.stderr
+    assert "8 of 8 arrays" in ran.stdout or "4 of 4 arrays" in ran.stdout
+
+
+@needs_torch
+@pytest.mark.slow
+def test_an_unknown_module_is_named_and_a_graph_written(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "my_nets.py").write_text(NETS)
+    said = command(
+        ["--plugin", "my_nets.py", "convert", "model", "my_nets:Odd", "net.yaml", "1", "32", "32"]
+    )
+    assert said.returncode == 0, said.stderr
+    assert "is no known layer: aten.roll.default; written as a graph instead" in said.stdout
+    assert (tmp_path / "net.torch.json").exists()
+    ran = command(["+recipe=net.yaml", "dataset=digits", "train.steps=3", "monitor.loss_every=0"])
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,149 @@
+"""The model part torch: what a recipe says, and a run of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
+from pipeline.models.torch_graph.conversion.sources import ImportedModule, with_classes
+from pipeline.runner.run import run
+from tests.models.build import conf_model
+from tests.models.torch_graph.golden_graphs import FOLDER, golden_graph
+
+Compose = Callable[..., Recipe]
+NAME = "residual"
+OPS = "[{name: resize, size: [12, 12], interpolation: linear}]"
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> Path:
+    """A graph for images 12x12x3 and 3 classes, in a folder of its own."""
+    for ending in ("torch.json", "torch.safetensors"):
+        shutil.copy(FOLDER / f"{NAME}.{ending}", tmp_path)
+    return tmp_path / f"{NAME}.torch.json"
+
+
+def of_images(graph_file: Path, *more: str) -> list[str]:
+    """Overrides of a run on made-up images with three channels."""
+    return [
+        "model=torch",
+        f"model.graph={graph_file}",
+        "dataset.like=cifar10",
+        f"dataset.train.ops={OPS}",
+        f"dataset.eval.ops={OPS}",
+        *more,
+    ]
+
+
+def test_classes_stand_in_the_arguments() -> None:
+    given: dict[str, Any] = {"num_classes": "$classes", "widths": [8, "$classes"], "p": 0.1}
+    assert with_classes(given, 7) == '{"num_classes": 7, "widths": [8, 7], "p": 0.1}'
+
+
+def test_the_module_is_described_by_what_decides_it() -> None:
+    model = conf_model("torch", **{"import": "my_nets:MyNet", "seed": 3, "arguments": {"n": 1}})
+    network = model.build(10, "bfloat16")
+    assert isinstance(network, TorchNetwork)
+    assert network.source == ImportedModule("my_nets:MyNet", '{"n": 1}', 3, None, "float32", None)
+    assert network.dtype == "bfloat16"
+
+
+def test_the_seed_is_the_recipes(tiny: Compose) -> None:
+    recipe = tiny("model=torch", "model.import=my_nets:MyNet", "seed=5")
+    assert recipe.model.model_dump()["seed"] == 5
+    assert recipe.model.model_dump()["import"] == "my_nets:MyNet"
+
+
+def test_one_source_is_needed(tiny: Compose) -> None:
+    with pytest.raises(ValueError, match=r"names no network; must have import, as torchvision"):
+        conf_model("torch", seed=1).build(10, "float32")
+    with pytest.raises(RecipeError, match="has both import and graph; leave one of them null"):
+        tiny("model=torch", "model.import=my_nets:MyNet", "model.graph=net.torch.json")
+
+
+def test_code_needs_the_flag() -> None:
+    network = conf_model("torch", **{"import": "my_nets:MyNet", "seed": 0}).build(10, "float32")
+    with pytest.raises(ValueError, match=r"add --plugin my_nets\.py, or --plugin my_nets for an"):
+        jax.eval_shape(
+            lambda x: network.init(jax.random.key(0), x, train=False), np.zeros((1, 8, 8, 1))
+        )
+
+
+@pytest.mark.slow
+def test_outputs_that_are_not_the_classes_are_refused(tiny: Compose, graph_file: Path) -> None:
+    with pytest.raises(RecipeError, match="ends in 3 outputs, and 10 classes are to be told apart"):
+        run(tiny(*of_images(graph_file)))
+
+
+@pytest.mark.slow
+def test_images_of_another_size_are_refused(tiny: Compose, graph_file: Path) -> None:
+    with pytest.raises(RecipeError, match=r"model torch: the network was made for images 12x12x3"):
+        run(tiny("model=torch", f"model.graph={graph_file}"))
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_observes_layers_is_refused(tiny: Compose, tmp_path: Path) -> None:
+    file = ten_classes(tmp_path)
+    with pytest.raises(RecipeError, match="reads the inputs of dense and convolutional layers"):
+        run(tiny(*of_images(file, "optimizer=thor", "train.optimizer.lr=0.01")))
+
+
+@pytest.mark.slow
+def test_a_graph_is_trained_lowered_and_resumed(tiny: Compose, tmp_path: Path) -> None:
+    """Losses are the same at every sink size, and the weights start from the module's own."""
+    file = ten_classes(tmp_path)
+    losses = []
+    for sink in ("1", "20"):
+        folder = tmp_path / f"run_{sink}"
+        recipe = tiny(*of_images(file, "train.steps=20", f"train.sink_size={sink}"))
+        summary = run(recipe, run_dir=folder)
+        assert summary.status == "done"
+        assert '"conv' in (folder / "lowerings.json").read_text()
+        losses.append(summary.metrics["loss"])
+    assert losses[0] == losses[1]
+
+
+def ten_classes(folder: Path) -> Path:
+    """The golden graph with a head of ten classes."""
+    import dataclasses
+
+    from pipeline.models.torch_graph.computation.graph_file import write_graph
+    from pipeline.models.torch_graph.graph import TorchGraph
+
+    graph = golden_graph(NAME)
+    random = np.random.default_rng(0)
+    head = {
+        "fc.weight": random.normal(size=(8, 10)).astype(np.float32),
+        "fc.bias": np.zeros(10, np.float32),
+    }
+
+    def widened(form: Any) -> Any:
+        nodes = list(form.nodes)
+        last = nodes[-1]
+        shape = dataclasses.replace(last.results[0], shape=(None, 10))
+        nodes[-1] = dataclasses.replace(last, results=(shape,))
+        return dataclasses.replace(form, nodes=tuple(nodes))
+
+    arrays = tuple(
+        dataclasses.replace(spec, shape=head[spec.name].shape) if spec.name in head else spec
+        for spec in graph.arrays
+    )
+    wide: TorchGraph = dataclasses.replace(
+        graph,
+        arrays=arrays,
+        values={**graph.values, **head},
+        train=widened(graph.train),
+        evaluate=widened(graph.evaluate),
+    )
+    assert initial_variables_of(wide)["params"]["fc"]["kernel"].shape == (8, 10)
+    write_graph(folder / "ten.torch.json", wide)
+    return folder / "ten.torch.json"

@@ -1,0 +1,226 @@
+"""Freezing all but some, thawing, batch statistics and rates by depth in whole runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
+from pipeline.observe.reporter import Reporter
+from pipeline.runner.run import run
+from pipeline.stages.build import Built, build
+from pipeline.stages.data import load_data
+from tests import outcome
+from tests.conftest import compose_tiny
+
+Compose = Callable[..., Recipe]
+
+NET = (
+    "model.layers=[{name: conv, features: 3, kernel: 3, stride: 4}, batch_norm, relu, "
+    "{name: residual, body: [{name: conv, features: 3, kernel: 3}, batch_norm, relu]}, "
+    "global_avg_pool, {name: dense, features: $classes}]"
+)
+TUNED = [
+    "model=layers",
+    NET,
+    'train.freeze=["!dense_0"]',
+    "train.unfreeze=[{pattern: residual_0, after_passes: 2}, {pattern: '*', after_steps: 23}]",
+    "train.freeze_statistics=frozen",
+    "train.lr_decay_by_layer=0.5",
+    "train.ema={decay: 0.9, warmup: true}",
+    "optimizer=adam",
+    "train.optimizer.lr=0.01",
+    "train.clip={norm: 1.0}",
+    "train.sink_size=7",
+    "eval.every_steps=10",
+    "checkpoint.every_steps=5",
+    "checkpoint.keep=99",
+]
+
+
+def built(recipe: Recipe) -> Built:
+    """The step of a recipe."""
+    return build(recipe, load_data(recipe, Reporter()), Reporter())
+
+
+@pytest.fixture(scope="module")
+def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """45 steps in three phases, from 12 and from 23 steps on."""
+    run_dir = tmp_path_factory.mktemp("whole")
+    run(compose_tiny(cache, *TUNED), run_dir)
+    return run_dir
+
+
+@pytest.mark.slow
+def test_parameters_move_from_their_phase_on(whole: Path) -> None:
+    """And batch statistics with them: nothing of a frozen layer changes before."""
+    by_step = {step: outcome.arrays(whole, step) for step in (5, 10, 15, 20, 25, 45)}
+
+    def moved(path: str, one: int, other: int) -> bool:
+        return not np.array_equal(by_step[one][path], by_step[other][path])
+
+    weights = [p for p in by_step[5] if p.startswith(("params/", "batch_stats/"))]
+    assert len(weights) == 12
+    for path in weights:
+        layer = path.split("/")[1]
+        assert moved(path, 5, 10) == (layer == "dense_0"), path
+        assert moved(path, 10, 15) == (layer in ("dense_0", "residual_0")), path
+        assert moved(path, 15, 20) == (layer in ("dense_0", "residual_0")), path
+        assert moved(path, 20, 25), path
+    averages = {path for path in by_step[5] if path.startswith("average/")}
+    assert len(averages) == 8
+    counts = {
+        step: sorted(int(a) for p, a in arrays.items() if p.endswith("/count"))
+        for step, arrays in by_step.items()
+    }
+    assert counts[10] == [0, 0, 10]
+    assert counts[20] == [0, 8, 20]
+    assert counts[45] == [22, 33, 45]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", ["train.sink=false", "train.sink_size=1000", "train.mechanism=soft", "train.feed=stream"]
+)
+def test_the_run_is_the_same_however_it_sinks(
+    how: str, whole: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    run(tiny(*TUNED, how), tmp_path)
+    outcome.assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [10, 20, 25])
+def test_a_run_is_resumed_in_every_phase(
+    kept: int, whole: Path, tiny: Compose, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    (run_dir / "summary.json").unlink()
+    for step in outcome.checkpoints(run_dir):
+        if step > kept:
+            shutil.rmtree(run_dir / "checkpoints" / str(step))
+    run(tiny(*TUNED, "train.sink_size=11", f"train.resume={run_dir}"))
+    outcome.assert_same_run(run_dir, whole)
+
+
+@pytest.mark.slow
+def test_shards_and_microbatches_thaw_too(tiny: Compose, tmp_path: Path) -> None:
+    """The same bits on one device and on two."""
+    more = ["parallel.mode=data", "train.accumulate_steps=2", "parallel.shards=4"]
+    for devices in (1, 2):
+        recipe = tiny(*TUNED, *more, f"parallel.devices={devices}")
+        run(recipe, tmp_path / str(devices))
+    outcome.assert_same_run(tmp_path / "1", tmp_path / "2")
+
+
+@pytest.mark.slow
+def test_eager_mode_thaws_as_the_program_does(tiny: Compose, tmp_path: Path) -> None:
+    short = ["train.steps=4", "train.unfreeze=[{pattern: '*', after_steps: 2}]"]
+    for mode in ("graph", "eager"):
+        run(tiny(*TUNED, *short, f"train.mode={mode}"), tmp_path / mode)
+    graph, eager = (outcome.metrics(tmp_path / mode) for mode in ("graph", "eager"))
+    for one, other in zip(graph, eager, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_build_line_counts_what_is_trained(
+    tiny: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = built(tiny(*TUNED))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "160 parameters, 40 of them trained, 127 from step 13, 160 from step 24" in said
+    assert dict(step.parts.layer_rates) == {
+        "conv_0": 0.25,
+        "batch_norm_0": 0.25,
+        "residual_0": 0.5,
+        "dense_0": 1.0,
+    }
+
+
+REFUSED = {
+    "nothing frozen": (
+        ["train.unfreeze=[{pattern: conv_0, after_steps: 3}]"],
+        "train.unfreeze: needs train.freeze, which says what is not trained before",
+    ),
+    "never": (
+        ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_0}]"],
+        "train.unfreeze.0: give after_passes or after_steps, one of them",
+    ),
+    "except": (
+        ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: '!conv_0', after_steps: 1}]"],
+        "train.unfreeze.0: pattern = !conv_0: must be of what is trained then, without a !",
+    ),
+    "thor": (
+        [
+            *("train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_0, after_steps: 1}]"),
+            *("optimizer=thor", "train.optimizer.lr=0.01"),
+        ],
+        "train.unfreeze: must be [] with thor, which looks into layers",
+    ),
+    "statistics of nothing": (
+        ["train.freeze_statistics=frozen"],
+        "train.freeze_statistics = frozen: needs train.freeze; all is for every batch norm",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_recipe_that_contradicts_itself_is_refused(case: str, tiny: Compose) -> None:
+    overrides, message = REFUSED[case]
+    with pytest.raises(RecipeError) as refused:
+        tiny(*overrides)
+    assert message in str(refused.value)
+
+
+NOT_BUILT = {
+    "another scope": (
+        ["train.freeze=[convv_0]"],
+        "train.freeze: pattern 'convv_0' matches none of the 8 parameters in conv_0, conv_1, "
+        "dense_0 (2), dense_1 (2), dense_2 (2), such as conv_0/kernel; did you mean conv_0?",
+    ),
+    "all but another scope": (
+        ['train.freeze=["!dense_9"]'],
+        "train.freeze: pattern 'dense_9' matches none of the 8 parameters",
+    ),
+    "thaws nothing": (
+        ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv9, after_steps: 1}]"],
+        "train.unfreeze: pattern 'conv9' matches none of the 8 parameters",
+    ),
+    "thaws what is trained": (
+        ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_1, after_passes: 1}]"],
+        "train.unfreeze: conv_1: is trained before step 6 already",
+    ),
+    "decay of what is frozen": (
+        [
+            *("train.freeze=[conv_0, conv_1]", "optimizer=adamw"),
+            "train.unfreeze=[{pattern: conv_1, after_steps: 9}]",
+            "train.optimizer.decay_rules=[{pattern: conv_0, weight_decay: 0.1}]",
+        ],
+        "train.optimizer: decay_rules: pattern 'conv_0' matches none of the 7 parameters",
+    ),
+    "no batch norm": (
+        ["train.freeze_statistics=all"],
+        "train.freeze_statistics = all: lenet5 has no batch norm; must be none",
+    ),
+    "no frozen batch norm": (
+        [*TUNED[:2], "train.freeze=[conv_0]", "train.freeze_statistics=frozen"],
+        "train.freeze_statistics = frozen: train.freeze covers scale and bias of none of the 2 "
+        "batch norms, such as batch_norm_0, residual_0/batch_norm_0; must be all or none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_BUILT)
+def test_patterns_that_do_not_fit_the_network_are_refused(case: str, tiny: Compose) -> None:
+    overrides, message = NOT_BUILT[case]
+    with pytest.raises(RecipeError) as refused:
+        built(tiny(*overrides))
+    assert message in str(refused.value)
