@@ -75,6 +75,7 @@ def test_help_comes_at_once_and_lists_everything(command: Callable[..., Any]) ->
 
 WORDS = {
     "autopsy": "RUN_DIR",
+    "columns": "FILE",
     "convert": "convert records OUT",
     "convert weights": "like=FILE",
     "convert records": "--overwrite",

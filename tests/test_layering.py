@@ -41,6 +41,7 @@ LEVELS = [
     "data.ops",
     "data.padding",
     "data.records",
+    "data.tables",
     "data.sources",
     "data.feed",
     "training",

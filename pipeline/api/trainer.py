@@ -165,7 +165,8 @@ class Trainer:
         return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 (n, ...), of raw images (n, H, W, C) as the dataset has them.
+        """Return logits, float32 (n, ...), of raw images (n, H, W, C) as the dataset has them, or
+        of encoded rows (n, columns) of a table.
 
         They go through the evaluation ops. Raises RunError before there are parameters, DataError
         for images of another shape, and for values that the dataset's type does not hold, as 0.5
@@ -173,7 +174,7 @@ class Trainer:
         """
         images = np.asarray(images)
         samples = self._run_now().samples
-        if images.ndim != 4 or images.shape[1:] != samples.shape:
+        if images.shape[1:] != samples.shape:
             shape = ("n", *samples.shape)
             raise DataError(f"images of shape {images.shape}: must have shape {shape}")
         images = _as_type(images, samples.dtype)
@@ -246,8 +247,7 @@ class Trainer:
             return self._trained
         dataset, step = self.dataset, int(view.state.step)
         image = dataset.raw_image
-        height, width, channels = image.shape
-        samples = Samples((height, width, channels), image.dtype, dataset.targets)
+        samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table)
         return TrainedRun(self.recipe, _weights(view.state), step, samples)
 
     @cached_property

@@ -28,8 +28,11 @@ from pipeline.cache import cache_root
 from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.dataset_spec import MapOp
 from pipeline.data.pixel_labels import moving_labels
+from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
+from pipeline.data.transform import column_specs
 from pipeline.errors import DataError, PipelineError, RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
@@ -81,10 +84,17 @@ def write_reproducer(
         "image": asdict(parts.image),
         "classes": parts.classes,
         "frozen": list(parts.frozen),
+        "table": _table_of(parts),
         "autopsy": autopsy.to_dict(),
     }
     write_whole(folder / STEP, json_text(document, indent=2) + "\n")
     return folder
+
+
+def _table_of(parts: StepConfig) -> dict[str, Any] | None:
+    """The op that encodes the rows of a table, as JSON."""
+    first = next(iter(parts.train_ops), None)
+    return first.model_dump(mode="json") if isinstance(first, EncodeTable) else None
 
 
 def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
@@ -139,9 +149,13 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     image = document["image"]
     spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
-    ops = moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
+    ops: tuple[MapOp, ...] = ()
+    if document.get("table") is not None:
+        ops = (EncodeTable.model_validate(document["table"]),)
+        columns = column_specs(ops, columns)
+    ops += moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
     targets = Targets(tuple(map(str, range(int(document["classes"])))))
-    parts = parts_of(recipe, targets, spec, tuple(ops), ())
+    parts = parts_of(recipe, targets, spec, ops, ())
     # Reproducers of earlier versions are of runs with one phase.
     frozen = tuple(map(str, document.get("frozen", parts.frozen)))
     return config_at(replace(parts, phases=(FreezePhase(0, frozen),)), 0)

@@ -23,11 +23,12 @@ Train what a YAML recipe describes.
   python -m pipeline convert weights FROM TO +recipe=NAME  weights of PyTorch or MindSpore, renamed
   python -m pipeline convert records OUT dataset=NAME ...   any dataset as ArrayRecord files
   python -m pipeline export RUN_DIR FOLDER              a trained network as StableHLO and weights
-  python -m pipeline infer RUN_DIR|FOLDER IMAGE ...     what it says of images; --json, --top=N
+  python -m pipeline infer RUN_DIR|FOLDER FILE ...      what it says of images, or of rows of a CSV
   python -m pipeline reproduce RUN_DIR                  run it again: the same losses, bit for bit?
   python -m pipeline diff RUN_A RUN_B                   what sets two runs apart, what came of it
   python -m pipeline runs [FOLDER] [--html]             all runs as a table, or as one page
   python -m pipeline recommend FOLDER +recipe=NAME ...  what to try next, by what runs have shown
+  python -m pipeline columns FILE                       the columns of a CSV file, and their types
   python -m pipeline doctor +recipe=NAME KEY=VALUE ...  are device, cache, data, disk, limits ok?
   python -m pipeline autopsy RUN_DIR                    the bad step that ended a run, looked into
   python -m pipeline new NAME                           a project with parts of your own

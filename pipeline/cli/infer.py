@@ -1,4 +1,4 @@
-"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: classify images with a trained network."""
+"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: predict from images or rows of a table."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from pipeline.weights.prediction import make_predict
 from pipeline.weights.trained_run import Samples, read_trained_run
 
 USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json and --top=N"
-HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER IMAGE ... [--json] [--top=N]
+HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N]
 
-Print the class and its probability that a trained network gives to each image.
+Print what a trained network gives to each image, or to each row of a table: the class and its
+probability, or numbers in the units of the data.
 
   RUN_DIR   a run that has saved a checkpoint, or one of its checkpoints
   FOLDER    what `export` wrote
-  IMAGE     images as the network was trained on, or .npy arrays of them
+  FILE      images as the network was trained on, or .npy arrays of them; of a network that was
+            trained on a table, a CSV or Parquet file with the same columns, targets not needed
   --json    a JSON object a line
   --top=N   the N most probable classes, 1 unless it is given
 

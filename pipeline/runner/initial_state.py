@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
+from pipeline.data.tables.encode_table import encoded_features
 from pipeline.errors import RecipeError, RunError
 from pipeline.host.memory import require_room
 from pipeline.runner.context import RunContext
@@ -37,7 +38,8 @@ def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restor
     from pipeline.weights.network import arrays_of_model
     from pipeline.weights.restore import restore
 
-    network = partial(arrays_of_model, recipe.model, len(dataset.classes), dataset.image)
+    model = recipe.model.for_table(encoded_features(dataset.eval_ops))
+    network = partial(arrays_of_model, model, len(dataset.classes), dataset.image)
     return restore(recipe, built.state, network, context.reporter.warn)
 
 

@@ -406,6 +406,7 @@ def record_data(
         "image": {"shape": list(image.shape), "dtype": image.dtype},
         "classes": list(dataset.classes),
         "targets": dataset.targets.to_dict(),
+        **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
     }
     # As read: the part of it that is evaluated may change.
     if not context.ranks.is_first:

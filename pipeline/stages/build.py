@@ -21,6 +21,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
+from pipeline.data.tables.encode_table import encoded_features
 from pipeline.data.targets import Targets
 from pipeline.errors import RecipeError
 from pipeline.files.error_text import show
@@ -155,7 +156,7 @@ def parts_of(
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         gradients = None if train.gradients.name == "plain" else train.gradients.build()
     return StepConfig(
-        network=typed_network(recipe, len(targets)),
+        network=typed_network(recipe, len(targets), encoded_features(train_ops)),
         image=image,
         classes=len(targets),
         task=targets.task,
@@ -183,14 +184,16 @@ def parts_of(
     )
 
 
-def typed_network(recipe: Recipe, classes: int) -> nn.Module:
-    """Return the network, each layer in the dtype that the recipe says.
+def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> nn.Module:
+    """Return the network, each layer in the dtype that the recipe says; `features` are those of
+    the table that it reads, if any.
 
     Raises RecipeError where the network is no list of layers and some dtypes are to differ.
     """
     precision = precision_of(recipe)
     with blaming_key(f"model {recipe.model.name}"):
-        network = recipe.model.build(classes, precision.dtype)
+        model = recipe.model.for_table(features)
+        network = model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)
     if isinstance(network, ImportedNetwork):
@@ -276,6 +279,13 @@ def _check_labels(
 def _check_task(recipe: Recipe, dataset: Dataset, metrics: Sequence[MetricSpec]) -> None:
     """Require a loss for what is predicted, and metrics that evaluations of it have."""
     task, loss = dataset.targets.task, recipe.train.loss
+    if (
+        recipe.model.two_outputs_are_classes
+        and task != "classification"
+        and len(dataset.targets) > 1
+    ):
+        problem = f"predicts classes, or one number or label, and not {dataset.targets}"
+        raise RecipeError([f"model {recipe.model.name}: {problem}"])
     if task not in loss.tasks:
         fitting = ", ".join(losses_for(task))
         raise RecipeError([f"train.loss = {loss.name}: must be one for {task}: {fitting}"])

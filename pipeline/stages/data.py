@@ -17,6 +17,7 @@ from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import Bucket, canvas, in_ascending_order
 from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
+from pipeline.data.tables.encode_table import encoding_ops
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
@@ -42,8 +43,8 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     buckets = in_ascending_order(recipe.dataset.buckets or ())
     raw = pad_images(raw, buckets, recipe.dataset, recipe.train.batch_size)
     for bucket in buckets or (None,):  # the largest is the last
-        train_ops, mapped = _mapped(recipe, raw.train, "train", bucket)
-        eval_ops, mapped_eval = _mapped(recipe, raw.eval, "eval", bucket)
+        train_ops, mapped = _mapped(recipe, raw, "train", bucket)
+        eval_ops, mapped_eval = _mapped(recipe, raw, "eval", bucket)
         image = _one_image(mapped["image"], mapped_eval["image"])
         if bucket is not None and recipe.dataset.padding_mask:
             image = with_mask_channel(image, bucket)
@@ -65,8 +66,11 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
         eval_ops=eval_ops,
         raw_image=_as_given(raw.eval.specs(), buckets),
         whole_eval=raw.eval,
+        table=raw.table,
     )
     reporter.stage("data", _line(recipe, raw, dataset))
+    if raw.table is not None:
+        reporter.stage("data", f"columns: {raw.table}")
     if buckets:
         reporter.stage("data", bucket_line(raw.train, buckets))
     return dataset
@@ -88,7 +92,12 @@ def _evaluated(recipe: Recipe, split: Split, order: SampleOrder) -> Split:
 
 
 def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
-    """Return the first training images as the network will see them, float32 (n, H, W, C)."""
+    """Return the first training images as the network will see them, float32 (n, H, W, C).
+
+    Of samples that are no images there are none.
+    """
+    if len(dataset.image.shape) != 3 or dataset.table is not None:
+        return np.zeros((0, 1, 1, 1), np.float32)
     batches = dataset.train_order.batches(0, 1)
     count, rows = recipe.monitor.sample_images, batches.indices[0]
     if not any(isinstance(op, BatchOp) for op in dataset.train_ops):
@@ -101,14 +110,20 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
 
 
 def _mapped(
-    recipe: Recipe, split: Split, key: Literal["train", "eval"], bucket: Bucket | None
+    recipe: Recipe, raw: RawData, key: Literal["train", "eval"], bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
-    """Return the ops of a split, and the column specs after them, for images of a bucket."""
+    """Return the ops of a split, and the column specs after them, for images of a bucket.
+
+    The rows of a table are encoded before all other ops.
+    """
+    split = raw.train if key == "train" else raw.eval
     wanted = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
+    encode = encoding_ops(raw.table, recipe.model.table_input)
     specs = split.specs() if bucket is None else specs_in(bucket, split.specs())
+    specs = column_specs(encode, specs)
     try:
         ops = moving_labels(wanted, specs, recipe.dataset.ignore_index)
-        return ops, column_specs(ops, specs)
+        return (*encode, *ops), column_specs(ops, specs)
     except ValueError as error:
         raise RecipeError([f"dataset.{key}.{error}"]) from error
 
@@ -156,12 +171,13 @@ def _eval_order(recipe: Recipe, samples: int) -> SampleOrder:
 
 def _line(recipe: Recipe, raw: RawData, dataset: Dataset) -> str:
     shape = "x".join(map(str, raw.train.specs()["image"].shape))
+    samples = f"images {shape}" if raw.table is None else f"rows of {shape} columns"
     size_mb = (split_bytes(raw.train) + split_bytes(raw.eval)) / 1e6
     order = dataset.train_order
     shard = f" in shard {order.shard_id} of {order.num_shards}" if order.num_shards > 1 else ""
     part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "
     return (
         f"{recipe.dataset.name}: {len(raw.train):,} training and {part}{len(raw.eval):,} "
-        f"evaluation images {shape}, {raw.targets}, {size_mb:,.1f} MB; "
+        f"evaluation {samples}, {raw.targets}, {size_mb:,.1f} MB; "
         f"{order.steps_per_pass:,} steps a pass{shard}"
     )

@@ -22,6 +22,7 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.sweep.amortization import write_amortisation
 from pipeline.sweep.directory import find_jobs, read_overrides, read_state
 from pipeline.sweep.job_summary import JobSummary, read_summary
+from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
 
 TABLE = "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
@@ -46,12 +47,19 @@ class JobRow:
             "status": summary.status,
             "metrics.accuracy": summary.metric("accuracy"),
             "metrics.loss": summary.metric("loss"),
+            **_of_targets(summary),
             "steps": summary.steps,
             **summary.time.model_dump(),
             **{f"modelled_{name}": value for name, value in summary.modelled.model_dump().items()},
             "exit_status": summary.exits_with,
             "reason": summary.reason,
         }
+
+
+def _of_targets(summary: JobSummary) -> dict[str, float]:
+    """The metrics of numbers and labels, where the job has any."""
+    values = {name: summary.metric(name) for name in (*OF_NUMBERS, *OF_LABELS)}
+    return {f"metrics.{name}": value for name, value in values.items() if value is not None}
 
 
 def conclude(sweep_dir: Path) -> int:

@@ -354,8 +354,7 @@ def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[s
 
     Raises ValueError where layers don't fit, or a rule for initialisation does not.
     """
-    height, width, channels = image_shape(config.image)
-    image = jnp.zeros((1, height, width, channels), jnp.float32)
+    image = jnp.zeros((1, *image_shape(config.image)), jnp.float32)
     logits, variables = config.network.init_with_output(_key(seed, 0), image, train=False)
     params = reinitialize(variables["params"], config.init_rules, _key(seed, 2))
     return logits, {**variables, "params": params}

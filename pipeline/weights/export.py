@@ -123,6 +123,7 @@ def _about(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         "outputs": [{"name": "logits", "shape": shape, "dtype": logits.dtype.name}],
         "classes": list(samples.classes),
         "targets": samples.targets.to_dict(),
+        **({} if samples.table is None else {"table": samples.table.to_dict()}),
     }
 
 

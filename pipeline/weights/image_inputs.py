@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
+from pipeline.data.tables.fit_table import read_rows
 from pipeline.errors import DataError
 from pipeline.files.npy import read_npy
 from pipeline.weights.files.npz_file import read_npz
@@ -19,12 +20,15 @@ _ARRAYS = (".npy", ".npz")
 
 
 def read_images(path: Path, samples: Samples) -> np.ndarray:
-    """The images of a file, (n, height, width, channels), of the shape and dtype of the samples.
+    """The images of a file, (n, height, width, channels), of the shape and dtype of the samples;
+    the encoded rows (n, columns) of a CSV or Parquet file where these are of a table.
 
     A PNG, JPEG or BMP file is one image, converted to grey or RGB, and resized bilinearly where its
     size differs. A .npy or .npz file holds one array of one image or more, whose shape must match.
     Raises DataError for any other file.
     """
+    if samples.table is not None:
+        return read_rows(path, samples.table)
     suffix = path.suffix.lower()
     if suffix not in (*_FORMATS, *_ARRAYS):
         kinds = ", ".join((*_FORMATS, *_ARRAYS))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.tables.encode_table import encoded_features, encoding_ops
 from pipeline.data.transform import column_specs
 from pipeline.errors import RecipeError
 from pipeline.models.blocks.layered_model import LayeredModelSpec
@@ -70,18 +71,20 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
 
     Raises RecipeError where model, ops and dataset don't fit, DataError for unreadable data.
     """
-    facts = recipe.dataset.facts()
+    facts, model = recipe.dataset.facts(), recipe.model
     if facts is not None:
         columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
         classes = facts.classes
     else:
         raw = recipe.dataset.read(cache_root(recipe.cache))
         columns, classes = raw.eval.specs(), len(raw.classes)
+        encode = encoding_ops(raw.table, model.table_input)
+        columns, model = column_specs(encode, columns), model.for_table(encoded_features(encode))
     try:
         image = column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:
         raise RecipeError([f"dataset.eval.{error}"]) from error
-    return arrays_of_model(recipe.model, classes, image)
+    return arrays_of_model(model, classes, image)
 
 
 def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
@@ -89,10 +92,8 @@ def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> Networ
 
     Raises RecipeError if it can't be built for them.
     """
-    height, width, channels = (
-        image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
-    )
-    images = jax.ShapeDtypeStruct((1, height, width, channels), jnp.float32)
+    shape = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
+    images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     try:
         variables = _variables(model.build(classes, "float32"), images)
     except ValueError as error:

@@ -13,6 +13,7 @@ from jax import Array
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
+from pipeline.data.tables.encode_table import encoded_features, encoding_ops
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.stages.build import typed_network
@@ -32,7 +33,8 @@ def make_predict(run: TrainedRun) -> Predict:
     """
     recipe, layout = run.recipe, _layout_of(run)
     ops, seed = recipe.dataset.eval.ops, seed_words(recipe.seed)
-    network = typed_network(recipe, len(run.samples.classes))
+    ops = (*encoding_ops(run.samples.table, recipe.model.table_input), *ops)
+    network = typed_network(recipe, len(run.samples.classes), encoded_features(ops))
 
     def predict(weights: Weights, images: Array) -> Array:
         labels = jnp.zeros(images.shape[:1], jnp.int32)
@@ -54,7 +56,9 @@ def _layout_of(run: TrainedRun) -> str:
         "image": ColumnSpec(samples.shape, samples.dtype),
         "label": ColumnSpec((), "int32"),
     }
+    encode = encoding_ops(samples.table, run.recipe.model.table_input)
     try:
+        columns = column_specs(encode, columns)
         return column_specs(run.recipe.dataset.eval.ops, columns)["image"].layout
     except ValueError as error:
         raise RecipeError([f"dataset.eval.{error}"]) from error

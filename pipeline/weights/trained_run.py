@@ -9,6 +9,7 @@ from typing import Any, cast, get_args
 
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
+from pipeline.data.table import Table
 from pipeline.data.targets import Targets, Task
 from pipeline.errors import DataError
 from pipeline.files.bounded_read import read_json
@@ -24,10 +25,12 @@ DTYPES = frozenset(("uint8", "int32", "float32"))
 class Samples:
     """The format of a network's samples, before its map ops, and its classes."""
 
-    shape: tuple[int, int, int]
-    """Height, width and channels of an image."""
+    shape: tuple[int, ...]
+    """Height, width and channels of an image; the number of columns of a table."""
     dtype: str
     targets: Targets
+    table: Table | None = None
+    """The columns of a table."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -72,17 +75,18 @@ def parse_samples(data: Any) -> Samples:
     """The sample format in `image` and `classes` of a JSON object. Raises ValueError without it."""
     match data:
         case {
-            "image": {"shape": [int(height), int(width), int(channels)], "dtype": str(dtype)},
+            "image": {"shape": [*shape], "dtype": str(dtype)},
             "classes": [*classes],
             **rest,
         } if (
-            min(height, width, channels) > 0
+            all(type(size) is int and size > 0 for size in shape)
             and dtype in DTYPES
             and all(isinstance(name, str) for name in classes)
         ):
             about = cast(Mapping[str, Any], rest)
-            targets = _parse_targets(tuple(classes), about)
-            return Samples((height, width, channels), dtype, targets)
+            targets, table = _parse_targets(tuple(classes), about), _parse_table(about)
+            if (len(shape) == 3) if table is None else (shape == [table.width]):
+                return Samples(tuple(shape), dtype, targets, table)
     raise ValueError("image and classes are missing")
 
 
@@ -96,6 +100,12 @@ def _parse_targets(names: tuple[str, ...], about: Mapping[str, Any]) -> Targets:
         ):
             return Targets(names, cast(Task, task), tuple(mean), tuple(std))
     raise ValueError("targets are not those of a run")
+
+
+def _parse_table(about: Mapping[str, Any]) -> Table | None:
+    """The table that a JSON object describes, if any. Raises ValueError for anything else."""
+    described = about.get("table")
+    return None if described is None else Table.model_validate(described)
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:

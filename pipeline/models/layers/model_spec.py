@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -78,8 +78,20 @@ class InitSpec(InitRules):
 class ModelSpec(Spec):
     """Base of every network: the part of kind "model" that a recipe names."""
 
+    table_input: ClassVar[Literal["features", "fields"]] = "features"
+    """Input that it takes of a table: numbers and one-hot categories, or the number and the value
+    of the feature of each column."""
+    two_outputs_are_classes: ClassVar[bool] = False
+    """Whether two outputs are the logits of two classes alone, and no two numbers or labels."""
     name: str
     init: InitSpec
+
+    def for_table(self, features: int | None) -> ModelSpec:
+        """The model for a table of so many features, or for other data, which have none.
+
+        Raises ValueError where it is made for others.
+        """
+        return self
 
     @abstractmethod
     def build(self, classes: int, dtype: str) -> nn.Module:

@@ -30,13 +30,13 @@ class WideDeepNetwork(nn.Module):
     @nn.compact
     def __call__(self, samples: Array, train: bool) -> Array:
         """Logits (batch, 2), float32, of samples (batch, fields, 1, 2): of each field the number of
-        its feature and its value.
+        its feature and its value; (batch, 1) where one number or label is to be predicted.
 
-        The first logit is 0, so softmax is the logistic function of the second. A number outside
-        the vocabulary gives NaN. Raises ValueError on samples of another shape, and on
-        other than two classes.
+        The first of two logits is 0, so softmax is the logistic function of the second. A number
+        outside the vocabulary gives NaN. Raises ValueError on samples of another shape, and on
+        other than two classes or one number.
         """
-        if self.classes != 2:
+        if self.classes > 2:
             raise ValueError(
                 f"tells 2 classes apart, and the dataset has {self.classes}; give labels 0 and 1"
             )
@@ -47,6 +47,8 @@ class WideDeepNetwork(nn.Module):
             )
         numbers, values = samples[:, :, 0, 0].astype(jnp.int32), samples[:, :, 0, 1]
         logit = self._wide(numbers, values) + self._deep(numbers, values, train)
+        if self.classes == 1:
+            return logit
         return jnp.concatenate([jnp.zeros_like(logit), logit], axis=1)
 
     def _table(self, name: str, features: int) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PositiveInt
 
@@ -21,9 +21,12 @@ class WideDeep(ModelSpec):
     value. The embeddings of Criteo's 39 fields, their vocabulary and the layers are the zoo's.
     """
 
+    table_input: ClassVar[Literal["features", "fields"]] = "fields"
+    two_outputs_are_classes: ClassVar[bool] = True
     name: Literal["wide_deep"] = "wide_deep"
-    vocabulary: PositiveInt
-    """Number of different features, over all fields."""
+    vocabulary: PositiveInt | None
+    """Number of different features, over all fields; null: as many as the table has that
+    `dataset=csv` reads."""
     embedding: PositiveInt
     """Numbers that the vector of each feature has."""
     hidden: Seq[PositiveInt]
@@ -31,10 +34,26 @@ class WideDeep(ModelSpec):
     table_init: Initializer
     """Initialiser of the weights and the vectors of the features."""
 
+    def for_table(self, features: int | None) -> WideDeep:
+        """The model with the vocabulary of the table. Raises ValueError for a smaller one."""
+        if features is None:
+            return self
+        if self.vocabulary is not None and self.vocabulary < features:
+            raise ValueError(
+                f"vocabulary = {self.vocabulary:,}: must be null, or at least the {features:,} "
+                "features of the table"
+            )
+        return self.model_copy(update={"vocabulary": self.vocabulary or features})
+
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """The flax module; calling it raises ValueError unless there are two classes."""
+        """The flax module; calling it raises ValueError for more than two classes.
+
+        Raises ValueError without a vocabulary.
+        """
         from pipeline.models.modules.wide_deep import WideDeepNetwork
 
+        if self.vocabulary is None:
+            raise ValueError("vocabulary = null: must be a number, as the data are no table")
         return WideDeepNetwork(
             classes=classes,
             vocabulary=self.vocabulary,

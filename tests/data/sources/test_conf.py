@@ -12,7 +12,8 @@ from pipeline.files.package_paths import CONF
 from pipeline.registry import parts
 
 FILES = sorted((CONF / "dataset").glob("*.yaml"))
-NEEDS_ROOT = {"numpy", "image_folder", "records"}
+NEEDS_ROOT = {"numpy", "image_folder", "records", "csv", "parquet"}
+NEEDS_TARGET = {"csv", "parquet"}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -23,6 +24,8 @@ def load(name: str) -> dict[str, Any]:
 
 def source(name: str) -> DatasetSpec:
     root = {"root": "somewhere"} if name in NEEDS_ROOT else {}
+    if name in NEEDS_TARGET:
+        root |= {"target": "price"}
     built = parts("dataset")[name].model_validate({**load(name), **root})
     assert isinstance(built, DatasetSpec)
     return built
@@ -30,7 +33,7 @@ def source(name: str) -> DatasetSpec:
 
 def test_every_source_has_a_file() -> None:
     assert {file.stem for file in FILES} == set(parts("dataset"))
-    assert len(FILES) == 9
+    assert len(FILES) == 11
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

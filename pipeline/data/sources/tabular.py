@@ -1,0 +1,303 @@
+"""A user's own table, CSV or Parquet: some columns to predict, others to predict them from."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from pipeline.data.columns import RawData, Split
+from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
+from pipeline.data.table import Delimiter, Encoding, Table, TableFormat
+from pipeline.data.tables.fit_table import FitOptions, encode_rows, fit_table, read_table
+from pipeline.data.tables.raw_table import Kind, RawTable, missing_column
+from pipeline.data.tables.split_rows import split_rows
+from pipeline.data.tables.table_targets import (
+    read_labels,
+    require_varied,
+    target_classes,
+    task_of,
+)
+from pipeline.data.targets import Targets, Task, standardised
+from pipeline.errors import DataError
+from pipeline.files.error_text import shown
+from pipeline.registry import FilePath, Seq, part
+
+_SHIPPED = Path(__file__).parent
+ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
+
+Targeted = Annotated[
+    Seq[str],
+    Field(min_length=1),
+    BeforeValidator(lambda target: [target] if isinstance(target, str) else target),
+    WithJsonSchema(
+        {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]},
+    ),
+]
+"""A name or several; null in conf/, and a recipe must not have it."""
+
+
+class TableDataset(DatasetSpec):
+    """Base of the tables: rows are samples, float32 (columns,), standardised and encoded.
+
+    What is fitted, means, deviations and categories, is of the training split, and kept with the
+    run.
+    """
+
+    root_must_be: ClassVar[str]
+    root: FilePath | None
+    """The file."""
+    target: Targeted
+    """The column to predict, or several: numbers, or labels of 0 and 1."""
+    task: Literal["auto"] | Task = "auto"
+    """auto: classification for a column of texts or of at most 20 different whole numbers,
+    multi_label for several columns of 0 and 1, else regression."""
+    eval_path: FilePath | None = None
+    """A second file, for evaluation; null: a part of `root`."""
+    split: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The share of the rows for evaluation; of each class as many, where there are classes."""
+    split_seed: NonNegativeInt = 0
+    """Rows are drawn by this seed alone, so that runs with different seeds share the split."""
+    columns: Seq[str] | None = None
+    """Columns to predict from; null: all others."""
+    numeric: Seq[str] = ()
+    """Columns of numbers. One that is in none of these lists is numeric where all values that are
+    there are numbers, else a category."""
+    categories: Seq[str] = ()
+    """Columns of categories, numbers among them, such as a year or a postcode."""
+    ignored: Seq[str] = ()
+    """Columns that are not read, such as a number of the row."""
+    standardise: bool = True
+    """Whether numbers become `(number - mean) / std`."""
+    missing_indicators: bool = False
+    """Whether each column with missing numbers gets one more, 1 where one is missing."""
+    max_categories: PositiveInt = 1_000
+    """Of a category the most frequent values to tell apart; others are one that is not known."""
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _is_named(cls, target: Any) -> Any:
+        if target is None:
+            raise ValueError("missing; it must be the name of the column to predict, or several")
+        return target
+
+    @model_validator(mode="after")
+    def _has_no_images(self) -> Self:
+        for key, given in (("buckets", self.buckets), ("ignore_index", self.ignore_index)):
+            if given is not None:
+                raise ValueError(f"{key}: must be null; the rows of a table have one shape")
+        return self
+
+    @model_validator(mode="after")
+    def _names_a_column_once(self) -> Self:
+        named = Counter((*self.target, *self.numeric, *self.categories, *self.ignored))
+        doubled = [name for name, count in named.items() if count > 1]
+        if doubled:
+            problem = "is named more than once by target, numeric, categories and ignored"
+            raise ValueError(f"{shown(doubled[0])} {problem}")
+        return self
+
+    @property
+    @abstractmethod
+    def file(self) -> Path:
+        """The file of the training split."""
+
+    @property
+    def form(self) -> TableFormat:
+        """How the file is written."""
+        return TableFormat()
+
+    def read(self, cache: Path) -> RawData:
+        """Rows float32 (n, columns); labels int32 (n,) of classes, else float32 (n, K).
+
+        Numbers to predict are standardised by the training split.
+        """
+        raw = self._read_whole()
+        try:
+            targets = self._targets(raw)
+            labels = read_labels(raw, targets, self.target)
+            train_rows, eval_rows = self._split(raw, targets, labels)
+            options = FitOptions(
+                self._kind_of, self.standardise, self.missing_indicators, self.max_categories
+            )
+            names = self._features(raw)
+            table = fit_table(raw, names, train_rows, self.form, options)
+            rows = encode_rows(table, raw)
+        except (ValueError, MemoryError) as error:
+            raise DataError(f"{self.file}: {error}") from error
+        parts = (rows[train_rows], labels[train_rows], rows[eval_rows], labels[eval_rows])
+        if self.eval_path is not None:
+            parts = (rows, labels, *self._read_eval(self.eval_path, table, targets))
+        return self._finished(table, targets, *parts)
+
+    def _read_whole(self) -> RawTable:
+        raw = read_table(self.file, self.form, self._kind_of)
+        features = tuple(name for name in self.columns or () if name not in self.ignored)
+        named = {"target": self.target, "columns": features}
+        named |= {"numeric": self.numeric, "categories": self.categories}
+        for key, names in named.items():
+            for name in (name for name in names if name not in raw.columns):
+                raise DataError(f"{self.file}: {missing_column(name, raw.names)} (dataset.{key})")
+        if not raw.rows:
+            raise DataError(f"{self.file}: has no rows")
+        return raw
+
+    def _kind_of(self, name: str) -> Kind:
+        if name in self.target:
+            return "auto"
+        if name in self.ignored or (self.columns is not None and name not in self.columns):
+            return "ignore"
+        if name in self.numeric:
+            return "numeric"
+        return "category" if name in self.categories else "auto"
+
+    def _features(self, raw: RawTable) -> list[str]:
+        """The columns to predict from. Raises ValueError where there is none."""
+        names = [name for name in raw.columns if name not in self.target]
+        if not names:
+            raise ValueError("has no column but targets; a network needs one to predict from")
+        return names
+
+    def _targets(self, raw: RawTable) -> Targets:
+        task = task_of(raw, self.target) if self.task == "auto" else self.task
+        if task != "classification":
+            return Targets(self.target, task)
+        if len(self.target) > 1:
+            raise ValueError(
+                f"dataset.target has {len(self.target)} columns; classification takes one of them"
+            )
+        return Targets(target_classes(raw, self.target[0]), task)
+
+    def _split(
+        self, raw: RawTable, targets: Targets, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of both splits. Raises ValueError where one has none."""
+        everything = np.arange(raw.rows)
+        if self.eval_path is not None:
+            return everything, everything[:0]
+        strata = None
+        if targets.task == "classification":
+            strata = labels
+        elif targets.task == "multi_label":
+            strata = np.unique(labels, axis=0, return_inverse=True)[1].ravel()
+        train, evaluated = split_rows(raw.rows, self.split, self.split_seed, strata)
+        if not len(train) or not len(evaluated):
+            raise ValueError(
+                f"has {raw.rows:,} rows, of which dataset.split = {self.split:g} leaves "
+                f"{len(train):,} for training and {len(evaluated):,} for evaluation; both need one"
+            )
+        return train, evaluated
+
+    def _read_eval(
+        self, path: Path, table: Table, targets: Targets
+    ) -> tuple[np.ndarray, np.ndarray]:
+        kinds: dict[str, Kind] = {column.name: column.kind for column in table.columns}
+        kinds |= dict.fromkeys(self.target, "auto")
+        raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
+        try:
+            if not raw.rows:
+                raise ValueError("has no rows")
+            return encode_rows(table, raw), read_labels(raw, targets, self.target)
+        except (ValueError, MemoryError) as error:
+            raise DataError(f"{path}: {error}") from error
+
+    def _finished(
+        self,
+        table: Table,
+        targets: Targets,
+        train: np.ndarray,
+        train_labels: np.ndarray,
+        evaluated: np.ndarray,
+        eval_labels: np.ndarray,
+    ) -> RawData:
+        try:
+            if targets.task == "regression":
+                names = targets.names
+                train_labels, eval_labels, targets = standardised(train_labels, eval_labels, names)
+            elif targets.task == "multi_label":
+                require_varied(train_labels)
+                train_labels = train_labels.astype(np.float32)
+                eval_labels = eval_labels.astype(np.float32)
+        except ValueError as error:
+            raise DataError(f"{self.file}: {error}") from error
+        return RawData(
+            train=Split({"image": train, "label": train_labels}),
+            eval=Split({"image": evaluated, "label": eval_labels}),
+            targets=targets,
+            table=table,
+        )
+
+
+@part("dataset")
+class CsvTable(TableDataset):
+    """A CSV file with a line of names, and any delimiter."""
+
+    root_must_be = "a CSV file; dataset.shipped names one of the package"
+    name: Literal["csv"] = "csv"
+    shipped: ShippedTable | None = None
+    """A table of this package in place of `root`; `tables.txt` beside them has their sources."""
+    delimiter: Delimiter | None = None
+    """null: whichever of comma, semicolon, tab and bar the first line has most of."""
+    header: bool = True
+    """Whether the first line has the names of the columns; else they are column 1, column 2, ..."""
+    decimal: Literal[".", ","] = "."
+    """The decimal mark of numbers."""
+    encoding: Encoding = "utf-8"
+    """The encoding of the file, such as latin-1 or utf-16."""
+    missing_values: Seq[str] = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+    """Texts that stand for a missing value."""
+
+    @model_validator(mode="after")
+    def _has_one_file(self) -> Self:
+        if (self.root is None) == (self.shipped is None):
+            problem = "missing" if self.root is None else "must be null with dataset.shipped"
+            raise ValueError(f"root: {problem}; it must be {self.root_must_be}")
+        return self
+
+    @property
+    def file(self) -> Path:
+        if self.root is None:
+            return _SHIPPED / f"{self.shipped}.csv"
+        return self.root
+
+    @property
+    def form(self) -> TableFormat:
+        return TableFormat(
+            delimiter=self.delimiter,
+            header=self.header,
+            decimal=self.decimal,
+            encoding=self.encoding,
+            missing_values=self.missing_values,
+        )
+
+
+@part("dataset")
+class ParquetTable(TableDataset):
+    """A Parquet file, which pyarrow reads: `pip install 'recipe-pipeline[parquet]'`."""
+
+    root_must_be = "a Parquet file"
+    name: Literal["parquet"] = "parquet"
+    root: GivenRoot
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _is_given(cls, root: Any) -> Any:
+        if root is None:
+            raise ValueError(f"missing; it must be {cls.root_must_be}")
+        return root
+
+    @property
+    def file(self) -> Path:
+        return self.root

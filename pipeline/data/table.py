@@ -1,0 +1,120 @@
+"""A table as a network reads it: columns, fitted on the training split and kept with the run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+
+from pipeline.files.error_text import shown
+from pipeline.registry import Seq, Spec
+
+ColumnKind = Literal["numeric", "category"]
+
+LISTED = 8
+"""Columns that a line of the log names of each kind."""
+
+
+def _require_separating(delimiter: str) -> str:
+    if len(delimiter) != 1 or delimiter in '"\r\n\0':
+        raise ValueError(f"{delimiter!r:.60}: must be one character, and no quote or line break")
+    return delimiter
+
+
+def _require_known(encoding: str) -> str:
+    """Raise ValueError for a name that no encoding of texts has."""
+    try:
+        "a".encode(encoding)  # refuses base64 and the like, which `lookup` knows too
+    except (LookupError, ValueError) as error:
+        raise ValueError(
+            f"{encoding!r:.60}: must be an encoding of texts, such as utf-8 or latin-1"
+        ) from error
+    return encoding
+
+
+Delimiter = Annotated[str, AfterValidator(_require_separating)]
+Encoding = Annotated[str, AfterValidator(_require_known)]
+
+
+class TableFormat(Spec):
+    """How a CSV file is written."""
+
+    delimiter: Delimiter | None = None
+    """null: whichever of comma, semicolon, tab and bar the first line has most of."""
+    header: bool = True
+    decimal: Literal[".", ","] = "."
+    encoding: Encoding = "utf-8"
+    missing_values: Seq[str] = ("",)
+    """Texts that stand for a missing value."""
+
+
+class TableColumn(Spec):
+    """One column of a table, as the training split has it."""
+
+    name: str
+    kind: ColumnKind
+    mean: float = 0.0
+    """Of the numbers that are there; a missing one becomes the mean."""
+    std: float = 1.0
+    standardised: bool = True
+    """Whether numbers are given as `(number - mean) / std`, else as they are."""
+    indicator: bool = False
+    """Whether a missing number is told by a column of its own, 1 where it is missing."""
+    categories: Seq[str] = ()
+    """The values in the training split; the empty text is a missing one, where it has any."""
+
+
+class Table(Spec):
+    """The columns that a network reads, numbers before categories.
+
+    A row is encoded as float32 (width,): the numbers, standardised, then the indicators, then of
+    each category the position of its value from 1, and 0 for a value that the training
+    split lacks. `EncodeTable` makes the network's input of it, inside of the compiled step.
+    """
+
+    columns: Seq[TableColumn]
+    format: TableFormat
+    left_out: Seq[str] = ()
+    """Columns without any value in the training split."""
+
+    @property
+    def numeric(self) -> tuple[TableColumn, ...]:
+        """The columns of numbers."""
+        return tuple(column for column in self.columns if column.kind == "numeric")
+
+    @property
+    def categories(self) -> tuple[TableColumn, ...]:
+        """The columns of categories."""
+        return tuple(column for column in self.columns if column.kind == "category")
+
+    @property
+    def numbers(self) -> int:
+        """The number of values of an encoded row that are numbers, indicators among them."""
+        return len(self.numeric) + sum(column.indicator for column in self.numeric)
+
+    @property
+    def width(self) -> int:
+        """The number of values of an encoded row."""
+        return self.numbers + len(self.categories)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as JSON, from which `Table.model_validate` makes it again."""
+        return self.model_dump(mode="json")
+
+    def __str__(self) -> str:
+        categories = [f"{shown(c.name)} ({len(c.categories)})" for c in self.categories]
+        return "; ".join(
+            _listed(kind, names)
+            for kind, names in (
+                ("numeric", [shown(c.name) for c in self.numeric]),
+                ("missing told of", [shown(c.name) for c in self.numeric if c.indicator]),
+                ("category", categories),
+                ("left out, without values:", list(map(shown, self.left_out))),
+            )
+            if names
+        )
+
+
+def _listed(kind: str, names: list[str]) -> str:
+    more = f", {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{kind} {', '.join(names[:LISTED])}{more}"

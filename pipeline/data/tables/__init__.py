@@ -1,0 +1,1 @@
+"""Tables of numbers and categories, from CSV and Parquet files."""

@@ -1,0 +1,78 @@
+"""The op that makes a network's input of encoded rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import MapOp, Op
+from pipeline.data.table import Table
+from pipeline.registry import Seq
+
+TableInput = Literal["features", "fields"]
+
+
+class EncodeTable(Op):
+    """Rows (batch, numbers + categories) as the input of a network, float32.
+
+    features: (batch, F), the numbers followed by a one-hot vector for each category; a value that
+    the training split lacks, of position 0, is a vector of zeros. fields: (batch, columns, 1, 2),
+    of each column the number of its feature and its value, as wide_deep reads them: a number has
+    one feature, a category one for each of its values with the value 1, and 0 for position 0.
+    """
+
+    name: Literal["encode_table"] = "encode_table"
+    numbers: int
+    categories: Seq[int]
+    """The number of values of each category."""
+    reads: TableInput
+
+    @property
+    def features(self) -> int:
+        """The number of features: one for each number, and for each value of each category."""
+        return self.numbers + sum(self.categories)
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        columns = self.numbers + len(self.categories)
+        if value.shape != (columns,):
+            raise ValueError(f"takes rows of {columns} columns, not {value.shape}")
+        shape = (self.features,) if self.reads == "features" else (columns, 1, 2)
+        return replace(value, shape=shape, dtype="float32")
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        return self._features(xp, values) if self.reads == "features" else self._fields(xp, values)
+
+    def _features(self, xp: Any, values: Any) -> Any:
+        if not self.categories:
+            return values
+        sizes = np.array(self.categories)
+        column = np.repeat(np.arange(len(sizes)), sizes)
+        position = np.concatenate([np.arange(1, size + 1) for size in sizes]).astype(np.float32)
+        hot = values[:, self.numbers :][:, column] == position
+        return xp.concatenate([values[:, : self.numbers], hot.astype(np.float32)], axis=1)
+
+    def _fields(self, xp: Any, values: Any) -> Any:
+        sizes = np.array([1] * self.numbers + list(self.categories))
+        first = (np.cumsum(sizes) - sizes).astype(np.float32)
+        is_category = np.arange(len(sizes)) >= self.numbers
+        known = xp.where(is_category, (values > 0).astype(np.float32), values)
+        inside = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
+        return xp.stack([first + inside, known], axis=-1)[:, :, None, :].astype(np.float32)
+
+
+def encoding_ops(table: Table | None, reads: TableInput) -> tuple[EncodeTable, ...]:
+    """The op for the rows of a table, and for a network that reads features or fields; none where
+    there is no table."""
+    if table is None:
+        return ()
+    sizes = tuple(len(column.categories) for column in table.categories)
+    return (EncodeTable(numbers=table.numbers, categories=sizes, reads=reads),)
+
+
+def encoded_features(ops: Sequence[MapOp]) -> int | None:
+    """The number of features of the table that the first op encodes; None without such an op."""
+    return ops[0].features if ops and isinstance(ops[0], EncodeTable) else None

@@ -1,0 +1,173 @@
+"""A table fitted on the training rows, and rows encoded with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.data.table import Table, TableColumn, TableFormat
+from pipeline.data.tables.raw_table import (
+    Kind,
+    KindOf,
+    Numbers,
+    RawTable,
+    Texts,
+    missing_column,
+    require_numbers,
+)
+from pipeline.data.tables.read_csv import read_csv
+from pipeline.data.tables.read_parquet import read_parquet
+from pipeline.data.tables.table_targets import require_one_type
+from pipeline.errors import DataError
+from pipeline.files.error_text import shown
+
+PARQUET = (".parquet", ".pq")
+MISSING = ""
+"""The category of a missing value."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a recipe says of the columns."""
+
+    kind_of: KindOf
+    standardise: bool
+    indicators: bool
+    max_categories: int
+
+
+def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
+    """Read a Parquet or, with any other suffix, a CSV file.
+
+    Raises DataError that names the file and what is wrong with it.
+    """
+    try:
+        if path.suffix.lower() in PARQUET:
+            return read_parquet(path, kind_of)
+        return read_csv(path, form, kind_of)
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}") from error
+    except (ValueError, MemoryError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def fit_table(
+    raw: RawTable, names: Sequence[str], rows: np.ndarray, form: TableFormat, options: FitOptions
+) -> Table:
+    """Find the columns `names`, as the training rows have them; those without values are left out.
+
+    Raises ValueError for a column that is none of its type, and where no column is left.
+    """
+    fitted = [_fit(raw, name, rows, options) for name in names]
+    columns = [column for column in fitted if column is not None]
+    if not columns:
+        raise ValueError("has no column but targets that holds a value; a network needs one")
+    kept = {column.name for column in columns}
+    left_out = tuple(name for name in names if name not in kept)
+    ordered = sorted(columns, key=lambda column: column.kind, reverse=True)
+    return Table(columns=tuple(ordered), format=form, left_out=left_out)
+
+
+def encode_rows(table: Table, raw: RawTable) -> np.ndarray:
+    """The rows as the table has them, float32 (rows, width).
+
+    Raises ValueError with the row of a value that is no number where the table has numbers.
+    """
+    encoded = np.empty((raw.rows, table.width), np.float32)
+    indicators = len(table.numeric)
+    for position, column in enumerate(table.numeric):
+        values = require_numbers(column.name, raw.column(column.name), raw.place).values
+        missing = np.isnan(values)
+        scaled = np.where(missing, column.mean, values)
+        with np.errstate(over="ignore"):
+            if column.standardised:
+                scaled = (scaled - column.mean) / column.std
+            encoded[:, position] = scaled
+        _require_representable(column, encoded[:, position], values, raw.place)
+        if column.indicator:
+            encoded[:, indicators] = missing
+            indicators += 1
+    for position, column in enumerate(table.categories, start=table.numbers):
+        texts = as_texts(raw.column(column.name))
+        number_of = {text: number for number, text in enumerate(column.categories, start=1)}
+        numbers = [number_of.get(text, 0) for text in (*texts.texts, MISSING)]
+        encoded[:, position] = np.array(numbers, np.float32)[texts.codes]
+    return encoded
+
+
+def read_rows(path: Path, table: Table) -> np.ndarray:
+    """The rows of another file with the columns of a table, encoded, float32 (rows, width).
+
+    Other columns are not read. Raises DataError that names the file and what is wrong with it.
+    """
+    kinds: dict[str, Kind] = {column.name: column.kind for column in table.columns}
+    raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
+    try:
+        for name in kinds:
+            if name not in raw.columns:
+                raise ValueError(missing_column(name, raw.names))
+        if not raw.rows:
+            raise ValueError("has no rows")
+        return encode_rows(table, raw)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def as_texts(column: Numbers | Texts) -> Texts:
+    """A column as texts, as a Parquet file may have numbers for a category."""
+    if isinstance(column, Texts):
+        return column
+    values, codes = np.unique(column.values, return_inverse=True)
+    codes = np.where(np.isnan(column.values), -1, codes).astype(np.int32)
+    return Texts(codes, tuple(f"{value:.15g}" for value in values))
+
+
+def _fit(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions) -> TableColumn | None:
+    """A column as the training rows have it; None where they have no value of it."""
+    column, kind = raw.column(name), options.kind_of(name)
+    if kind == "auto" and isinstance(column, Texts):
+        require_one_type(name, column, raw)
+    if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
+        return _fit_category(name, as_texts(column), rows, options)
+    numbers = require_numbers(name, column, raw.place).values[rows]
+    there = numbers[~np.isnan(numbers)]
+    if not there.size:
+        return None
+    return TableColumn(
+        name=name,
+        kind="numeric",
+        mean=float(there.mean()),
+        # A column that is the same in all training rows becomes 0.
+        std=float(there.std()) or 1.0,
+        standardised=options.standardise,
+        indicator=options.indicators and there.size < numbers.size,
+    )
+
+
+def _fit_category(
+    name: str, column: Texts, rows: np.ndarray, options: FitOptions
+) -> TableColumn | None:
+    counts = column.counts(rows)
+    known = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
+    if not known:
+        return None
+    frequent = sorted(known, key=lambda text: (-known[text], text))[: options.max_categories]
+    missing = [MISSING] if (column.codes[rows] < 0).any() else []
+    return TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent)))
+
+
+def _require_representable(
+    column: TableColumn, scaled: np.ndarray, values: np.ndarray, place: Callable[[int], str]
+) -> None:
+    """Raise ValueError for a number that is beyond float32 in standard deviations."""
+    wrong = ~np.isfinite(scaled)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{place(row)}: {shown(column.name)} = {values[row]:g} is too far from the mean "
+            f"{column.mean:g} of the training split, of which one standard deviation is "
+            f"{column.std:g}"
+        )

@@ -1,0 +1,95 @@
+"""Columns of a table as they were read, before anything is fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pipeline.files.error_text import nearest, shown
+from pipeline.registry import MAX_FLOAT
+
+Kind = Literal["auto", "numeric", "category", "ignore"]
+KindOf = Callable[[str], Kind]
+"""How a column is to be read: as numbers, texts, not at all, or as numbers where all are."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column of numbers: float64 (rows,), NaN where one is missing."""
+
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A column of texts: the number of each row's, int32 (rows,), -1 where it is missing."""
+
+    codes: np.ndarray
+    texts: tuple[str, ...]
+
+    def counts(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """The rows that have each text, int64 (texts,)."""
+        codes = self.codes[rows]
+        return np.bincount(codes[codes >= 0], minlength=len(self.texts))
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """The columns of a file by name, and what its rows are called."""
+
+    columns: Mapping[str, Numbers | Texts]
+    """Those that were read."""
+    names: tuple[str, ...]
+    """Of all columns of the file."""
+    rows: int
+    place: Callable[[int], str]
+    """The name of a row, counted from 0, for the user: the line or the row of the file."""
+
+    def column(self, name: str) -> Numbers | Texts:
+        """A column. Raises ValueError with the nearest name where there is none."""
+        if name not in self.columns:
+            raise ValueError(missing_column(name, self.names))
+        return self.columns[name]
+
+
+def missing_column(name: str, known: Iterable[str]) -> str:
+    """The message that a table lacks a column."""
+    names = list(known)
+    guess = nearest(name, names)
+    question = f"; did you mean {shown(guess)}?" if guess else ";"
+    more = ", ..." if len(names) > 20 else ""
+    return f"has no column {shown(name)}{question} it has {', '.join(map(shown, names[:20]))}{more}"
+
+
+def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -> None:
+    """Raise ValueError for the first number that is infinite or beyond float32."""
+    wrong = np.abs(values) > MAX_FLOAT
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{place(row)}: {shown(name)} = {values[row]:g}: must be a number of at most "
+            f"{MAX_FLOAT:.4g}, the largest of float32, or missing"
+        )
+
+
+def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], str]) -> Numbers:
+    """The numbers of a column. Raises ValueError with the first row that has none, and its text."""
+    if isinstance(column, Numbers):
+        return column
+    rows = np.flatnonzero(column.codes >= 0)
+    for row in np.sort(rows[np.unique(column.codes[rows], return_index=True)[1]]):
+        if not is_number(text := column.texts[column.codes[row]]):
+            raise ValueError(f"{place(int(row))}: {shown(name)} = {text!r:.60}: must be a number")
+    raise ValueError(f"{shown(name)}: must be numbers")
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number, as a column of numbers may have it."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text

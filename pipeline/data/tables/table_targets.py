@@ -1,0 +1,161 @@
+"""Targets of a table: the task that its columns are for, and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.data.tables.raw_table import Numbers, RawTable, Texts, is_number, require_numbers
+from pipeline.data.targets import Targets, Task
+from pipeline.files.error_text import shown
+
+FEW_CLASSES = 20
+"""The most different whole numbers that are taken for classes without being asked to."""
+MAX_TABLE_CLASSES = 10_000
+_FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
+
+
+def task_of(table: RawTable, names: Sequence[str]) -> Task:
+    """The task of target columns: classification for one of texts or of few whole numbers, labels
+    for several of 0 and 1, else regression.
+
+    Raises ValueError for a column that mixes numbers and texts, and for several of texts.
+    """
+    columns = {name: table.column(name) for name in names}
+    if len(names) > 1:
+        if all(_flags(column) is not None for column in columns.values()):
+            return "multi_label"
+        for name, column in columns.items():
+            require_numbers(name, column, table.place)
+        return "regression"
+    (column,) = columns.values()
+    if isinstance(column, Texts):
+        require_one_type(names[0], column, table)
+        return "classification"
+    values = column.values[~np.isnan(column.values)]
+    whole = np.array_equal(values, np.rint(values))
+    few = whole and len(np.unique(values)) <= FEW_CLASSES
+    return "classification" if few else "regression"
+
+
+def odd_text(column: Texts) -> tuple[int, str, float] | None:
+    """Of texts more than half of which are numbers: the first row that has none, its text, and the
+    share of numbers. None for other columns."""
+    counts = column.counts()
+    numbers = np.array([is_number(text) for text in column.texts], bool)
+    share = float(counts[numbers].sum() / max(1, counts.sum()))
+    if share <= 0.5 or numbers.all():
+        return None
+    row = int(np.flatnonzero((column.codes >= 0) & ~numbers[column.codes])[0])
+    return row, column.texts[column.codes[row]], share
+
+
+def require_one_type(name: str, column: Texts, table: RawTable) -> None:
+    """Raise ValueError for texts more than half of which are numbers."""
+    odd = odd_text(column)
+    if odd is None:
+        return
+    row, text, share = odd
+    raise ValueError(
+        f"{table.place(row)}: {shown(name)} = {text!r:.60}, and {share:.1%} of its values are "
+        "numbers; mend it, or add it to dataset.missing_values, or the column to "
+        "dataset.categories"
+    )
+
+
+def target_classes(table: RawTable, name: str) -> tuple[str, ...]:
+    """The classes of a column, sorted. Raises ValueError for fewer than two, and for too many."""
+    column = table.column(name)
+    if isinstance(column, Numbers):
+        values = np.unique(column.values[~np.isnan(column.values)])
+        names = tuple(map(_number_name, values[: MAX_TABLE_CLASSES + 1]))
+    else:
+        names = tuple(sorted(column.texts))
+    if len(names) > MAX_TABLE_CLASSES:
+        raise ValueError(
+            f"{shown(name)} has more than {MAX_TABLE_CLASSES:,} different values, too many "
+            "classes; set dataset.task=regression where they are numbers"
+        )
+    if len(names) < 2:
+        only = f"{shown(names[0])} in every row" if names else "missing in every row"
+        raise ValueError(f"{shown(name)} is {only}; nothing can be learned of it")
+    return names
+
+
+def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np.ndarray:
+    """The labels of all rows: int32 (rows,) of classes, float64 (rows, K) of numbers and labels.
+
+    Raises ValueError with the row of a value that is missing, or that no target is.
+    """
+    if targets.task == "classification":
+        return _classes(table, columns[0], targets.names)
+    read = _numbers if targets.task == "regression" else _labels
+    return np.stack([read(table, name) for name in columns], axis=1)
+
+
+def require_varied(labels: np.ndarray) -> None:
+    """Raise ValueError where labels (rows, K) of 0 and 1 are the same in all rows."""
+    if len(labels) and (labels == labels[0]).all():
+        raise ValueError("the labels are the same in all rows; nothing can be learned of them")
+
+
+def _classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
+    column, position = table.column(name), {text: n for n, text in enumerate(classes)}
+    if isinstance(column, Numbers):
+        values, codes = np.unique(column.values, return_inverse=True)
+        texts = tuple("" if value != value else _number_name(value) for value in values)
+        column = Texts(np.where(np.isnan(column.values), -1, codes), texts)
+    labels = np.array([*(position.get(text, -1) for text in column.texts), -1], np.int32)
+    found = labels[column.codes]
+    wrong = np.flatnonzero(found < 0)
+    if wrong.size:
+        row = int(wrong[0])
+        _require_there(table, name, column.codes < 0)
+        text = column.texts[column.codes[row]]
+        raise ValueError(
+            f"{table.place(row)}: {shown(name)} = {text!r:.60}: no row of the training split has "
+            "this class"
+        )
+    return found
+
+
+def _numbers(table: RawTable, name: str) -> np.ndarray:
+    column = require_numbers(name, table.column(name), table.place)
+    _require_there(table, name, np.isnan(column.values))
+    return column.values
+
+
+def _labels(table: RawTable, name: str) -> np.ndarray:
+    column = table.column(name)
+    missing = (np.isnan(column.values)) if isinstance(column, Numbers) else column.codes < 0
+    _require_there(table, name, missing)
+    flags = _flags(column)
+    if flags is None:
+        raise ValueError(f"{shown(name)} has other values than 0 and 1, which multi_label takes")
+    return flags
+
+
+def _flags(column: Numbers | Texts) -> np.ndarray | None:
+    """0 and 1 of each row, float64; None where it has other values. A missing one is NaN."""
+    if isinstance(column, Numbers):
+        values = column.values
+        return values if np.isin(values[~np.isnan(values)], (0, 1)).all() else None
+    flags = [_FLAGS.get(text.lower()) for text in column.texts]
+    if None in flags:
+        return None
+    table: Any = np.array([*flags, np.nan], np.float64)
+    return table[column.codes]
+
+
+def _require_there(table: RawTable, name: str, missing: np.ndarray) -> None:
+    if missing.any():
+        row = int(np.argmax(missing))
+        raise ValueError(
+            f"{table.place(row)}: {shown(name)} is missing, and it is a target; leave such rows out"
+        )
+
+
+def _number_name(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(float(value))

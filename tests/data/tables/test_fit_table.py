@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.table import Table, TableFormat
+from pipeline.data.tables.encode_table import EncodeTable, encoded_features, encoding_ops
+from pipeline.data.tables.fit_table import (
+    FitOptions,
+    encode_rows,
+    fit_table,
+    read_rows,
+    read_table,
+)
+from pipeline.data.tables.raw_table import KindOf
+from pipeline.errors import DataError
+from tests.conftest import ROOT
+
+FORM = TableFormat(missing_values=("",))
+
+
+def write(folder: Path, rows: list[list[Any]], *names: str) -> Path:
+    with (folder / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    return folder / "a.csv"
+
+
+def fitted(
+    path: Path,
+    training: int,
+    kind_of: KindOf = lambda name: "auto",
+    standardise: bool = True,
+    indicators: bool = False,
+    max_categories: int = 1000,
+) -> tuple[Table, np.ndarray]:
+    raw = read_table(path, FORM, kind_of)
+    options = FitOptions(kind_of, standardise, indicators, max_categories)
+    try:
+        table = fit_table(raw, list(raw.columns), np.arange(training), FORM, options)
+        return table, encode_rows(table, raw)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def as_input(table: Table, rows: np.ndarray, reads: Any = "features") -> np.ndarray:
+    (op,) = encoding_ops(table, reads)
+    on_host, on_device = op(np, rows, None), np.asarray(op(jnp, jnp.asarray(rows), None))
+    np.testing.assert_array_equal(on_host, on_device)
+    assert on_host.dtype == on_device.dtype == np.float32
+    assert op.output(ColumnSpec(rows.shape[1:], "float32")).shape == on_host.shape[1:]
+    return on_host
+
+
+def test_encoding_is_scikit_learns_golden(tmp_path: Path) -> None:
+    """StandardScaler, SimpleImputer with indicators and OneHotEncoder, fitted on the first rows."""
+    golden = json.loads((ROOT / "tests" / "golden" / "tables.json").read_text())["encoding"]
+    path = write(tmp_path, golden["rows"], "a", "b", "colour")
+    table, rows = fitted(path, golden["training"], indicators=True)
+    np.testing.assert_allclose(as_input(table, rows), golden["encoded"], atol=2e-6)
+    again = Table.model_validate(json.loads(json.dumps(table.to_dict())))
+    assert again == table
+    np.testing.assert_array_equal(read_rows(path, again), rows)
+
+
+def test_a_missing_value_is_a_category_of_its_own_and_an_unknown_one_is_none(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, [["b", 1], ["", 2], ["a", 3], ["c", 2], ["", 2]], "x", "n")
+    table, rows = fitted(path, 3)
+    assert [(c.name, c.kind) for c in table.columns] == [("n", "numeric"), ("x", "category")]
+    assert table.columns[1].categories == ("", "a", "b")
+    assert rows[:, 1].tolist() == [3, 1, 2, 0, 1]
+    one_hot = as_input(table, rows)[:, 1:]
+    assert one_hot.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 0]]
+    fields = as_input(table, rows, "fields")
+    assert fields[:, 1, 0].tolist() == [[3, 1], [1, 1], [2, 1], [1, 0], [1, 1]]
+    assert fields[:, 0, 0, 0].tolist() == [0] * 5
+    assert encoded_features(encoding_ops(table, "fields")) == 4
+    assert encoded_features(()) is None
+
+
+def test_the_most_frequent_categories_are_told_apart(tmp_path: Path) -> None:
+    path = write(tmp_path, [[c, 0] for c in "aabbbccdde"], "x", "n")
+    table, rows = fitted(path, 10, max_categories=3)
+    assert table.categories[0].categories == ("a", "b", "c")
+    assert rows[-1, -1] == 0
+
+
+def test_numbers_can_be_left_as_they_are(tmp_path: Path) -> None:
+    path = write(tmp_path, [[1, 5], ["", 5], [3, 5]], "x", "constant")
+    assert fitted(path, 3, standardise=False)[1].tolist() == [[1, 5], [2, 5], [3, 5]]
+    assert fitted(path, 3)[1].tolist() == [[-1, 0], [0, 0], [1, 0]]
+
+
+def test_a_column_without_values_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path, [["", 1, ""], ["", 2, "x"]], "a", "b", "c")
+    table, rows = fitted(path, 1)
+    assert (table.left_out, rows.shape) == (("a", "c"), (2, 1))
+    assert str(table) == "numeric b; left out, without values: a, c"
+    with pytest.raises(DataError, match="has no column but targets that holds a value"):
+        fitted(write(tmp_path, [["", ""]], "a", "b"), 1)
+
+
+def test_a_column_that_mixes_numbers_and_texts_is_named_by_row_and_value(tmp_path: Path) -> None:
+    path = write(tmp_path, [[1], [2], ["two"], [4]], "a")
+    expected = "line 4: a = 'two', and 75.0% of its values are numbers; mend it, or add it"
+    with pytest.raises(DataError, match=expected):
+        fitted(path, 4)
+    assert fitted(path, 4, lambda name: "category")[0].columns[0].kind == "category"
+    with pytest.raises(DataError, match="line 4: a = 'two': must be a number"):
+        fitted(path, 4, lambda name: "numeric")
+
+
+def test_other_files_are_read_with_the_table(tmp_path: Path) -> None:
+    table, rows = fitted(write(tmp_path, [[1, "x"], [3, "y"]], "a", "colour"), 2)
+    (tmp_path / "new.csv").write_text("extra,colour,a\n?,y,3\n")
+    assert read_rows(tmp_path / "new.csv", table).tolist() == rows[1:].tolist()
+    (tmp_path / "new.csv").write_text("color,a\ny,3\n")
+    with pytest.raises(
+        DataError, match=r"new.csv: has no column colour; did you mean color\? it has"
+    ):
+        read_rows(tmp_path / "new.csv", table)
+    (tmp_path / "new.csv").write_text("colour,a\ny,three\n")
+    with pytest.raises(DataError, match=r"new.csv: line 2: a = 'three': must be a number"):
+        read_rows(tmp_path / "new.csv", table)
+    (tmp_path / "new.csv").write_text("colour,a\n")
+    with pytest.raises(DataError, match=r"new.csv: has no rows"):
+        read_rows(tmp_path / "new.csv", table)
+
+
+def test_a_number_too_far_away_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, [[1e-30], [2e-30], [1e30]], "a")
+    with pytest.raises(DataError, match=r"line 4: a = 1e\+30 is too far from the mean 1.5e-30"):
+        fitted(path, 2)
+
+
+def test_rows_of_other_widths_are_refused() -> None:
+    op = EncodeTable(numbers=2, categories=(3,), reads="features")
+    with pytest.raises(ValueError, match=r"takes rows of 3 columns, not \(4,\)"):
+        op.output(ColumnSpec((4,), "float32"))

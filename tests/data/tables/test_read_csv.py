@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.table import TableFormat
+from pipeline.data.tables import read_csv as module
+from pipeline.data.tables.raw_table import Kind, Numbers, RawTable, Texts
+from pipeline.data.tables.read_csv import read_csv
+
+MISSING = ("", "NA")
+
+
+def read(
+    path: Path, content: str | bytes, kinds: dict[str, Kind] | None = None, **form: Any
+) -> Any:
+    raw = content.encode() if isinstance(content, str) else content
+    path.joinpath("a.csv").write_bytes(raw)
+    kinds = kinds or {}
+    written = TableFormat(**{"missing_values": MISSING, **form})
+    return read_csv(path / "a.csv", written, lambda name: kinds.get(name, "auto"))
+
+
+def values(table: RawTable, name: str) -> list[Any]:
+    column = table.column(name)
+    if isinstance(column, Numbers):
+        return [None if math.isnan(value) else value for value in column.values.tolist()]
+    return [None if code < 0 else column.texts[code] for code in column.codes.tolist()]
+
+
+def test_columns_are_numbers_or_texts(tmp_path: Path) -> None:
+    table = read(tmp_path, "a,b,c\n1,red,\n-2.5e3, blue ,7\n NA,red,8\n")
+    assert table.rows == 3
+    assert values(table, "a") == [1, -2500, None]
+    assert values(table, "b") == ["red", "blue", "red"]
+    assert values(table, "c") == [None, 7, 8]
+    assert [type(column) for column in table.columns.values()] == [Numbers, Texts, Numbers]
+
+
+def test_a_type_can_be_given(tmp_path: Path) -> None:
+    table = read(tmp_path, "year,id\n1999,1\n2001,2\n", {"year": "category", "id": "ignore"})
+    assert list(table.columns) == ["year"]
+    assert values(table, "year") == ["1999", "2001"]
+
+
+def test_a_column_whose_texts_come_late_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK", 2)
+    table = read(tmp_path, "a,b\n1,1\n2,2\n3,3\n4,x\n5,5\n")
+    assert values(table, "a") == [1, 2, 3, 4, 5]
+    assert values(table, "b") == ["1", "2", "3", "x", "5"]
+    assert table.place(3) == "line 5"
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_is_found(tmp_path: Path, delimiter: str) -> None:
+    table = read(tmp_path, f"a{delimiter}b\n1{delimiter}2\n")
+    assert (values(table, "a"), values(table, "b")) == ([1], [2])
+
+
+def test_files_as_spreadsheets_write_them(tmp_path: Path) -> None:
+    text = 'größe;"a;b"\r\n1,5;"say ""hi"""\r\n\r\n2,25;x\r\n'
+    table = read(tmp_path, b"\xef\xbb\xbf" + text.encode(), decimal=",")
+    assert (values(table, "größe"), values(table, "a;b")) == ([1.5, 2.25], ['say "hi"', "x"])
+    table = read(tmp_path, text.encode("latin-1"), decimal=",", encoding="latin-1")
+    assert values(table, "größe") == [1.5, 2.25]
+    table = read(tmp_path, text.encode("utf-16"), decimal=",", encoding="utf-16")
+    assert values(table, "größe") == [1.5, 2.25]
+    assert values(read(tmp_path, "1,2\n3,4", header=False), "column 2") == [2, 4]
+    assert list(read(tmp_path, ",a\n0,5\n1,6\n").columns) == ["a"]
+
+
+def test_what_python_alone_takes_for_numbers_is_none(tmp_path: Path) -> None:
+    assert values(read(tmp_path, "a\n1_000\n2_0\n"), "a") == ["1_000", "2_0"]
+    assert values(read(tmp_path, "a\n-999\n-999.0\n3\n", missing_values=("-999",)), "a") == [
+        None,
+        None,
+        3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no rows"),
+        ("a,b\n1,2\n1,2,3\n", "line 3: has 3 fields, and there are 2 columns; quote"),
+        ("a,b\n1\n", "line 2: has 1 fields, and there are 2 columns"),
+        ("a,a\n1,2\n", "has the column a more than once"),
+        ('a,b\n"1,2\n', "line 2: unexpected end of data"),
+        ('a,b\n"1"2,3\n', "line 2: ',' expected after '\"'"),
+        ("a\n1\n1\0\n", "line 2: has a NUL character"),
+        (b"a\n1\n\xff\n", "0xff and is not utf-8; give dataset.encoding, such as latin-1"),
+        ("a\n1\ninf\n", r"line 3: a = inf: must be a number of at most 3.403e\+38"),
+        ("a\n1e308\n", r"line 2: a = 1e\+308: must be a number of at most"),
+        ("a\n" + "x" * 200_000, "line 2: field larger than field limit"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path: Path, content: str | bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, content)
+
+
+def test_a_line_without_end_is_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LINE", 1000)
+    with pytest.raises(ValueError, match="line 1: has more than 1,000 characters"):
+        read(tmp_path, "a\n" + "1," * 1000)
+
+
+FIELD = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
+    st.sampled_from(["", "NA", "red", "1e5", " 3 ", "it's", 'say "x"', "a,b", "two\nlines"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12), st.integers(1, 5))
+def test_columns_are_those_of_a_plain_reading(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], chunk: int
+) -> None:
+    """Whatever the chunks, a column is numbers where each value is one or missing, else texts."""
+    folder = tmp_path_factory.mktemp("csv")
+    with (folder / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("a", "b"), *rows])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK", chunk)
+        form = TableFormat(missing_values=MISSING, delimiter=",")
+        table = read_csv(folder / "a.csv", form, lambda name: "auto")
+    for name, column in zip("ab", zip(*rows, strict=True), strict=True):
+        bare = [None if text.strip() in MISSING else text.strip() for text in column]
+        try:
+            wanted: list[Any] = [None if text is None else float(text) for text in bare]
+        except ValueError:
+            wanted = bare
+        assert values(table, name) == wanted
+    assert np.all([table.place(row).startswith("line ") for row in range(table.rows)])

@@ -1,0 +1,69 @@
+"""Tables of strangers: folders, pipes, bytes that are no text, fields without end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.sources.tabular import CsvTable
+from pipeline.errors import DataError
+from tests.data.section import section
+from tests.hostile.test_data_files import refusal
+
+
+def table(root: Path, **fields: Any) -> CsvTable:
+    return CsvTable(**section(root=root, target="y", **fields))
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "nothing"])
+def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    expected = "there is no such file" if kind == "nothing" else "is no regular file"
+    assert refusal(lambda: table(path).read(tmp_path)) == f"{path}: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"x,y\n" + b"7" * 10_000_000 + b",1\n", "line 2: field larger than field limit"),
+        (b"x,y\n" + b'"' + b"a\n" * 200_000, "line 65,"),
+        (b"x,y\n1,2\n1,\x002\n", "line 2: has a NUL character"),
+        (b"\x00" * 100, "line 1: has a NUL character"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not utf-8"),
+        (b"x,y\n1,1e400\n", "line 2: y = inf: must be a number"),
+        (b"x,y\n1e308,1\n-1e308,2\n", r"line 2: x = 1e+308: must be a number of at most 3.403e+38"),
+        (b"x," * 120_000 + b"y\n", "has the column x more than once"),
+        (b",".join(b"c%d" % n for n in range(120_000)) + b"\n", "has more than 100,000 columns"),
+        (b"\x1b[2J,y\nred\x1b[2J,1\n" + b"2,3\n" * 5, r"line 2: \x1b[2J = 'red\x1b[2J', and 83.3%"),
+    ],
+    ids=["huge", "endless", "nul", "zeros", "png", "1e400", "1e308", "same", "wide", "steering"],
+)
+def test_what_is_no_table(content: bytes, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    assert expected in refusal(lambda: table(path).read(tmp_path))
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from(["utf-8", "latin-1", "utf-16", "utf-32", "ascii"]))
+def test_any_bytes_end_in_one_message(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, encoding: str
+) -> None:
+    folder = tmp_path_factory.mktemp("bytes")
+    (folder / "a.csv").write_bytes(b"x,y\n1,2\n" + content)
+    message = ""
+    try:
+        table(folder / "a.csv", encoding=encoding).read(folder)
+    except DataError as error:
+        message = str(error)
+    assert message.isprintable()
