@@ -34,6 +34,7 @@ LEVELS = [
     "models.networks",
     "models.imported",
     "parallel",
+    "data.text",
     "data",
     "data.ops",
     "data.padding",

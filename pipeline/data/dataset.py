@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.columns import IMAGES, ColumnSpec, SampleUnit, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.order import SampleOrder
 from pipeline.data.targets import Targets
+from pipeline.data.text.text_format import TextFormat
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Dataset:
     """Spec of an image before its map ops, padded to a size that holds all buckets."""
     whole_eval: Split
     """The evaluation split as read, of which `eval` may be a part."""
+    unit: SampleUnit = IMAGES
+    text: TextFormat | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:

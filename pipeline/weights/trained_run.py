@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.data.targets import Targets, Task
+from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.errors import DataError
 from pipeline.files.bounded_read import read_json
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, run_of
@@ -28,6 +29,8 @@ class Samples:
     """Height, width and channels of an image."""
     dtype: str
     targets: Targets
+    text: TextFormat | None = None
+    """The tokenizer of texts; None of other samples."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -68,8 +71,11 @@ def read_trained_run(folder: Path) -> TrainedRun:
     return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
 
 
-def parse_samples(data: Any) -> Samples:
-    """The sample format in `image` and `classes` of a JSON object. Raises ValueError without it."""
+def parse_samples(data: Any, folder: Path) -> Samples:
+    """The sample format in `image` and `classes` of a JSON object; a tokenizer is in `folder`.
+
+    Raises ValueError without it, DataError where the tokenizer is missing or damaged.
+    """
     match data:
         case {
             "image": {"shape": [int(height), int(width), int(channels)], "dtype": str(dtype)},
@@ -82,7 +88,8 @@ def parse_samples(data: Any) -> Samples:
         ):
             about = cast(Mapping[str, Any], rest)
             targets = _parse_targets(tuple(classes), about)
-            return Samples((height, width, channels), dtype, targets)
+            text = read_text_format(folder, about)
+            return Samples((height, width, channels), dtype, targets, text)
     raise ValueError("image and classes are missing")
 
 
@@ -101,7 +108,7 @@ def _parse_targets(names: tuple[str, ...], about: Mapping[str, Any]) -> Targets:
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
     """The sample format from the summary, or, where the run was killed, from the dataset."""
     try:
-        return parse_samples(read_json(summary)["data"])
+        return parse_samples(read_json(summary)["data"], summary.parent)
     except (OSError, ValueError, TypeError, KeyError) as error:
         facts = recipe.dataset.facts()
         if facts is None:

@@ -40,6 +40,11 @@ class LayerContext:
     """True for a token, False for padding: bool (batch, tokens). None: all are tokens."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
+    position: Array | None = None
+    """Place of the only token that is read, int32 (), after those whose keys and values are cached;
+    None: all tokens are read at once."""
+    cached_tokens: int = 0
+    """The number of tokens that a cache has room for."""
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,19 +78,24 @@ class Network(nn.Module):
     for padding. Attention then ignores the padding."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
+    cached_tokens: int = 0
+    """The number of tokens whose keys and values are kept, where they are read one by one."""
 
     @nn.compact
-    def __call__(self, images: Array, train: bool) -> Array:
+    def __call__(self, images: Array, train: bool, position: Array | None = None) -> Array:
         """Logits (batch, classes), float32, of images (batch, height, width, channels).
 
         A network that classifies every token or every pixel gives (batch, tokens, classes) or
         (batch, height, width, classes). Raises ValueError, which names the layer and the shape,
         where one layer does not fit the next, and for a layer that the layout lacks.
+        With a `position`, int32 (), the input is the token at that place, (batch, 1, 1, 1), and the
+        collection `cache` has the keys and values of those before it.
         """
         context = LayerContext(
             (), self.initializers, self.dtype, train, self.policy, self.layout, self.rules
         )
-        context = dataclasses.replace(context, batch_axis=self.batch_axis)
+        cache: dict[str, Any] = {"position": position, "cached_tokens": self.cached_tokens}
+        context = dataclasses.replace(context, batch_axis=self.batch_axis, **cache)
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
         if reads_numbers and self.padding_mask:
             mask = images[..., -1].reshape(images.shape[0], -1) > 0

@@ -30,7 +30,7 @@ def source(name: str) -> DatasetSpec:
 
 def test_every_source_has_a_file() -> None:
     assert {file.stem for file in FILES} == set(parts("dataset"))
-    assert len(FILES) == 9
+    assert len(FILES) == 11
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
