@@ -110,7 +110,10 @@ class _SelfAttention(nn.Module):
             self._dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
         )
         if self.context.position is not None:
-            key, value = self._with_cached("key", key), self._with_cached("value", value)
+            key, value = (
+                self._with_cached("keys", key),
+                self._with_cached("values", value),
+            )
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / heads[-1] ** 0.5
         scores = scores.astype(jnp.float32)
         if self.context.position is not None:
