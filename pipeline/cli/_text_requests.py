@@ -176,7 +176,7 @@ def classified_texts(
     if text.predicts != "class":
         raise DataError(f"the network continues texts; give {PROMPT} and a text to be continued")
     if request.texts:
-        names = [json.dumps(shown(one), ensure_ascii=False) for one in request.texts]
+        names = [shown(one) for one in request.texts]
         yield names, _encoded(text, request.texts, samples)
     for file in files:
         lines = read_lines_of_text(file)
