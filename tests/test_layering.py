@@ -37,6 +37,7 @@ LEVELS = [
     "models.networks",
     "models.imported",
     "parallel",
+    "data.text",
     "data",
     "data.ops",
     "data.padding",

@@ -37,6 +37,12 @@ BUILT = {
     "resnet50_cifar10": "cifar10",
 }
 
+TEXTS = {
+    "gpt_text": ["dataset.length=16"],
+    "bert_docstrings": ["dataset.buckets=[[16]]"],
+}
+"""Recipes of texts that ship, and what makes them small; their networks are made small below."""
+
 
 TABLES = ("breast_cancer_mlp", "diabetes_mlp")
 """Recipes that train on a table of the package, in a second or two."""
@@ -63,12 +69,12 @@ def header_of(name: str) -> list[str]:
 
 def test_every_recipe_is_accounted_for() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
-    assert shipped == {*TRAINED, *BUILT, *TABLES}
-    assert len(shipped) == 12
+    assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS}
+    assert len(shipped) == 14
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES])
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS])
 def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str], str]) -> None:
     """Rewritten with `pytest --update-golden`, to be read in the diff."""
     tree = load_recipe(name).model_dump(mode="json")
@@ -76,7 +82,7 @@ def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str
     assert text == golden(GOLDEN / f"recipe_{name}.yaml", text)
 
 
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES])
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS])
 def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
     header = header_of(name)
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
@@ -89,7 +95,7 @@ def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
     document = (ROOT / "docs" / "recipes.md").read_text()
     shipped = document.partition("## Shipped recipes")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", shipped, re.MULTILINE)
-    assert {name for name, *_ in rows} == {*TRAINED, *BUILT, *TABLES}
+    assert {name for name, *_ in rows} == {*TRAINED, *BUILT, *TABLES, *TEXTS}
     for name, what, measured in rows:
         header = header_of(name)
         command = next(index for index, line in enumerate(header) if "python -m pipeline" in line)
@@ -108,6 +114,19 @@ def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path
     assert 4 in outcome.checkpoints(tmp_path)
     assert summary.metrics["count"] == 12
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_recipe_of_texts_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
+    small = ["model.features=16", "model.hidden=16", "model.heads=2", "model.blocks=1"]
+    length = ["train.batch_size=8", "train.steps=4", "train.sink_size=2", "eval.samples=12"]
+    keys = [*TEXTS[name], *small, *length, "train.schedule.warmup_passes=0.0"]
+    keys += ["train.schedule.warmup_steps=0", f"cache.root={cache}"]
+    summary = run(load_recipe(name, keys), tmp_path)
+    assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
+    assert summary.metrics["count"] == (12 * 16 if name == "gpt_text" else 12)
+    assert (tmp_path / "tokenizer.json").is_file()
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ Train what a YAML recipe describes.
   python -m pipeline convert weights FROM TO +recipe=NAME  weights of PyTorch or MindSpore, renamed
   python -m pipeline convert records OUT dataset=NAME ...   any dataset as ArrayRecord files
   python -m pipeline export RUN_DIR FOLDER              a trained network as StableHLO and weights
-  python -m pipeline infer RUN_DIR|FOLDER FILE ...      what it says of images, or of rows of a CSV
+  python -m pipeline infer RUN_DIR|FOLDER FILE ...      what it says of images, texts, rows
+  python -m pipeline infer RUN_DIR|FOLDER --prompt TEXT a text continued; --tokens, --temperature
   python -m pipeline reproduce RUN_DIR                  run it again: the same losses, bit for bit?
   python -m pipeline diff RUN_A RUN_B                   what sets two runs apart, what came of it
   python -m pipeline runs [FOLDER] [--html]             all runs as a table, or as one page

@@ -1,4 +1,5 @@
-"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: predict from images or rows of a table."""
+"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: what a trained network says of images,
+rows of a table and texts."""
 
 from __future__ import annotations
 
@@ -11,6 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from pipeline.cli._text_requests import (
+    TextRequest,
+    classified_texts,
+    print_continuation,
+    take_text_options,
+)
 from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.data.targets import Targets
 from pipeline.errors import DataError, UsageError, printable
@@ -20,18 +27,26 @@ from pipeline.weights.image_inputs import read_images
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.trained_run import Samples, read_trained_run
 
-USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json and --top=N"
+USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json and --top=N"
 HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N]
+       python -m pipeline infer RUN_DIR|FOLDER --text TEXT ... [--json] [--top=N]
+       python -m pipeline infer RUN_DIR|FOLDER --prompt TEXT [--tokens N] [--temperature T] ...
 
-Print what a trained network gives to each image, or to each row of a table: the class and its
-probability, or numbers in the units of the data.
+Print what a trained network gives to each image, text or row of a table: the class and its
+probability, or numbers in the units of the data; or continue a text.
 
   RUN_DIR   a run that has saved a checkpoint, or one of its checkpoints
   FOLDER    what `export` wrote
-  FILE      images as the network was trained on, or .npy arrays of them; of a network that was
-            trained on a table, a CSV or Parquet file with the same columns, targets not needed
+  FILE      images as the network was trained on, or .npy arrays of them; texts, one on each line;
+            of a network that was trained on a table, a CSV or Parquet file with the same columns,
+            targets not needed
+  --text    a text to be classified
   --json    a JSON object a line
   --top=N   the N most probable classes, 1 unless it is given
+  --prompt  a text to be continued, by a network that predicts the next token
+  --tokens N, --temperature T, --top-k K, --seed S
+            how many tokens, 200; 0 takes the most probable one, 1 draws as the network says; from
+            the K most probable ones; other seeds draw other texts
 
 example: python -m pipeline infer digits_network seven.png --top=3
 """
@@ -62,21 +77,37 @@ def main(args: Sequence[str]) -> int:
     """
     if asks_for_help(args):
         return show_usage(HELP)
-    given = _parse(args)
+    text, others = take_text_options(args)
+    given = _parse(others, text)
+    if text.prompt is not None:
+        print_continuation(given.source, text, as_json=given.as_json)
+        return 0
     logits, samples = _network(given.source)
-    for file in given.files:
-        images = read_images(file, samples)
-        for index, outputs in enumerate(_outputs(logits, images)):
-            name = str(file) if len(images) == 1 else f"{file}[{index}]"
+    for names, images in _inputs(given, text, samples):
+        for name, outputs in zip(names, _outputs(logits, images), strict=True):
             print(_line(given, name, outputs, samples.targets))
     return 0
 
 
-def _parse(args: Sequence[str]) -> InferArguments:
+def _inputs(
+    given: InferArguments, text: TextRequest, samples: Samples
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Yield names and samples of each file, and of texts."""
+    if samples.text is not None or text.texts:
+        yield from classified_texts(text, given.files, samples)
+        return
+    for file in given.files:
+        images = read_images(file, samples)
+        names = [f"{file}[{index}]" for index in range(len(images))]
+        yield names if len(images) > 1 else [str(file)], images
+
+
+def _parse(args: Sequence[str], text: TextRequest) -> InferArguments:
     words = [arg for arg in args if not arg.startswith("-")]
     tops = [arg for arg in args if arg.startswith(TOP)]
     wrong = [arg for arg in args if arg not in (*words, *tops, JSON)]
-    if wrong or len(words) < 2:
+    has_texts = bool(text.texts) or text.prompt is not None
+    if wrong or len(words) < (1 if has_texts else 2) or (text.prompt is not None and words[1:]):
         raise UsageError(wrong[:1] or args, USAGE)
     top = tops[-1].removeprefix(TOP) if tops else "1"
     if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:

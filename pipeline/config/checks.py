@@ -258,7 +258,11 @@ def metrics_exist(recipe: Recipe) -> Iterator[str]:
     wanted = wanted_metrics(recipe)
     measured = recipe.eval.every_steps or recipe.eval.every_passes
     # Which of those of other targets there are is known once the data are read.
-    of_targets = (*target_metrics.OF_NUMBERS, *target_metrics.OF_LABELS)
+    of_targets = (
+        *target_metrics.OF_NUMBERS,
+        *target_metrics.OF_LABELS,
+        *target_metrics.OF_TOKENS,
+    )
     known = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
     for name in {name for name in known if known.count(name) > 1 or name in RESULTS}:
         yield f"eval.metrics: {name} is there already; must have another name"

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.data.table import Table
 from pipeline.data.targets import Targets
+from pipeline.data.text.text_format import TextFormat
 
 DECODING_THREADS = min(8, os.cpu_count() or 1)
 """Threads that read samples which are slow to read (`LazyColumn`)."""
@@ -78,6 +79,23 @@ class Split:
 
 
 @dataclass(frozen=True)
+class SampleUnit:
+    """The words for samples, and the unit that speed is counted in."""
+
+    samples: str = "images"
+    """Plural of a sample: images, rows, windows, texts."""
+    counted: str = "images"
+    """Plural of the unit of speed, as in tokens/s."""
+    each: int = 1
+    """The number of these units in a sample."""
+    size: str | None = None
+    """Size of a sample in words, such as "of 128 tokens"; None gives its shape."""
+
+
+IMAGES = SampleUnit()
+
+
+@dataclass(frozen=True)
 class RawData:
     """Data of a source: both splits, and what is to be predicted of a sample."""
 
@@ -86,6 +104,9 @@ class RawData:
     targets: Targets
     table: Table | None = None
     """The columns of a table, whose encoded rows are the "images"."""
+    unit: SampleUnit = IMAGES
+    text: TextFormat | None = None
+    """The tokenizer of texts, and what is predicted of them; None of other samples."""
 
     @property
     def classes(self) -> tuple[str, ...]:

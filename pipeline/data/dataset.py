@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.columns import IMAGES, ColumnSpec, SampleUnit, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.order import SampleOrder
 from pipeline.data.table import Table
 from pipeline.data.targets import Targets
+from pipeline.data.text.text_format import TextFormat
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Dataset:
     """The evaluation split as read, of which `eval` may be a part."""
     table: Table | None = None
     """The columns of a table, whose encoded rows are the images."""
+    unit: SampleUnit = IMAGES
+    text: TextFormat | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Targets: classes, numbers or labels that a network is to predict of a sample."""
+"""Targets: classes, numbers, labels or the next token, for a network to predict of a sample."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-Task = Literal["classification", "regression", "multi_label"]
+Task = Literal["classification", "regression", "multi_label", "next_token"]
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The outputs of a network: classes, numbers, or labels of which a sample may have several.
+    """The outputs of a network: classes, numbers, labels of which a sample may have several, or the
+    tokens of a vocabulary, one of which comes next at each position.
 
     Numbers are standardised as `(number - mean) / std` where they are read, by the training split,
     and metrics and predictions are in the units of the data again.
     """
 
     names: tuple[str, ...]
-    """Of the classes in the order of their labels, of the numbers, or of the labels."""
+    """Of the classes in the order of their labels, of the numbers, labels or tokens."""
     task: Task = "classification"
     mean: tuple[float, ...] = ()
     """Of each number, in the units of the data; empty for another task."""
@@ -45,6 +46,8 @@ class Targets:
                 return f"{count} classes"
             case "multi_label":
                 return f"{count} labels"
+            case "next_token":
+                return f"{count:,} different tokens"
         named = ", ".join(
             f"{name} {mean:.4g} +- {std:.4g}"
             for name, mean, std in zip(self.names[:4], self.mean, self.std, strict=False)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.backends.base import Estimate
+from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Bar, Reporter
 from pipeline.sink.schedule import RunSchedule
@@ -36,6 +37,8 @@ class Evaluation:
 
     metrics: Mapping[str, Any]
     confusion: np.ndarray | None
+    counted: str = "samples"
+    """Plural of what `count` counts: samples, or tokens that have a label each."""
 
     def scalars(self) -> dict[str, float]:
         """Return the metrics that a recipe can name; precision, recall and F1 as macro averages."""
@@ -46,7 +49,7 @@ class Evaluation:
         scalars = self.scalars()
         unsaid = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
         shown = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in unsaid)
-        return f"{shown} over {self.metrics['count']:,} samples"
+        return f"{shown} over {self.metrics['count']:,} {self.counted}"
 
 
 class Monitor(Protocol):
@@ -149,9 +152,11 @@ class TimeMonitor(MonitorBase):
         run_schedule: RunSchedule,
         batch_size: int,
         estimate: Estimate | None = None,
+        unit: SampleUnit = IMAGES,
     ) -> None:
-        self._reporter, self._run_schedule, self._batch_size = reporter, run_schedule, batch_size
-        self._modelled = f" | {_modelled(estimate)}" if estimate else ""
+        self._reporter, self._run_schedule = reporter, run_schedule
+        self._counted, self._per_step = unit.counted, batch_size * unit.each
+        self._modelled = f" | {_modelled(estimate, unit)}" if estimate else ""
         self._seconds, self._steps = 0.0, 0
 
     def on_sink(self, report: SinkReport) -> None:
@@ -170,16 +175,16 @@ class TimeMonitor(MonitorBase):
         self._reporter.say(
             f"epoch time: {epoch_ms:5.3f} ms, per step time: {step_ms:5.3f} ms | {sink}"
             f"step {report.step}/{run_schedule.total}, pass {place.pass_} | "
-            f"{self._batch_size * self._steps / self._seconds:,.0f} images/s, "
+            f"{self._per_step * self._steps / self._seconds:,.0f} {self._counted}/s, "
             f"lr {report.learning_rate:.6g}{self._modelled}"
         )
         self._seconds, self._steps = 0.0, 0
 
 
-def _modelled(estimate: Estimate) -> str:
+def _modelled(estimate: Estimate, unit: SampleUnit) -> str:
     return (
         f"modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
-        f"{estimate.samples_per_s:,.0f} images/s"
+        f"{estimate.samples_per_s * unit.each:,.0f} {unit.counted}/s"
     )
 
 

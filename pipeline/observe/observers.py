@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.backends.base import Estimate
 from pipeline.config.precision import loss_scale_of
 from pipeline.config.recipe import Recipe
+from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.files.folder_lock import Lock
 from pipeline.observe.background import BackgroundMonitor
 from pipeline.observe.bad_steps import BadStepMonitor
@@ -89,13 +90,15 @@ def open_observers(
     lock: Lock | None = None,
     *,
     scalars: bool = False,
+    unit: SampleUnit = IMAGES,
 ) -> Observers:
     """Open the observers of a run that goes on from boundary `first`.
 
     `kept_logs` are the marks of the logs in the checkpoint there, None where the run begins there;
     `lock` keeps other processes out of the directory. An `estimate` is shown beside the measured
-    times, under names of its own; `scalars` says whether callbacks may log any. A log of steps that
-    can't be written ends the run; TensorBoard and the progress bar are best effort.
+    times, under names of its own; `scalars` says whether callbacks may log any; speed is counted in
+    `unit`. A log of steps that can't be written ends the run; TensorBoard and the progress bar
+    are best effort.
     """
     batch_size = recipe.train.batch_size
     log = MetricsLog(run_dir, run_schedule, first, kept_logs, scalars=scalars)
@@ -105,7 +108,7 @@ def open_observers(
         *([LockMonitor(run_dir, lock)] if lock is not None else []),
         log,
         LossMonitor(reporter, run_schedule, recipe.monitor.loss_every),
-        TimeMonitor(reporter, run_schedule, batch_size, estimate),
+        TimeMonitor(reporter, run_schedule, batch_size, estimate, unit),
         EvalMonitor(reporter),
         BadStepMonitor(reporter, skips_overflow=loss_scale_of(recipe).skips_overflow),
     ]
@@ -114,7 +117,7 @@ def open_observers(
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
     if recipe.monitor.tensorboard:
-        board = TensorBoard(run_dir / "tensorboard", first, batch_size, estimate)
+        board = TensorBoard(run_dir / "tensorboard", first, batch_size, estimate, unit)
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)

@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from pipeline.backends.base import Estimate
+from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.observe.event_file import VERSION, EventFile
 from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport, writing
 from pipeline.sink.telemetry import COLUMNS, Telemetry, stacked
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 STEP_TAGS = tuple(f"train/{name}" for name in COLUMNS[:-1])
 SKIPPED_TAGS = (f"train/{COLUMNS[-1]}",)
-SPEED_TAGS = ("train/images_per_s",)
 ROLLBACK_TAGS = ("train/updates_undone",)
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
@@ -37,10 +37,16 @@ class TensorBoard(MonitorBase):
     """
 
     def __init__(
-        self, folder: Path, first: int, batch_size: int, estimate: Estimate | None = None
+        self,
+        folder: Path,
+        first: int,
+        batch_size: int,
+        estimate: Estimate | None = None,
+        unit: SampleUnit = IMAGES,
     ) -> None:
         self._folder, self._first = folder, first
-        self._batch_size, self._estimate = batch_size, estimate
+        self._per_step, self._estimate = batch_size * unit.each, estimate
+        self._speed_tags = (f"train/{unit.counted}_per_s",)
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
         self._rollbacks: list[tuple[float, int, int]] = []
@@ -103,8 +109,8 @@ class TensorBoard(MonitorBase):
     def _write_sinks(self, timed: list[tuple[float, SinkReport]]) -> None:
         steps = np.array([report.step for _, report in timed])
         walls = np.array([now for now, _ in timed])
-        images_per_s = [self._batch_size * r.steps / max(r.seconds, 1e-9) for _, r in timed]
-        self._file.add_scalars(SPEED_TAGS, steps, walls, np.array(images_per_s)[:, None])
+        per_s = [self._per_step * r.steps / max(r.seconds, 1e-9) for _, r in timed]
+        self._file.add_scalars(self._speed_tags, steps, walls, np.array(per_s)[:, None])
         if self._estimate is not None:
             rows = [list(_modelled(self._estimate, step).values()) for step in steps.tolist()]
             tags = [f"modelled/{name}" for name in _modelled(self._estimate, 0)]

@@ -12,6 +12,7 @@ from pipeline.autosink.choose_sink import SinkPlan
 from pipeline.backends.base import Backend, Executable
 from pipeline.callbacks.callback import Callback
 from pipeline.config.recipe import Recipe
+from pipeline.data.columns import SampleUnit
 from pipeline.data.dataset import Dataset
 from pipeline.errors import RecipeError, exit_status_of, first_line
 from pipeline.files.error_text import show
@@ -94,7 +95,7 @@ def open_training(
             agree=agree,
         )
         stack.callback(executable.feed.close)
-        stack.callback(_record, context, history, training)
+        stack.callback(_record, context, history, training, dataset.unit)
         yield training
 
 
@@ -185,7 +186,7 @@ def record_overflows(context: RunContext, state: TrainState) -> None:
         context.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
 
 
-def _record(context: RunContext, history: History, training: Training) -> None:
+def _record(context: RunContext, history: History, training: Training, unit: SampleUnit) -> None:
     """Record the results of training in the summary."""
     summary, run_schedule = context.summary, training.run_schedule
     summary.status, summary.reason = history.status, history.reason
@@ -196,7 +197,7 @@ def _record(context: RunContext, history: History, training: Training) -> None:
     summary.metrics["train_loss"] = history.loss
     summary.bad_steps = _bad_steps(history, training)
     summary.feed = asdict(training.executable.feed.report())
-    summary.time |= _times(context, history)
+    summary.time |= _times(context, history, unit)
 
 
 def _bad_steps(history: History, training: Training) -> dict[str, Any]:
@@ -208,12 +209,13 @@ def _bad_steps(history: History, training: Training) -> dict[str, Any]:
     }
 
 
-def _times(context: RunContext, history: History) -> dict[str, float | None]:
+def _times(context: RunContext, history: History, unit: SampleUnit) -> dict[str, float | None]:
     step_ms, first_step_at = history.step_ms, history.first_step_at
+    per_step = context.recipe.train.batch_size * unit.each
     return {
         "first_dispatch_s": history.first_dispatch_s,
         "first_step_s": None if first_step_at is None else first_step_at - context.started_at,
         "train_s": history.train_s,
         "step_ms": step_ms,
-        "images_per_s": 1000 * context.recipe.train.batch_size / step_ms if step_ms else None,
+        f"{unit.counted}_per_s": 1000 * per_step / step_ms if step_ms else None,
     }

@@ -19,6 +19,7 @@ from pipeline.callbacks.callback import Callback
 from pipeline.config.compose import for_processes
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
+from pipeline.data.text.text_format import write_tokenizer
 from pipeline.errors import RecipeError
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Interrupted, Signals, heard
@@ -319,7 +320,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         built = with_sink(built, sink)
 
     history = History(int(state.step))
-    with observers_of_run(context, built, history, estimate, host) as observers:
+    with observers_of_run(context, dataset, built, history, estimate, host) as observers:
         summary.logs = observers.log_flaws()
         if trains:
             observers.show_samples(sample_images(recipe, dataset))
@@ -364,6 +365,7 @@ def sinks_of_run(
 
 def observers_of_run(
     context: RunContext,
+    dataset: Dataset,
     built: Built,
     history: History,
     estimate: Estimate | None,
@@ -378,6 +380,7 @@ def observers_of_run(
     return open_observers(
         *(recipe, run_dir, schedule, history.step, reporter, estimate, logs, context.lock),
         scalars=scalars,
+        unit=dataset.unit,
     )
 
 
@@ -408,9 +411,13 @@ def record_data(
         "targets": dataset.targets.to_dict(),
         **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
     }
+    if dataset.text is not None:
+        context.summary.data["text"] = dataset.text.to_dict()
     # As read: the part of it that is evaluated may change.
     if not context.ranks.is_first:
         return
+    if dataset.text is not None:
+        write_tokenizer(context.run_dir, dataset.text)
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
     process = describe_process(recipe.seed, context.summary.versions, device, splits)
     if rate_files:

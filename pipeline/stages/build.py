@@ -28,6 +28,7 @@ from pipeline.files.error_text import show
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
+from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
@@ -96,6 +97,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         logits, variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
         _check_outputs(logits.shape[1:], dataset)
     _check_labels(recipe, dataset, parts, logits.shape[1:])
+    _check_vocabulary(dataset, parts.network)
     with blaming_key("train.to_float"):
         _require_matches(recipe.train.to_float, parts, seed)
     with blaming_key("train.jit_layers"):
@@ -175,7 +177,7 @@ def parts_of(
         rate_groups=tuple(rule.pattern for rule in train.lr_rules),
         accumulate=train.accumulate_steps,
         gradients=gradients,
-        metrics=(*metrics_of(targets), *recipe.eval.metrics),
+        metrics=(*metrics_of(targets, recipe.dataset.ignore_index), *recipe.eval.metrics),
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
         buckets=in_ascending_order(recipe.dataset.buckets or ()),
@@ -274,6 +276,18 @@ def _check_labels(
             _require_integer_labels_to_ignore(parts, label)
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, parts), logits, labels)
+
+
+def _check_vocabulary(dataset: Dataset, network: nn.Module) -> None:
+    """Require a row for each token of the texts: numbers of others would give NaN."""
+    first = network.layers[0] if isinstance(network, Network) and network.layers else None
+    if dataset.text is None or not isinstance(first, Lookup):
+        return
+    wanted, rows = dataset.text.vocabulary, first.vocabulary
+    if isinstance(rows, int) and rows < wanted:
+        raise RecipeError(
+            [f"model.vocabulary = {rows}: must be {wanted} at least, the tokens of the texts"]
+        )
 
 
 def _check_task(recipe: Recipe, dataset: Dataset, metrics: Sequence[MetricSpec]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
-from pipeline.data.columns import ColumnSpec, RawData, Split
+from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.feed.feed import split_bytes
@@ -67,12 +67,14 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
         raw_image=_as_given(raw.eval.specs(), buckets),
         whole_eval=raw.eval,
         table=raw.table,
+        unit=raw.unit,
+        text=raw.text,
     )
     reporter.stage("data", _line(recipe, raw, dataset))
     if raw.table is not None:
         reporter.stage("data", f"columns: {raw.table}")
     if buckets:
-        reporter.stage("data", bucket_line(raw.train, buckets))
+        reporter.stage("data", bucket_line(raw.train, buckets, raw.unit.samples))
     return dataset
 
 
@@ -94,9 +96,9 @@ def _evaluated(recipe: Recipe, split: Split, order: SampleOrder) -> Split:
 def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     """Return the first training images as the network will see them, float32 (n, H, W, C).
 
-    Of samples that are no images there are none.
+    There are none of samples that are no images.
     """
-    if len(dataset.image.shape) != 3 or dataset.table is not None:
+    if dataset.unit != IMAGES or len(dataset.image.shape) != 3:
         return np.zeros((0, 1, 1, 1), np.float32)
     batches = dataset.train_order.batches(0, 1)
     count, rows = recipe.monitor.sample_images, batches.indices[0]
@@ -170,14 +172,14 @@ def _eval_order(recipe: Recipe, samples: int) -> SampleOrder:
 
 
 def _line(recipe: Recipe, raw: RawData, dataset: Dataset) -> str:
-    shape = "x".join(map(str, raw.train.specs()["image"].shape))
-    samples = f"images {shape}" if raw.table is None else f"rows of {shape} columns"
+    unit = raw.unit
+    size = unit.size or "x".join(map(str, raw.train.specs()["image"].shape))
     size_mb = (split_bytes(raw.train) + split_bytes(raw.eval)) / 1e6
     order = dataset.train_order
     shard = f" in shard {order.shard_id} of {order.num_shards}" if order.num_shards > 1 else ""
     part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "
     return (
         f"{recipe.dataset.name}: {len(raw.train):,} training and {part}{len(raw.eval):,} "
-        f"evaluation {samples}, {raw.targets}, {size_mb:,.1f} MB; "
+        f"evaluation {unit.samples} {size}, {raw.targets}, {size_mb:,.1f} MB; "
         f"{order.steps_per_pass:,} steps a pass{shard}"
     )

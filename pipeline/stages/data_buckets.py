@@ -102,7 +102,7 @@ def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[B
         raise RecipeError([f"dataset.buckets: {error}"]) from error
 
 
-def bucket_line(split: Split, buckets: Sequence[Bucket]) -> str:
+def bucket_line(split: Split, buckets: Sequence[Bucket], samples: str = "images") -> str:
     """Return the number of samples of a padded split in each bucket, for the log."""
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
@@ -110,7 +110,7 @@ def bucket_line(split: Split, buckets: Sequence[Bucket]) -> str:
         f"{'x'.join(map(str, bucket))} ({count:,} samples)"
         for bucket, count in zip(buckets, counts, strict=True)
     ]
-    return f"training images padded to {', '.join(shares)}"
+    return f"training {samples} padded to {', '.join(shares)}"
 
 
 def specs_in(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:

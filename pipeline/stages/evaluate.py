@@ -48,7 +48,8 @@ def evaluate(
         )
     counted = None if sums.classes is None else sums.classes.confusion
     confusion = None if counted is None else np.asarray(counted)
-    return Evaluation(summarize(sums, dataset.classes, metrics), confusion)
+    unit = dataset.unit.counted if dataset.unit.each > 1 else "samples"
+    return Evaluation(summarize(sums, dataset.classes, metrics), confusion, unit)
 
 
 def _add_up(

@@ -63,7 +63,7 @@ class CrossEntropy(LabelLoss):
     `uniform`, which PyTorch, Keras and optax follow, 1 - s + s / C and s / C.
     """
 
-    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
     name: Literal["cross_entropy"] = "cross_entropy"
     smoothing: Annotated[float, Field(ge=0, lt=1)]
     smoothing_convention: Literal["mindspore", "uniform"]

@@ -98,7 +98,9 @@ gradient is that of the sum, and the loss of a step is reported as the mean (L-0
 class LossSpec(Spec):
     """The loss, which training minimises: the part of kind "loss"."""
 
-    tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression", "multi_label")
+    tasks: ClassVar[tuple[Task, ...]] = (
+        *("classification", "regression", "multi_label", "next_token"),
+    )
     """Tasks that it is a loss for."""
     masks_labels: ClassVar[bool] = False
     """Whether the function takes `where` too, bool (B, ...), which marks the valid labels."""

@@ -1,7 +1,8 @@
-"""Metrics of numbers and of labels of which a sample may have several."""
+"""Metrics of numbers, of labels of which a sample may have several, and of next tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 OF_NUMBERS, OF_LABELS = ("mae", "rmse", "r2"), ("exact_match", "micro_f1", "macro_f1")
+OF_TOKENS = ("token_accuracy", "perplexity")
 
 
 class NumberMetric(MetricSpec):
@@ -161,12 +163,73 @@ class MacroF1(LabelsMetric):
         return float(f1.mean())
 
 
-def metrics_of(targets: Targets) -> Sequence[MetricSpec]:
-    """The metrics that every evaluation of such targets has; those of classes are apart."""
+class TokenMetric(MetricSpec):
+    """Base of the metrics of tokens, of which one is to be predicted at each position."""
+
+    ignore_index: int | None = None
+    """The label of positions that are not counted; null: all are."""
+
+    def zero(self, classes: int) -> Any:
+        """The sum of a number of each token, and the tokens."""
+        return {"total": np.zeros((), np.float32), "tokens": np.zeros((), np.int32)}
+
+    def _sums(self, values: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        """The sums over the valid tokens of values (B, ...)."""
+        import jax.numpy as jnp
+
+        valid = mask.reshape(-1, *(1,) * (labels.ndim - 1))
+        if self.ignore_index is not None:
+            valid = valid & (labels.astype(jnp.int32) != self.ignore_index)
+        valid = jnp.broadcast_to(valid, labels.shape)
+        total = jnp.where(valid, values, 0).sum(dtype=jnp.float32)
+        return {"total": total, "tokens": valid.sum(dtype=jnp.int32)}
+
+
+@part("metric")
+class TokenAccuracy(TokenMetric):
+    """The share of tokens that are the most probable ones."""
+
+    name: Literal["token_accuracy"] = "token_accuracy"
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        return self._sums(logits.argmax(axis=-1) == labels, labels, mask)
+
+    def value(self, sums: Any) -> float:
+        return float(sums["total"] / sums["tokens"])
+
+
+@part("metric")
+class Perplexity(TokenMetric):
+    """The exponential of the mean cross-entropy of the tokens, whatever the loss is; infinite where
+    that is above 700."""
+
+    better: ClassVar[Direction] = "min"
+    name: Literal["perplexity"] = "perplexity"
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        places = labels.astype(jnp.int32).clip(0, logits.shape[-1] - 1)[..., None]
+        own = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
+        return self._sums(jax.nn.logsumexp(logits, axis=-1) - own, labels, mask)
+
+    def value(self, sums: Any) -> float:
+        mean = float(sums["total"]) / int(sums["tokens"])
+        return math.inf if mean > 700 else math.exp(mean)
+
+
+def metrics_of(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
+    """The metrics that every evaluation of such targets has; those of classes are apart.
+
+    Labels that are `ignore_index` are not counted.
+    """
     match targets.task:
         case "regression":
             std = targets.std
             return MeanAbsoluteError(std=std), RootMeanSquareError(std=std), ExplainedShare(std=std)
         case "multi_label":
             return ExactMatch(), MicroF1(), MacroF1()
+        case "next_token":
+            return TokenAccuracy(ignore_index=ignore_index), Perplexity(ignore_index=ignore_index)
     return ()

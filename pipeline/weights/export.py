@@ -3,6 +3,8 @@
 model.bin            the program, serialised by jax.export
 model.mlir           the same as StableHLO text, for other compilers
 weights.safetensors  its first argument, by name
+tokenizer.json       the tokenizer of texts, and
+next_token.bin       the program that continues one, token by token, where a cache can be kept
 model.json           inputs, outputs, classes and origin
 """
 
@@ -17,6 +19,7 @@ import jax
 import numpy as np
 from jax import export
 
+from pipeline.data.text.text_format import TOKENIZER, write_tokenizer
 from pipeline.errors import DataError, RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
@@ -24,9 +27,11 @@ from pipeline.files.strict_json import json_text
 from pipeline.weights.files.named_arrays import Arrays
 from pipeline.weights.files.weight_files import read_weights, write_weights
 from pipeline.weights.prediction import make_predict, shapes_of_weights
+from pipeline.weights.text_generation import cached_decoder
 from pipeline.weights.trained_run import Samples, TrainedRun, parse_samples
 
 PROGRAM, TEXT, WEIGHTS, ABOUT = "model.bin", "model.mlir", "weights.safetensors", "model.json"
+NEXT_TOKEN = "next_token.bin"
 PLATFORMS = ("cpu", "cuda")
 FORMAT = 1
 MAX_PROGRAM_BYTES = 2**30
@@ -40,6 +45,8 @@ class Exported:
     """(weights, images (batch, *shape)) -> logits float32 (batch, classes)."""
     arrays: Arrays
     samples: Samples
+    next_token: export.Exported | None = None
+    """(weights, cache, token, position) -> logits of the token after it, cache."""
 
 
 def export_run(run: TrainedRun, folder: Path) -> None:
@@ -55,6 +62,7 @@ def export_run(run: TrainedRun, folder: Path) -> None:
         (folder / PROGRAM).write_bytes(program.serialize())
         (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
         write_weights(folder / WEIGHTS, run.arrays)
+        _write_text(run, folder)
         write_whole(folder / ABOUT, json_text(_about(run, program), indent=2) + "\n")
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
@@ -69,26 +77,45 @@ def holds_other_files(folder: Path) -> bool:
     """Return whether `folder` holds anything that `export_run` does not write."""
     if not folder.exists():
         return False
-    own = (PROGRAM, TEXT, WEIGHTS, ABOUT)
+    own = (PROGRAM, TEXT, WEIGHTS, ABOUT, TOKENIZER, NEXT_TOKEN)
     return not folder.is_dir() or not all(f.name.startswith(own) for f in folder.iterdir())
 
 
 def read_export(folder: Path) -> Exported:
     """Read an export. Raises DataError where a file is missing, damaged or of another export."""
     try:
-        samples = parse_samples(read_json(folder / ABOUT))
+        samples = parse_samples(read_json(folder / ABOUT), folder)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / ABOUT}: does not describe an export: {error}") from error
     arrays = read_weights(folder / WEIGHTS)
-    path = folder / PROGRAM
+    program = _read_program(folder / PROGRAM)
+    _require_weights(folder, program, arrays)
+    continues = (folder / NEXT_TOKEN).is_file() and samples.text is not None
+    next_token = _read_program(folder / NEXT_TOKEN) if continues else None
+    return Exported(program, arrays, samples, next_token)
+
+
+def _read_program(path: Path) -> export.Exported:
     try:
         if path.stat().st_size > MAX_PROGRAM_BYTES:
             raise ValueError(f"it has more than {MAX_PROGRAM_BYTES:,} bytes")
-        program = export.deserialize(bytearray(path.read_bytes()))
+        return export.deserialize(bytearray(path.read_bytes()))
     except Exception as error:  # flatbuffers raises any error for bytes that are not its own
         raise DataError(f"{path}: is no exported program: {error}") from error
-    _require_weights(folder, program, arrays)
-    return Exported(program, arrays, samples)
+
+
+def _write_text(run: TrainedRun, folder: Path) -> None:
+    """Write the tokenizer of a network of texts, and its program that continues one."""
+    (folder / NEXT_TOKEN).unlink(missing_ok=True)
+    if run.samples.text is None:
+        return
+    write_tokenizer(folder, run.samples.text)
+    decoder = cached_decoder(run)
+    if decoder is not None:
+        number = jax.ShapeDtypeStruct((), np.int32)
+        arguments = shapes_of_weights(run.arrays), decoder.shapes, number, number
+        step = export.export(jax.jit(decoder.step), platforms=PLATFORMS)(*arguments)
+        (folder / NEXT_TOKEN).write_bytes(step.serialize())
 
 
 def _program(run: TrainedRun) -> export.Exported:
@@ -124,6 +151,7 @@ def _about(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         "classes": list(samples.classes),
         "targets": samples.targets.to_dict(),
         **({} if samples.table is None else {"table": samples.table.to_dict()}),
+        **({} if samples.text is None else {"text": samples.text.to_dict()}),
     }
 
 

@@ -14,6 +14,7 @@ from jax import Array
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoded_features, encoding_ops
+from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, column_specs
 from pipeline.errors import RecipeError
 from pipeline.stages.build import typed_network
@@ -35,13 +36,20 @@ def make_predict(run: TrainedRun) -> Predict:
     ops, seed = recipe.dataset.eval.ops, seed_words(recipe.seed)
     ops = (*encoding_ops(run.samples.table, recipe.model.table_input), *ops)
     network = typed_network(recipe, len(run.samples.classes), encoded_features(ops))
+    text = run.samples.text
+    classifies_texts = text is not None and text.predicts == "class"
 
     def predict(weights: Weights, images: Array) -> Array:
         labels = jnp.zeros(images.shape[:1], jnp.int32)
+        lengths = _lengths(images) if classifies_texts else None
+        if lengths is not None:
+            images = jnp.maximum(images, 0)
         batch = {"image": images, "label": labels}
         rows = jnp.arange(images.shape[0])
         mapped = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)["image"]
-        sizes = _full_sizes(mapped, layout) if recipe.dataset.padding_mask else None
+        sizes = None
+        if recipe.dataset.padding_mask:
+            sizes = _full_sizes(mapped, layout) if lengths is None else lengths
         inputs = network_inputs(mapped, layout, sizes)
         logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), inputs, train=False)
         return logits
@@ -62,6 +70,11 @@ def _layout_of(run: TrainedRun) -> str:
         return column_specs(run.recipe.dataset.eval.ops, columns)["image"].layout
     except ValueError as error:
         raise RecipeError([f"dataset.eval.{error}"]) from error
+
+
+def _lengths(texts: Array) -> Array:
+    """The number of tokens of each text, int32 (B, 1); `NO_TOKEN` fills up the rest."""
+    return (texts.reshape(texts.shape[0], -1) != NO_TOKEN).sum(axis=1, keepdims=True)
 
 
 def _full_sizes(images: Array, layout: str) -> Array:

@@ -11,6 +11,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.data.table import Table
 from pipeline.data.targets import Targets, Task
+from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.errors import DataError
 from pipeline.files.bounded_read import read_json
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, run_of
@@ -31,6 +32,8 @@ class Samples:
     targets: Targets
     table: Table | None = None
     """The columns of a table."""
+    text: TextFormat | None = None
+    """The tokenizer of texts; None of other samples."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -71,8 +74,11 @@ def read_trained_run(folder: Path) -> TrainedRun:
     return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
 
 
-def parse_samples(data: Any) -> Samples:
-    """The sample format in `image` and `classes` of a JSON object. Raises ValueError without it."""
+def parse_samples(data: Any, folder: Path) -> Samples:
+    """The sample format in `image` and `classes` of a JSON object; a tokenizer is in `folder`.
+
+    Raises ValueError without it, DataError where the tokenizer is missing or damaged.
+    """
     match data:
         case {
             "image": {"shape": [*shape], "dtype": str(dtype)},
@@ -85,8 +91,9 @@ def parse_samples(data: Any) -> Samples:
         ):
             about = cast(Mapping[str, Any], rest)
             targets, table = _parse_targets(tuple(classes), about), _parse_table(about)
+            text = read_text_format(folder, about)
             if (len(shape) == 3) if table is None else (shape == [table.width]):
-                return Samples(tuple(shape), dtype, targets, table)
+                return Samples(tuple(shape), dtype, targets, table, text)
     raise ValueError("image and classes are missing")
 
 
@@ -111,7 +118,7 @@ def _parse_table(about: Mapping[str, Any]) -> Table | None:
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
     """The sample format from the summary, or, where the run was killed, from the dataset."""
     try:
-        return parse_samples(read_json(summary)["data"])
+        return parse_samples(read_json(summary)["data"], summary.parent)
     except (OSError, ValueError, TypeError, KeyError) as error:
         facts = recipe.dataset.facts()
         if facts is None:

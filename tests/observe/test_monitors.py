@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pipeline.data.columns import SampleUnit
 from pipeline.observe.monitors import (
     EvalMonitor,
     Evaluation,
@@ -216,3 +217,16 @@ def test_the_time_line_ends_with_what_is_modelled() -> None:
     measured, both = lines
     assert "modelled" not in measured
     assert both == (f"{measured} | modelled for 8 x Ascend 910A: 2.500 ms a step, 102,400 images/s")
+
+
+def test_speed_is_in_the_unit_of_the_data() -> None:
+    page = Page()
+    unit = SampleUnit("windows", "tokens", 128)
+    monitor = TimeMonitor(page.reporter, RunSchedule(20, 10, 10), batch_size=4, unit=unit)
+    monitor.on_sink(ended(10, steps=10, seconds=2.0))
+    assert "| 2,560 tokens/s, lr" in page.lines[0]
+
+
+def test_an_evaluation_says_what_it_counts() -> None:
+    evaluation = Evaluation({"loss": 1.5, "count": 2_000, "perplexity": 4.48}, None, "tokens")
+    assert str(evaluation) == "loss 1.5000, perplexity 4.4800 over 2,000 tokens"

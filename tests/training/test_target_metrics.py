@@ -80,3 +80,34 @@ def test_labels_are_counted_as_one_by_one(seed: int, batch: int) -> None:
     assert found["macro_f1"] == pytest.approx(sum(f1) / OUTPUTS)
     total = [sum(column) for column in zip(*by_label, strict=True)]
     assert found["micro_f1"] == pytest.approx(2 * total[0] / total[1])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([24, 7]), st.sampled_from([None, 1]))
+def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | None) -> None:
+    draw = np.random.default_rng(seed)
+    logits = 3 * draw.normal(size=(SAMPLES, 5, OUTPUTS)).astype(np.float32)
+    labels = draw.integers(0, OUTPUTS, (SAMPLES, 5)).astype(np.uint8)
+    metrics = metrics_of(Targets(("a", "b", "c"), "next_token"), ignored)
+    sums = zero_sums(OUTPUTS, metrics, of_classes=False)
+    for start in range(0, SAMPLES, batch):
+        rows = np.arange(start, start + batch)
+        mask, rows = jnp.asarray(rows < SAMPLES), np.minimum(rows, SAMPLES - 1)
+        sums = add_own(sums, metrics, jnp.asarray(logits[rows]), jnp.asarray(labels[rows]), mask)
+    found = {
+        metric.name: metric.value(jax.tree.map(np.asarray, own))
+        for metric, own in zip(metrics, sums.own, strict=True)
+    }
+
+    wide = logits.astype(np.float64)
+    log_shares = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    valid = labels != ignored if ignored is not None else np.ones_like(labels, bool)
+    of_label = np.take_along_axis(log_shares, labels[..., None].astype(int), axis=-1)[..., 0]
+    assert found["perplexity"] == pytest.approx(np.exp(-of_label[valid].mean()), rel=1e-5)
+    right = (wide.argmax(axis=-1) == labels)[valid].mean()
+    assert found["token_accuracy"] == pytest.approx(right, rel=1e-6)
+
+
+def test_a_perplexity_without_bound_is_infinite() -> None:
+    _, perplexity = metrics_of(Targets(("a",), "next_token"))
+    assert perplexity.value({"total": np.float32(8e5), "tokens": np.int32(1000)}) == np.inf

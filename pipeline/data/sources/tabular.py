@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.data.columns import RawData, Split
+from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
 from pipeline.data.table import Delimiter, Encoding, Table, TableFormat
 from pipeline.data.tables.fit_table import FitOptions, encode_rows, fit_table, read_table
@@ -237,6 +237,7 @@ class TableDataset(DatasetSpec):
             eval=Split({"image": evaluated, "label": eval_labels}),
             targets=targets,
             table=table,
+            unit=SampleUnit("rows", "rows", size=f"of {table.width} columns"),
         )
 
 

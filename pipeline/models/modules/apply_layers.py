@@ -43,6 +43,11 @@ class LayerContext:
     """True for a token, False for padding: bool (batch, tokens). None: all are tokens."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
+    position: Array | None = None
+    """Place of the only token that is read, int32 (), after those whose keys and values are cached;
+    None: all tokens are read at once."""
+    cached_tokens: int = 0
+    """The number of tokens that a cache has room for."""
     fixed_statistics: tuple[str, ...] = ()
     """Patterns, as of `train.freeze`: batch norm whose parameters they cover is not trained."""
 

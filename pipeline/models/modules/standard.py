@@ -80,20 +80,28 @@ class Network(nn.Module):
     fixed_statistics: tuple[str, ...] = ()
     """Patterns, as of `train.freeze`: batch norm whose scale and bias they both cover normalises by
     its running statistics in training too, which stay as they are."""
+    cached_tokens: int = 0
+    """The number of tokens whose keys and values are kept, where they are read one by one."""
 
     @nn.compact
-    def __call__(self, images: Array, train: bool) -> Array:
+    def __call__(self, images: Array, train: bool, position: Array | None = None) -> Array:
         """Logits (batch, classes), float32, of images (batch, height, width, channels).
 
         A network that classifies every token or every pixel gives (batch, tokens, classes) or
         (batch, height, width, classes). Raises ValueError, which names the layer and the shape,
         where one layer does not fit the next, and for a layer that the layout lacks.
+        With a `position`, int32 (), the input is the token at that place, (batch, 1, 1, 1), and the
+        collection `cache` has the keys and values of those before it.
         """
         context = LayerContext(
             (), self.initializers, self.dtype, train, self.policy, self.layout, self.rules
         )
         context = dataclasses.replace(
-            context, batch_axis=self.batch_axis, fixed_statistics=self.fixed_statistics
+            context,
+            batch_axis=self.batch_axis,
+            fixed_statistics=self.fixed_statistics,
+            position=position,
+            cached_tokens=self.cached_tokens,
         )
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
         if reads_numbers and self.padding_mask:

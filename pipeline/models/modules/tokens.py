@@ -83,6 +83,9 @@ class _PositionEmbedding(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         _require_tokens(x, self.context)
+        if self.context.position is not None:
+            table: Array = self.get_variable("params", "table")
+            return x + jax.lax.dynamic_index_in_dim(table, self.context.position).astype(x.dtype)
         return x + self._table(x.shape[1:]).astype(x.dtype)
 
     def _table(self, shape: tuple[int, ...]) -> Array:
@@ -106,15 +109,42 @@ class _SelfAttention(nn.Module):
         query, key, value = (
             self._dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
         )
+        if self.context.position is not None:
+            key, value = (
+                self._with_cached("keys", key),
+                self._with_cached("values", value),
+            )
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / heads[-1] ** 0.5
         scores = scores.astype(jnp.float32)
-        if self.layer.causal:
+        if self.context.position is not None:
+            scores = jnp.where(self._read_so_far(self.context.position), scores, -jnp.inf)
+        elif self.layer.causal:
             scores = jnp.where(jnp.tri(count, dtype=bool), scores, -jnp.inf)
         scores = self._without_padding(scores)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         weights = nn.Dropout(self.layer.dropout, deterministic=not self.context.train)(weights)
         read = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
         return self._dense(features, "out")(read.reshape(x.shape))
+
+    def _with_cached(self, name: str, own: Array) -> Array:
+        """Keys or values of a token, (batch, 1, heads, features), and of all that are cached:
+        (batch, cached tokens, heads, features). Those after the token are of no meaning."""
+        shape = (own.shape[0], self.context.cached_tokens, *own.shape[2:])
+        cached = self.variable("cache", name, jnp.zeros, shape, own.dtype)
+        assert self.context.position is not None, "a cache is of tokens that are read one by one"
+        cached.value = jax.lax.dynamic_update_slice_in_dim(
+            cached.value, own, self.context.position, axis=1
+        )
+        return cached.value
+
+    def _read_so_far(self, position: Array) -> Array:
+        """Mask of the cached tokens up to the one that is read, bool (cached tokens,).
+
+        Raises ValueError where later tokens are to be attended to.
+        """
+        if not self.layer.causal:
+            raise ValueError(f"{self.context}: attends to later tokens, which can't be cached")
+        return jnp.arange(self.context.cached_tokens) <= position
 
     def _checked_shape(self, x: Array) -> tuple[int, ...]:
         _require_tokens(x, self.context)

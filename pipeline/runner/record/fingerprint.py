@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.data.columns import Column, Split
 from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
+from pipeline.data.text.windows import TokenWindows
 
 SAMPLED = 32
 """Samples that are hashed of a column not in memory: decoding all would take minutes."""
@@ -19,7 +20,8 @@ SAMPLED = 32
 class Fingerprint:
     """The shape and type of a column, and the SHA-256 of its values, C order, little-endian.
 
-    Where samples have several sizes, the sizes are hashed first, and no padding is.
+    Where samples have several sizes, the sizes are hashed first, and no padding is; of windows the
+    text that they are cut from.
     """
 
     shape: tuple[int, ...]
@@ -58,6 +60,8 @@ def _arrays_of(column: Column) -> tuple[np.ndarray, ...] | None:
             return _arrays_of(padded)
         case UniformColumn(column=uniform):
             return _arrays_of(uniform)
+        case TokenWindows(tokens=tokens):
+            return (tokens,)
     return None
 
 

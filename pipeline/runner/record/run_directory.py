@@ -2,7 +2,7 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
-Callbacks that log leave scalars.jsonl.
+Callbacks that log leave scalars.jsonl, texts tokenizer.json.
 Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad step that ends a run
 leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a resume. On an emulated
 device also price.json, trace.json, timeline.html, and AutoTune's result.
@@ -21,6 +21,7 @@ import yaml
 from pipeline.config.defaults import normalised
 from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
+from pipeline.data.text.text_format import TOKENIZER
 from pipeline.errors import DataError, RecipeError, RunError, printable
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
@@ -45,7 +46,7 @@ OVERRIDES, CLAIM = "overrides.yaml", ".claim"
 
 APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl")
 """Files that are changed in place."""
-REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES)
+REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
 RANKS = "ranks"

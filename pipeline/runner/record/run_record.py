@@ -14,8 +14,8 @@ from pipeline.runner.record.provenance import read_provenance
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_kept_recipe, run_of
 
 ENVIRONMENT = ("versions", "machine", "settings")
-SPEEDS = ("step_ms", "images_per_s", "train_s", "first_step_s")
-"""Times of a summary that are compared."""
+TIMES = ("step_ms", "train_s", "first_step_s")
+"""Times of a summary that are compared, with all speeds, such as images_per_s."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,13 @@ def _outcome(record: RunRecord) -> dict[str, Any]:
         "status": record.status,
         **{name: summary.get(name) for name in ("reason", "steps", "passes", "parameters")},
         "metrics": _single_numbers(metrics) if isinstance(metrics, Mapping) else {},
-        "time": {name: times.get(name) for name in SPEEDS} if isinstance(times, Mapping) else {},
+        "time": _compared(times) if isinstance(times, Mapping) else {},
     }
+
+
+def _compared(times: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the times that are compared."""
+    return {name: times[name] for name in times if name in TIMES or name.endswith("_per_s")}
 
 
 def _single_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,8 @@ class Summary:
     sink: dict[str, Any] = field(default_factory=dict)
     feed: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
-    """`image`: shape and dtype of an image as it is read; `classes`: their names in label order."""
+    """`image`: shape and dtype of an image as it is read; `classes`: their names in label order;
+    `targets`; `text`: what is predicted of texts."""
     parameters: int | None = None
     loss_scale: dict[str, float] = field(default_factory=dict)
     bad_steps: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,125 @@
+"""Texts as they lie in files, cut into windows: of every token the one after it is predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from pipeline.data.columns import RawData, SampleUnit, Split
+from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.targets import Targets
+from pipeline.data.text.text_files import list_text_files, read_files
+from pipeline.data.text.text_format import TextFormat, read_tokenizer
+from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decoded
+from pipeline.data.text.windows import narrow, window_columns
+from pipeline.errors import DataError
+from pipeline.files.error_text import show
+from pipeline.registry import FilePath, part
+
+SHIPPED = Path(__file__).with_name("python_reference.txt")
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+@part("dataset")
+class Text(DatasetSpec):
+    """A text of one file or of all files of a folder that match a pattern, as windows of tokens.
+
+    Files follow one another in the order of their paths. The end of the text is for evaluation,
+    whose windows don't overlap; what fills no window is left out.
+    """
+
+    name: Literal["text"] = "text"
+    root: FilePath | None
+    """A file or a folder; null reads 128 KiB of the Python reference, which ship."""
+    pattern: str
+    """Files of the folder to read, as in **/*.txt."""
+    separator: str
+    """Text after each file but the last."""
+    tokenizer: str
+    """bytes, characters or the path of a tokenizer.json of the library `tokenizers`."""
+    length: PositiveInt
+    """Tokens of a window."""
+    stride: PositiveInt | None
+    """Tokens from one training window to the next; null: as many as a window has."""
+    eval_fraction: Share
+    """Share of the tokens, at the end of the text, for evaluation."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _stays_inside(cls, pattern: str) -> str:
+        path = PurePosixPath(pattern)
+        if not path.parts or path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{pattern}: must be a pattern inside of the folder, as in **/*.txt")
+        return pattern
+
+    @model_validator(mode="after")
+    def _has_no_buckets(self) -> Text:
+        if self.buckets is not None:
+            raise ValueError(
+                f"buckets = {show(list(self.buckets))}: must be null; all windows have one length"
+            )
+        return self
+
+    def read(self, cache: Path) -> RawData:
+        """Tokens uint8 or int32 (n, length, 1, 1), and the token after each, (n, length)."""
+        files = [SHIPPED] if self.root is None else list_text_files(self.root, self.pattern)
+        contents = read_files(files)
+        where = files[0] if len(files) == 1 else self.root
+        if not any(contents):
+            raise DataError(f"{where}: holds no text, so that there is no vocabulary")
+        tokenizer = self._tokenizer(files, contents)
+        tokens = self._tokens(tokenizer, files, contents)
+        train_tokens = len(tokens) - round(len(tokens) * self.eval_fraction)
+        splits = []
+        for split, part_of_text, stride in (
+            ("training", tokens[:train_tokens], self.stride or self.length),
+            ("evaluation", tokens[train_tokens:], self.length),
+        ):
+            try:
+                splits.append(Split(window_columns(part_of_text, self.length, stride)))
+            except ValueError as error:
+                raise DataError(
+                    f"{where}: the {split} split has {error}; give a longer text, or a shorter "
+                    "dataset.length"
+                ) from error
+        train, evaluated = splits
+        return RawData(
+            train=train,
+            eval=evaluated,
+            targets=Targets(tokenizer.names, "next_token"),
+            unit=SampleUnit("windows", "tokens", self.length, f"of {self.length} tokens"),
+            text=TextFormat(tokenizer, "next_token"),
+        )
+
+    def _tokenizer(self, files: list[Path], contents: list[bytes]) -> Tokenizer:
+        """The tokenizer, with the vocabulary of the text where it has one of its own."""
+        match self.tokenizer:
+            case "bytes":
+                return ByteTokenizer()
+            case "characters":
+                texts = map(_text_of, files, contents)
+                return characters_of([*texts, self.separator])
+        return read_tokenizer(Path(self.tokenizer).expanduser())
+
+    def _tokens(self, tokenizer: Tokenizer, files: list[Path], contents: list[bytes]) -> np.ndarray:
+        """The tokens of all files, uint8 or int32 (tokens,)."""
+        between = self.separator.encode()
+        pieces = []
+        for number, (file, content) in enumerate(zip(files, contents, strict=True), start=1):
+            try:
+                whole = content + between if number < len(files) else content
+                pieces.append(narrow(tokenizer.encode_file(whole), tokenizer.vocabulary))
+            except ValueError as error:
+                raise DataError(f"{file}: {error}") from error
+        return np.concatenate(pieces)
+
+
+def _text_of(file: Path, content: bytes) -> str:
+    try:
+        return decoded(content)
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from error

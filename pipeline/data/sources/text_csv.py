@@ -1,0 +1,140 @@
+"""Texts and their classes, from two columns of a CSV, as padded tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt, model_validator
+
+from pipeline.data.columns import RawData, SampleUnit, Split
+from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.padding.buckets import RaggedArray, ragged_array
+from pipeline.data.targets import Targets
+from pipeline.data.text.text_files import read_rows
+from pipeline.data.text.text_format import TextFormat, read_tokenizer
+from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, frequent_words
+from pipeline.errors import DataError
+from pipeline.files.error_text import shown
+from pipeline.host.memory import require_room
+from pipeline.registry import FilePath, part
+
+SHIPPED = Path(__file__).with_name("python_docstrings.csv")
+MAX_CLASSES = 10_000
+
+
+@part("dataset")
+class TextCsv(DatasetSpec):
+    """Texts with a class each, for a network that classifies tokens, such as `bert`.
+
+    A text is cut to the longest of `buckets` and padded to the smallest that holds it. Each class
+    gives the same share of its rows to evaluation, evenly spread over the file.
+    """
+
+    name: Literal["text_csv"] = "text_csv"
+    root: FilePath | None
+    """The CSV, in UTF-8, its columns named by the first line; null reads 2,400 first lines of
+    docstrings of Python's library, which ship."""
+    text_column: str
+    class_column: str
+    tokenizer: str
+    """words, characters, bytes or the path of a tokenizer.json of the library `tokenizers`."""
+    max_words: PositiveInt
+    """Words of the vocabulary, the most frequent ones of the training split."""
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)]
+    """Share of the rows of each class for evaluation."""
+
+    @model_validator(mode="after")
+    def _pads_tokens(self) -> TextCsv:
+        if self.buckets is None or any(len(bucket) != 1 for bucket in self.buckets):
+            raise ValueError(
+                "buckets: must be lengths that texts are padded to, as in [[32], [64]]"
+            )
+        return self
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text that are read."""
+        return max(bucket[0] for bucket in self.buckets or ())
+
+    def read(self, cache: Path) -> RawData:
+        """Tokens int32 (tokens, 1, 1) of several lengths, and classes int32 (n,)."""
+        file = self.root or SHIPPED
+        rows = read_rows(file, (self.text_column, self.class_column))
+        try:
+            require_room(8 * len(rows) * self.longest, f"{len(rows):,} texts")
+            classes = _class_names([name for _, name in rows])
+            held_out = _spread_evenly([name for _, name in rows], self.eval_fraction)
+        except ValueError as error:
+            raise DataError(f"{file}: {error}") from error
+        numbers = {name: number for number, name in enumerate(classes)}
+        labels = np.array([numbers[name] for _, name in rows], np.int32)
+        texts = [text for text, _ in rows]
+        train_texts = [text for text, is_out in zip(texts, held_out, strict=True) if not is_out]
+        text = TextFormat(self._tokenizer(train_texts), "class")
+        try:
+            train, evaluated = (
+                Split(
+                    {
+                        "image": _tokens(text, [texts[row] for row in chosen], self.longest),
+                        "label": labels[chosen],
+                    }
+                )
+                for chosen in (np.flatnonzero(~held_out), np.flatnonzero(held_out))
+            )
+        except ValueError as error:
+            raise DataError(f"{file}: {error}") from error
+        unit = SampleUnit("texts", "texts", size=f"of at most {self.longest} tokens")
+        return RawData(train, evaluated, Targets(classes), unit, text)
+
+    def _tokenizer(self, texts: Sequence[str]) -> Tokenizer:
+        match self.tokenizer:
+            case "bytes":
+                return ByteTokenizer()
+            case "characters":
+                return characters_of(texts)
+            case "words":
+                return frequent_words(texts, self.max_words)
+        return read_tokenizer(Path(self.tokenizer).expanduser(), special_tokens=True)
+
+
+def _tokens(text: TextFormat, texts: Sequence[str], longest: int) -> RaggedArray:
+    """The tokens of each text, int32 (tokens, 1, 1)."""
+    encoded = [text.encode(one, longest) for one in texts]
+    sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
+    return ragged_array(np.concatenate(encoded), sizes, (1, 1))
+
+
+def _class_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the classes, sorted. Raises ValueError for no classes that can be learned."""
+    counts = Counter(names)
+    if len(counts) < 2:
+        raise ValueError(f"all rows have class {shown(names[0])}; must have two classes at least")
+    if len(counts) > min(MAX_CLASSES, len(names) // 2):
+        raise ValueError(
+            f"{len(names):,} rows have {len(counts):,} classes; must be {MAX_CLASSES:,} at most, "
+            "with two rows each on average"
+        )
+    return tuple(sorted(counts))
+
+
+def _spread_evenly(names: Sequence[str], share: float) -> np.ndarray:
+    """Mask of the rows for evaluation, bool (rows,): of each class every n-th row.
+
+    Raises ValueError where a split would be empty.
+    """
+    seen: Counter[str] = Counter()
+    held_out = np.zeros(len(names), bool)
+    for row, name in enumerate(names):
+        before = seen[name]
+        seen[name] += 1
+        held_out[row] = int((before + 1) * share) > int(before * share)
+    if not held_out.any() or held_out.all():
+        raise ValueError(
+            f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; give "
+            "more rows, or another share"
+        )
+    return held_out

@@ -1,0 +1,105 @@
+"""Files of texts: one, or those of a folder that match a pattern, read in the order of names."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.data.text.tokenizer import decoded
+from pipeline.errors import DataError
+from pipeline.files.bounded_read import read_bytes
+from pipeline.files.error_text import shown
+from pipeline.host.memory import require_room
+
+MAX_TEXT_BYTES = 16 * 2**30
+ROOM_PER_BYTE = 24
+"""Memory that reading a text takes at most: as bytes, characters and tokens, some of them twice."""
+MAX_FIELD = 2**20
+"""Characters of a field of a CSV."""
+
+
+def list_text_files(root: Path, pattern: str) -> list[Path]:
+    """The file `root`, or the files of the folder that match, sorted by path.
+
+    Raises DataError where there is none, and for one outside of the folder, as a link can be.
+    """
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise DataError(f"{root}: there is no such file or folder")
+    files = sorted(path for path in root.glob(pattern) if path.is_file())
+    if not files:
+        raise DataError(f"{root}: holds no file that matches dataset.pattern = {shown(pattern)}")
+    inside = root.resolve()
+    for file in files:
+        if not file.resolve().is_relative_to(inside):
+            raise DataError(f"{file}: leads out of {root}, to {file.resolve()}; copy what is there")
+    return files
+
+
+def read_files(files: list[Path]) -> list[bytes]:
+    """The contents of files. Raises DataError for one that can't be read, or has no room."""
+    try:
+        sizes = sum(file.stat().st_size for file in files)
+        require_room(ROOM_PER_BYTE * sizes, f"{len(files):,} files of {sizes / 1e6:,.1f} MB")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{files[0].parent}: {error}") from error
+    return [_read(file) for file in files]
+
+
+def read_lines_of_text(file: Path) -> list[str]:
+    """The lines of a text file that are not empty. Raises DataError where there is none."""
+    try:
+        lines = [line.strip() for line in decoded(_read(file)).splitlines()]
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from error
+    texts = [line for line in lines if line]
+    if not texts:
+        raise DataError(f"{file}: holds no text; must have one on each line")
+    return texts
+
+
+def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
+    """Two columns of a CSV whose first line names them, row by row.
+
+    Raises DataError for a file that is no CSV, lacks a column or a field, or has no rows.
+    """
+    try:
+        rows = list(_rows(decoded(_read(file)), columns))
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{file}: {error}") from error
+    if not rows:
+        raise DataError(f"{file}: has no rows")
+    return rows
+
+
+def _rows(text: str, columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield two columns of each row. Raises ValueError that names the line."""
+    if "\0" in text:
+        raise ValueError("is no CSV: it holds zero bytes")
+    before = csv.field_size_limit(MAX_FIELD)
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        names = reader.fieldnames or []
+        missing = [column for column in columns if column not in names]
+        if missing:
+            has = ", ".join(map(shown, names[:20])) or "nothing"
+            raise ValueError(f"has no column {', '.join(map(shown, missing))}; it has {has}")
+        for row in reader:
+            first, second = (row[column] for column in columns)
+            if first is None or second is None:
+                raise ValueError(f"line {reader.line_num} has fewer fields than the first line")
+            yield first, second
+    finally:
+        csv.field_size_limit(before)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return read_bytes(file, MAX_TEXT_BYTES)
+    except OSError as error:
+        raise DataError(f"{file}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from error

@@ -1,0 +1,267 @@
+"""Tokenizers: texts to numbers of tokens and back, and the file `tokenizer.json` that keeps one."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+
+from pipeline.errors import first_line
+from pipeline.files.strict_json import json_text
+
+UNKNOWN = -1
+"""Number of a part of a text that is no token of the vocabulary."""
+MAX_VOCABULARY = 1 << 20
+
+_WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+class Tokenizer(ABC):
+    """A vocabulary of tokens, which have the numbers 0 to `vocabulary` - 1."""
+
+    kind: str
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of different tokens."""
+        return len(self.names)
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The tokens in the order of their numbers, each of another name."""
+
+    @abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """The tokens of a text, int32 (n,); `UNKNOWN` where the vocabulary lacks one."""
+
+    @abstractmethod
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens."""
+
+    @abstractmethod
+    def to_bytes(self) -> bytes:
+        """The content of the file that `parse_tokenizer` makes this tokenizer of."""
+
+    def encode_file(self, content: bytes) -> np.ndarray:
+        """The tokens of a file, int32 (n,). Raises ValueError where it is not UTF-8."""
+        return self.encode(decoded(content))
+
+
+@dataclass(frozen=True)
+class ByteTokenizer(Tokenizer):
+    """The bytes of a text in UTF-8, 256 tokens. A file may hold any bytes."""
+
+    kind = "bytes"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Printable ASCII as it is, other bytes as 0x0a."""
+        return tuple(chr(n) if 33 <= n < 127 else f"0x{n:02x}" for n in range(256))
+
+    def encode(self, text: str) -> np.ndarray:
+        """One token a byte; none is unknown."""
+        return self.encode_file(text.encode("utf-8", "surrogateescape"))
+
+    def encode_file(self, content: bytes) -> np.ndarray:
+        """One token a byte, whatever they mean."""
+        return np.frombuffer(content, np.uint8).astype(np.int32)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text, with the replacement character for bytes that are no UTF-8."""
+        return bytes(map(int, tokens)).decode("utf-8", "replace")
+
+    def to_bytes(self) -> bytes:
+        """The kind, as JSON."""
+        return _as_json({"kind": self.kind})
+
+
+@dataclass(frozen=True)
+class CharacterTokenizer(Tokenizer):
+    """The characters of a text, of those in `characters`, which are sorted."""
+
+    characters: str
+    kind = "characters"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The characters."""
+        return tuple(self.characters)
+
+    @cached_property
+    def _codes(self) -> np.ndarray:
+        return _code_points(self.characters)
+
+    def encode(self, text: str) -> np.ndarray:
+        """One token a character."""
+        codes = _code_points(text)
+        places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
+        return np.where(self._codes[places] == codes, places, UNKNOWN).astype(np.int32)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The characters, one after the other."""
+        return "".join(self.characters[token] for token in tokens)
+
+    def to_bytes(self) -> bytes:
+        """Kind and characters, as JSON."""
+        return _as_json({"kind": self.kind, "characters": self.characters})
+
+
+@dataclass(frozen=True)
+class WordTokenizer(Tokenizer):
+    """Words in lower case, and each character that is neither part of a word nor white space."""
+
+    words: tuple[str, ...]
+    kind = "words"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The words."""
+        return self.words
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    def encode(self, text: str) -> np.ndarray:
+        """One token a word."""
+        found = [self._numbers.get(word, UNKNOWN) for word in words_of(text)]
+        return np.array(found, np.int32)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The words, with a space between any two."""
+        return " ".join(self.words[token] for token in tokens)
+
+    def to_bytes(self) -> bytes:
+        """Kind and words, as JSON."""
+        return _as_json({"kind": self.kind, "words": list(self.words)})
+
+
+@dataclass(frozen=True)
+class LibraryTokenizer(Tokenizer):
+    """A tokenizer.json of the library `tokenizers`, which computes it.
+
+    Raises ValueError where the library is not installed, or can't read it.
+    """
+
+    content: bytes
+    special_tokens: bool = False
+    """Whether a text gets the tokens that the file puts around one, such as [CLS] and [SEP]."""
+    kind = "tokenizer.json"
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            from tokenizers import Tokenizer as Library
+        except ImportError as error:
+            raise ValueError(
+                f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"
+            ) from error
+        try:
+            read = Library.from_str(decoded(self.content))
+        except Exception as error:  # the library raises Exception itself
+            raise ValueError(f"is no tokenizer.json: {first_line(error)}") from error
+        read.no_padding()
+        read.no_truncation()
+        return read
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The tokens as the file has them; numbers without a token are called unused."""
+        by_number = {number: name for name, number in self._library.get_vocab().items()}
+        count = 1 + max(by_number, default=-1)
+        if not 0 < count <= MAX_VOCABULARY:
+            raise ValueError(
+                f"has tokens up to number {count - 1:,}; must have 1 to {MAX_VOCABULARY:,}"
+            )
+        return tuple(by_number.get(number, f"unused {number}") for number in range(count))
+
+    def encode(self, text: str) -> np.ndarray:
+        """The library's tokens."""
+        encoded = self._library.encode(text, add_special_tokens=self.special_tokens)
+        return np.array(encoded.ids, np.int32)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The library's text, without special tokens."""
+        return cast(str, self._library.decode([int(token) for token in tokens]))
+
+    def to_bytes(self) -> bytes:
+        """The file as it was given."""
+        return self.content
+
+
+def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:
+    """The tokenizer that a file keeps: one of this package's kinds, or the library's.
+
+    Raises ValueError for anything else.
+    """
+    try:
+        tree = json.loads(decoded(content))
+    except RecursionError:
+        raise ValueError("is no tokenizer.json: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is no tokenizer.json: {error}") from error
+    match tree:
+        case {"kind": "bytes"}:
+            return ByteTokenizer()
+        case {"kind": "characters", "characters": str(characters)} if characters:
+            return CharacterTokenizer("".join(sorted(set(characters))))
+        case {"kind": "words", "words": [*words]} if words and all(
+            isinstance(word, str) for word in words
+        ):
+            return WordTokenizer(tuple(dict.fromkeys(words)))
+        case {"model": _}:
+            library = LibraryTokenizer(content, special_tokens)
+            # Read now, so that a file which is none is refused here.
+            require_tokens(library)
+            return library
+    raise ValueError("is no tokenizer.json: it has no model")
+
+
+def require_tokens(tokenizer: Tokenizer) -> None:
+    """Raise ValueError for a tokenizer that can't be used."""
+    if not tokenizer.names:
+        raise ValueError("has no tokens")
+
+
+def characters_of(texts: Iterable[str]) -> CharacterTokenizer:
+    """The tokenizer of all characters of some texts."""
+    return CharacterTokenizer("".join(sorted(set().union(*texts))))
+
+
+def frequent_words(texts: Iterable[str], most: int) -> WordTokenizer:
+    """The tokenizer of the `most` frequent words; of equally frequent ones the first by name."""
+    counts = Counter(word for text in texts for word in words_of(text))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return WordTokenizer(tuple(ranked[:most]))
+
+
+def words_of(text: str) -> Sequence[str]:
+    """The words of a text in lower case, and its punctuation."""
+    return _WORDS.findall(text.lower())
+
+
+def decoded(content: bytes) -> str:
+    """The text of a file. Raises ValueError that names the first byte which is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"is not UTF-8: byte 0x{content[error.start]:02x} at {error.start:,}"
+        ) from error
+
+
+def _code_points(text: str) -> np.ndarray:
+    """The numbers of the characters, uint32 (n,)."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _as_json(tree: Any) -> bytes:
+    return (json_text(tree) + "\n").encode()

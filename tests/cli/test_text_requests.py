@@ -1,0 +1,151 @@
+"""`infer` of texts: prompts continued and sentences classified, of runs and of exports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli._text_requests import take_text_options
+from pipeline.cli.export import main as export
+from pipeline.cli.infer import main as infer
+from pipeline.errors import DataError, UsageError
+from pipeline.runner.run import run
+from tests.weights.text_runs import bert, gpt
+
+TEXTS = ("Draw a circle with the pen.", "Return a string of the message header.")
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    folder = tmp_path_factory.mktemp("language")
+    run(gpt(cache, folder / "a.txt"), folder / "run")
+    (folder / "a.txt").unlink()
+    assert export([str(folder / "run"), str(folder / "export")]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    folder = tmp_path_factory.mktemp("classifier")
+    run(bert(cache), folder / "run")
+    assert export([str(folder / "run"), str(folder / "export")]) == 0
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[str, str]:
+    capsys.readouterr()
+    assert infer(list(map(str, args))) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.mark.slow
+def test_a_run_and_its_export_continue_a_prompt_alike(
+    language: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--prompt", "the cat", "--tokens", 70, "--temperature=0"
+    text, speed = said(capsys, language / "run", *options)
+    assert text.startswith("the cat")
+    assert len(text) == 7 + 70 + 1
+    assert "70 tokens in " in speed
+    assert (language / "export" / "next_token.bin").is_file()
+    assert said(capsys, language / "export", *options)[0] == text
+    as_json = json.loads(said(capsys, language / "run", *options, "--json")[0])
+    assert as_json["text"] + "\n" == text == as_json["prompt"] + as_json["continuation"] + "\n"
+    # Without the program that has a cache, the one that reads all tokens at once.
+    without = language / "without"
+    shutil.copytree(language / "export", without, ignore=shutil.ignore_patterns("next_token.bin"))
+    assert said(capsys, without, *options)[0] == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("args", "said_"),
+    [
+        (["--prompt", "the Dog!"], "the prompt has 'D', '!', not among the 16 characters"),
+        (["--prompt="], "the prompt is empty"),
+        (["--text", "a"], "the network continues texts; give --prompt"),
+        (["some.png"], "the network continues texts; give --prompt"),
+    ],
+)
+def test_a_prompt_that_will_not_do_is_refused(args: list[str], said_: str, language: Path) -> None:
+    with pytest.raises(DataError, match=said_) as caught:
+        infer([str(language / "run"), *args])
+    assert caught.value.exit_status == 2
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_is_gone_or_damaged_is_named(language: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(language / "export", copy)
+    (copy / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json: is no tokenizer"):
+        infer([str(copy), "--prompt", "the"])
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match="can't be read as a tokenizer: No such file"):
+        infer([str(copy), "--prompt", "the"])
+
+
+@pytest.mark.slow
+def test_sentences_are_classified_from_files_and_options(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(TEXTS) + "\n\n")
+    by_option = [option for text in TEXTS for option in ("--text", text)]
+    answers = []
+    for source in ("run", "export"):
+        for args in ([lines], by_option):
+            found = said(capsys, classifier / source, *args, "--json", "--top=10")[0]
+            answers.append([json.loads(line)["top"] for line in found.splitlines()])
+    assert len(answers[0]) == 2
+    assert answers[0] == answers[1]
+    assert answers[2] == answers[3]
+    for one, other in zip(answers[0], answers[2], strict=True):
+        first, second = ({a["class"]: a["probability"] for a in b} for b in (one, other))
+        assert first == pytest.approx(second, abs=1e-4)
+    shown, _ = said(capsys, classifier / "run", lines)
+    assert shown.startswith(f"{lines}[0]: ")
+    with pytest.raises(DataError, match="does not predict the next token"):
+        infer([str(classifier / "run"), "--prompt", "a"])
+    lines.write_text("\n \n")
+    with pytest.raises(DataError, match="holds no text; must have one on each line"):
+        infer([str(classifier / "run"), str(lines)])
+    lines.write_bytes(b"abc \xff")
+    with pytest.raises(DataError, match="is not UTF-8: byte 0xff at 4"):
+        infer([str(classifier / "run"), str(lines)])
+
+
+def test_options_are_taken_with_and_without_an_equals_sign() -> None:
+    args = ["RUN", "--prompt", "-x=1", "--tokens=9", "--json", "--seed", "3", "--top-k=4"]
+    request, rest = take_text_options(args)
+    assert rest == ["RUN", "--json"]
+    assert (request.prompt, request.tokens) == ("-x=1", 9)
+    assert (request.sampling.seed, request.sampling.top_k) == (3, 4)
+    assert take_text_options(["RUN", "a.png", "--top=3"])[1] == ["RUN", "a.png", "--top=3"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--prompt"], "--prompt: needs a value after it"),
+        (["--tokens=3"], "--tokens: needs --prompt, the text to be continued"),
+        (["--prompt=a", "--tokens=0"], "--tokens 0: must be a whole number, 1 to 1,000,000"),
+        (["--prompt=a", "--tokens=x"], "--tokens x: must be a whole number"),
+        (["--prompt=a", "--seed=" + "9" * 5000], "must be a whole number, 0 to 2,147,483,647"),
+        (["--prompt=a", "--temperature=nan"], "--temperature nan: must be a number, 0 to 1e"),
+        (["--prompt=a", "--temperature=-1"], "must be a number"),
+        (["--prompt=a", "--text=b"], "one continues a text, the other classifies texts"),
+    ],
+)
+def test_other_options_are_refused(args: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        take_text_options(args)
+
+
+def test_a_prompt_takes_no_files() -> None:
+    with pytest.raises(UsageError, match="infer takes RUN_DIR or EXPORT_DIR"):
+        infer(["RUN", "a.txt", "--prompt", "x"])

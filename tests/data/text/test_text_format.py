@@ -1,0 +1,73 @@
+"""Texts as a network reads them: special tokens, prompts, and the file that a run keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.data.text.text_format import (
+    MAX_TOKENIZER_BYTES,
+    TextFormat,
+    read_text_format,
+    read_tokenizer,
+    write_tokenizer,
+)
+from pipeline.data.text.tokenizer import ByteTokenizer, CharacterTokenizer, parse_tokenizer
+from pipeline.errors import DataError
+from tests.data.text.made_up import tokenizer_json
+
+LETTERS = CharacterTokenizer("abc")
+
+
+def test_a_text_to_be_classified_begins_with_a_token_of_its_own() -> None:
+    text = TextFormat(LETTERS, "class")
+    assert text.vocabulary == 6
+    assert text.encode("abz", 9).tolist() == [2, 3, 4, 1]
+    assert text.encode("abcabc", 3).tolist() == [2, 3, 4]
+    assert text.encode("", 3).tolist() == [2]
+    assert text.encode_all(["c", ""], 3)[:, :, 0, 0].tolist() == [[2, 5, -1], [2, -1, -1]]
+
+
+def test_a_tokenizer_of_the_library_adds_its_own() -> None:
+    text = TextFormat(parse_tokenizer(tokenizer_json(), special_tokens=True), "class")
+    assert text.vocabulary == 10
+    assert text.encode("the dog", 9).tolist() == [1, 4, 7, 2]
+
+
+def test_a_prompt_is_encoded_as_it_stands() -> None:
+    assert TextFormat(LETTERS, "next_token").encode_prompt("cab").tolist() == [2, 0, 1]
+    assert TextFormat(ByteTokenizer(), "next_token").encode_prompt("é").tolist() == [195, 169]
+
+
+def test_a_prompt_with_unknown_characters_is_refused() -> None:
+    with pytest.raises(DataError, match="the prompt has 'x', '\\?', not among the 3 characters"):
+        TextFormat(LETTERS, "next_token").encode_prompt("ax?x")
+    with pytest.raises(DataError, match="the prompt is empty; must have one token at least"):
+        TextFormat(LETTERS, "next_token").encode_prompt("")
+    with pytest.raises(DataError, match="has no tokens; must have one at least"):
+        TextFormat(parse_tokenizer(tokenizer_json()), "next_token").encode_prompt("  ")
+
+
+def test_the_tokenizer_is_kept_beside_the_run(tmp_path: Path) -> None:
+    text = TextFormat(LETTERS, "next_token")
+    write_tokenizer(tmp_path, text)
+    assert read_text_format(tmp_path, {"text": text.to_dict()}) == text
+    assert read_text_format(tmp_path, {}) is None
+    with pytest.raises(ValueError, match="text is not described"):
+        read_text_format(tmp_path, {"text": {"predicts": "tomorrow"}})
+
+
+def test_a_tokenizer_that_is_none_or_huge_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    with pytest.raises(DataError, match="can't be read as a tokenizer: No such file"):
+        read_tokenizer(file)
+    with pytest.raises(DataError, match="is no regular file"):
+        read_tokenizer(tmp_path)
+    with file.open("wb") as sparse:
+        sparse.truncate(MAX_TOKENIZER_BYTES + 1)
+    with pytest.raises(DataError, match="has more than 67,108,864 bytes"):
+        read_tokenizer(file)
+    file.write_text("{}")
+    with pytest.raises(DataError, match=r"is no tokenizer\.json: it has no model"):
+        read_tokenizer(file)

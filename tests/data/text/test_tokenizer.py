@@ -1,0 +1,99 @@
+"""Tokenizers: what is encoded comes back, from the file that keeps one too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.data.text.tokenizer import (
+    UNKNOWN,
+    ByteTokenizer,
+    CharacterTokenizer,
+    WordTokenizer,
+    characters_of,
+    frequent_words,
+    parse_tokenizer,
+)
+from tests.data.text.made_up import WORDS, tokenizer_json
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@given(TEXTS)
+def test_bytes_are_those_of_utf8(text: str) -> None:
+    tokens = ByteTokenizer().encode(text)
+    assert tokens.tolist() == list(text.encode())
+    assert ByteTokenizer().decode(tokens) == text
+
+
+@given(TEXTS.filter(bool), TEXTS)
+def test_characters_come_back_and_others_are_unknown(known: str, text: str) -> None:
+    tokenizer = characters_of([known])
+    assert tokenizer.decode(tokenizer.encode(known)) == known
+    expected = [tokenizer.names.index(c) if c in known else UNKNOWN for c in text]
+    assert tokenizer.encode(text).tolist() == expected
+
+
+def test_words_are_the_frequent_ones_in_lower_case() -> None:
+    tokenizer = frequent_words(["The cat, the dog.", "A cat!"], 3)
+    assert tokenizer.words == ("cat", "the", "!")
+    assert tokenizer.encode("The CAT sat!").tolist() == [1, 0, UNKNOWN, 2]
+
+
+@given(st.binary(max_size=80))
+def test_a_file_may_hold_any_bytes(content: bytes) -> None:
+    assert bytes(ByteTokenizer().encode_file(content).astype(np.uint8)) == content
+
+
+def test_a_file_of_characters_is_utf8() -> None:
+    with pytest.raises(ValueError, match="is not UTF-8: byte 0xff at 3"):
+        CharacterTokenizer("abc").encode_file(b"abc\xff")
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [ByteTokenizer(), CharacterTokenizer("\n aé\U0001f600"), WordTokenizer(("a", "the", "ü"))],
+    ids=lambda tokenizer: tokenizer.kind,
+)
+def test_a_tokenizer_comes_back_from_its_file(tokenizer: ByteTokenizer) -> None:
+    assert parse_tokenizer(tokenizer.to_bytes()) == tokenizer
+
+
+def test_names_differ() -> None:
+    assert len(set(ByteTokenizer().names)) == 256
+
+
+def test_a_file_of_the_library_is_read_by_it() -> None:
+    content = tokenizer_json()
+    plain, special = (parse_tokenizer(content, special_tokens=flag) for flag in (False, True))
+    assert plain.encode("The cat flew.").tolist() == [4, 5, 3, 9]
+    assert special.encode("The cat flew.").tolist() == [1, 4, 5, 3, 9, 2]
+    assert plain.names == tuple(WORDS)
+    assert plain.decode([4, 5]) == "the cat"
+    assert plain.to_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is no tokenizer.json: Expecting value"),
+        (b"\x80", "is not UTF-8: byte 0x80 at 0"),
+        (b"[1, 2]", "it has no model"),
+        (b'{"kind": "characters", "characters": ""}', "it has no model"),
+        (b'{"kind": "words", "words": [1]}', "it has no model"),
+        (b'{"model": 3}', "is no tokenizer.json: "),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_none_is_refused(content: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_tokenizer(content)
+
+
+def test_a_vocabulary_without_end_is_refused() -> None:
+    model = {"type": "WordLevel", "vocab": {"a": 2_000_000_000}, "unk_token": "a"}
+    content = tokenizer_json(model=model, added_tokens=[], post_processor=None)
+    with pytest.raises(ValueError, match="has tokens up to number 2,000,000,000; must have 1 to"):
+        parse_tokenizer(content)
