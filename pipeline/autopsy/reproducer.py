@@ -79,6 +79,7 @@ def write_reproducer(
     document = {
         "image": asdict(parts.image),
         "classes": parts.classes,
+        "class_counts": list(parts.class_counts),
         "autopsy": autopsy.to_dict(),
     }
     write_whole(folder / STEP, json_text(document, indent=2) + "\n")
@@ -138,7 +139,8 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
     ops = moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
-    targets = Targets(tuple(map(str, range(int(document["classes"])))))
+    counts = tuple(map(int, document.get("class_counts", ())))
+    targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
     return parts_of(recipe, targets, spec, tuple(ops), ())
 
 

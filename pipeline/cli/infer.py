@@ -17,11 +17,13 @@ from pipeline.errors import DataError, UsageError, printable
 from pipeline.files.error_text import shown
 from pipeline.weights.export import is_export, read_export
 from pipeline.weights.image_inputs import read_images
+from pipeline.weights.mask_files import mask_path, require_new_names, write_mask
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.trained_run import Samples, read_trained_run
 
-USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json and --top=N"
+USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json, --top=N and --masks=FOLDER"
 HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER IMAGE ... [--json] [--top=N]
+                                [--masks=FOLDER]
 
 Print the class and its probability that a trained network gives to each image.
 
@@ -30,10 +32,13 @@ Print the class and its probability that a trained network gives to each image.
   IMAGE     images as the network was trained on, or .npy arrays of them
   --json    a JSON object a line
   --top=N   the N most probable classes, 1 unless it is given
+  --masks=FOLDER
+            of a network that gives a class to every pixel: write a mask for each image, a PNG
+            of its size whose values are the classes
 
 example: python -m pipeline infer digits_network seven.png --top=3
 """
-JSON, TOP = "--json", "--top="
+JSON, TOP, MASKS = "--json", "--top=", "--masks="
 MAX_DIGITS = 9
 """Digits of the number after --top: Python refuses to parse thousands."""
 BATCH = 64
@@ -51,6 +56,7 @@ class InferArguments:
     files: tuple[Path, ...]
     as_json: bool
     top: int
+    masks: Path | None = None
 
 
 def main(args: Sequence[str]) -> int:
@@ -61,26 +67,34 @@ def main(args: Sequence[str]) -> int:
     if asks_for_help(args):
         return show_usage(HELP)
     given = _parse(args)
+    if given.masks is not None:
+        require_new_names(given.masks, given.files)
     logits, samples = _network(given.source)
     for file in given.files:
         images = read_images(file, samples)
         for index, outputs in enumerate(_outputs(logits, images)):
             name = str(file) if len(images) == 1 else f"{file}[{index}]"
-            print(_line(given, name, outputs, samples.targets))
+            if outputs.ndim == 1:
+                print(_line(given, name, outputs, samples.targets))
+            else:
+                path = _mask_path(given, file, index, len(images))
+                print(_mask_line(given, name, file, outputs, samples.targets, path))
     return 0
 
 
 def _parse(args: Sequence[str]) -> InferArguments:
     words = [arg for arg in args if not arg.startswith("-")]
     tops = [arg for arg in args if arg.startswith(TOP)]
-    wrong = [arg for arg in args if arg not in (*words, *tops, JSON)]
+    folders = [arg for arg in args if arg.startswith(MASKS)]
+    wrong = [arg for arg in args if arg not in (*words, *tops, *folders, JSON) or arg == MASKS]
     if wrong or len(words) < 2:
         raise UsageError(wrong[:1] or args, USAGE)
     top = tops[-1].removeprefix(TOP) if tops else "1"
     if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
         raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
     source, *files = map(Path, words)
-    return InferArguments(source, tuple(files), JSON in args, int(top))
+    masks = Path(folders[-1].removeprefix(MASKS)) if folders else None
+    return InferArguments(source, tuple(files), JSON in args, int(top), masks)
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:
@@ -97,14 +111,14 @@ def _network(source: Path) -> tuple[Logits, Samples]:
 
 
 def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
-    """The logits of each image, float64 (classes,)."""
+    """The logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         # A last batch of another size would be compiled separately.
         missing = min(BATCH, len(images)) - len(batch)
         padded = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
         values = logits(padded)[: len(batch)].astype(np.float64)
-        if values.ndim != 2:
+        if values.ndim not in (2, 4):
             raise DataError(
                 f"the network gives logits of shape {values.shape[1:]} for an image, not one for "
                 "each class; export it and call the program"
@@ -114,6 +128,8 @@ def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
 
 def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
     """The line of one image: classes, labels or numbers."""
+    if given.masks is not None:
+        raise UsageError([f"{MASKS}{given.masks}"], "the network has one class for an image")
     match targets.task:
         case "regression":
             return _numbers_line(given, name, targets.in_units(outputs), targets)
@@ -126,6 +142,36 @@ def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Target
     probabilities = powers / powers.sum()
     best = list(np.argsort(-probabilities, kind="stable")[: given.top])
     return _classes_line(given, name, probabilities, targets, best, "top")
+
+
+def _mask_path(given: InferArguments, file: Path, index: int, count: int) -> Path | None:
+    return None if given.masks is None else mask_path(given.masks, file, index, count)
+
+
+def _mask_line(
+    given: InferArguments,
+    name: str,
+    file: Path,
+    outputs: np.ndarray,
+    targets: Targets,
+    path: Path | None,
+) -> str:
+    """The line of an image whose pixels have classes, with their shares, the largest first.
+
+    Writes its mask where a folder is given.
+    """
+    mask = outputs.argmax(axis=-1)
+    if path is not None:
+        write_mask(path, file, mask, len(targets))
+    shares = np.bincount(mask.ravel(), minlength=len(targets)) / mask.size
+    ranked = [int(label) for label in np.argsort(-shares, kind="stable") if shares[label]]
+    named = {targets.names[label]: round(float(shares[label]), 6) for label in ranked}
+    if given.as_json:
+        written = {} if path is None else {"mask": str(path)}
+        return json.dumps({"file": name, **written, "pixels": named})
+    text = ", ".join(f"{shown(key)} {value:.4f}" for key, value in named.items())
+    where = "" if path is None else f"; mask in {printable(str(path))}"
+    return f"{printable(name)}: {text} of the pixels{where}"
 
 
 def _numbers_line(given: InferArguments, name: str, numbers: np.ndarray, targets: Targets) -> str:

@@ -117,6 +117,14 @@ class Batches:
     """int32 (count,): pass * repeat + repetition, the `pass_` that keys random draws."""
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
+    samples: int | None = None
+    """Where a pass may draw a sample several times, the number of samples: an index is that of the
+    sample plus so many times it, a key of its own for each draw. None: indices are samples."""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The samples themselves, like `indices`."""
+        return self.indices if self.samples is None else self.indices % self.samples
 
 
 @dataclass(frozen=True, kw_only=True)
