@@ -1,6 +1,6 @@
 """MNIST digits on CIFAR-10 images, and masks of them, for +recipe=unet_digit_masks.
 
-The class of a pixel is 0 in the background, 1 + the digit on its strokes, and 255, which is not
+The class of a pixel is 1 on the strokes of a digit, 0 in the background, and 255, which is not
 counted, where ink and background are mixed. Run it from the root of the repository:
 `python examples/digit_masks.py MNIST_ROOT CIFAR_ROOT FOLDER`, with roots as in dataset.root.
 """
@@ -33,7 +33,7 @@ for number in range(IMAGES):
     place, share = (slice(top, top + SIDE), slice(left, left + SIDE)), ink[..., None]
     colour = rng.integers(0, 256, 3)
     image[place] = (1 - share) * image[place] + share * colour
-    mask[place] = np.where(ink > 0.5, 1 + digits["label"][number], np.where(ink > 0.15, 255, 0))
+    mask[place] = np.where(ink > 0.5, 1, np.where(ink > 0.15, 255, 0))
     Image.fromarray(image).save(Path(folder) / "images" / f"{number:05}.png")
     Image.fromarray(mask).save(Path(folder) / "masks" / f"{number:05}.png")
 print(f"done: {IMAGES} images and masks in {folder}")

@@ -130,7 +130,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """What is to be predicted of the samples of a table: a task, and its labels as numbers."""
+    """Targets of the samples of a table: a task, and its labels as numbers."""
 
     task: Task
     names: tuple[str, ...]

@@ -118,8 +118,8 @@ class Batches:
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
     samples: int | None = None
-    """Where a pass may draw a sample several times, the number of samples: an index is that of the
-    sample plus so many times it, a key of its own for each draw. None: indices are samples."""
+    """Number of samples, where a pass may draw one several times: an index is that of the sample
+    plus a multiple of this number, a key of its own for each draw. None: indices are samples."""
 
     @property
     def rows(self) -> np.ndarray:

@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
-from pipeline.data.image_columns import image_columns, image_files
 from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
+from pipeline.data.sources.image_columns import image_columns, image_files
 from pipeline.data.targets import Targets, Task
 from pipeline.errors import DataError
 from pipeline.registry import FilePath, Seq, part

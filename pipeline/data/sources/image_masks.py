@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
-from pipeline.data.image_columns import (
+from pipeline.data.sources.image_columns import (
     SUFFIXES,
     MaskFiles,
     MasksOfSeveralSizes,
