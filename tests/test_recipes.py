@@ -17,6 +17,7 @@ from pipeline.files.package_paths import RECIPES
 from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import ROOT
+from tests.image_folders import save_images, save_masks
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -29,6 +30,12 @@ TRAINED = {
     "resnet20_cifar10": "cifar10",
 }
 """Recipes of networks small enough to train here, and the source whose twin stands in."""
+
+OF_FILES: dict[str, Callable[[Path], Path]] = {
+    "lenet5_unbalanced": lambda folder: save_images(folder, {"train": 22, "eval": 6}),
+    "unet_digit_masks": lambda folder: save_masks(folder, 56),
+}
+"""Recipes of image files that a script makes, and what stands in for these."""
 
 BUILT = {
     "resnet9_cifar10_speedrun": "cifar10",
@@ -69,12 +76,12 @@ def header_of(name: str) -> list[str]:
 
 def test_every_recipe_is_accounted_for() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
-    assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS}
-    assert len(shipped) == 14
+    assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES}
+    assert len(shipped) == 16
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS])
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES])
 def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str], str]) -> None:
     """Rewritten with `pytest --update-golden`, to be read in the diff."""
     tree = load_recipe(name).model_dump(mode="json")
@@ -82,7 +89,7 @@ def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str
     assert text == golden(GOLDEN / f"recipe_{name}.yaml", text)
 
 
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS])
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES])
 def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
     header = header_of(name)
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
@@ -95,7 +102,7 @@ def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
     document = (ROOT / "docs" / "recipes.md").read_text()
     shipped = document.partition("## Shipped recipes")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", shipped, re.MULTILINE)
-    assert {name for name, *_ in rows} == {*TRAINED, *BUILT, *TABLES, *TEXTS}
+    assert {name for name, *_ in rows} == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES}
     for name, what, measured in rows:
         header = header_of(name)
         command = next(index for index, line in enumerate(header) if "python -m pipeline" in line)
@@ -127,6 +134,18 @@ def test_a_recipe_of_texts_trains_end_to_end(name: str, cache: Path, tmp_path: P
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
     assert summary.metrics["count"] == (12 * 16 if name == "gpt_text" else 12)
     assert (tmp_path / "tokenizer.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_FILES)
+def test_a_recipe_of_files_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
+    root = OF_FILES[name](tmp_path / "files")
+    short = ["train.batch_size=8", "++train.passes=null", "train.steps=4", "train.sink_size=2"]
+    overrides = [f"dataset.root={root}", *short, f"cache.root={cache}"]
+    summary = run(load_recipe(name, overrides), tmp_path / "run")
+    assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
+    assert [line["step"] for line in outcome.metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
-from pipeline.data.transform import apply_ops
+from pipeline.data.transform import apply_ops, choices_among, chosen_ops, draw_choice
 
 SplitName = Literal["train", "eval"]
 
@@ -31,9 +31,10 @@ def dict_batches(
     seed, first = seed_words(recipe.seed), pass_ * order.steps_per_pass
     for step in range(first, first + order.steps_per_pass):
         batches = order.batches(step, 1)
-        rows, count = batches.indices[0], int(batches.counts[0])
-        raw = {name: column[rows] for name, column in columns.items()}
-        mapped = apply_ops(np, ops, raw, seed, batches.passes[0], rows)
+        keys, count = batches.indices[0], int(batches.counts[0])
+        raw = {name: column[batches.rows[0]] for name, column in columns.items()}
+        drawn = chosen_ops(ops, int(draw_choice(np, choices_among(ops), seed, step)))
+        mapped = apply_ops(np, drawn, raw, seed, batches.passes[0], keys)
         images = np.asarray(mapped["image"], np.float32)
         if dataset.image.layout != "hwc":
             images = images.transpose(0, 2, 3, 1)

@@ -85,6 +85,7 @@ def write_reproducer(
         "classes": parts.classes,
         "frozen": list(parts.frozen),
         "table": _table_of(parts),
+        "class_counts": list(parts.class_counts),
         "autopsy": autopsy.to_dict(),
     }
     write_whole(folder / STEP, json_text(document, indent=2) + "\n")
@@ -154,7 +155,8 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
         ops = (EncodeTable.model_validate(document["table"]),)
         columns = column_specs(ops, columns)
     ops += moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
-    targets = Targets(tuple(map(str, range(int(document["classes"])))))
+    counts = tuple(map(int, document.get("class_counts", ())))
+    targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
     parts = parts_of(recipe, targets, spec, ops, ())
     # Reproducers of earlier versions are of runs with one phase.
     frozen = tuple(map(str, document.get("frozen", parts.frozen)))

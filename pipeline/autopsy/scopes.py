@@ -54,6 +54,13 @@ class _ScopedOp:
         return self.op.draws
 
     @property
+    def choices(self) -> int:
+        return self.op.choices
+
+    def chosen(self, number: int) -> _ScopedOp:
+        return replace(self, op=self.op.chosen(number))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return self.op.columns
 

@@ -319,7 +319,7 @@ def _window_specs(inputs: Inputs) -> Any:
     columns = dict.fromkeys(inputs.columns, whole if inputs.resident else rows)
     cuts: Any = {"columns": columns, "indices": rows}
     cuts |= {"passes": whole, "counts": whole, "seed": whole}
-    return Inputs(**cuts, resident=inputs.resident)
+    return Inputs(**cuts, resident=inputs.resident, samples=inputs.samples)
 
 
 def _in_blocks(rates: np.ndarray) -> np.ndarray:

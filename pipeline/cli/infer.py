@@ -24,11 +24,12 @@ from pipeline.errors import DataError, UsageError, printable
 from pipeline.files.error_text import shown
 from pipeline.weights.export import is_export, read_export
 from pipeline.weights.image_inputs import read_images
+from pipeline.weights.mask_files import mask_path, require_new_names, write_mask
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.trained_run import Samples, read_trained_run
 
-USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json and --top=N"
-HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N]
+USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json, --top=N, --masks=FOLDER"
+HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N] [--masks=FOLDER]
        python -m pipeline infer RUN_DIR|FOLDER --text TEXT ... [--json] [--top=N]
        python -m pipeline infer RUN_DIR|FOLDER --prompt TEXT [--tokens N] [--temperature T] ...
 
@@ -43,6 +44,9 @@ probability, or numbers in the units of the data; or continue a text.
   --text    a text to be classified
   --json    a JSON object a line
   --top=N   the N most probable classes, 1 unless it is given
+  --masks=FOLDER
+            of a network that gives a class to every pixel: write a mask for each image, a PNG
+            of its size whose values are the classes
   --prompt  a text to be continued, by a network that predicts the next token
   --tokens N, --temperature T, --top-k K, --seed S
             how many tokens, 200; 0 takes the most probable one, 1 draws as the network says; from
@@ -50,7 +54,7 @@ probability, or numbers in the units of the data; or continue a text.
 
 example: python -m pipeline infer digits_network seven.png --top=3
 """
-JSON, TOP = "--json", "--top="
+JSON, TOP, MASKS = "--json", "--top=", "--masks="
 MAX_DIGITS = 9
 """Digits of the number after --top: Python refuses to parse thousands."""
 BATCH = 64
@@ -68,6 +72,7 @@ class InferArguments:
     files: tuple[Path, ...]
     as_json: bool
     top: int
+    masks: Path | None = None
 
 
 def main(args: Sequence[str]) -> int:
@@ -82,30 +87,39 @@ def main(args: Sequence[str]) -> int:
     if text.prompt is not None:
         print_continuation(given.source, text, as_json=given.as_json)
         return 0
+    if given.masks is not None:
+        require_new_names(given.masks, given.files)
     logits, samples = _network(given.source)
-    for names, images in _inputs(given, text, samples):
-        for name, outputs in zip(names, _outputs(logits, images), strict=True):
-            print(_line(given, name, outputs, samples.targets))
+    for file, names, images in _inputs(given, text, samples):
+        found = zip(names, _outputs(logits, images), strict=True)
+        for index, (name, outputs) in enumerate(found):
+            if outputs.ndim == 1:
+                print(_line(given, name, outputs, samples.targets))
+            else:
+                path = _mask_path(given, file, index, len(images))
+                print(_mask_line(given, name, file, outputs, samples.targets, path))
     return 0
 
 
 def _inputs(
     given: InferArguments, text: TextRequest, samples: Samples
-) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yield names and samples of each file, and of texts."""
+) -> Iterator[tuple[Path, list[str], np.ndarray]]:
+    """Yield each file with the names of its samples and these, and the texts of the command."""
     if samples.text is not None or text.texts:
-        yield from classified_texts(text, given.files, samples)
+        for names, texts in classified_texts(text, given.files, samples):
+            yield given.source, names, texts
         return
     for file in given.files:
         images = read_images(file, samples)
         names = [f"{file}[{index}]" for index in range(len(images))]
-        yield names if len(images) > 1 else [str(file)], images
+        yield file, names if len(images) > 1 else [str(file)], images
 
 
 def _parse(args: Sequence[str], text: TextRequest) -> InferArguments:
     words = [arg for arg in args if not arg.startswith("-")]
     tops = [arg for arg in args if arg.startswith(TOP)]
-    wrong = [arg for arg in args if arg not in (*words, *tops, JSON)]
+    folders = [arg for arg in args if arg.startswith(MASKS)]
+    wrong = [arg for arg in args if arg not in (*words, *tops, *folders, JSON) or arg == MASKS]
     has_texts = bool(text.texts) or text.prompt is not None
     if wrong or len(words) < (1 if has_texts else 2) or (text.prompt is not None and words[1:]):
         raise UsageError(wrong[:1] or args, USAGE)
@@ -113,7 +127,8 @@ def _parse(args: Sequence[str], text: TextRequest) -> InferArguments:
     if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
         raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
     source, *files = map(Path, words)
-    return InferArguments(source, tuple(files), JSON in args, int(top))
+    masks = Path(folders[-1].removeprefix(MASKS)) if folders else None
+    return InferArguments(source, tuple(files), JSON in args, int(top), masks)
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:
@@ -130,14 +145,14 @@ def _network(source: Path) -> tuple[Logits, Samples]:
 
 
 def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
-    """The logits of each image, float64 (classes,)."""
+    """The logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         # A last batch of another size would be compiled separately.
         missing = min(BATCH, len(images)) - len(batch)
         padded = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
         values = logits(padded)[: len(batch)].astype(np.float64)
-        if values.ndim != 2:
+        if values.ndim not in (2, 4):
             raise DataError(
                 f"the network gives logits of shape {values.shape[1:]} for an image, not one for "
                 "each class; export it and call the program"
@@ -147,6 +162,8 @@ def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
 
 def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
     """The line of one image: classes, labels or numbers."""
+    if given.masks is not None:
+        raise UsageError([f"{MASKS}{given.masks}"], "the network has one class for an image")
     match targets.task:
         case "regression":
             return _numbers_line(given, name, targets.in_units(outputs), targets)
@@ -159,6 +176,36 @@ def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Target
     probabilities = powers / powers.sum()
     best = list(np.argsort(-probabilities, kind="stable")[: given.top])
     return _classes_line(given, name, probabilities, targets, best, "top")
+
+
+def _mask_path(given: InferArguments, file: Path, index: int, count: int) -> Path | None:
+    return None if given.masks is None else mask_path(given.masks, file, index, count)
+
+
+def _mask_line(
+    given: InferArguments,
+    name: str,
+    file: Path,
+    outputs: np.ndarray,
+    targets: Targets,
+    path: Path | None,
+) -> str:
+    """The line of an image whose pixels have classes, with their shares, the largest first.
+
+    Writes its mask where a folder is given.
+    """
+    mask = outputs.argmax(axis=-1)
+    if path is not None:
+        write_mask(path, file, mask, len(targets))
+    shares = np.bincount(mask.ravel(), minlength=len(targets)) / mask.size
+    ranked = [int(label) for label in np.argsort(-shares, kind="stable") if shares[label]]
+    named = {targets.names[label]: round(float(shares[label]), 6) for label in ranked}
+    if given.as_json:
+        written = {} if path is None else {"mask": str(path)}
+        return json.dumps({"file": name, **written, "pixels": named})
+    text = ", ".join(f"{shown(key)} {value:.4f}" for key, value in named.items())
+    where = "" if path is None else f"; mask in {printable(str(path))}"
+    return f"{printable(name)}: {text} of the pixels{where}"
 
 
 def _numbers_line(given: InferArguments, name: str, numbers: np.ndarray, targets: Targets) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jax import Array
 from jax.tree_util import register_dataclass
@@ -24,3 +24,6 @@ class Batch:
     pass_: Array
     sample: Array
     count: Array
+    samples: int | None = field(default=None, metadata={"static": True})
+    """Where a sample may come several times in a pass, the number of samples: `sample` is a key of
+    each time then, and the sample itself its remainder."""

@@ -31,6 +31,9 @@ class Dataset:
     eval_ops: tuple[MapOp, ...]
     raw_image: ColumnSpec
     """Spec of an image before its map ops, padded to a size that holds all buckets."""
+    train_images: tuple[ColumnSpec, ...]
+    """Training images after their map ops, where one of these draws a size for each step; empty
+    where all are like `image`."""
     whole_eval: Split
     """The evaluation split as read, of which `eval` may be a part."""
     table: Table | None = None

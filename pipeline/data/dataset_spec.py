@@ -35,6 +35,15 @@ class MapOp(Spec):
         return 0
 
     @property
+    def choices(self) -> int:
+        """The number of ops that it stands for, one of which is drawn for each step; 1: itself."""
+        return 1
+
+    def chosen(self, number: int) -> MapOp:
+        """The op of this number among those it stands for."""
+        return self
+
+    @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The columns that are mapped."""
@@ -121,6 +130,9 @@ class TrainSplitSpec(Spec):
     num_shards: PositiveInt | None
     shard_id: NonNegativeInt | None
     """Train on shard `shard_id` of `num_shards` (D-01, X-02); null, null: on all of the split."""
+    balance: bool = False
+    """Draw each class as often as any other (D-19): of rare ones samples come several times in a
+    pass, each time with other draws of the random ops."""
 
     @model_validator(mode="after")
     def _names_a_shard(self) -> Self:
@@ -135,6 +147,13 @@ class TrainSplitSpec(Spec):
             raise ValueError(
                 f"shard_id = {shard}: must be 0 to {shards - 1}, below num_shards = {shards}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _draws_one_op(self) -> Self:
+        drawn = [position for position, op in enumerate(self.ops) if op.choices > 1]
+        if len(drawn) > 1:
+            raise ValueError(f"ops.{drawn[1]}: a size is drawn by ops.{drawn[0]} already")
         return self
 
 
@@ -152,6 +171,11 @@ class EvalSplitSpec(Spec):
                 raise ValueError(
                     f"ops.{position} ({op.name}): mixes the samples of a batch, and evaluation "
                     "measures each by itself; list it under dataset.train.ops alone"
+                )
+            if op.choices > 1:
+                raise ValueError(
+                    f"ops.{position} ({op.name}): draws a size for each step of training; "
+                    "evaluation takes one, with resize"
                 )
         return self
 
@@ -194,6 +218,11 @@ class DatasetSpec(Spec):
         if buckets is not None and len(set(buckets)) < len(buckets):
             shown = [list(bucket) for bucket in buckets]
             raise ValueError(f"buckets = {shown}: must be different")
+        drawn = [op.name for op in self.train.ops if op.choices > 1]
+        if buckets and drawn:
+            raise ValueError(f"buckets: can't be had with {drawn[0]}, which gives sizes of its own")
+        if buckets and self.train.balance:
+            raise ValueError("buckets: can't be had with train.balance; a class may lack a bucket")
         if self.padding_mask and not buckets:
             raise ValueError("padding_mask = true: needs buckets, else nothing is padded")
         if self.oversized == "crop" and not buckets:

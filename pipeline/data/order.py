@@ -117,6 +117,14 @@ class Batches:
     """int32 (count,): pass * repeat + repetition, the `pass_` that keys random draws."""
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
+    samples: int | None = None
+    """Number of samples, where a pass may draw one several times: an index is that of the sample
+    plus a multiple of this number, a key of its own for each draw. None: indices are samples."""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The samples themselves, like `indices`."""
+        return self.indices if self.samples is None else self.indices % self.samples
 
 
 @dataclass(frozen=True, kw_only=True)

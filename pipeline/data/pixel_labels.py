@@ -25,6 +25,13 @@ class JointGeometricOp(MapOp):
         return self.op.draws
 
     @property
+    def choices(self) -> int:
+        return self.op.choices
+
+    def chosen(self, number: int) -> JointGeometricOp:
+        return self.model_copy(update={"op": self.op.chosen(number)})
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return self.op.column, "label"
 

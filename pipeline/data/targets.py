@@ -25,6 +25,8 @@ class Targets:
     mean: tuple[float, ...] = ()
     """Of each number, in the units of the data; empty for another task."""
     std: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    """Training labels of each class; empty unless the loss depends on them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return task, mean and standard deviation, as JSON."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.random import uniforms
+from pipeline.data.random import integers, uniforms
+
+CHOICE_OP = (1 << 30) + 1
+"""The op number that keys the op of a step: no list of map ops is as long."""
 
 
 def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
@@ -29,6 +34,23 @@ def _column(specs: Mapping[str, ColumnSpec], name: str) -> ColumnSpec:
     if name not in specs:
         raise ValueError(f"there is no column {name!r}; the columns are {', '.join(sorted(specs))}")
     return specs[name]
+
+
+def choices_among(ops: Sequence[MapOp]) -> int:
+    """The number of lists of ops, one of which is drawn for each step; 1 where all are fixed."""
+    return max((op.choices for op in ops), default=1)
+
+
+def chosen_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
+    """The list of ops of this number."""
+    return tuple(op.chosen(number) for op in ops)
+
+
+def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
+    """The number of the list of ops of a step, counted from 0: int32 (), a pure function of
+    (seed, step), the same in numpy and jax.numpy."""
+    drawn = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
+    return integers(xp, drawn, choices)[0, 0]
 
 
 def apply_ops(

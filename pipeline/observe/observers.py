@@ -59,6 +59,10 @@ class Observers:
         if len(images):
             self._on_tensorboard(lambda board: board.add_images(images))
 
+    def show_predictions(self, step: int, pictures: np.ndarray) -> None:
+        """Show pictures of predictions, uint8 (n, H, W, 3), in TensorBoard."""
+        self._on_tensorboard(lambda board: board.add_predictions(step, pictures))
+
     def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
         """Add a run of a sweep to the hparams table of TensorBoard."""
         if changed:

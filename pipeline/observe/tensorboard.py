@@ -151,6 +151,13 @@ class TensorBoard(MonitorBase):
         shown = (images - low[:, None, None, None]) / span[:, None, None, None]
         self._add(image("train/images", shown, dataformats="NHWC"), 0)
 
+    def add_predictions(self, step: int, pictures: np.ndarray) -> None:
+        """Add pictures of predictions, uint8 (n, H, W, 3), each by itself."""
+        from tensorboardX.summary import image
+
+        for number, picture in enumerate(pictures):
+            self._add(image(f"eval/predictions/{number}", picture, dataformats="HWC"), step)
+
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Add this run's row of the hparams table, to the run itself and not to one beside it."""
         from tensorboardX.summary import hparams

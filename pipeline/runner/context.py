@@ -37,3 +37,8 @@ class RunContext:
     """The processes of the run; only the first one writes."""
     callbacks: tuple[Callback, ...] = ()
     """Callbacks that were given in Python, called after those of the recipe."""
+
+    @property
+    def shows_pictures(self) -> bool:
+        """Whether this process has a TensorBoard to show pictures of predictions in."""
+        return self.recipe.monitor.tensorboard and self.ranks.is_first

@@ -24,6 +24,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
 from pipeline.stages.evaluate import evaluate
+from pipeline.stages.predicted_masks import mask_pictures
 from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
@@ -53,10 +54,14 @@ def open_training(
     if context.resuming and context.ranks.is_first:
         _set_autopsy_aside(context)
     recipe, signals, agree = context.recipe, context.signals, context.ranks.agree
+    draw = mask_pictures(recipe, dataset, built) if context.shows_pictures else None
 
     def evaluate_unless_stopped(state: TrainState) -> Evaluation | None:
         dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
-        return evaluate(executable, state, dataset, dispatch_s, is_given_up, agree, metrics)
+        found = evaluate(executable, state, dataset, dispatch_s, is_given_up, agree, metrics)
+        if found is not None and draw is not None:
+            observers.show_predictions(int(state.step), draw(state))
+        return found
 
     def evaluate_now(state: TrainState) -> Evaluation | None:
         dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics

@@ -64,9 +64,9 @@ from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.learning_rates import fingerprints, read_rate_files
 from pipeline.stages.lower import lower
+from pipeline.stages.predicted_masks import mask_pictures
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
-from pipeline.training.part_specs import MetricSpec
 from pipeline.training.rate_table import RateFile
 from pipeline.training.state import TrainState
 
@@ -331,8 +331,9 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
             record_overflows(context, state)
         if evaluates and history.status == "done":
             check_signals(context)
-            how = context, dataset, executable, state, history, observers, built.parts.metrics
-            evaluation = final_evaluation(*how)
+            evaluation = final_evaluation(
+                context, dataset, executable, state, history, observers, built
+            )
             summary.metrics |= evaluation.metrics
             observers.add_hparams(context.changed, evaluation)
 
@@ -436,13 +437,16 @@ def final_evaluation(
     state: TrainState,
     history: History,
     observers: Observers,
-    metrics: Sequence[MetricSpec],
+    built: Built,
 ) -> Evaluation:
     """Evaluate the final state, unless training has just done so; a signal interrupts it."""
     evaluation = history.evaluated.get(history.step)
     if evaluation is None:
         dispatch_s, agree = context.recipe.train.dispatch_seconds, context.ranks.agree
+        metrics = built.parts.metrics
         evaluation = evaluate(executable, state, dataset, dispatch_s, agree=agree, metrics=metrics)
         assert evaluation is not None, "nobody gives it up"
+        if context.shows_pictures and (draw := mask_pictures(context.recipe, dataset, built)):
+            observers.show_predictions(history.step, draw(state))
         observers.monitor.on_eval(history.step, evaluation)
     return evaluation

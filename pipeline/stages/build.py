@@ -37,6 +37,7 @@ from pipeline.parallel.shards import Shards, shards_of
 from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
+from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit
 from pipeline.stages.fine_tuning import fine_tuned
 from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.freezing import config_at
@@ -91,7 +92,8 @@ class Built:
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build from shapes alone, without any weights. Raises RecipeError where parts don't fit."""
     run = schedule_run(recipe.train, dataset.train_order.steps_per_pass)
-    parts = parts_of(recipe, dataset.targets, dataset.image, dataset.train_ops, dataset.eval_ops)
+    images, ops = dataset.image, (dataset.train_ops, dataset.eval_ops)
+    parts = parts_of(recipe, dataset.targets, images, *ops, dataset.train_images)
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
@@ -122,6 +124,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     _refuse_padding_into_statistics(recipe, dataset, state)
     _refuse_padding_into_mixtures(recipe, dataset)
     refuse_buckets_that_do_not_fit(parts, state, dataset.eval)
+    refuse_sizes_that_do_not_fit(parts, state, dataset.train)
     leaves = jax.tree.leaves(state.params)
     parameters = sum(leaf.size for leaf in leaves)
     if parameters > MAX_PARAMETERS:
@@ -148,11 +151,15 @@ def parts_of(
     image: ColumnSpec,
     train_ops: tuple[MapOp, ...],
     eval_ops: tuple[MapOp, ...],
+    train_images: tuple[ColumnSpec, ...] = (),
 ) -> StepConfig:
-    """Return the configuration of a recipe's step, for images as the map ops leave them."""
-    train = recipe.train
+    """Return the configuration of a recipe's step, for images as the map ops leave them.
+
+    `train_images` are those of training where an op draws their size.
+    """
+    train, ignored = recipe.train, recipe.dataset.ignore_index
     with blaming_key(f"train.loss = {train.loss.name}"):
-        loss = train.loss.build()
+        loss = train.loss.fitted(targets).build()
     with blaming_key(f"train.optimizer = {train.optimizer.name}"):
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     with blaming_key(f"train.gradients = {train.gradients.name}"):
@@ -162,10 +169,12 @@ def parts_of(
         image=image,
         classes=len(targets),
         task=targets.task,
+        class_counts=targets.counts,
+        train_images=train_images,
         train_ops=train_ops,
         eval_ops=eval_ops,
         loss=loss,
-        ignore_index=recipe.dataset.ignore_index,
+        ignore_index=ignored,
         hardest_share=train.loss.hardest_share,
         reduction=train.loss.reduction,
         optimizer=optimizer,
@@ -177,7 +186,10 @@ def parts_of(
         rate_groups=tuple(rule.pattern for rule in train.lr_rules),
         accumulate=train.accumulate_steps,
         gradients=gradients,
-        metrics=(*metrics_of(targets, recipe.dataset.ignore_index), *recipe.eval.metrics),
+        metrics=(
+            *metrics_of(targets, ignored),
+            *(m.ignoring(ignored) for m in recipe.eval.metrics),
+        ),
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
         buckets=in_ascending_order(recipe.dataset.buckets or ()),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Literal
 
 import numpy as np
 
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
+from pipeline.data.balanced_order import BalancedOrder
 from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
@@ -18,7 +20,14 @@ from pipeline.data.padding.buckets import Bucket, canvas, in_ascending_order
 from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoding_ops
-from pipeline.data.transform import apply_ops, column_specs
+from pipeline.data.targets import Targets
+from pipeline.data.transform import (
+    apply_ops,
+    choices_among,
+    chosen_ops,
+    column_specs,
+    draw_choice,
+)
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import total_steps
@@ -31,6 +40,10 @@ from pipeline.stages.data_buckets import (
     specs_in,
     with_mask_channel,
 )
+from pipeline.stages.drawn_sizes import drawn_specs, like_evaluation
+
+COUNTED_SAMPLES = 1024
+"""Samples whose labels are counted at once."""
 
 
 def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
@@ -45,19 +58,23 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     for bucket in buckets or (None,):  # the largest is the last
         train_ops, mapped = _mapped(recipe, raw, "train", bucket)
         eval_ops, mapped_eval = _mapped(recipe, raw, "eval", bucket)
+        drawn = drawn_specs(train_ops, raw.train)
+        if drawn:
+            mapped = like_evaluation(mapped, mapped_eval)
         image = _one_image(mapped["image"], mapped_eval["image"])
         if bucket is not None and recipe.dataset.padding_mask:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(recipe.dataset)
-    plain = _train_order(recipe, len(raw.train))
+    plain = _balanced(recipe, _train_order(recipe, len(raw.train)), raw)
     refuse_useless_buckets(plain, raw.train, buckets)
     order = in_buckets(plain, raw.train, buckets)
     evaluated = _evaluated(recipe, raw.eval, order)
     dataset = Dataset(
         train=raw.train,
         eval=evaluated,
-        targets=raw.targets,
+        targets=_counted(recipe, raw),
         image=image,
+        train_images=drawn,
         train_label=mapped["label"],
         eval_label=mapped_eval["label"],
         train_order=order,
@@ -101,12 +118,14 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     if dataset.unit != IMAGES or len(dataset.image.shape) != 3:
         return np.zeros((0, 1, 1, 1), np.float32)
     batches = dataset.train_order.batches(0, 1)
-    count, rows = recipe.monitor.sample_images, batches.indices[0]
+    count, keys, rows = recipe.monitor.sample_images, batches.indices[0], batches.rows[0]
     if not any(isinstance(op, BatchOp) for op in dataset.train_ops):
-        rows = rows[:count]  # Else all of the batch is mixed, as in training.
+        keys, rows = keys[:count], rows[:count]  # Else all of the batch is mixed, as in training.
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}
     seed = seed_words(recipe.seed)
-    images = apply_ops(np, dataset.train_ops, columns, seed, batches.passes[0], rows)["image"]
+    choices = choices_among(dataset.train_ops)
+    ops = chosen_ops(dataset.train_ops, int(draw_choice(np, choices, seed, 0)))
+    images = apply_ops(np, ops, columns, seed, batches.passes[0], keys)["image"]
     images = images[:count].astype(np.float32)
     return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
 
@@ -157,6 +176,36 @@ def _train_order(recipe: Recipe, samples: int) -> SampleOrder:
         )
     except ValueError as error:
         raise RecipeError([f"train.batch_size: {error}"]) from error
+
+
+def _counted(recipe: Recipe, raw: RawData) -> Targets:
+    """Return the targets, with the training labels of each class where the loss needs them."""
+    labels = raw.train.columns["label"]
+    integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
+    if not recipe.train.loss.counts_classes or not integer:
+        return raw.targets
+    counts = np.zeros(len(raw.targets), np.int64)
+    for start in range(0, len(raw.train), COUNTED_SAMPLES):
+        found = np.asarray(labels[start : start + COUNTED_SAMPLES]).ravel()
+        known = found[found != recipe.dataset.ignore_index]
+        counts += np.bincount(known, minlength=len(counts))[: len(counts)]
+    return replace(raw.targets, counts=tuple(counts.tolist()))
+
+
+def _balanced(recipe: Recipe, order: SampleOrder, raw: RawData) -> SampleOrder:
+    """Return the order of balanced classes where it is asked for.
+
+    Raises RecipeError where samples have not one class each.
+    """
+    if not recipe.dataset.train.balance:
+        return order
+    labels = raw.train.columns["label"]
+    if raw.targets.task != "classification" or len(labels.shape) != 1:
+        raise RecipeError(
+            ["dataset.train.balance = true: must be false where a sample has not one class"]
+        )
+    settings = {field.name: getattr(order, field.name) for field in fields(order)}
+    return BalancedOrder(**settings, labels=np.asarray(labels[:]))
 
 
 def _eval_order(recipe: Recipe, samples: int) -> SampleOrder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -30,11 +31,11 @@ def list_problems(
 
     Gradients belong to training alone; the gradient of the input images is never computed.
     """
-    trained, evaluated = (
-        _traced(parts, state, train_batch, True),
-        _traced(parts, state, eval_batch, False),
-    )
-    problems = [p for p in trained if not _reads_input(p, image_shape(parts.image))]
+    problems: list[Problem] = []
+    for image in parts.train_images or (parts.image,):
+        trained = _traced(replace(parts, image=image), state, train_batch, True)
+        problems += [p for p in trained if not _reads_input(p, image_shape(image))]
+    evaluated = _traced(parts, state, eval_batch, False)
     return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
 
 

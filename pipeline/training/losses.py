@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
+import numpy as np
 from pydantic import Field, PositiveFloat
 
-from pipeline.data.targets import Task
-from pipeline.registry import part
+from pipeline.data.targets import Targets, Task
+from pipeline.files.error_text import shown
+from pipeline.registry import Expected, Seq, part
 from pipeline.training.part_specs import LossSpec
 
 if TYPE_CHECKING:
@@ -60,13 +62,45 @@ class CrossEntropy(LabelLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
     A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1) (L-02); under
-    `uniform`, which PyTorch, Keras and optax follow, 1 - s + s / C and s / C.
+    `uniform`, which PyTorch, Keras and optax follow, 1 - s + s / C and s / C. Class weights
+    multiply the loss of each label by the weight of its class; the mean is over labels all the
+    same, as in Keras, where PyTorch divides by the sum of the weights of a batch.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
     name: Literal["cross_entropy"] = "cross_entropy"
     smoothing: Annotated[float, Field(ge=0, lt=1)]
     smoothing_convention: Literal["mindspore", "uniform"]
+    class_weights: Annotated[
+        Annotated[Seq[PositiveFloat], Field(min_length=1)] | Literal["balanced"] | None,
+        Expected("balanced, one number above 0 for each class, or null"),
+    ] = None
+    """The weight of each class (D-19). balanced: n / (C n_c) for n training labels, of which n_c
+    are of class c, so that all classes weigh the same and labels 1 on average."""
+
+    @property
+    def counts_classes(self) -> bool:
+        return self.class_weights == "balanced"
+
+    def fitted(self, targets: Targets) -> Self:
+        """The loss with one weight for each class.
+
+        Raises ValueError for another number of weights, and where a class that is to be balanced
+        has no training label.
+        """
+        weights = self.class_weights
+        if weights is None:
+            return self
+        if weights == "balanced":
+            missing = [n for n, c in zip(targets.names, targets.counts, strict=False) if c == 0]
+            if missing or not targets.counts:
+                what = shown(missing[0]) if missing else "what is predicted"
+                raise ValueError(f"class_weights = balanced: {what} has no training label")
+            total = sum(targets.counts)
+            weights = tuple(total / (len(targets) * count) for count in targets.counts)
+        if len(weights) != len(targets):
+            raise ValueError(f"class_weights has {len(weights)} values for {targets}")
+        return self.model_copy(update={"class_weights": weights})
 
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
         import optax
@@ -75,7 +109,14 @@ class CrossEntropy(LabelLoss):
             smoothed = optax.smooth_labels(targets, self._uniform_share(logits.shape[-1]))
             return optax.softmax_cross_entropy(logits, smoothed)
 
-        return cross_entropy
+        if self.class_weights is None:
+            return cross_entropy
+        if isinstance(self.class_weights, str):
+            raise ValueError(
+                "class_weights = balanced: needs the targets that the loss is fitted to"
+            )
+        weights = np.array(self.class_weights, np.float32)
+        return lambda logits, targets: cross_entropy(logits, targets) * (targets * weights).sum(-1)
 
     def _uniform_share(self, classes: int) -> float:
         """The weight of the uniform distribution in the smoothed targets."""

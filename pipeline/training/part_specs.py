@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from pipeline.data.targets import Task
+from pipeline.data.targets import Targets, Task
 from pipeline.registry import PartOf, Seq, Spec, parts
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ class MetricSpec(Spec):
     better: ClassVar[Direction] = "max"
     """Whether larger or smaller values are better, for checkpoint.best and early stop."""
     name: str
+
+    def ignoring(self, label: int | None) -> Self:
+        """The metric where `dataset.ignore_index` is this label; one without labels of its own is
+        the same."""
+        return self
 
     @abstractmethod
     def zero(self, classes: int) -> Any:
@@ -108,6 +113,15 @@ class LossSpec(Spec):
     reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Reduce only this share of each batch, the samples with the largest losses (M-13)."""
+
+    @property
+    def counts_classes(self) -> bool:
+        """Whether `fitted` needs the number of training labels of each class."""
+        return False
+
+    def fitted(self, targets: Targets) -> Self:
+        """The loss for these targets. Raises ValueError where it does not fit them."""
+        return self
 
     @abstractmethod
     def build(self) -> Callable[..., Any]:

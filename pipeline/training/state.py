@@ -87,6 +87,11 @@ class StepConfig:
     metrics: tuple[MetricSpec, ...] = ()
     """Metrics of evaluations beside those of classes."""
     task: Task = "classification"
+    class_counts: tuple[int, ...] = ()
+    """Training labels of each class, where the loss depends on them."""
+    train_images: tuple[ColumnSpec, ...] = ()
+    """Training images after the map ops, where an op draws their size for each step (D-18); empty
+    where all are like `image`."""
     shards: Shards | None = None
     """Shards of a batch, on several devices; None where one device takes a batch as a whole."""
 

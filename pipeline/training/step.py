@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -20,7 +21,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
-from pipeline.data.transform import apply_ops
+from pipeline.data.transform import apply_ops, choices_among, chosen_ops, draw_choice
 from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.parallel.shards import Shards
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
@@ -146,8 +147,29 @@ def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradien
     dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
     if config.shards is not None:
         return _shard_gradients(config, config.shards, state, batch, dropout)
-    images, labels = _mapped(config, config.train_ops, batch)
-    return compute_gradients(config, state, images, labels, batch.count, dropout, state.loss_scale)
+
+    def compute(ops: Ops) -> Gradients:
+        images, labels = _mapped(config, ops, batch)
+        scale = state.loss_scale
+        return compute_gradients(config, state, images, labels, batch.count, dropout, scale)
+
+    return _with_drawn_ops(config, batch, state.step, compute)
+
+
+def _with_drawn_ops(
+    config: StepConfig, batch: Batch, step: Array, compute: Callable[[Ops], T]
+) -> T:
+    """Apply `compute` to the map ops of a training step.
+
+    Where an op is drawn for each step, `compute` is traced once for each choice, and a program has
+    a branch for each: a sink runs over steps of any size without asking the host.
+    """
+    choices = choices_among(config.train_ops)
+    if choices == 1:
+        return compute(config.train_ops)
+    number = draw_choice(jnp, choices, batch.seed, step)
+    branches = [partial(compute, chosen_ops(config.train_ops, n)) for n in range(choices)]
+    return jax.lax.switch(number, branches)
 
 
 def _shard_gradients(
@@ -158,16 +180,18 @@ def _shard_gradients(
     Batch norm sees one shard at a time; the running statistics are the mean of those that each
     shard leaves. Dropout draws by the number of the shard.
     """
-    by_labels = divides_by_labels(config)
-    divisor = _valid_labels(config, shards, batch) if by_labels else batch.count
+    by_labels, step = divides_by_labels(config), state.step
+    divisor = _valid_labels(config, shards, batch, step) if by_labels else batch.count
 
     def of_shard(shard: Batch, number: Array) -> Gradients:
-        def compute(cut: Batch) -> Gradients:
-            images, labels = _mapped(config, config.train_ops, cut)
+        def compute(cut: Batch, ops: Ops) -> Gradients:
+            images, labels = _mapped(config, ops, cut)
             key, scale = jax.random.fold_in(dropout, number), state.loss_scale
             return compute_gradients(config, state, images, labels, cut.count, key, scale, divisor)
 
-        return _in_bucket(config, shard, compute)
+        return _in_bucket(
+            config, shard, lambda cut: _with_drawn_ops(config, cut, step, partial(compute, cut))
+        )
 
     total = sum_shards(shards, batch, of_shard)
     batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
@@ -177,17 +201,19 @@ def _shard_gradients(
     return total._replace(values=values, batch_stats=batch_stats)
 
 
-def _valid_labels(config: StepConfig, shards: Shards, batch: Batch) -> Array:
+def _valid_labels(config: StepConfig, shards: Shards, batch: Batch, step: Array) -> Array:
     """The number of valid labels of a batch on all devices, float32 (); at least 1."""
 
     def of_shard(shard: Batch, number: Array) -> Array:
-        def compute(cut: Batch) -> Array:
-            _, labels = _mapped(config, config.train_ops, cut)
+        def compute(cut: Batch, ops: Ops) -> Array:
+            _, labels = _mapped(config, ops, cut)
             weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cut.count)
             assert weight is not None, "there is a label to ignore"
             return weight
 
-        return _in_bucket(config, shard, compute)
+        return _in_bucket(
+            config, shard, lambda cut: _with_drawn_ops(config, cut, step, partial(compute, cut))
+        )
 
     return jnp.maximum(sum_shards(shards, batch, of_shard), 1.0)
 

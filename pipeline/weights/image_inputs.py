@@ -41,6 +41,17 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
         raise DataError(f"{path}: can't be read as images: {error}") from error
 
 
+def size_of(path: Path) -> tuple[int, int] | None:
+    """(width, height) of an image file; None for a file of arrays.
+
+    Raises one of `UNREADABLE_IMAGE` where it can't be read.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        return None
+    with open_image(path, sorted(set(_FORMATS.values()))) as image:
+        return image.size
+
+
 def _decode(path: Path, samples: Samples) -> np.ndarray:
     height, width, channels = samples.shape
     if samples.dtype != "uint8" or channels not in _MODES:

@@ -48,7 +48,7 @@ def test_every_optional_key_that_conf_lacks_can_be_set(
     group: str, option: str, key: str, default: object
 ) -> None:
     known = [f"{group}={option}", f"{key}={json.dumps(default)}"]
-    if option in ("image_folder", "numpy", "records"):
+    if option in ("image_folder", "image_masks", "numpy", "records"):
         known.append("dataset.root=x")
     value: object = composed(*known)
     for name in key.split("."):

@@ -20,6 +20,8 @@ from pipeline.data.ops.geometry import (
     RandomVerticalFlip,
 )
 from pipeline.data.ops.policies import AutoAugment, RandAugment
+from pipeline.data.ops.random_affine import RandomAffine
+from pipeline.data.ops.random_size import RandomSize
 from pipeline.data.ops.resize import Resize
 from pipeline.data.ops.resized_crop import RandomResizedCrop
 from pipeline.data.ops.rotation import RandomRotation
@@ -47,6 +49,8 @@ EXACT: list[MapOp] = [
     Resize(size=(5, 20), interpolation="nearest"),
     RandomResizedCrop(size=(8, 5), interpolation="nearest"),
     RandomRotation(degrees=60.0, fill=255),
+    RandomAffine(degrees=60.0, scale=(0.7, 1.3), shear_x=(-20.0, 20.0), fill=255),
+    RandomSize(sizes=((5, 20), (3, 4)), interpolation="nearest"),
 ]
 """Ops that copy pixels, so that a label can be read off the pixel that it belongs to."""
 
@@ -77,7 +81,7 @@ def test_every_label_goes_where_its_pixel_goes(op: MapOp) -> None:
         expected = [number % 101, number % 103, number % 107]
         assert result["image"][sample, row, column].tolist() == expected
     uncovered = result["image"][result["label"] == NONE]
-    assert (uncovered == (255 if op.name == "random_rotation" else 0)).all()
+    assert (uncovered == (255 if getattr(op, "fill", 0) == 255 else 0)).all()
     specs = column_specs(ops, SPECS)
     assert (BATCH, *specs["label"].shape) == result["label"].shape
     assert result["label"].dtype == np.int32
@@ -190,7 +194,7 @@ def test_every_op_that_moves_pixels_says_so() -> None:
     moving = {name for name, op in parts("op").items() if getattr(op, "moves_pixels", False)}
     still = {
         *("cut_mix", "mix_up", "cutout", "hwc2chw", "normalize", "one_hot", "rescale"),
-        *("random_color_adjust", "type_cast"),
+        *("random_color_adjust", "type_cast", "whiten"),
     }
     assert moving == {op.name for op in EXACT} | {"auto_augment", "rand_augment"}
     assert moving | still == set(parts("op"))

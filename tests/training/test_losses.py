@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from pipeline.data.targets import Targets
 from pipeline.training.losses import L1, CrossEntropy, Mse
 
 CONF = Path(__file__).parents[2] / "conf" / "loss"
@@ -197,3 +198,66 @@ def test_labels_of_other_positions_are_refused():
     message = r"\(2, 5\) .*do not fit logits of shape \(2, 4, 3\); give integers of shape \(2, 4\)"
     with pytest.raises(ValueError, match=message):
         cross_entropy()(jnp.zeros((2, 4, 3)), jnp.zeros((2, 5), jnp.int32))
+
+
+def weighted(weights, smoothing=0.0):
+    return CrossEntropy(
+        reduction="mean",
+        smoothing=smoothing,
+        smoothing_convention="mindspore",
+        class_weights=weights,
+    )
+
+
+TARGETS = Targets(("ant", "bee", "owl"), counts=(2, 6, 4))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_class_weight_multiplies_the_loss_of_its_labels(smoothing):
+    """D-19."""
+    logits, labels = np.random.default_rng(1).standard_normal((5, 3)), [0, 1, 2, 1, 0]
+    loss = weighted((2.0, 0.5, 3.0), smoothing).fitted(TARGETS).build()
+    found = loss(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
+    for row, (own, label) in enumerate(zip(logits, labels, strict=True)):
+        plain = reference_cross_entropy(list(own), label, smoothing, "mindspore")
+        assert float(found[row]) == pytest.approx((2.0, 0.5, 3.0)[label] * plain, rel=1e-5)
+
+
+def test_balanced_weights_give_all_classes_the_same_weight():
+    fitted = weighted("balanced").fitted(TARGETS)
+    assert fitted.class_weights == pytest.approx((12 / 6, 12 / 18, 12 / 12))
+    each = np.array(TARGETS.counts) * fitted.class_weights
+    assert each.tolist() == pytest.approx([4, 4, 4])
+
+
+def test_class_weights_of_pixels_skip_ignored_ones():
+    logits = np.random.default_rng(1).standard_normal((1, 2, 2, 3)).astype(np.float32)
+    labels = np.array([[[0, 255], [2, 1]]], np.uint8)
+    loss = weighted((2.0, 0.5, 3.0)).build()
+    found = loss(jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(labels != 255))
+    terms = [
+        w * reference_cross_entropy(list(logits[0, r, c]), labels[0, r, c], 0.0, "mindspore")
+        for (r, c), w in (((0, 0), 2.0), ((1, 0), 3.0), ((1, 1), 0.5))
+    ]
+    assert float(found[0]) == pytest.approx(np.mean(terms), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "targets", "message"),
+    [
+        ((1.0, 2.0), TARGETS, "class_weights has 2 values for 3 classes"),
+        ("balanced", Targets(("a", "b"), counts=(3, 0)), "balanced: b has no training label"),
+        ("balanced", Targets(("a", "b")), "balanced: what is predicted has no training label"),
+    ],
+)
+def test_class_weights_that_do_not_fit_are_refused(weights, targets, message):
+    with pytest.raises(ValueError, match=message):
+        weighted(weights).fitted(targets)
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 0.0), "even", (1.0, -2.0)])
+def test_class_weights_are_positive_numbers(weights):
+    with pytest.raises(
+        ValidationError, match="must be balanced, one number above 0 for each class"
+    ):
+        weighted(weights)

@@ -29,14 +29,18 @@ class Inputs:
     counts: Array
     seed: Array
     resident: bool = field(metadata={"static": True})
+    samples: int | None = field(default=None, metadata={"static": True})
+    """As in `Batches`."""
 
 
 def batch_at(inputs: Inputs, position: Array) -> Batch:
     """The batch at a position of a window; runs inside the compiled loop."""
     sample = inputs.indices[position]
-    rows = sample if inputs.resident else position
+    rows = sample if inputs.samples is None else sample % inputs.samples
+    rows = rows if inputs.resident else position
     columns = {name: column[rows] for name, column in inputs.columns.items()}
-    return Batch(columns, inputs.seed, inputs.passes[position], sample, inputs.counts[position])
+    passes, counts = inputs.passes[position], inputs.counts[position]
+    return Batch(columns, inputs.seed, passes, sample, counts, inputs.samples)
 
 
 @dataclass(frozen=True)
@@ -61,4 +65,4 @@ def put_inputs(
     indices = placement.put_batches(batches.indices[:, own])
     plan = (batches.passes, batches.counts, seed_words(seed))
     passes, counts, seed_on_device = placement.put(plan)
-    return Inputs(columns, indices, passes, counts, seed_on_device, resident)
+    return Inputs(columns, indices, passes, counts, seed_on_device, resident, batches.samples)

@@ -80,7 +80,7 @@ class WindowBuffer:
         started_at = plan.clock()
         self._plan, self._start = plan, start
         self._batches: Batches = plan.order.batches(start, plan.window_steps)
-        self._indices = self._batches.indices[:, plan.rows].ravel()
+        self._indices = self._batches.rows[:, plan.rows].ravel()
         self._columns = {
             name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
             for name, column in plan.split.columns.items()

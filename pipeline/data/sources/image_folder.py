@@ -1,30 +1,25 @@
-"""A user's own image files, one folder per class, decoded on demand (D-14)."""
+"""A user's own image files, in a folder for each class or named in a CSV file (D-14)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from PIL import Image
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
+from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
-from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
-from pipeline.data.padding.buckets import Ragged
-from pipeline.data.targets import Targets
+from pipeline.data.held_out import Share, hold_out
+from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
+from pipeline.data.sources.image_columns import image_columns, image_files
+from pipeline.data.targets import Targets, Task
 from pipeline.errors import DataError
-from pipeline.registry import Seq, part
+from pipeline.registry import FilePath, Seq, part
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 EVAL_FOLDERS = ("eval", "val", "test")
-_FORMATS = ("PNG", "JPEG", "BMP")
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 
@@ -33,23 +28,62 @@ ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
-    PNG, JPEG and BMP are read, as RGB. Classes are the folders' names in alphabetical order.
+    With `split`, `<class>/*.png` in one folder, of which a share is held out. With `labels_csv`, a
+    table says where the images are and what is to be predicted of them. PNG, JPEG and BMP are read,
+    as RGB. Classes are the folders' names in alphabetical order.
     """
 
-    root_must_be = "a folder with train/<class>/ and eval/<class>/"
+    root_must_be = (
+        "a folder with train/<class>/ and eval/<class>/, with <class>/ and dataset.split, or with "
+        "the images of dataset.labels_csv"
+    )
     name: Literal["image_folder"] = "image_folder"
     root: GivenRoot
-    """The folder that holds train and eval."""
+    """The folder that holds train and eval, or the classes, or what the paths of a table begin
+    in."""
+    split: Share | None = None
+    """The share of the images, of each class, to evaluate and not to train on; null: they lie in
+    folders of their own."""
+    split_seed: NonNegativeInt = 0
+    """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
+    labels_csv: FilePath | None = None
+    """A CSV file that names images, relative to `root`, and says what is to be predicted."""
+    eval_csv: FilePath | None = None
+    """A CSV file of the images to evaluate, with the same columns; null: a `split`."""
+    path_column: str | None = None
+    """The column of the paths; null: the first."""
+    label_columns: Seq[str] = ()
+    """The columns to predict; []: all others."""
+    task: Literal["auto"] | Task = "auto"
+    """The meaning of those columns. auto: classes in one column, unless it has numbers that are not
+    whole (regression); several columns of 0 and 1 are multi_label, other numbers regression."""
     follow_links: bool = False
     """Read links to images and folders outside of `root` too."""
     image_size: ImageSize | None = None
     """[height, width] to resize to on decoding; null: all images must have one size, or are padded
     to `buckets`."""
 
+    @model_validator(mode="after")
+    def _splits_once(self) -> Self:
+        if self.labels_csv is None and self.eval_csv is not None:
+            raise ValueError(f"eval_csv = {self.eval_csv}: needs labels_csv, that of training")
+        if self.labels_csv is not None and (self.split is None) == (self.eval_csv is None):
+            raise ValueError(
+                f"labels_csv = {self.labels_csv}: needs either split, the share of its rows to "
+                "evaluate, or eval_csv, a table of others"
+            )
+        return self
+
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, H, W, 3), decoded on demand; labels int32 (n,)."""
+        """Images uint8 (n, H, W, 3), decoded on demand.
+
+        Labels are classes int32 (n,), or numbers or labels of a table, float32 (n, K).
+        """
+        if self.labels_csv is not None:
+            return self._read_tables(self.labels_csv)
+        if self.split is not None:
+            return self._read_one_folder(self.split)
         train_folder, eval_folder = find_splits(self.root)
-        within = None if self.follow_links else self.root.resolve()
         classes = class_names(train_folder)
         if class_names(eval_folder) != classes:
             odd = sorted(set(classes) ^ set(class_names(eval_folder)))
@@ -57,8 +91,8 @@ class ImageFolder(LocalDatasetSpec):
                 f"{train_folder} and {eval_folder} must have the same class folders; "
                 f"only one of them has {', '.join(odd)}"
             )
-        train_paths, train_labels = list_images(train_folder, classes, within)
-        eval_paths, eval_labels = list_images(eval_folder, classes, within)
+        train_paths, train_labels = list_images(train_folder, classes, self._within)
+        eval_paths, eval_labels = list_images(eval_folder, classes, self._within)
         train, evaluated = self._images(train_paths, eval_paths)
         return RawData(
             train=Split({"image": train, "label": train_labels}),
@@ -66,71 +100,86 @@ class ImageFolder(LocalDatasetSpec):
             targets=Targets(classes),
         )
 
+    @property
+    def _within(self) -> Path | None:
+        """The folder that no link may lead out of."""
+        return None if self.follow_links else self.root.resolve()
+
+    def _read_one_folder(self, share: float) -> RawData:
+        """Hold out a share of the images of each class."""
+        if all((self.root / name).is_dir() for name in ("train", "eval")):
+            raise DataError(
+                f"{self.root}: has the folders train and eval, so that dataset.split = {share} has "
+                "nothing to split; leave it out, or name the folder of the classes"
+            )
+        classes = class_names(self.root)
+        paths, labels = list_images(self.root, classes, self._within)
+        try:
+            train, evaluated = hold_out(labels, classes, share, self.split_seed)
+        except ValueError as error:
+            raise DataError(f"{self.root}: {error}") from error
+        columns = self._images(*([paths[row] for row in rows] for rows in (train, evaluated)))
+        return RawData(
+            train=Split({"image": columns[0], "label": labels[train]}),
+            eval=Split({"image": columns[1], "label": labels[evaluated]}),
+            targets=Targets(classes),
+        )
+
+    def _read_tables(self, labels_csv: Path) -> RawData:
+        """Images and labels of a table, of which a share is held out, or of two tables."""
+        tables = [self._read_table(labels_csv)]
+        if self.eval_csv is not None:
+            tables.append(self._read_table(self.eval_csv))
+            if list(tables[0].labels) != list(tables[1].labels):
+                raise DataError(
+                    f"{labels_csv} and {self.eval_csv} must have the same columns to predict, not "
+                    f"{', '.join(tables[0].labels)} and {', '.join(tables[1].labels)}"
+                )
+        paths = [path for table in tables for path in table.paths]
+        columns = {
+            name: [value for table in tables for value in table.labels[name]]
+            for name in tables[0].labels
+        }
+        try:
+            parsed = parse_labels(columns, self.task)
+            if self.split is not None:
+                halves = hold_out(parsed.groups, parsed.names, self.split, self.split_seed)
+            else:
+                count = len(tables[0].paths)
+                halves = np.arange(count), np.arange(count, len(paths))
+            train_labels, eval_labels, targets = parsed.split(*halves)
+        except ValueError as error:
+            raise DataError(f"{labels_csv}: {error}") from error
+        untrained = set(parsed.groups.tolist()) - set(parsed.groups[halves[0]].tolist())
+        if untrained:
+            name = targets.names[min(untrained)]
+            raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} has not")
+        train, evaluated = self._images(*([paths[row] for row in rows] for rows in halves))
+        return RawData(
+            train=Split({"image": train, "label": train_labels}),
+            eval=Split({"image": evaluated, "label": eval_labels}),
+            targets=targets,
+        )
+
+    def _read_table(self, file: Path) -> ImageTable:
+        try:
+            return read_image_table(
+                file,
+                self.root,
+                self.path_column,
+                self.label_columns,
+                follow_links=self.follow_links,
+            )
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file}: {_reason(error)}") from error
+
     def _images(self, *paths: Sequence[str]) -> list[Column]:
         """The images of each list, of one size unless they are to be padded."""
-        if self.buckets is not None and self.image_size is None:
-            return [ImagesOfSeveralSizes(own, read_sizes(own)) for own in paths]
-        height, width = self.image_size or common_size([path for own in paths for path in own])
-        return [ImageFiles(own, height, width) for own in paths]
+        return image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
 
 
-@dataclass(frozen=True)
-class ImageFiles:
-    """A column of image files, decoded to RGB of one size whenever they are indexed."""
-
-    paths: Sequence[str]
-    height: int
-    width: int
-
-    dtype = np.dtype(np.uint8)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(files, height, width, 3)."""
-        return (len(self.paths), self.height, self.width, 3)
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        """The images at an integer array of indices or a slice, uint8 (n, height, width, 3)."""
-        chosen = np.arange(len(self.paths))[indices]
-        images = np.empty((len(chosen), *self.shape[1:]), np.uint8)
-        with ThreadPoolExecutor(DECODING_THREADS) as pool:
-            decoded = pool.map(self.sample, chosen)
-            for position, image in enumerate(decoded):
-                images[position] = image
-        return images
-
-    def sample(self, index: int) -> np.ndarray:
-        """One image, uint8 (height, width, 3). Raises DataError that names a bad file."""
-        return decode(self.paths[index], self.height, self.width)
-
-    def sample_name(self, index: int) -> str:
-        """The image's file."""
-        return self.paths[index]
-
-
-@dataclass(frozen=True)
-class ImagesOfSeveralSizes(Ragged):
-    """A column of image files, decoded to RGB in their own size on demand."""
-
-    paths: Sequence[str]
-    sizes: np.ndarray
-
-    dtype = np.dtype(np.uint8)
-    trailing = (3,)
-
-    def value(self, index: int) -> np.ndarray:
-        """One image, uint8 (height, width, 3). Raises DataError that names a bad file."""
-        height, width = self.sizes[index].tolist()
-        return decode(self.paths[index], height, width)
-
-    def sample_name(self, index: int) -> str:
-        """The image's file."""
-        return self.paths[index]
-
-
-def read_sizes(paths: Sequence[str]) -> np.ndarray:
-    """(height, width) of each image, int32 (files, 2)."""
-    return np.array([_read_size(path) for path in paths], np.int32)
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def find_splits(root: Path) -> tuple[Path, Path]:
@@ -139,7 +188,10 @@ def find_splits(root: Path) -> tuple[Path, Path]:
     candidates = [root / name for name in EVAL_FOLDERS]
     evaluation = next((folder for folder in candidates if folder.is_dir()), None)
     if not train.is_dir() or evaluation is None:
-        raise DataError(f"{root}: must have the folders train and one of {', '.join(EVAL_FOLDERS)}")
+        raise DataError(
+            f"{root}: must have the folders train and one of {', '.join(EVAL_FOLDERS)}; of images "
+            "in one folder, dataset.split=0.2 holds out a part"
+        )
     return train, evaluation
 
 
@@ -159,67 +211,6 @@ def list_images(
 
     Raises DataError for a class without images, and for a link that leads out of `within`.
     """
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        _require_within(folder / name, within)
-        with os.scandir(folder / name) as entries:
-            images = [entry for entry in entries if _is_image(entry)]
-        for entry in images:
-            if entry.is_symlink():
-                _require_within(Path(entry.path), within)
-        images.sort(key=lambda entry: entry.name)
-        if not images:
-            raise DataError(f"{folder / name}: holds no image ({', '.join(SUFFIXES)})")
-        paths += [entry.path for entry in images]
-        labels += [label] * len(images)
-    return paths, np.array(labels, np.int32)
-
-
-def common_size(paths: Sequence[str]) -> tuple[int, int]:
-    """(height, width) of all images. Raises DataError that names one which differs."""
-    sizes = [_read_size(path) for path in paths]
-    for path, size in zip(paths, sizes, strict=True):
-        if size != sizes[0]:
-            raise DataError(
-                f"{path}: is {size[0]}x{size[1]} where {paths[0]} is {sizes[0][0]}x{sizes[0][1]}; "
-                "give dataset.image_size=[H,W] to resize all"
-            )
-    return sizes[0]
-
-
-def decode(path: str, height: int, width: int) -> np.ndarray:
-    """An image as RGB, resized bilinearly where its size differs: uint8 (height, width, 3)."""
-    with _opened(path) as image:
-        rgb = eight_bits(image).convert("RGB")
-    if rgb.size != (width, height):
-        rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(rgb)
-
-
-def _read_size(path: str) -> tuple[int, int]:
-    with _opened(path) as image:
-        return image.height, image.width
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[Image.Image]:
-    try:
-        with open_image(Path(path), _FORMATS) as image:
-            yield image
-    except UNREADABLE_IMAGE as error:
-        raise DataError(f"{path}: can't be read as an image: {error}") from error
-
-
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is an image file; a pipe of such a name would never end."""
-    named = entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
-    return named and entry.is_file()
-
-
-def _require_within(path: Path, folder: Path | None) -> None:
-    if folder is not None and not path.resolve().is_relative_to(folder):
-        raise DataError(
-            f"{path}: leads out of {folder}, to {path.resolve()}; copy what is there, or give "
-            "dataset.follow_links=true on the command line"
-        )
+    files = [image_files(folder / name, within) for name in classes]
+    labels = np.repeat(np.arange(len(classes), dtype=np.int32), [len(own) for own in files])
+    return [path for own in files for path in own], labels

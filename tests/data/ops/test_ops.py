@@ -22,10 +22,12 @@ from pipeline.data.ops.geometry import (
 )
 from pipeline.data.ops.mixing import MixUp
 from pipeline.data.ops.policies import AutoAugment, RandAugment
+from pipeline.data.ops.random_affine import RandomAffine
 from pipeline.data.ops.resize import Resize
 from pipeline.data.ops.resized_crop import RandomResizedCrop
 from pipeline.data.ops.rotation import RandomRotation
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
+from pipeline.data.ops.whitening import Whiten
 from pipeline.registry import parts
 
 RNG = np.random.default_rng(0)
@@ -57,6 +59,20 @@ IMAGE_OPS = [
     Cutout(size=3, holes=2),
     Cutout(size=3, holes=2, convention="mindspore"),
     *(RandomRotation(degrees=90.0, interpolation=name, fill=9) for name in ("linear", "nearest")),
+    *(
+        RandomAffine(
+            degrees=40.0,
+            translate_x=(-0.2, 0.3),
+            translate_y=(-0.1, 0.1),
+            scale=(0.5, 1.5),
+            shear_x=(-20.0, 30.0),
+            shear_y=(-5.0, 5.0),
+            interpolation=name,
+            fill=9,
+        )
+        for name in ("linear", "nearest")
+    ),
+    Whiten(),
     RandomColorAdjust(
         brightness=(0.6, 1.4), contrast=(0.6, 1.4), saturation=(0.6, 1.4), hue=(-0.1, 0.1)
     ),
@@ -71,7 +87,7 @@ IMAGE_OPS = [
     Hwc2Chw(),
     TypeCast(column="image", dtype="float32"),
 ]
-FUSED = ("rescale", "resize", "random_resized_crop")
+FUSED = ("rescale", "resize", "random_resized_crop", "whiten")
 images = arrays(
     np.uint8, st.tuples(st.just(2), st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
 )
@@ -142,15 +158,18 @@ def test_every_op_is_registered():
         "one_hot",
         "pad",
         "rand_augment",
+        "random_affine",
         "random_color_adjust",
         "random_crop",
         "random_horizontal_flip",
         "random_resized_crop",
         "random_rotation",
+        "random_size",
         "random_vertical_flip",
         "rescale",
         "resize",
         "type_cast",
+        "whiten",
     }
 
 

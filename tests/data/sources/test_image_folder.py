@@ -12,7 +12,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from pipeline.data.columns import RawData
-from pipeline.data.sources.image_folder import ImageFolder, decode
+from pipeline.data.sources.image_columns import decode
+from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.errors import DataError
 from tests.data.section import section
 

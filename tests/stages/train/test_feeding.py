@@ -12,7 +12,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed import feed as feeds
-from pipeline.data.sources.image_folder import ImageFiles
+from pipeline.data.sources.image_columns import ImageFiles
 from pipeline.errors import DataError
 from pipeline.runner.run import run
 from tests import outcome

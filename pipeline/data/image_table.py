@@ -1,0 +1,229 @@
+"""CSV files that name images and say what is to be predicted of each."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pipeline.data.targets import Targets, Task, standardised
+from pipeline.files.bounded_read import read_bytes
+from pipeline.files.error_text import shown
+
+MAX_TABLE_BYTES = 512 * 2**20
+"""Size limit of a table: some millions of rows."""
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """The rows of a table: image files, and the text of each label column."""
+
+    paths: Sequence[str]
+    labels: Mapping[str, Sequence[str]]
+
+
+def read_image_table(
+    file: Path,
+    folder: Path,
+    path_column: str | None,
+    label_columns: Sequence[str],
+    *,
+    follow_links: bool = False,
+) -> ImageTable:
+    """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
+
+    Without a path column it is the first one; without label columns they are all others. Raises
+    OSError where the file can't be read, and ValueError for a table that is none, a missing column
+    or label, and a path that leads out of the folder or to no file.
+    """
+    rows = _rows(file)
+    names = rows[0]
+    path_at = _column(names, path_column, "path_column") if path_column is not None else 0
+    chosen = [_column(names, name, "label_columns") for name in label_columns]
+    label_at = chosen or [at for at in range(len(names)) if at != path_at]
+    if not label_at:
+        raise ValueError(f"has the column {shown(names[0])} alone; labels need another one")
+    if path_at in label_at:
+        raise ValueError(f"{shown(names[path_at])} can't be a path and a label")
+    body = rows[1:]
+    if not body:
+        raise ValueError("has no rows below the names of its columns")
+    for number, row in enumerate(body, 2):
+        if len(row) != len(names):
+            raise ValueError(f"row {number} has {len(row)} values, and {len(names)} columns")
+    for at in label_at:
+        _require_labels(names[at], [row[at] for row in body])
+    given = [row[path_at] for row in body]
+    paths = _files_at(given, folder, follow_links=follow_links)
+    return ImageTable(paths, {names[at]: [row[at].strip() for row in body] for at in label_at})
+
+
+def _rows(file: Path) -> list[list[str]]:
+    """The rows that hold anything; the first are the names of the columns, all different."""
+    text = read_bytes(file, MAX_TABLE_BYTES).decode("utf-8-sig")
+    try:
+        rows = [row for row in csv.reader(StringIO(text, newline=""), strict=True) if row]
+    except csv.Error as error:
+        raise ValueError(f"is no CSV: {error}") from error
+    if not rows:
+        raise ValueError("is empty; its first row must name the columns")
+    names = rows[0]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"has several columns {shown(twice[0])}; names must be different")
+    return rows
+
+
+def _column(names: Sequence[str], wanted: str, key: str) -> int:
+    if wanted not in names:
+        there = ", ".join(map(shown, names[:10]))
+        raise ValueError(f"has no column {shown(wanted)}, which {key} names; it has {there}")
+    return names.index(wanted)
+
+
+def _require_labels(name: str, values: Sequence[str]) -> None:
+    missing = [number for number, value in enumerate(values, 2) if not value.strip()]
+    if missing:
+        raise ValueError(
+            f"{shown(name)} is empty in {len(missing):,} of {len(values):,} rows, first in row "
+            f"{missing[0]}; every image needs a label"
+        )
+
+
+def _files_at(given: Sequence[str], folder: Path, *, follow_links: bool) -> list[str]:
+    """The image files at paths relative to a folder, none of which may lead out of it."""
+    root, real_root = os.path.normpath(folder), os.path.realpath(folder)
+    paths, absent = [], []
+    for number, name in enumerate(given, 2):
+        if "\0" in name:
+            raise ValueError(f"row {number}: {shown(name)} is no path")
+        path = os.path.normpath(os.path.join(root, name))
+        inside = _is_inside(path, root)
+        if inside and not follow_links:
+            inside = _is_inside(os.path.realpath(path), real_root)
+        if not inside:
+            raise ValueError(
+                f"row {number}: {shown(name)} leads out of {folder}; paths must stay below it"
+            )
+        if not os.path.isfile(path):
+            absent.append((number, name))
+        paths.append(path)
+    if absent:
+        number, name = absent[0]
+        raise ValueError(
+            f"{len(absent):,} of {len(given):,} images are not in {folder}; the first is "
+            f"{shown(name)}, in row {number}"
+        )
+    return paths
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+@dataclass(frozen=True)
+class LabelColumns:
+    """Targets of the samples of a table: a task, and its labels as numbers."""
+
+    task: Task
+    names: tuple[str, ...]
+    """Of classes in the order of their labels, or of the columns."""
+    labels: np.ndarray
+    """int32 (n,) of classes; float64 (n, columns) of numbers, and of labels that are 0 or 1."""
+
+    @property
+    def groups(self) -> np.ndarray:
+        """The class of each sample, int (n,), for a split that is even by class; else all 0."""
+        if self.task == "classification":
+            return self.labels
+        return np.zeros(len(self.labels), np.int32)
+
+    def split(
+        self, train: np.ndarray, evaluated: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, Targets]:
+        """Labels of the rows to train on and of those to evaluate, and the targets.
+
+        Classes are int32 (n,), all else float32 (n, columns); numbers are standardised. Raises
+        ValueError for numbers that are all the same.
+        """
+        first, second = self.labels[train], self.labels[evaluated]
+        if self.task == "regression":
+            return standardised(first, second, self.names)
+        if self.task == "multi_label":
+            first, second = first.astype(np.float32), second.astype(np.float32)
+        return first, second, Targets(self.names, self.task)
+
+
+def parse_labels(
+    columns: Mapping[str, Sequence[str]], task: Literal["auto"] | Task
+) -> LabelColumns:
+    """Labels from the text of columns of equal length.
+
+    auto: one column is of classes, unless all of it is numbers and some are not whole; several are
+    labels where all values are 0 or 1, else numbers. Raises ValueError for values that the task
+    does not take.
+    """
+    names = tuple(columns)
+    if task == "auto":
+        task = _task_of(columns)
+    if task == "classification":
+        if len(names) > 1:
+            raise ValueError(
+                f"classes are in one column, not in {', '.join(map(shown, names))}; name it in "
+                "label_columns, or set task"
+            )
+        return _classes(columns[names[0]])
+    numbers = np.stack([_numbers(name, values) for name, values in columns.items()], axis=1)
+    if task == "multi_label":
+        for name, values in zip(names, numbers.T, strict=True):
+            if not np.isin(values, (0, 1)).all():
+                odd = values[~np.isin(values, (0, 1))][0]
+                raise ValueError(f"{shown(name)} has the value {odd:g}; multi_label takes 0 and 1")
+    return LabelColumns(task, names, numbers)
+
+
+def _task_of(columns: Mapping[str, Sequence[str]]) -> Task:
+    numbers = [_as_numbers(values) for values in columns.values()]
+    if len(numbers) > 1:
+        whole = [n for n in numbers if n is not None]
+        if len(whole) == len(numbers) and all(np.isin(n, (0, 1)).all() for n in whole):
+            return "multi_label"
+        return "regression"
+    (only,) = numbers
+    return "classification" if only is None or (only == np.rint(only)).all() else "regression"
+
+
+def _classes(values: Sequence[str]) -> LabelColumns:
+    """Classes in the order of their names, or of their numbers where all are whole numbers."""
+    names = sorted(set(values))
+    if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
+        names.sort(key=int)
+    label_of = {name: label for label, name in enumerate(names)}
+    labels = np.array([label_of[value] for value in values], np.int32)
+    return LabelColumns("classification", tuple(names), labels)
+
+
+def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
+    try:
+        return np.array(values, np.str_).astype(np.float64)
+    except ValueError:
+        return None
+
+
+def _numbers(name: str, values: Sequence[str]) -> np.ndarray:
+    """Finite numbers, float64 (n,). Raises ValueError that names the first value that is none."""
+    for value in values:
+        try:
+            number = float(value)
+        except ValueError:
+            raise ValueError(f"{shown(name)} has {shown(value)}, which is no number") from None
+        if not math.isfinite(number):
+            raise ValueError(f"{shown(name)} has {shown(value)}; must be finite")
+    return np.array(values, np.str_).astype(np.float64)

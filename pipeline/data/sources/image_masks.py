@@ -1,0 +1,180 @@
+"""A user's own images and their masks, which give the class of every pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
+from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.held_out import Share, hold_out
+from pipeline.data.sources.image_columns import (
+    SUFFIXES,
+    MaskFiles,
+    MasksOfSeveralSizes,
+    MaskValues,
+    decode_mask,
+    image_columns,
+    image_files,
+    read_sizes,
+)
+from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
+from pipeline.data.targets import Targets
+from pipeline.errors import DataError
+from pipeline.registry import Seq, part
+
+MASK_SUFFIXES = (".png", ".bmp")
+"""Formats that keep every value, as JPEG does not."""
+MAX_MASK_CLASSES = 256
+
+FolderName = Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=255)]
+ClassCount = Annotated[PositiveInt, Field(le=MAX_MASK_CLASSES)]
+ClassNames = Annotated[Seq[str], Field(min_length=1, max_length=MAX_MASK_CLASSES)]
+
+
+@part("dataset")
+class ImageMasks(LocalDatasetSpec):
+    """`images/*` and `masks/*` with the same names but for the suffix, in train/ and in eval/.
+
+    With `split`, both folders are in one, of which a share is held out. A mask is a grey PNG or
+    BMP, or one with a palette: the value of a pixel is its class, or `ignore_index`. Images are
+    PNG, JPEG and BMP, read as RGB, and have the size of their masks.
+    """
+
+    root_must_be = "a folder with images/ and masks/ in train/ and eval/, or with dataset.split"
+    name: Literal["image_masks"] = "image_masks"
+    root: GivenRoot
+    """The folder that holds train and eval, or images and masks."""
+    images: FolderName = "images"
+    masks: FolderName = "masks"
+    """The names of the folders of images and of masks."""
+    split: Share | None = None
+    """The share of the images to evaluate and not to train on; null: they lie in folders of their
+    own."""
+    split_seed: NonNegativeInt = 0
+    """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
+    classes: ClassCount | ClassNames | None = None
+    """The number of classes, or their names in the order of their values; null: one more than the
+    largest value, for which all masks are read first."""
+    follow_links: bool = False
+    """Read links to files and folders outside of `root` too."""
+    image_size: ImageSize | None = None
+    """[height, width] to resize to on decoding, masks to the nearest pixels; null: all have one
+    size, or are padded to `buckets`."""
+
+    def read(self, cache: Path) -> RawData:
+        """Images uint8 (n, H, W, 3) and labels uint8 (n, H, W), decoded on demand."""
+        halves = self._halves()
+        masks = [mask for half in halves for _, mask in half]
+        names = self._class_names(masks)
+        values = MaskValues(len(names), self.ignore_index)
+        images = image_columns(
+            [[image for image, _ in half] for half in halves],
+            self.image_size,
+            several_sizes=self.buckets is not None,
+        )
+        train, evaluated = (
+            Split({"image": column, "label": self._masks([mask for _, mask in half], values)})
+            for column, half in zip(images, halves, strict=True)
+        )
+        return RawData(train=train, eval=evaluated, targets=Targets(names))
+
+    def _halves(self) -> list[list[tuple[str, str]]]:
+        """Pairs of image and mask to train on, and to evaluate."""
+        if self.split is None:
+            evaluated = [self.root / name for name in EVAL_FOLDERS]
+            folders = [self.root / "train", *[f for f in evaluated if f.is_dir()][:1]]
+            if len(folders) < 2 or not folders[0].is_dir():
+                raise DataError(
+                    f"{self.root}: must have the folders train and one of "
+                    f"{', '.join(EVAL_FOLDERS)}, each with {self.images} and {self.masks}; of "
+                    "images in one folder, dataset.split=0.2 holds out a part"
+                )
+            return [self._pairs(folder) for folder in folders]
+        pairs = self._pairs(self.root)
+        try:
+            rows = hold_out(np.zeros(len(pairs), int), [self.images], self.split, self.split_seed)
+        except ValueError as error:
+            raise DataError(f"{self.root}: {error}") from error
+        return [[pairs[row] for row in half] for half in rows]
+
+    def _pairs(self, folder: Path) -> list[tuple[str, str]]:
+        """Each image with its mask. Raises DataError for one without the other, and other sizes."""
+        within = None if self.follow_links else self.root.resolve()
+        for name in (self.images, self.masks):
+            if not (folder / name).is_dir():
+                raise DataError(f"{folder}: has no folder {name}; must hold images and their masks")
+        images = _by_stem(image_files(folder / self.images, within, SUFFIXES))
+        masks = _by_stem(image_files(folder / self.masks, within, MASK_SUFFIXES))
+        for missing, what, where in (
+            ([images[stem] for stem in images.keys() - masks.keys()], "mask", self.masks),
+            ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
+        ):
+            if missing:
+                raise DataError(
+                    f"{min(missing)}: has no {what} of its name in {folder / where}; nor have "
+                    f"{len(missing) - 1:,} others"
+                    if len(missing) > 1
+                    else f"{missing[0]}: has no {what} of its name in {folder / where}"
+                )
+        pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
+        _require_same_sizes(pairs)
+        return pairs
+
+    def _class_names(self, masks: Sequence[str]) -> tuple[str, ...]:
+        """The names of the classes: those given, or numbers."""
+        if isinstance(self.classes, tuple):
+            return self.classes
+        count = self.classes or 1 + largest_value(masks, self.ignore_index)
+        return tuple(str(label) for label in range(count))
+
+    def _masks(self, paths: Sequence[str], values: MaskValues) -> Column:
+        """The masks, of one size unless they are to be padded."""
+        if self.buckets is not None and self.image_size is None:
+            return MasksOfSeveralSizes(paths, read_sizes(paths), values)
+        height, width = self.image_size or read_sizes(paths[:1])[0].tolist()
+        return MaskFiles(paths, height, width, values)
+
+
+def _by_stem(paths: Sequence[str]) -> dict[str, str]:
+    """Files by name without suffix. Raises DataError for two of a name."""
+    named: dict[str, str] = {}
+    for path in paths:
+        other = named.setdefault(Path(path).stem, path)
+        if other is not path:
+            raise DataError(f"{path}: has the same name as {other}; which one is meant?")
+    return named
+
+
+def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
+    """Raise DataError for masks of other sizes than their images: their number, and the first."""
+    sizes = [read_sizes([path for path, *_ in pairs]), read_sizes([mask for _, mask in pairs])]
+    odd = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1))
+    if odd.size:
+        image, mask = pairs[odd[0]]
+        (height, width), (rows, columns) = (own[odd[0]].tolist() for own in sizes)
+        raise DataError(
+            f"{mask}: is {rows}x{columns}, and its image {image} {height}x{width}; masks must have "
+            f"the size of their images, and {odd.size:,} of {len(pairs):,} have not"
+        )
+
+
+def largest_value(masks: Sequence[str], ignored: int | None) -> int:
+    """The largest value of masks, but for the one to ignore. Raises DataError where there is none
+    but that."""
+
+    def largest(path: str) -> int:
+        height, width = read_sizes([path])[0].tolist()
+        values = np.unique(decode_mask(path, height, width)).astype(np.int32)
+        return int(values[values != ignored].max(initial=-1))
+
+    with ThreadPoolExecutor(DECODING_THREADS) as pool:
+        found = max(pool.map(largest, masks))
+    if found < 0:
+        raise DataError(f"{masks[0]}: this and all other masks have no value but {ignored}")
+    return found
