@@ -14,26 +14,30 @@ import numpy as np
 from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.data.targets import Targets
 from pipeline.errors import DataError, UsageError, printable
+from pipeline.files.csv_file import write_csv
 from pipeline.files.error_text import shown
 from pipeline.weights.export import is_export, read_export
-from pipeline.weights.image_inputs import read_images
+from pipeline.weights.image_inputs import files_in, read_images
 from pipeline.weights.prediction import make_predict
+from pipeline.weights.prediction_rows import prediction_row
 from pipeline.weights.trained_run import Samples, read_trained_run
 
-USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json and --top=N"
-HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER IMAGE ... [--json] [--top=N]
+USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE..., --json, --top=N and --csv=FILE"
+HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER IMAGE ... [--json] [--top=N] [--csv=FILE]
 
 Print the class and its probability that a trained network gives to each image.
 
-  RUN_DIR   a run that has saved a checkpoint, or one of its checkpoints
-  FOLDER    what `export` wrote
-  IMAGE     images as the network was trained on, or .npy arrays of them
-  --json    a JSON object a line
-  --top=N   the N most probable classes, 1 unless it is given
+  RUN_DIR      a run that has saved a checkpoint, or one of its checkpoints
+  FOLDER       what `export` wrote
+  IMAGE        images as the network was trained on, folders of them (in the order of their paths),
+               or .npy arrays of them
+  --json       a JSON object a line
+  --top=N      the N most probable classes, 1 unless it is given
+  --csv=FILE   a CSV file instead of lines: file, class and probability, or the numbers
 
 example: python -m pipeline infer digits_network seven.png --top=3
 """
-JSON, TOP = "--json", "--top="
+JSON, TOP, CSV = "--json", "--top=", "--csv="
 MAX_DIGITS = 9
 """Digits of the number after --top: Python refuses to parse thousands."""
 BATCH = 64
@@ -51,6 +55,7 @@ class InferArguments:
     files: tuple[Path, ...]
     as_json: bool
     top: int
+    csv: Path | None
 
 
 def main(args: Sequence[str]) -> int:
@@ -62,25 +67,34 @@ def main(args: Sequence[str]) -> int:
         return show_usage(HELP)
     given = _parse(args)
     logits, samples = _network(given.source)
-    for file in given.files:
+    rows = []
+    for file in (inside for path in given.files for inside in files_in(path)):
         images = read_images(file, samples)
         for index, outputs in enumerate(_outputs(logits, images)):
             name = str(file) if len(images) == 1 else f"{file}[{index}]"
-            print(_line(given, name, outputs, samples.targets))
+            if given.csv is None:
+                print(_line(given, name, outputs, samples.targets))
+            else:
+                rows.append(prediction_row(name, outputs, samples.targets, given.top))
+    if given.csv is not None:
+        write_csv(given.csv, rows)
+        print(printable(f"{given.csv}: {len(rows):,} lines"))
     return 0
 
 
 def _parse(args: Sequence[str]) -> InferArguments:
     words = [arg for arg in args if not arg.startswith("-")]
     tops = [arg for arg in args if arg.startswith(TOP)]
-    wrong = [arg for arg in args if arg not in (*words, *tops, JSON)]
-    if wrong or len(words) < 2:
+    csvs = [arg for arg in args if arg.startswith(CSV)]
+    wrong = [arg for arg in args if arg not in (*words, *tops, *csvs, JSON)]
+    if wrong or len(words) < 2 or CSV in csvs or (csvs and JSON in args):
         raise UsageError(wrong[:1] or args, USAGE)
     top = tops[-1].removeprefix(TOP) if tops else "1"
     if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
         raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
     source, *files = map(Path, words)
-    return InferArguments(source, tuple(files), JSON in args, int(top))
+    csv = Path(csvs[-1].removeprefix(CSV)) if csvs else None
+    return InferArguments(source, tuple(files), JSON in args, int(top), csv)
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:
