@@ -20,7 +20,9 @@ MAX_ROWS = 100
 """Classes in a table of the page; files have all."""
 MAX_MATRIX = 30
 """Classes of a confusion matrix on the page."""
-MAX_CONFUSIONS = 15
+MAX_CONFUSIONS = 10
+HEADS = {"f1": "F1", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
+"""Heads of columns that are written in another way."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 STYLE = f"""
@@ -47,18 +49,22 @@ table.wide {{ width: 100%; }}
 th {{ text-align: right; font-weight: 600; font-size: 13px; color: var(--quiet);
   padding: 4px 10px; border-bottom: 1px solid var(--rule); }}
 td {{ text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--rule); }}
-th:first-child, td:first-child {{ text-align: left; padding-left: 0; overflow-wrap: anywhere; }}
+th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
+td:first-child {{ overflow-wrap: anywhere; min-width: 5em; }}
 .share {{ position: relative; }}
 .share i {{ position: absolute; right: 6px; bottom: 2px; height: 2px; background: var(--first); }}
 .matrix th, .matrix td {{ padding: 0; border: 1px solid var(--ground); text-align: center; }}
-.matrix td {{ width: 34px; min-width: 34px; height: 30px; font-size: 12px; }}
-.matrix thead th {{ height: 92px; vertical-align: bottom; border: 0; }}
-.matrix thead span {{ writing-mode: vertical-rl; transform: rotate(180deg); max-height: 88px;
+.matrix tbody td {{ width: 34px; min-width: 34px; height: 30px; font-size: 12px; }}
+.matrix thead th {{ vertical-align: bottom; border: 0; padding-bottom: 6px; }}
+.matrix thead span {{ writing-mode: vertical-rl; transform: rotate(180deg); max-height: 110px;
   overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }}
 .matrix tbody th {{ text-align: right; padding-right: 8px; white-space: nowrap; border: 0;
   max-width: 130px; overflow: hidden; text-overflow: ellipsis;
   position: sticky; left: 0; background: var(--card); }}
 .matrix .none {{ color: transparent; }}
+.beside {{ display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; }}
+.beside > * {{ max-width: 100%; }}
+.beside > :last-child {{ flex: 1 1 300px; }}
 .samples {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(116px, 1fr));
   gap: 12px; }}
 .samples figure {{ margin: 0; background: var(--card); border: 1px solid var(--rule);
@@ -67,6 +73,11 @@ th:first-child, td:first-child {{ text-align: left; padding-left: 0; overflow-wr
   image-rendering: pixelated; margin-bottom: 6px; background: var(--ground); }}
 .samples b {{ color: var(--bad); font-weight: 600; overflow-wrap: anywhere; }}
 .samples span {{ display: block; color: var(--quiet); overflow-wrap: anywhere; }}
+@media (max-width: 480px) {{
+  main {{ padding: 20px 14px 40px; }}
+  th, td {{ padding: 4px 6px; }}
+  .matrix tbody td {{ width: 27px; min-width: 27px; height: 27px; font-size: 11px; }}
+}}
 footer {{ margin-top: 36px; font-size: 13px; color: var(--quiet); overflow-wrap: anywhere; }}
 {CHART_STYLE}
 """.strip()
@@ -129,11 +140,17 @@ def charts(drawn: Sequence[str | None]) -> list[str]:
     return [f'<div class="charts">{"".join(cards)}</div>'] if cards else []
 
 
+def beside(*blocks: Sequence[str]) -> list[str]:
+    """Blocks beside each other where there is room."""
+    drawn = ["\n".join(block) for block in blocks if block]
+    return [f'<div class="beside">{"".join(drawn)}</div>'] if drawn else []
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Rows as a table; shares between 0 and 1 have four digits and a bar."""
     if not rows:
         return []
-    head = "".join(f"<th>{escape(key)}</th>" for key in rows[0])
+    head = "".join(f"<th>{escape(HEADS.get(key, key))}</th>" for key in rows[0])
     lines = [
         "<tr>" + "".join(_cell(key, value) for key, value in row.items()) + "</tr>"
         for row in rows[:MAX_ROWS]

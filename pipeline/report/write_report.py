@@ -197,7 +197,7 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
                 share, own = predictions.probability[row], predictions.of_label[row]
                 index = int(predictions.samples[row])
                 label = f"is {names[true]} ({own:.1%})"
-                yield WorstSample(index, f"{names[guess]} {share:.0%}", label, f"sample {index}")
+                yield WorstSample(index, f"{names[guess]} ({share:.0%})", label, f"sample {index}")
         case PositionPredictions():
             for index in np.argsort(predictions.right, kind="stable")[:MAX_MISTAKES].tolist():
                 share = predictions.right[index]
@@ -286,13 +286,11 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[str]:
                 *report_page.section("Classes", f"Classes {order}.", report_page.table(rows)),
                 *report_page.section(
                     "Confusion",
-                    "True classes in rows, predicted ones in columns.",
-                    report_page.matrix(counts, names),
-                ),
-                *report_page.section(
-                    "Most frequent confusions",
-                    "",
-                    report_page.table(report_page.confusions(counts, names)),
+                    "True classes in rows, predicted ones in columns; the most frequent mistakes.",
+                    report_page.beside(
+                        report_page.matrix(counts, names),
+                        report_page.table(report_page.confusions(counts, names)),
+                    ),
                 ),
             ]
         case LabelPredictions():
