@@ -110,7 +110,8 @@ def _curve_marks(scale: Scale, curve: Curve, groups: np.ndarray, kind: str) -> l
     if len(points) > 1:
         marks.append(f'<polyline class="curve {kind}" points="{" ".join(points)}"/>')
     if curve.marked or len(points) == 1:
-        marks += [_dot(*point.split(","), f"fill-{kind}", 2.6) for point in points]
+        places = (point.split(",") for point in points)
+        marks += [_dot(x, y, f"fill-{kind}", 2.6) for x, y in places]
     return marks
 
 
@@ -196,6 +197,7 @@ def _point(scale: Scale, x: float, y: float) -> str:
 
 
 def _dot(x: str, y: str, kind: str, radius: float) -> str:
+    """A dot at a place that is formatted already."""
     return f'<circle class="{kind}" cx="{x}" cy="{y}" r="{radius:g}"/>'
 
 

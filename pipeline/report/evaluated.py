@@ -157,8 +157,9 @@ def _batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
     for step in range(order.steps_per_pass):
         plan = order.batches(step, 1)
         rows, count = plan.indices[0], int(plan.counts[0])
-        columns = {name: np.asarray(column[rows]) for name, column in dataset.eval.columns.items()}
-        batch = Batch(columns, seed, plan.passes[0], rows, plan.counts[0])
+        columns = {name: jnp.asarray(column[rows]) for name, column in dataset.eval.columns.items()}
+        key = seed, plan.passes[0], rows, plan.counts[0]
+        batch = Batch(columns, *map(jnp.asarray, key))
         outputs, labels = compute(weights, batch)
         yield rows[:count], np.asarray(outputs, np.float64)[:count], np.asarray(labels)[:count]
 

@@ -84,8 +84,9 @@ def _checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
 
 def _schedule(recipe: Recipe, saved: Checkpoint) -> RunSchedule:
     """The sinks and passes of the run; the data is read where sinks are passes."""
-    size = saved.host.sink.size if saved.host.sink is not None else None
-    if size is not None:
+    train, kept = recipe.train, saved.host.sink
+    size = kept.size if kept is not None else train.sink_size if train.sink else None
+    if isinstance(size, int) and size > 0:
         return RunSchedule(saved.step, size, size)
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
     return RunSchedule(saved.step, dataset.train_order.steps_per_pass, None)
