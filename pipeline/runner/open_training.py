@@ -55,11 +55,13 @@ def open_training(
 
     def evaluate_unless_stopped(state: TrainState) -> Evaluation | None:
         dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
-        return evaluate(executable, state, dataset, dispatch_s, is_given_up, agree, metrics)
+        how = executable, state, dataset, dispatch_s, is_given_up, agree, metrics
+        return evaluate(*how, on_train=recipe.eval.on_train)
 
     def evaluate_now(state: TrainState) -> Evaluation | None:
         dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
-        return evaluate(executable, state, dataset, dispatch_s, metrics=metrics)
+        how = executable, state, dataset, dispatch_s
+        return evaluate(*how, metrics=metrics, on_train=recipe.eval.on_train)
 
     def is_given_up() -> bool:
         return agree(lambda: signals.stop is not None)
