@@ -21,8 +21,10 @@ Train what a YAML recipe describes.
   python -m pipeline explain +recipe=NAME KEY=VALUE ... what sinks cost, hold and buy here, measured
   python -m pipeline convert weights FROM TO +recipe=NAME  weights of PyTorch or MindSpore, renamed
   python -m pipeline convert records OUT dataset=NAME ...   any dataset as ArrayRecord files
-  python -m pipeline export RUN_DIR FOLDER              a trained network as StableHLO and weights
-  python -m pipeline infer RUN_DIR|FOLDER IMAGE ...     what it says of images; --json, --top=N
+  python -m pipeline report RUN_DIR                     what it gets right and wrong, as one page
+  python -m pipeline export RUN_DIR FOLDER              a trained network as StableHLO and weights;
+                                                        to=onnx [int8=true], to=ckpt
+  python -m pipeline infer RUN_DIR|FOLDER IMAGE ...     what it says of images; --json, --csv=FILE
   python -m pipeline reproduce RUN_DIR                  run it again: the same losses, bit for bit?
   python -m pipeline diff RUN_A RUN_B                   what sets two runs apart, what came of it
   python -m pipeline doctor +recipe=NAME KEY=VALUE ...  are device, cache, data, disk, limits ok?
