@@ -53,7 +53,7 @@ def label_text(label: np.ndarray, targets: Targets) -> str:
 def predict_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset
 ) -> SamplePredictions | None:
-    """What a state predicts of `monitor.sample_predictions` samples, spread over the evaluation
+    """Predict `monitor.sample_predictions` samples by a state, spread over the evaluation
     split; None where there are none, or labels are of positions or padded."""
     count = min(recipe.monitor.sample_predictions, len(dataset.eval))
     if not count or dataset.label_positions or recipe.dataset.buckets:

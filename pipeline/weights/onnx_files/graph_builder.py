@@ -17,7 +17,7 @@ Order = Literal["nhwc", "nchw"]
 
 
 @dataclass(frozen=True)
-class Value:
+class NodeOutput:
     """A tensor of the graph."""
 
     name: str
@@ -74,14 +74,16 @@ class GraphBuilder:
         """Whether the layer at `path` has a parameter of that name."""
         return "/".join(("params", *path, name)) in self.weights
 
-    def in_order(self, value: Value, order: Order) -> Value:
+    def in_order(self, value: NodeOutput, order: Order) -> NodeOutput:
         """The images of a value in an order of axes; other tensors unchanged."""
         if not value.is_image or value.order == order:
             return value
         perm = (0, 3, 1, 2) if order == "nchw" else (0, 2, 3, 1)
         return replace(value, name=self.node("Transpose", [value.name], perm=perm), order=order)
 
-    def reshaped(self, value: Value, sizes: Sequence[int], shape: tuple[int, ...]) -> Value:
+    def reshaped(
+        self, value: NodeOutput, sizes: Sequence[int], shape: tuple[int, ...]
+    ) -> NodeOutput:
         """A value in other sizes (-1 for the batch), which are those of `shape`."""
         target = self.constant("shape", np.array(sizes, np.int64))
-        return Value(self.node("Reshape", [value.name, target]), shape, value.order)
+        return NodeOutput(self.node("Reshape", [value.name, target]), shape, value.order)

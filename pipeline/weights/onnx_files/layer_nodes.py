@@ -15,14 +15,16 @@ from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.padding import pads_around, reach
 from pipeline.models.layers.standard import scope_names
-from pipeline.weights.onnx_files.graph_builder import GraphBuilder, Value
+from pipeline.weights.onnx_files.graph_builder import GraphBuilder, NodeOutput
 
 Path = tuple[str, ...]
-Translation = Callable[[Any, Value, Path, GraphBuilder], Value]
+Translation = Callable[[Any, NodeOutput, Path, GraphBuilder], NodeOutput]
 _TRANSLATIONS: dict[type[LayerSpec], Translation] = {}
 
 
-def add_layers(layers: Sequence[LayerSpec], value: Value, path: Path, graph: GraphBuilder) -> Value:
+def add_layers(
+    layers: Sequence[LayerSpec], value: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     """Add the nodes of layers one after the other, whose parameters are below `path`.
 
     Raises RecipeError, which names the layer, for one that has no translation.
@@ -51,7 +53,7 @@ def _translates(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]
 
 
 @_translates(standard.Conv)
-def _conv(layer: standard.Conv, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _conv(layer: standard.Conv, x: NodeOutput, path: Path, graph: GraphBuilder) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     kernel = graph.weight(path, "kernel")
     size, strides, dilation = pair(layer.kernel), pair(layer.stride), pair(layer.dilation)
@@ -66,13 +68,13 @@ def _conv(layer: standard.Conv, x: Value, path: Path, graph: GraphBuilder) -> Va
         group=layer.groups,
         pads=pads,
     )
-    return Value(name, (*sizes, kernel.shape[-1]), "nchw")
+    return NodeOutput(name, (*sizes, kernel.shape[-1]), "nchw")
 
 
 @_translates(standard.ConvTranspose)
 def _conv_transpose(
-    layer: standard.ConvTranspose, x: Value, path: Path, graph: GraphBuilder
-) -> Value:
+    layer: standard.ConvTranspose, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     """Add a transposed convolution. Its kernel is mirrored in ONNX, and padding is what is cut off:
     where XLA's sizes need more rows than the windows cover, rows are added at the end."""
     x = graph.in_order(x, "nchw")
@@ -95,7 +97,7 @@ def _conv_transpose(
         pads=[*begins, *ends],
         output_padding=added,
     )
-    return Value(name, (sizes[0], sizes[1], kernel.shape[-1]), "nchw")
+    return NodeOutput(name, (sizes[0], sizes[1], kernel.shape[-1]), "nchw")
 
 
 def _pads_of_transpose(window: int, stride: int, padding: str) -> tuple[int, int]:
@@ -109,19 +111,21 @@ def _pads_of_transpose(window: int, stride: int, padding: str) -> tuple[int, int
 
 
 @_translates(standard.Dense)
-def _dense(layer: standard.Dense, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _dense(layer: standard.Dense, x: NodeOutput, path: Path, graph: GraphBuilder) -> NodeOutput:
     kernel = graph.weight(path, "kernel")
     inputs = [x.name, graph.constant("/".join((*path, "kernel")), kernel)]
     bias = _bias(path, graph)
     if len(x.shape) == 1:
-        return Value(graph.node("Gemm", [*inputs, *bias]), kernel.shape[1:])
+        return NodeOutput(graph.node("Gemm", [*inputs, *bias]), kernel.shape[1:])
     name = graph.node("MatMul", inputs)
     name = graph.node("Add", [name, *bias]) if bias else name
-    return Value(name, (*x.shape[:-1], kernel.shape[1]), x.order)
+    return NodeOutput(name, (*x.shape[:-1], kernel.shape[1]), x.order)
 
 
 @_translates(standard.BatchNorm)
-def _batch_norm(layer: standard.BatchNorm, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _batch_norm(
+    layer: standard.BatchNorm, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     arrays = [
         graph.constant("/".join((*path, name)), graph.weight(path, name, kind))
@@ -137,7 +141,9 @@ def _batch_norm(layer: standard.BatchNorm, x: Value, path: Path, graph: GraphBui
 
 
 @_translates(standard.LayerNorm)
-def _layer_norm(layer: standard.LayerNorm, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _layer_norm(
+    layer: standard.LayerNorm, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     x = graph.in_order(x, "nhwc")
     arrays = [
         graph.constant("/".join((*path, name)), graph.weight(path, name))
@@ -148,7 +154,9 @@ def _layer_norm(layer: standard.LayerNorm, x: Value, path: Path, graph: GraphBui
 
 
 @_translates(standard.GroupNorm)
-def _group_norm(layer: standard.GroupNorm, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _group_norm(
+    layer: standard.GroupNorm, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     channels = x.shape[-1]
     positions = x.shape[:-1] if x.is_image else ()
@@ -156,7 +164,7 @@ def _group_norm(layer: standard.GroupNorm, x: Value, path: Path, graph: GraphBui
     ones = graph.constant("ones", np.ones(layer.groups, np.float32))
     zeros = graph.constant("zeros", np.zeros(layer.groups, np.float32))
     norm = graph.node("InstanceNormalization", [grouped.name, ones, zeros], epsilon=layer.epsilon)
-    result = graph.reshaped(Value(norm, x.shape, x.order), [-1, channels, *positions], x.shape)
+    result = graph.reshaped(NodeOutput(norm, x.shape, x.order), [-1, channels, *positions], x.shape)
     name = result.name
     for kind, weight in (("Mul", "scale"), ("Add", "bias")):
         array = graph.weight(path, weight).reshape(channels, *(1,) * len(positions))
@@ -165,7 +173,7 @@ def _group_norm(layer: standard.GroupNorm, x: Value, path: Path, graph: GraphBui
 
 
 @_translates(standard.Dropout)
-def _dropout(layer: standard.Dropout, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _dropout(layer: standard.Dropout, x: NodeOutput, path: Path, graph: GraphBuilder) -> NodeOutput:
     return x
 
 
@@ -179,7 +187,9 @@ def _dropout(layer: standard.Dropout, x: Value, path: Path, graph: GraphBuilder)
     standard.Swish,
     standard.Gelu,
 )
-def _activation(layer: standard.Activation, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _activation(
+    layer: standard.Activation, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
             return replace(x, name=graph.node(layer.name.title(), [x.name]))
@@ -197,7 +207,7 @@ def _activation(layer: standard.Activation, x: Value, path: Path, graph: GraphBu
     return replace(x, name=graph.node("Mul", [x.name, gate]))
 
 
-def _gelu_gate(x: Value, graph: GraphBuilder) -> str:
+def _gelu_gate(x: NodeOutput, graph: GraphBuilder) -> str:
     """0.5 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as `jax.nn.gelu` has it."""
     squared = graph.node("Mul", [x.name, x.name])
     cube = graph.node("Mul", [squared, x.name])
@@ -207,60 +217,68 @@ def _gelu_gate(x: Value, graph: GraphBuilder) -> str:
 
 
 @_translates(standard.MaxPool, standard.AvgPool)
-def _pool(layer: standard.Pool, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _pool(layer: standard.Pool, x: NodeOutput, path: Path, graph: GraphBuilder) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
     pads, sizes = _windows(x, window, strides, layer.padding)
     kind = "MaxPool" if isinstance(layer, standard.MaxPool) else "AveragePool"
     name = graph.node(kind, [x.name], kernel_shape=window, strides=strides, pads=pads)
-    return Value(name, (*sizes, x.shape[-1]), "nchw")
+    return NodeOutput(name, (*sizes, x.shape[-1]), "nchw")
 
 
 @_translates(standard.GlobalAvgPool)
 def _global_avg_pool(
-    layer: standard.GlobalAvgPool, x: Value, path: Path, graph: GraphBuilder
-) -> Value:
+    layer: standard.GlobalAvgPool, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     mean = graph.node("ReduceMean", [x.name], axes=[2, 3], keepdims=0)
-    return Value(mean, x.shape[-1:])
+    return NodeOutput(mean, x.shape[-1:])
 
 
 @_translates(standard.Upsample)
-def _upsample(layer: standard.Upsample, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _upsample(
+    layer: standard.Upsample, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     scales = graph.constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
     how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     name = graph.node("Resize", [x.name, "", scales], mode="nearest", **how)
     height, width, channels = x.shape
-    return Value(name, (height * layer.factor, width * layer.factor, channels), "nchw")
+    return NodeOutput(name, (height * layer.factor, width * layer.factor, channels), "nchw")
 
 
 @_translates(standard.ChannelShuffle)
 def _channel_shuffle(
-    layer: standard.ChannelShuffle, x: Value, path: Path, graph: GraphBuilder
-) -> Value:
+    layer: standard.ChannelShuffle, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     height, width, channels = x.shape
     groups = layer.groups
     parts = graph.reshaped(x, [-1, groups, channels // groups, height, width], x.shape)
     swapped = graph.node("Transpose", [parts.name], perm=(0, 2, 1, 3, 4))
-    return graph.reshaped(Value(swapped, x.shape, "nchw"), [-1, channels, height, width], x.shape)
+    return graph.reshaped(
+        NodeOutput(swapped, x.shape, "nchw"), [-1, channels, height, width], x.shape
+    )
 
 
 @_translates(standard.Flatten)
-def _flatten(layer: standard.Flatten, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _flatten(layer: standard.Flatten, x: NodeOutput, path: Path, graph: GraphBuilder) -> NodeOutput:
     x = graph.in_order(x, "nhwc")
     return graph.reshaped(x, [-1, prod(x.shape)], (prod(x.shape),))
 
 
 @_translates(standard.Sequence)
-def _sequence(layer: standard.Sequence, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _sequence(
+    layer: standard.Sequence, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     return add_layers(layer.body * layer.repeat, x, path, graph)
 
 
 @_translates(standard.Residual)
-def _residual(layer: standard.Residual, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _residual(
+    layer: standard.Residual, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     body = add_layers(layer.body, x, path, graph)
     shortcut = add_layers(layer.shortcut, x, (*path, "shortcut"), graph)
     shortcut = graph.in_order(shortcut, body.order)
@@ -268,7 +286,9 @@ def _residual(layer: standard.Residual, x: Value, path: Path, graph: GraphBuilde
 
 
 @_translates(standard.Branches)
-def _branches(layer: standard.Branches, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _branches(
+    layer: standard.Branches, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     inputs = [x] * len(layer.branches)
     if layer.split:
@@ -281,7 +301,7 @@ def _branches(layer: standard.Branches, x: Value, path: Path, graph: GraphBuilde
 
 
 @_translates(standard.Gate)
-def _gate(layer: standard.Gate, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _gate(layer: standard.Gate, x: NodeOutput, path: Path, graph: GraphBuilder) -> NodeOutput:
     x = graph.in_order(x, "nchw")
     factors = graph.in_order(add_layers(layer.body, x, path, graph), "nchw")
     if factors.shape != x.shape:
@@ -294,7 +314,9 @@ def _gate(layer: standard.Gate, x: Value, path: Path, graph: GraphBuilder) -> Va
 
 
 @_translates(standard.DualPath)
-def _dual_path(layer: standard.DualPath, x: Value, path: Path, graph: GraphBuilder) -> Value:
+def _dual_path(
+    layer: standard.DualPath, x: NodeOutput, path: Path, graph: GraphBuilder
+) -> NodeOutput:
     body = graph.in_order(add_layers(layer.body, x, path, graph), "nchw")
     shortcut = add_layers(layer.shortcut, x, (*path, "shortcut"), graph)
     shortcut = graph.in_order(shortcut, "nchw")
@@ -308,31 +330,31 @@ def _dual_path(layer: standard.DualPath, x: Value, path: Path, graph: GraphBuild
     return _concatenated([part for part in (total, ends[3], ends[1]) if part.shape[-1]], graph)
 
 
-def _channel_axis(x: Value) -> int:
+def _channel_axis(x: NodeOutput) -> int:
     return 1 if x.is_image else -1
 
 
-def _split(x: Value, channels: int, graph: GraphBuilder) -> list[Value]:
+def _split(x: NodeOutput, channels: int, graph: GraphBuilder) -> list[NodeOutput]:
     """Equal parts of the channels."""
     return [
         _channels(x, begin, begin + channels, graph) for begin in range(0, x.shape[-1], channels)
     ]
 
 
-def _channels(x: Value, begin: int, end: int, graph: GraphBuilder) -> Value:
+def _channels(x: NodeOutput, begin: int, end: int, graph: GraphBuilder) -> NodeOutput:
     """The channels from `begin` to before `end`."""
     bounds = [
         graph.constant("bound", np.array([number], np.int64))
         for number in (begin, end, _channel_axis(x))
     ]
-    return Value(graph.node("Slice", [x.name, *bounds]), (*x.shape[:-1], end - begin), x.order)
+    return NodeOutput(graph.node("Slice", [x.name, *bounds]), (*x.shape[:-1], end - begin), x.order)
 
 
-def _concatenated(parts: Sequence[Value], graph: GraphBuilder) -> Value:
+def _concatenated(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
     """Parts side by side along their channels."""
     name = graph.node("Concat", [part.name for part in parts], axis=_channel_axis(parts[0]))
     channels = sum(part.shape[-1] for part in parts)
-    return Value(name, (*parts[0].shape[:-1], channels), parts[0].order)
+    return NodeOutput(name, (*parts[0].shape[:-1], channels), parts[0].order)
 
 
 def _bias(path: Path, graph: GraphBuilder) -> list[str]:
@@ -342,7 +364,7 @@ def _bias(path: Path, graph: GraphBuilder) -> list[str]:
 
 
 def _windows(
-    x: Value, window: tuple[int, int], strides: tuple[int, int], padding: standard.Padding
+    x: NodeOutput, window: tuple[int, int], strides: tuple[int, int], padding: standard.Padding
 ) -> tuple[list[int], tuple[int, int]]:
     """Pads as ONNX orders them (top, left, bottom, right), and the sizes of the result."""
     height, width = x.shape[:2]

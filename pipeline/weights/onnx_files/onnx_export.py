@@ -26,7 +26,13 @@ from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.data import load_data
 from pipeline.weights.export import OF_ONNX
-from pipeline.weights.onnx_files.graph_builder import BATCH, IR_VERSION, OPSET, GraphBuilder, Value
+from pipeline.weights.onnx_files.graph_builder import (
+    BATCH,
+    IR_VERSION,
+    OPSET,
+    GraphBuilder,
+    NodeOutput,
+)
 from pipeline.weights.onnx_files.layer_nodes import add_layers
 from pipeline.weights.onnx_files.op_nodes import Images, add_ops
 from pipeline.weights.prediction import make_predict
@@ -122,7 +128,7 @@ def onnx_model(run: TrainedRun) -> Any:
             ["dataset.padding_mask = true: has no translation to ONNX; must be false"]
         )
     graph = GraphBuilder(run.arrays)
-    images = Images(Value(INPUT, samples.shape), samples.dtype)
+    images = Images(NodeOutput(INPUT, samples.shape), samples.dtype)
     value = add_ops(recipe.dataset.eval.ops, images, graph)
     layers = recipe.model.layers_for(len(samples.classes))
     result = graph.in_order(add_layers(layers, value, (), graph), "nhwc")

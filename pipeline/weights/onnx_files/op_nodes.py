@@ -15,7 +15,7 @@ from pipeline.data.ops.interpolation import Taps, nearest_pixels, opencv_taps
 from pipeline.data.ops.resize import Resize, target_size
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 from pipeline.errors import RecipeError
-from pipeline.weights.onnx_files.graph_builder import GraphBuilder, Value
+from pipeline.weights.onnx_files.graph_builder import GraphBuilder, NodeOutput
 
 KNOWN = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by linear or nearest"
 
@@ -24,11 +24,11 @@ KNOWN = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by line
 class Images:
     """Images between two ops: (batch, height, width, channels), until `hwc2chw` is reached."""
 
-    value: Value
+    value: NodeOutput
     dtype: str
 
 
-def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> Value:
+def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOutput:
     """Add the nodes of the ops on images, and a cast to float32.
 
     Raises RecipeError, which names the op, for one that has no translation.
@@ -65,7 +65,7 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
             corners = [top, left], [top + op.size[0], left + op.size[1]], [1, 2]
             bounds = [graph.constant("bound", np.array(c, np.int64)) for c in corners]
             name = graph.node("Slice", [images.value.name, *bounds])
-            return Images(Value(name, (*op.size, channels)), images.dtype)
+            return Images(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
             return _resize(op, images, graph)
     return None
@@ -80,7 +80,7 @@ def _arithmetic(images: Images, terms: Sequence[tuple[str, Any]], graph: GraphBu
         if array.ndim and value.order == "nchw":
             array = array[:, None, None]
         name = graph.node(kind, [name, graph.constant("operand", array)])
-    return Images(Value(name, value.shape, value.order), "float32")
+    return Images(NodeOutput(name, value.shape, value.order), "float32")
 
 
 def _cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
@@ -90,7 +90,9 @@ def _cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
         return images
     to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     value = images.value
-    return Images(Value(graph.node("Cast", [value.name], to=to), value.shape, value.order), dtype)
+    return Images(
+        NodeOutput(graph.node("Cast", [value.name], to=to), value.shape, value.order), dtype
+    )
 
 
 def _resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
@@ -101,7 +103,7 @@ def _resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
     if op.interpolation == "nearest":
         name = _gather(images.value.name, nearest_pixels(height, rows), 1, graph)
         name = _gather(name, nearest_pixels(width, columns), 2, graph)
-        return Images(Value(name, shape), images.dtype)
+        return Images(NodeOutput(name, shape), images.dtype)
     fixed = images.dtype == "uint8"
     across = opencv_taps("linear", width, columns, 2, fixed=fixed)
     down = opencv_taps("linear", height, rows, 1, fixed=fixed)
@@ -110,14 +112,14 @@ def _resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
     mixed = graph.node("Add", sums)
     if not fixed:
         result = graph.node("Add", _terms(mixed, down, 1, graph))
-        return _cast(Images(Value(result, shape), "float32"), images.dtype, graph)
+        return _cast(Images(NodeOutput(result, shape), "float32"), images.dtype, graph)
     # As `mix` has it: each product keeps 16 bits, and the sum is rounded from quarters.
     quarter = graph.node("Div", [mixed, _whole(16, graph)])
     products = _terms(quarter, down, 1, graph)
     upper, lower = (graph.node("Div", [part, _whole(1 << 16, graph)]) for part in products)
     total = graph.node("Add", [graph.node("Add", [upper, lower]), _whole(2, graph)])
     result = graph.node("Div", [total, _whole(4, graph)])
-    return _cast(Images(Value(result, shape), "int32"), "uint8", graph)
+    return _cast(Images(NodeOutput(result, shape), "int32"), "uint8", graph)
 
 
 def _terms(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[str]:

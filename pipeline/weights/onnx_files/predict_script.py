@@ -18,7 +18,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
 MODES = {1: "L", 3: "RGB"}
 
 
-class Network:
+class OnnxNetwork:
     """A network of this folder. `predict(images)` maps images (n, height, width, channels), as the
     dataset had them, to logits float32 (n, ...)."""
 
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     if not words or any(flag != "--int8" and not flag.startswith("--top=") for flag in flags):
         print((__doc__ or "").strip())
         return 2
-    network = Network(Path(__file__).resolve().parent, "--int8" in flags)
+    network = OnnxNetwork(Path(__file__).resolve().parent, "--int8" in flags)
     for word in words:
         path = Path(word)
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]
