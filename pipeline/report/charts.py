@@ -70,7 +70,7 @@ class Scale:
 
 
 def curve_chart(title: str, curves: Sequence[Curve]) -> str | None:
-    """Draw curves over steps; None where none has a finite value.
+    """Draw curves over steps; None where no two steps have a finite value.
 
     A curve of more than `MAX_POINTS` values is drawn as the means of as many groups of consecutive
     values, over their range.
@@ -80,6 +80,8 @@ def curve_chart(title: str, curves: Sequence[Curve]) -> str | None:
     if not drawn:
         return None
     every = np.concatenate([groups for _, groups in drawn])
+    if every[0, 0] == every[:, 0].max() == every[:, 0].min():
+        return None
     scale = Scale(*_around(every[:, 0], 0), *_around(every[:, 2:], 0.05))
     marks = []
     for (curve, groups), kind in zip(drawn, SERIES, strict=False):

@@ -42,6 +42,7 @@ p {{ margin: 0 0 10px; color: var(--quiet); max-width: 76ch; overflow-wrap: anyw
   gap: 14px; }}
 .card {{ background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
   padding: 12px; }}
+.pairs {{ grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }}
 svg {{ display: block; width: 100%; height: auto; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }}
@@ -134,10 +135,11 @@ def section(title: str, about: str, markup: Sequence[str]) -> list[str]:
     return [f"<h2>{escape(title)}</h2>", *said, *markup]
 
 
-def charts(drawn: Sequence[str | None]) -> list[str]:
-    """Charts side by side where there is room."""
+def charts(drawn: Sequence[str | None], *, pairs: bool = False) -> list[str]:
+    """Charts side by side where there is room; `pairs` leave room for two."""
     cards = [f'<div class="card">{chart}</div>' for chart in drawn if chart is not None]
-    return [f'<div class="charts">{"".join(cards)}</div>'] if cards else []
+    kind = "charts pairs" if pairs else "charts"
+    return [f'<div class="{kind}">{"".join(cards)}</div>'] if cards else []
 
 
 def beside(*blocks: Sequence[str]) -> list[str]:

@@ -162,7 +162,7 @@ def _charts(
     }
     for name in HEADLINES:
         if name in evaluations:
-            title = name.replace("_", " ")
+            title = report_page.HEADS.get(name, name.replace("_", " "))
             drawn["metric.svg"] = curve_chart(title, _both(name, steps, evaluations))
             break
     if isinstance(predictions, NumberPredictions):
@@ -252,8 +252,8 @@ def _page(
 ) -> str:
     recipe, names = run.recipe, dataset.targets.names
     about = (
-        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on "
-        f"{len(dataset.eval):,} samples that it was not trained on."
+        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
+        f"{len(dataset.eval):,} samples of its evaluation split."
     )
     mistakes = [
         report_page.Mistake(png(shown), one.predicted, one.label, one.index, one.detail)
@@ -266,12 +266,24 @@ def _page(
         *_task_sections(predictions, names),
         *report_page.section(
             "Worst predictions",
-            "What the network said, in colour, and what is true; the least probable truth first.",
+            f"What the network said, in colour, and what is true; {_order(predictions)} first.",
             report_page.samples(mistakes),
         ),
         _footer(run),
     ]
     return report_page.page(f"{recipe.name}: report", body)
+
+
+def _order(predictions: Predictions) -> str:
+    """The first of the worst predictions, in words."""
+    match predictions:
+        case ClassPredictions():
+            return "the least probable truth"
+        case NumberPredictions():
+            return "the largest error, as a share of the number's standard deviation,"
+        case LabelPredictions():
+            return "the most wrong labels"
+    return "the largest wrong share"
 
 
 def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[str]:
@@ -309,7 +321,9 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[str]:
                 *report_page.section(
                     "Numbers", "", report_page.table(number_rows(predictions, names))
                 ),
-                *report_page.section("Predicted against true", "", report_page.charts(shown)),
+                *report_page.section(
+                    "Predicted against true", "", report_page.charts(shown, pairs=True)
+                ),
             ]
 
 
