@@ -1,7 +1,7 @@
 """A training pipeline whose recipe is data.
 
 `load_recipe` composes a recipe, `run` executes it; a `Trainer` also gives access to what comes of
-it. `pipeline.parts` has what code of one's own needs.
+it, and `load_run` reads that back. `pipeline.parts` has what code of one's own needs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.api.loaded_run import LoadedRun
     from pipeline.api.trainer import Trainer
     from pipeline.callbacks.callback import Callback
     from pipeline.config.recipe import Recipe
     from pipeline.runner.record.summary import Summary
 
-__all__ = ["Trainer", "load_recipe", "run"]
+__all__ = ["Trainer", "load_recipe", "load_run", "run"]
 
 
 def load_recipe(name: str = "lenet5_digits", overrides: Sequence[str] = ()) -> Recipe:
@@ -38,6 +39,17 @@ def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callbac
     from pipeline.runner.run import run
 
     return run(recipe, run_dir, callbacks=callbacks)
+
+
+def load_run(run_dir: Path | str) -> LoadedRun:
+    """Read a run from its directory: parameters, history, recipe, predictions and plots.
+
+    Raises DataError where it is no run, is damaged or has saved nothing, RecipeError where its
+    recipe is no longer valid.
+    """
+    from pipeline.api.loaded_run import load_run
+
+    return load_run(run_dir)
 
 
 def __getattr__(name: str) -> Any:

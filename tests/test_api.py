@@ -17,7 +17,7 @@ from tests.conftest import STEPS, TINY
 
 
 def test_three_names_are_public() -> None:
-    assert pipeline.__all__ == ["Trainer", "load_recipe", "run"]
+    assert pipeline.__all__ == ["Trainer", "load_recipe", "load_run", "run"]
     assert pipeline.Trainer.__name__ == "Trainer"
     with pytest.raises(AttributeError, match="has no attribute 'Runner'"):
         _ = pipeline.Runner  # type: ignore[attr-defined]

@@ -26,7 +26,8 @@ from pipeline.errors import DataError, RunError
 from pipeline.host.signals import Interrupted, Signals
 from pipeline.observe.monitors import SinkReport
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.record.log_lines import EVALS, METRICS, read_lines
+from pipeline.runner.record.log_arrays import read_arrays
+from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.runner.record.summary import Summary
 from pipeline.runner.run import run, run_in_sinks
 from pipeline.stages.data import load_data
@@ -232,11 +233,7 @@ class Trainer:
         file = self.run_dir / name
         if self._watch.view is not None:
             self._watch.view.flush()
-        if not file.exists():
-            return {}
-        rows = [{**line.fields, "step": line.step} for line in read_lines(file)]
-        names = dict.fromkeys(key for row in rows for key in row)
-        return {key: np.array([_number(row.get(key)) for row in rows]) for key in names}
+        return read_arrays(file)
 
     def _run_now(self) -> TrainedRun:
         """The parameters as they are now, with what they predict from."""
@@ -273,13 +270,6 @@ def _as_type(images: np.ndarray, dtype: str) -> np.ndarray:
         value = images[cast != images].flat[0]
         raise DataError(f"images have the value {value}; must be {dtype}, as the dataset's are")
     return cast
-
-
-def _number(value: Any) -> float:
-    """A value of a log as a number; the macro average of a metric with a value per class."""
-    if isinstance(value, dict):
-        value = value.get("macro")
-    return float("nan") if value is None else value
 
 
 class _Watch(Callback):

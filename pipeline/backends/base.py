@@ -69,6 +69,8 @@ class CompileInputs:
     """How devices share parameters; None where each has all of them."""
     single_steps: bool = False
     """Compile one step, or one batch of an evaluation, without a loop around it."""
+    train_sample: Feed | None = None
+    """Training samples that are evaluated, as many as there are evaluation samples."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
@@ -106,11 +108,18 @@ class Executable(Protocol):
         """
 
     def evaluate(
-        self, state: TrainState, start: int, stop: int, before: EvalSums | None = None
+        self,
+        state: TrainState,
+        start: int,
+        stop: int,
+        before: EvalSums | None = None,
+        *,
+        on_train: bool = False,
     ) -> EvalSums:
         """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
 
-        They are complete, and on the device, when it returns. `before` is consumed.
+        With `on_train` the batches are those of the training samples to evaluate. They are
+        complete, and on the device, when it returns. `before` is consumed.
         """
 
 

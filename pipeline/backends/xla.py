@@ -201,7 +201,13 @@ class XlaExecutable:
         return carry.state, telemetry
 
     def evaluate(
-        self, state: TrainState, start: int, stop: int, before: EvalSums | None = None
+        self,
+        state: TrainState,
+        start: int,
+        stop: int,
+        before: EvalSums | None = None,
+        *,
+        on_train: bool = False,
     ) -> EvalSums:
         """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
 
@@ -209,8 +215,9 @@ class XlaExecutable:
         """
         if before is None:
             before = self.placement.put(self.work.step.zero_sums())
-        sums = before
-        for inputs, first, count in _split_at_windows(self.work.eval, start, stop):
+        sums, feed = before, self.work.train_sample if on_train else self.work.eval
+        assert feed is not None, "the recipe asks for training samples"
+        for inputs, first, count in _split_at_windows(feed, start, stop):
             stride = 1 if self.work.single_steps else count
             for position in range(first, first + count, stride):
                 span = np.int32(position), np.int32(position + stride)

@@ -22,7 +22,9 @@ Train what a YAML recipe describes.
   python -m pipeline summary +recipe=NAME|RUN_DIR       layers, shapes, parameters, what is trained
   python -m pipeline convert weights FROM TO +recipe=NAME  weights of PyTorch or MindSpore, renamed
   python -m pipeline convert records OUT dataset=NAME ...   any dataset as ArrayRecord files
-  python -m pipeline export RUN_DIR FOLDER              a trained network as StableHLO and weights
+  python -m pipeline report RUN_DIR                     what it gets right and wrong, as one page
+  python -m pipeline export RUN_DIR FOLDER              a trained network as StableHLO and weights;
+                                                        to=onnx [int8=true], to=ckpt
   python -m pipeline infer RUN_DIR|FOLDER FILE ...      what it says of images, texts, rows
   python -m pipeline infer RUN_DIR|FOLDER --prompt TEXT a text continued; --tokens, --temperature
   python -m pipeline reproduce RUN_DIR                  run it again: the same losses, bit for bit?

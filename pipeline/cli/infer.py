@@ -21,15 +21,20 @@ from pipeline.cli._text_requests import (
 from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.data.targets import Targets
 from pipeline.errors import DataError, UsageError, printable
+from pipeline.files.csv_file import write_csv
 from pipeline.files.error_text import shown
 from pipeline.weights.export import is_export, read_export
-from pipeline.weights.image_inputs import read_images
+from pipeline.weights.image_inputs import files_in, read_images
 from pipeline.weights.mask_files import mask_path, require_new_names, write_mask
 from pipeline.weights.prediction import make_predict
+from pipeline.weights.prediction_rows import prediction_row
 from pipeline.weights.trained_run import Samples, read_trained_run
 
-USAGE = "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json, --top=N, --masks=FOLDER"
-HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N] [--masks=FOLDER]
+USAGE = (
+    "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json, --top=N, --csv=FILE, "
+    "--masks=FOLDER"
+)
+HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N] [--csv=FILE] ...
        python -m pipeline infer RUN_DIR|FOLDER --text TEXT ... [--json] [--top=N]
        python -m pipeline infer RUN_DIR|FOLDER --prompt TEXT [--tokens N] [--temperature T] ...
 
@@ -38,12 +43,14 @@ probability, or numbers in the units of the data; or continue a text.
 
   RUN_DIR   a run that has saved a checkpoint, or one of its checkpoints
   FOLDER    what `export` wrote
-  FILE      images as the network was trained on, or .npy arrays of them; texts, one on each line;
-            of a network that was trained on a table, a CSV or Parquet file with the same columns,
-            targets not needed
+  FILE      images as the network was trained on, folders of them (in the order of their paths),
+            or .npy arrays of them; texts, one on each line; of a network that was
+            trained on a table, a CSV or Parquet file with the same columns, targets not needed
   --text    a text to be classified
   --json    a JSON object a line
   --top=N   the N most probable classes, 1 unless it is given
+  --csv=FILE
+            a CSV file instead of lines: file, class and probability, or the numbers
   --masks=FOLDER
             of a network that gives a class to every pixel: write a mask for each image, a PNG
             of its size whose values are the classes
@@ -54,7 +61,7 @@ probability, or numbers in the units of the data; or continue a text.
 
 example: python -m pipeline infer digits_network seven.png --top=3
 """
-JSON, TOP, MASKS = "--json", "--top=", "--masks="
+JSON, TOP, CSV, MASKS = "--json", "--top=", "--csv=", "--masks="
 MAX_DIGITS = 9
 """Digits of the number after --top: Python refuses to parse thousands."""
 BATCH = 64
@@ -73,6 +80,7 @@ class InferArguments:
     as_json: bool
     top: int
     masks: Path | None = None
+    csv: Path | None = None
 
 
 def main(args: Sequence[str]) -> int:
@@ -90,14 +98,20 @@ def main(args: Sequence[str]) -> int:
     if given.masks is not None:
         require_new_names(given.masks, given.files)
     logits, samples = _network(given.source)
+    rows = []
     for file, names, images in _inputs(given, text, samples):
         found = zip(names, _outputs(logits, images), strict=True)
         for index, (name, outputs) in enumerate(found):
-            if outputs.ndim == 1:
-                print(_line(given, name, outputs, samples.targets))
-            else:
+            if outputs.ndim != 1:
                 path = _mask_path(given, file, index, len(images))
                 print(_mask_line(given, name, file, outputs, samples.targets, path))
+            elif given.csv is None:
+                print(_line(given, name, outputs, samples.targets))
+            else:
+                rows.append(prediction_row(name, outputs, samples.targets, given.top))
+    if given.csv is not None:
+        write_csv(given.csv, rows)
+        print(printable(f"{given.csv}: {len(rows):,} lines"))
     return 0
 
 
@@ -109,7 +123,7 @@ def _inputs(
         for names, texts in classified_texts(text, given.files, samples):
             yield given.source, names, texts
         return
-    for file in given.files:
+    for file in (inside for path in given.files for inside in files_in(path)):
         images = read_images(file, samples)
         names = [f"{file}[{index}]" for index in range(len(images))]
         yield file, names if len(images) > 1 else [str(file)], images
@@ -119,16 +133,21 @@ def _parse(args: Sequence[str], text: TextRequest) -> InferArguments:
     words = [arg for arg in args if not arg.startswith("-")]
     tops = [arg for arg in args if arg.startswith(TOP)]
     folders = [arg for arg in args if arg.startswith(MASKS)]
-    wrong = [arg for arg in args if arg not in (*words, *tops, *folders, JSON) or arg == MASKS]
+    csvs = [arg for arg in args if arg.startswith(CSV)]
+    known = (*words, *tops, *folders, *csvs, JSON)
+    wrong = [arg for arg in args if arg not in known or arg in (MASKS, CSV)]
     has_texts = bool(text.texts) or text.prompt is not None
     if wrong or len(words) < (1 if has_texts else 2) or (text.prompt is not None and words[1:]):
+        raise UsageError(wrong[:1] or args, USAGE)
+    if csvs and (JSON in args or folders):
         raise UsageError(wrong[:1] or args, USAGE)
     top = tops[-1].removeprefix(TOP) if tops else "1"
     if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
         raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
     source, *files = map(Path, words)
     masks = Path(folders[-1].removeprefix(MASKS)) if folders else None
-    return InferArguments(source, tuple(files), JSON in args, int(top), masks)
+    csv = Path(csvs[-1].removeprefix(CSV)) if csvs else None
+    return InferArguments(source, tuple(files), JSON in args, int(top), masks, csv)
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:

@@ -253,6 +253,13 @@ def wanted_metrics(recipe: Recipe) -> dict[str, str | None]:
 
 
 @rule
+def train_samples_are_of_one_size(recipe: Recipe) -> Iterator[str]:
+    """Training samples that are evaluated have the shapes of the evaluation split."""
+    if recipe.eval.on_train and recipe.dataset.buckets:
+        yield "eval.on_train = true: needs samples of one size; must be false with dataset.buckets"
+
+
+@rule
 def metrics_exist(recipe: Recipe) -> Iterator[str]:
     """Metrics that decide something exist and are measured during training."""
     wanted = wanted_metrics(recipe)

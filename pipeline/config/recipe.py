@@ -157,6 +157,9 @@ class EvalSpec(Spec):
     every_passes: PositiveInt | None
     metrics: Seq[Annotated[MetricSpec, PartOf("metric")]]
     """Metrics beside the standard ones."""
+    on_train: bool
+    """Also evaluate as many training samples, spread evenly over their split, with the map ops of
+    evaluation: `train_accuracy` and the others, beside those of the evaluation split."""
 
 
 class EarlyStopSpec(Spec):
@@ -177,6 +180,9 @@ class MonitorSpec(Spec):
     tensorboard: bool
     sample_images: NonNegativeInt
     """Number of augmented training images to write to TensorBoard."""
+    sample_predictions: NonNegativeInt
+    """Number of evaluation images to write to TensorBoard at the end, each with its class and the
+    predicted one. One more program is compiled for them."""
     early_stop: EarlyStopSpec
 
 

@@ -46,6 +46,12 @@ class Dataset:
         """The names of the classes in label order, or of the numbers or labels."""
         return self.targets.names
 
+    def train_sample(self) -> Split:
+        """As many training samples as there are evaluation samples, spread evenly over the split;
+        where there are fewer, some more than once."""
+        rows = np.arange(len(self.eval)) * len(self.train) // len(self.eval)
+        return Split({name: self.train.columns[name][rows] for name in self.eval.columns})
+
     @property
     def label_positions(self) -> tuple[int, ...]:
         """Shape of the positions of a sample that have a label: () where it has one label."""

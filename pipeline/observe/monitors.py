@@ -18,6 +18,9 @@ from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.part_specs import METRICS
 
+TRAINED = "train_"
+"""Prefix of the metrics of training samples."""
+
 
 @dataclass(frozen=True)
 class SinkReport:
@@ -48,6 +51,7 @@ class Evaluation:
     def __str__(self) -> str:
         scalars = self.scalars()
         unsaid = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
+        unsaid += [f"{TRAINED}{name}" for name in ("top5", *unsaid)]
         shown = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in unsaid)
         return f"{shown} over {self.metrics['count']:,} {self.counted}"
 

@@ -54,17 +54,27 @@ class Observers:
             return {}
         return {KEPT: self.monitor.submit_and_wait(self._log.marks, step)}
 
-    def show_samples(self, images: np.ndarray) -> None:
+    def show_samples(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
         """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""
         if len(images):
-            self._on_tensorboard(lambda board: board.add_images(images))
+            self._on_tensorboard(lambda board: board.add_images(images, labels))
 
-    def show_predictions(self, step: int, pictures: np.ndarray) -> None:
+    def show_predictions(
+        self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
+    ) -> None:
+        """Show evaluation images with what is predicted of each, in TensorBoard."""
+        self._on_tensorboard(lambda board: board.add_predictions(step, images, captions, wrong))
+
+    def show_classes(self, names: Sequence[str]) -> None:
+        """Write the names of the classes into TensorBoard as text."""
+        self._on_tensorboard(lambda board: board.add_classes(names))
+
+    def show_masks(self, step: int, pictures: np.ndarray) -> None:
         """Show pictures of predictions, uint8 (n, H, W, 3), in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_predictions(step, pictures))
+        self._on_tensorboard(lambda board: board.add_masks(step, pictures))
 
     def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
-        """Add a run of a sweep to the hparams table of TensorBoard."""
+        """Add a run to the hparams table of TensorBoard."""
         if changed:
             self._on_tensorboard(lambda board: board.add_hparams(changed, evaluation.scalars()))
 

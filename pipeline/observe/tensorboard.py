@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ import yaml
 
 from pipeline.backends.base import Estimate
 from pipeline.data.columns import IMAGES, SampleUnit
+from pipeline.errors import printable
+from pipeline.observe.captioned_pictures import captioned, stretched
 from pipeline.observe.event_file import VERSION, EventFile
-from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport, writing
+from pipeline.observe.monitors import TRAINED, Evaluation, MonitorBase, SinkReport, writing
 from pipeline.sink.telemetry import COLUMNS, Telemetry, stacked
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ ROLLBACK_TAGS = ("train/updates_undone",)
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
+MAX_NAMES = 10_000
+"""Classes that are named in the text."""
 
 
 class TensorBoard(MonitorBase):
@@ -50,6 +55,7 @@ class TensorBoard(MonitorBase):
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
         self._rollbacks: list[tuple[float, int, int]] = []
+        self._has_charts = False
 
     @cached_property
     def _file(self) -> EventFile:
@@ -122,7 +128,11 @@ class TensorBoard(MonitorBase):
 
         self.flush()
         scalars, now = evaluation.scalars(), np.array([time.time()])
-        tags, values = [f"eval/{name}" for name in scalars], np.array([list(scalars.values())])
+        if not self._has_charts:
+            self._add_charts(tuple(scalars))
+        # The loss of every step has that tag already.
+        scalars.pop(f"{TRAINED}loss", None)
+        tags, values = [_tag(name) for name in scalars], np.array([list(scalars.values())])
         with writing(self._folder):
             self._file.add_scalars(tags, np.array([step]), now, values)
         confusion = evaluation.confusion
@@ -137,26 +147,56 @@ class TensorBoard(MonitorBase):
         lines = yaml.safe_dump(dict(recipe), sort_keys=False).splitlines()
         self._add(text("recipe", "".join(f"    {line}\n" for line in lines)), 0)
 
-    def add_images(self, images: np.ndarray) -> None:
-        """Add training images (n, H, W, C) as the ops leave them, each stretched to its own range.
+    def _add_charts(self, names: Sequence[str]) -> None:
+        """Add a chart of each metric with its curves of training and of evaluation."""
+        from tensorboardX.summary import custom_scalars
+
+        self._has_charts = True
+        charts = {
+            name: ["Multiline", [f"train/{name}$", f"eval/{name}$"]]
+            for name in map(re.escape, names)
+            if not name.startswith(TRAINED)
+        }
+        self._add(custom_scalars({"train and eval": charts}), 0)
+
+    def add_classes(self, names: Sequence[str]) -> None:
+        """Add the names of the classes in the order of their labels, as text."""
+        from tensorboardX.summary import text
+
+        # Indented: text is Markdown, and names may be anything.
+        lines = [f"    {label}  {printable(name)}" for label, name in enumerate(names[:MAX_NAMES])]
+        self._add(text("classes", "\n".join(lines)), 0)
+
+    def add_images(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
+        """Add training images (n, H, W, C) as the ops leave them, each stretched to its own range,
+        over their labels where these are given.
 
         Images of other than 1, 3 or 4 channels can't be shown and are skipped.
         """
+        if images.shape[-1] in PICTURED_CHANNELS:
+            shown = stretched(images)
+            self._add_pictures("train/images", captioned(shown, labels) if labels else shown, 0)
+
+    def add_predictions(
+        self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
+    ) -> None:
+        """Add evaluation images (n, H, W, C) with what is predicted of each after `step` steps."""
+        if images.shape[-1] in PICTURED_CHANNELS:
+            shown = captioned(stretched(images), captions, wrong)
+            self._add_pictures("eval/predictions", shown, step)
+
+    def _add_pictures(self, tag: str, pictures: np.ndarray, step: int) -> None:
+        """Add pictures uint8 (n, H, W, C), beside each other."""
         from tensorboardX.summary import image
 
-        if images.shape[-1] not in PICTURED_CHANNELS:
-            return
-        low, high = images.min(axis=(1, 2, 3)), images.max(axis=(1, 2, 3))
-        span = np.maximum(high - low, 1e-12)
-        shown = (images - low[:, None, None, None]) / span[:, None, None, None]
-        self._add(image("train/images", shown, dataformats="NHWC"), 0)
+        self._add(image(tag, pictures, dataformats="NHWC"), step)
 
-    def add_predictions(self, step: int, pictures: np.ndarray) -> None:
-        """Add pictures of predictions, uint8 (n, H, W, 3), each by itself."""
+    def add_masks(self, step: int, pictures: np.ndarray) -> None:
+        """Add pictures of predicted masks, uint8 (n, H, W, 3), each by itself."""
         from tensorboardX.summary import image
 
         for number, picture in enumerate(pictures):
-            self._add(image(f"eval/predictions/{number}", picture, dataformats="HWC"), step)
+            self._add(image(f"eval/masks/{number}", picture, dataformats="HWC"), step)
 
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Add this run's row of the hparams table, to the run itself and not to one beside it."""
@@ -179,6 +219,12 @@ class TensorBoard(MonitorBase):
         finally:
             with writing(self._folder):
                 self._file.close()
+
+
+def _tag(name: str) -> str:
+    """The tag of a metric of an evaluation: that of training samples stands beside it."""
+    trained = name.startswith(TRAINED)
+    return f"train/{name.removeprefix(TRAINED)}" if trained else f"eval/{name}"
 
 
 def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:

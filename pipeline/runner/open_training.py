@@ -58,14 +58,16 @@ def open_training(
 
     def evaluate_unless_stopped(state: TrainState) -> Evaluation | None:
         dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
-        found = evaluate(executable, state, dataset, dispatch_s, is_given_up, agree, metrics)
+        how = executable, state, dataset, dispatch_s, is_given_up, agree, metrics
+        found = evaluate(*how, on_train=recipe.eval.on_train)
         if found is not None and draw is not None:
-            observers.show_predictions(int(state.step), draw(state))
+            observers.show_masks(int(state.step), draw(state))
         return found
 
     def evaluate_now(state: TrainState) -> Evaluation | None:
         dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
-        return evaluate(executable, state, dataset, dispatch_s, metrics=metrics)
+        how = executable, state, dataset, dispatch_s
+        return evaluate(*how, metrics=metrics, on_train=recipe.eval.on_train)
 
     def is_given_up() -> bool:
         return agree(lambda: signals.stop is not None)

@@ -65,6 +65,7 @@ from pipeline.stages.evaluate import evaluate
 from pipeline.stages.learning_rates import fingerprints, read_rate_files
 from pipeline.stages.lower import lower
 from pipeline.stages.predicted_masks import mask_pictures
+from pipeline.stages.sample_pictures import predict_samples, sample_labels
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.rate_table import RateFile
@@ -323,7 +324,8 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     with observers_of_run(context, dataset, built, history, estimate, host) as observers:
         summary.logs = observers.log_flaws()
         if trains:
-            observers.show_samples(sample_images(recipe, dataset))
+            observers.show_classes(dataset.classes)
+            observers.show_samples(sample_images(recipe, dataset), sample_labels(recipe, dataset))
             with open_training(
                 context, dataset, built, backend, executable, sink, observers, history
             ) as training:
@@ -335,7 +337,39 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
                 context, dataset, executable, state, history, observers, built
             )
             summary.metrics |= evaluation.metrics
-            observers.add_hparams(context.changed, evaluation)
+            observers.add_hparams(context.changed or main_parameters(recipe), evaluation)
+            if context.ranks.is_first and recipe.monitor.tensorboard:
+                show_predictions(recipe, built, state, dataset, history.step, observers)
+
+
+def show_predictions(
+    recipe: Recipe,
+    built: Built,
+    state: TrainState,
+    dataset: Dataset,
+    step: int,
+    observers: Observers,
+) -> None:
+    """Show in TensorBoard what the final state predicts of some samples, where that is asked."""
+    shown = predict_samples(recipe, built.parts, state, dataset)
+    if shown is not None:
+        observers.show_predictions(step, shown.images, shown.captions, shown.wrong)
+
+
+def main_parameters(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys by which a run that is no job of a sweep stands in the hparams table."""
+    train = recipe.train
+    return {
+        "model": recipe.model.name,
+        "dataset": recipe.dataset.name,
+        "loss": train.loss.name,
+        "train.optimizer": train.optimizer.name,
+        "train.optimizer.lr": train.optimizer.lr,
+        "train.schedule": train.schedule.name,
+        "train.batch_size": train.batch_size,
+        "train.precision": train.precision,
+        "seed": recipe.seed,
+    }
 
 
 def open_backend(context: RunContext) -> Backend:
@@ -442,11 +476,12 @@ def final_evaluation(
     """Evaluate the final state, unless training has just done so; a signal interrupts it."""
     evaluation = history.evaluated.get(history.step)
     if evaluation is None:
-        dispatch_s, agree = context.recipe.train.dispatch_seconds, context.ranks.agree
-        metrics = built.parts.metrics
-        evaluation = evaluate(executable, state, dataset, dispatch_s, agree=agree, metrics=metrics)
+        recipe, agree = context.recipe, context.ranks.agree
+        how = executable, state, dataset, recipe.train.dispatch_seconds
+        metrics, on_train = built.parts.metrics, recipe.eval.on_train
+        evaluation = evaluate(*how, agree=agree, metrics=metrics, on_train=on_train)
         assert evaluation is not None, "nobody gives it up"
         if context.shows_pictures and (draw := mask_pictures(context.recipe, dataset, built)):
-            observers.show_predictions(history.step, draw(state))
+            observers.show_masks(history.step, draw(state))
         observers.monitor.on_eval(history.step, evaluation)
     return evaluation

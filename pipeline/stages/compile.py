@@ -10,6 +10,7 @@ from pipeline.cache import program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import Feed, make_feed
+from pipeline.errors import RecipeError
 from pipeline.files.compile_cache import enable_compile_cache
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of
@@ -35,6 +36,7 @@ def compile_programs(
         jit_layers=recipe.train.jit_layers,
         cuts=cuts_of(recipe.parallel),
         single_steps=built.single_steps,
+        train_sample=_train_sample(recipe, dataset, backend) if recipe.eval.on_train else None,
     )
 
     device = backend.describe()["device"]
@@ -86,6 +88,17 @@ def _feeds(
         make_feed(dataset.train, dataset.train_order, placement, kind, stop=stop, notify=report),
         make_feed(dataset.eval, dataset.eval_order, placement, kind, stop=eval_stop),
     )
+
+
+def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
+    """Return the feed of the training samples to evaluate: of the sizes of evaluation, whose
+    program it shares."""
+    sample, order = dataset.train_sample(), dataset.eval_order
+    if sample.specs() != dataset.eval.specs():
+        problem = "training and evaluation samples differ in shape or type; must be false"
+        raise RecipeError([f"eval.on_train = true: {problem}"])
+    stop = order.steps_per_pass
+    return make_feed(sample, order, backend.placement, recipe.train.feed, stop=stop)
 
 
 def _line(program: Program) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pipeline.backends.base import Executable
 from pipeline.data.dataset import Dataset
 from pipeline.errors import RunError
-from pipeline.observe.monitors import Evaluation
+from pipeline.observe.monitors import TRAINED, Evaluation
 from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.training.metrics import EvalSums, summarize
@@ -27,16 +28,21 @@ def evaluate(
     is_given_up: Callable[[], bool] = lambda: False,
     agree: Agree = decide_alone,
     metrics: Sequence[MetricSpec] = (),
+    *,
+    on_train: bool = False,
 ) -> Evaluation | None:
     """Compute the metrics of a state; the last batch is padded and masked (D-17, E-01).
 
     The batches are dispatched in chunks of about `dispatch_s` seconds, which changes no bit of the
     metrics. `is_given_up` is called before each chunk; where it is true, None is returned. `agree`
-    returns what all processes of the run do; `metrics` are the parts that have sums. Raises
-    RunError where the number of samples is not that of the split, and where all labels are masked.
+    returns what all processes of the run do; `metrics` are the parts that have sums. With
+    `on_train` there are also the metrics of training samples, as `train_accuracy`. Raises RunError
+    where the number of samples is not that of the split, and where all labels are masked.
     """
     batches = dataset.eval_order.steps_per_pass
-    sums = _add_up(executable, state, batches, DispatchSize(dispatch_s), is_given_up, agree)
+    sums = _add_up(
+        executable.evaluate, state, batches, DispatchSize(dispatch_s), is_given_up, agree
+    )
     if sums is None:
         return None
     if int(sums.samples) != len(dataset.eval):
@@ -49,25 +55,35 @@ def evaluate(
     counted = None if sums.classes is None else sums.classes.confusion
     confusion = None if counted is None else np.asarray(counted)
     unit = dataset.unit.counted if dataset.unit.each > 1 else "samples"
-    return Evaluation(summarize(sums, dataset.classes, metrics), confusion, unit)
+    evaluation = Evaluation(summarize(sums, dataset.classes, metrics), confusion, unit)
+    if not on_train:
+        return evaluation
+    size = DispatchSize(dispatch_s)
+    add = partial(executable.evaluate, on_train=True)
+    sums = _add_up(add, state, batches, size, is_given_up, agree)
+    if sums is None:
+        return None
+    trained = Evaluation(summarize(sums, dataset.classes, metrics), None).scalars()
+    more = {f"{TRAINED}{name}": value for name, value in trained.items()}
+    return Evaluation({**evaluation.metrics, **more}, confusion, unit)
 
 
 def _add_up(
-    executable: Executable,
+    add: Callable[..., EvalSums],
     state: TrainState,
     batches: int,
     size: DispatchSize,
     is_given_up: Callable[[], bool],
     agree: Agree,
 ) -> EvalSums | None:
-    """Return the sums over `batches` batches, on the host; None where it is given up."""
+    """Return the sums over `batches` batches by `add`, on the host; None where it is given up."""
     sums, done = None, 0
     while done < batches:
         if is_given_up():
             return None
         stop = min(batches, done + agree(lambda: size.max_steps))
         started_at = time.perf_counter()
-        sums = executable.evaluate(state, done, stop, sums)
+        sums = add(state, done, stop, sums)
         size.take_note(stop - done, time.perf_counter() - started_at)
         done = stop
     return jax.tree.map(np.asarray, sums)

@@ -6,6 +6,8 @@ weights.safetensors  its first argument, by name
 tokenizer.json       the tokenizer of texts, and
 next_token.bin       the program that continues one, token by token, where a cache can be kept
 model.json           inputs, outputs, classes and origin
+
+With ONNX (`onnx_files`) also model.onnx, model_int8.onnx and predict.py.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from pipeline.weights.trained_run import Samples, TrainedRun, parse_samples
 
 PROGRAM, TEXT, WEIGHTS, ABOUT = "model.bin", "model.mlir", "weights.safetensors", "model.json"
 NEXT_TOKEN = "next_token.bin"
+OF_ONNX = ("model.onnx", "model_int8.onnx", "predict.py")
+"""Files that an export to ONNX has besides."""
 PLATFORMS = ("cpu", "cuda")
 FORMAT = 1
 MAX_PROGRAM_BYTES = 2**30
@@ -49,10 +53,11 @@ class Exported:
     """(weights, cache, token, position) -> logits of the token after it, cache."""
 
 
-def export_run(run: TrainedRun, folder: Path) -> None:
+def export_run(run: TrainedRun, folder: Path, more: Mapping[str, Any] | None = None) -> None:
     """Write the evaluation of a run for any batch size, for CPU and GPU.
 
-    model.json is removed first and written last, so that half an export does not count as one.
+    model.json, which also gets the entries `more`, is removed first and written last, so that half
+    an export does not count as one.
     Raises RunError where the disk refuses, or an op can't be compiled for any batch size.
     """
     program = _program(run)
@@ -63,7 +68,8 @@ def export_run(run: TrainedRun, folder: Path) -> None:
         (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
         write_weights(folder / WEIGHTS, run.arrays)
         _write_text(run, folder)
-        write_whole(folder / ABOUT, json_text(_about(run, program), indent=2) + "\n")
+        about = {**_about(run, program), **(more or {})}
+        write_whole(folder / ABOUT, json_text(about, indent=2) + "\n")
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
 
@@ -77,7 +83,7 @@ def holds_other_files(folder: Path) -> bool:
     """Return whether `folder` holds anything that `export_run` does not write."""
     if not folder.exists():
         return False
-    own = (PROGRAM, TEXT, WEIGHTS, ABOUT, TOKENIZER, NEXT_TOKEN)
+    own = (PROGRAM, TEXT, WEIGHTS, ABOUT, TOKENIZER, NEXT_TOKEN, *OF_ONNX)
     return not folder.is_dir() or not all(f.name.startswith(own) for f in folder.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Input files of `infer`: images, or arrays of images, read as a dataset would read them."""
+"""Input files of `infer`: images, folders of them, or arrays, read as a dataset would read them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ from pipeline.weights.trained_run import Samples
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP"}
 _MODES = {1: "L", 3: "RGB"}
 _ARRAYS = (".npy", ".npz")
+
+
+def files_in(path: Path) -> list[Path]:
+    """The images of a folder and of folders in it, in the order of their paths; a file is itself.
+
+    Links to folders are not followed. Raises DataError for a folder without images.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in _FORMATS)
+    files = [file for file in found if file.is_file()]
+    if not files:
+        raise DataError(f"{path}: holds no images; they end in one of {', '.join(_FORMATS)}")
+    return files
 
 
 def read_images(path: Path, samples: Samples) -> np.ndarray:

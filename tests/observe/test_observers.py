@@ -74,14 +74,12 @@ def test_tensorboard_gets_samples_recipe_and_hparams(tiny: Compose, tmp_path: Pa
         observers.add_hparams({"seed": 2}, EVALUATION)
     accumulated = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(accumulated.Tags()["images"]) == {"train/images", "eval/confusion"}
-    assert accumulated.Tags()["tensors"] == ["recipe/text_summary"]
+    assert accumulated.Tags()["tensors"] == ["recipe/text_summary", "custom_scalars__config__"]
     assert accumulated.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.plugin_name == "hparams"
     assert '"step": 3' in (tmp_path / "evals.jsonl").read_text()
 
 
-def test_a_run_of_its_own_has_no_hparams_and_may_have_no_samples(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_without_parameters_and_samples_there_are_none(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
         observers.show_samples(np.zeros((0, 4, 4, 1), np.float32))
         observers.add_hparams({}, EVALUATION)

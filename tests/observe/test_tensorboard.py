@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.metadata import (
     EXPERIMENT_TAG,
     SESSION_END_INFO_TAG,
@@ -18,6 +19,7 @@ from tensorboard.plugins.hparams.metadata import (
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.errors import RunError
+from pipeline.observe.captioned_pictures import captioned
 from pipeline.observe.monitors import Evaluation, SinkReport
 from pipeline.observe.tensorboard import TensorBoard, confusion_picture
 from pipeline.sink.telemetry import Telemetry
@@ -235,3 +237,38 @@ def test_what_is_modelled_has_tags_of_its_own(tmp_path: Path) -> None:
     assert scalars(tmp_path / "on", "modelled/step_ms") == {100: 2.5, 200: 2.5}
     assert scalars(tmp_path / "on", "modelled/elapsed_s") == {100: 0.25, 200: 0.5}
     assert scalars(tmp_path / "on", "train/images_per_s") == {100: 1600.0, 200: 1600.0}
+
+
+def test_a_metric_has_one_chart_of_training_and_evaluation(tmp_path: Path) -> None:
+    metrics = {"accuracy": 0.5, "loss": 2.0, "count": 3, "train_accuracy": 0.75, "train_loss": 1.0}
+    with board(tmp_path) as writer:
+        for step in (4, 8):
+            writer.on_eval(step, Evaluation(metrics, None))
+    accumulated = read(tmp_path)
+    assert scalars(tmp_path, "train/accuracy") == {4: 0.75, 8: 0.75}
+    assert scalars(tmp_path, "eval/accuracy") == {4: 0.5, 8: 0.5}
+    assert "train/loss" not in accumulated.Tags()["scalars"]  # every step has one
+    (layout,) = accumulated.Tensors("custom_scalars__config__")
+    found = Layout.FromString(layout.tensor_proto.string_val[0])
+    charts = {chart.title: list(chart.multiline.tag) for chart in found.category[0].chart}
+    assert charts == {name: [f"train/{name}$", f"eval/{name}$"] for name in ("accuracy", "loss")}
+
+
+def test_names_and_labels_of_strangers_are_text(tmp_path: Path) -> None:
+    with board(tmp_path) as writer:
+        writer.add_classes(["cat", "<b>\\n# dog"])
+        writer.add_images(np.zeros((2, 4, 4, 1), np.float32), ["cat", "a name that is too long"])
+        images, said = np.zeros((1, 4, 4, 3), np.uint8), ("dog, is cat",)
+        writer.add_predictions(7, images, said, (True,))
+    accumulated = read(tmp_path)
+    (text,) = accumulated.Tensors("classes/text_summary")
+    assert text.tensor_proto.string_val[0] == b"    0  cat\n    1  <b>\\n# dog"
+    for tag, width in (("train/images", 192), ("eval/predictions", 96)):
+        (event,) = accumulated.Images(tag)
+        assert (event.width, event.height) == (width, 112)
+
+
+def test_wrong_predictions_are_red() -> None:
+    shown = captioned(np.zeros((2, 8, 8, 1), np.uint8), ("one", "two"), (True, False))
+    red = (shown[..., 0].astype(int) - shown[..., 2] > 60).any(axis=(1, 2))
+    assert red.tolist() == [True, False]

@@ -197,8 +197,8 @@ def test_masks_are_learned_shown_and_written(
     assert summary.metrics["mean_iou"] > 0.8
     assert summary.metrics["count"] == 6 * 56  # a row of each image is not counted
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"images": 0}).Reload()
-    tags = [tag for tag in events.Tags()["images"] if tag.startswith("eval/predictions")]
-    assert tags == [f"eval/predictions/{number}" for number in range(3)]
+    tags = [tag for tag in events.Tags()["images"] if tag.startswith("eval/masks")]
+    assert tags == [f"eval/masks/{number}" for number in range(3)]
     shown = events.Images(tags[0])
     assert [event.step for event in shown] == [60, 120]
     assert (shown[0].width, shown[0].height) == (3 * 8 + 4, 8)

@@ -88,7 +88,7 @@ class TextCsv(DatasetSpec):
         except ValueError as error:
             raise DataError(f"{file}: {error}") from error
         unit = SampleUnit("texts", "texts", size=f"of at most {self.longest} tokens")
-        return RawData(train, evaluated, Targets(classes), unit, text)
+        return RawData(train, evaluated, Targets(classes), unit=unit, text=text)
 
     def _tokenizer(self, texts: Sequence[str]) -> Tokenizer:
         match self.tokenizer:

@@ -1,0 +1,101 @@
+"""A run after training, read from its directory: parameters, predictions, history, plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.api.trainer import Trainer
+from pipeline.config.recipe import Recipe
+from pipeline.errors import RunError
+from pipeline.weights.trained_run import read_trained_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEADLINES = ("accuracy", "micro_f1", "r2")
+"""Metrics of which the first that there is is plotted."""
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """The logs of a run as arrays by name; a value that is missing or not finite is NaN."""
+
+    steps: Mapping[str, np.ndarray]
+    """Of every step: step, loss, learning_rate, grad_norm, ..."""
+    evaluations: Mapping[str, np.ndarray]
+    """Of every evaluation: step and the metrics; precision, recall and f1 as macro averages."""
+
+
+class LoadedRun:
+    """A run that has saved a checkpoint; `load_run` reads it.
+
+    run = load_run("outputs/2026-11-21/14-46-29_lenet5_digits")
+    run.parameters["conv_0/kernel"], run.history.steps["loss"]
+    run.predict(images).argmax(axis=-1)
+    run.plot().savefig("curves.png")
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        trained = read_trained_run(run_dir)
+        self.recipe: Recipe = trained.recipe
+        self.step: int = trained.step
+        """The number of steps that the parameters have seen."""
+        self._trainer = Trainer.load(run_dir)
+        self._targets = trained.samples.targets
+        self.parameters: Mapping[str, np.ndarray] = MappingProxyType(dict(self._trainer.parameters))
+        """The parameters by path, as `conv_0/kernel`."""
+        self.history = RunHistory(self._trainer.steps, self._trainer.evaluations)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes in label order, or of the numbers or labels."""
+        return self._targets.names
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 (n, ...), of raw images as the dataset has them; numbers of a
+        regression are in the units of the data.
+
+        Raises DataError for images of another shape or type.
+        """
+        outputs = self._trainer.predict(images)
+        return self._targets.in_units(outputs).astype(np.float32)
+
+    def plot(self) -> Figure:
+        """Return a figure of the loss, the first metric and the learning rate over the steps.
+
+        Raises RunError where matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            install = "pip install 'recipe-pipeline[plot]'"
+            raise RunError(f"plot() needs matplotlib: {install}") from error
+        steps, evaluations = self.history.steps, self.history.evaluations
+        metrics = [name for name in HEADLINES if name in evaluations][:1]
+        figure = Figure(figsize=(12, 3.6), layout="constrained")
+        axes = figure.subplots(1, 2 + len(metrics))
+        for axis, name in zip(axes, ("loss", *metrics, "learning_rate"), strict=True):
+            axis.set_title(name.replace("_", " "))
+            axis.set_xlabel("step")
+            if name in steps:
+                axis.plot(steps["step"], steps[name], linewidth=0.8, label="train")
+            if name in evaluations:
+                axis.plot(evaluations["step"], evaluations[name], marker="o", label="eval")
+            if axis.lines:
+                axis.legend()
+        return figure
+
+
+def load_run(run_dir: Path | str) -> LoadedRun:
+    """Read a run from its directory, or one of its checkpoints.
+
+    Raises DataError where it is no run, is damaged or has saved nothing, RecipeError where its
+    recipe is no longer valid.
+    """
+    return LoadedRun(Path(run_dir))

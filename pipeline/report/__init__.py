@@ -1,0 +1,1 @@
+"""A report of a trained run: its evaluation sample by sample, as one page and as files."""

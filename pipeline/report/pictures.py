@@ -1,0 +1,69 @@
+"""Pictures of samples: one PNG each, and a sheet of many with two lines below each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+PICTURED_CHANNELS = (1, 3, 4)
+MAX_SIDE = 192
+"""Pixels of the longer side of a picture."""
+CELL, CAPTION, COLUMNS, GAP = 128, 34, 6, 8
+MAX_LINE = 20
+"""Characters of a line below a picture of the sheet."""
+
+
+def can_picture(shape: Sequence[int]) -> bool:
+    """Whether samples of this shape (height, width, channels) are images that can be shown."""
+    return len(shape) == 3 and shape[-1] in PICTURED_CHANNELS and min(shape[:2]) > 1
+
+
+def picture(sample: np.ndarray) -> Image.Image:
+    """An image (H, W, C) as a picture: bytes as they are, other numbers stretched to their range.
+
+    Bytes that all are below 32, as of scans with 4 bits a pixel, are stretched too.
+    """
+    values = np.asarray(sample)
+    if values.dtype != np.uint8 or 0 < values.max(initial=0) < 32:
+        finite = np.nan_to_num(values.astype(np.float64))
+        span = max(float(np.ptp(finite)), 1e-12)
+        values = ((finite - finite.min()) / span * 255).astype(np.uint8)
+    shown = Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
+    if max(shown.size) > MAX_SIDE:
+        shown.thumbnail((MAX_SIDE, MAX_SIDE))
+    return shown
+
+
+def png(image: Image.Image) -> bytes:
+    """The bytes of a PNG file."""
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def sheet(pictures: Sequence[Image.Image], captions: Sequence[tuple[str, str]]) -> Image.Image:
+    """A sheet of pictures in rows, with two lines below each."""
+    columns = min(COLUMNS, len(pictures))
+    rows = -(-len(pictures) // columns)
+    width, height = columns * (CELL + GAP) + GAP, rows * (CELL + CAPTION + GAP) + GAP
+    result = Image.new("RGB", (width, height), "white")
+    pen = ImageDraw.Draw(result)
+    for number, (shown, lines) in enumerate(zip(pictures, captions, strict=True)):
+        row, column = divmod(number, columns)
+        x, y = GAP + column * (CELL + GAP), GAP + row * (CELL + CAPTION + GAP)
+        scaled = _fitted(shown.convert("RGB"))
+        result.paste(scaled, (x + (CELL - scaled.width) // 2, y + (CELL - scaled.height) // 2))
+        for place, (line, ink) in enumerate(zip(lines, ("#b3261e", "#1d2429"), strict=True)):
+            text = line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
+            pen.text((x, y + CELL + 3 + 15 * place), text, fill=ink, font_size=12)
+    return result
+
+
+def _fitted(image: Image.Image) -> Image.Image:
+    scale = CELL / max(image.size)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    return image.resize(size, how)

@@ -1,0 +1,97 @@
+"""Classify images with an exported network: python predict.py [--int8] [--top=N] FILE|FOLDER ...
+
+Needs onnxruntime, numpy and pillow. Lies beside model.onnx and model.json, which say what the
+network reads and what its outputs are. Prints a line for each image.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
+MODES = {1: "L", 3: "RGB"}
+
+
+class OnnxNetwork:
+    """A network of this folder. `predict(images)` maps images (n, height, width, channels), as the
+    dataset had them, to logits float32 (n, ...)."""
+
+    def __init__(self, folder: Path, int8: bool = False) -> None:
+        self.about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        files = self.about["onnx"]
+        if int8 and "int8" not in files:
+            raise SystemExit("there is no model_int8.onnx here; export with int8=true")
+        program = folder / files["int8" if int8 else "program"]
+        self.session = onnxruntime.InferenceSession(
+            str(program), providers=["CPUExecutionProvider"]
+        )
+        self.shape = tuple(self.about["image"]["shape"])
+        self.dtype = np.dtype(self.about["image"]["dtype"])
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Logits of a batch of images."""
+        files = self.about["onnx"]
+        return self.session.run([files["output"]], {files["input"]: images})[0]
+
+    def read(self, file: Path) -> np.ndarray:
+        """The images of a file, (n, height, width, channels); pictures are resized bilinearly."""
+        height, width, channels = self.shape
+        if file.suffix.lower() == ".npy":
+            array = np.load(file, allow_pickle=False)
+            return array.reshape(-1, *self.shape).astype(self.dtype)
+        if self.dtype != np.uint8 or channels not in MODES:
+            raise SystemExit(f"{file}: the network reads {self.dtype} arrays: give a .npy file")
+        with Image.open(file) as image:
+            pixels = image.convert(MODES[channels])
+        if pixels.size != (width, height):
+            pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(pixels).reshape(1, height, width, channels)
+
+    def line(self, logits: np.ndarray, top: int) -> str:
+        """The outputs of one image in words."""
+        names, targets = self.about["classes"], self.about["targets"]
+        if targets["task"] == "regression":
+            numbers = logits * np.array(targets["std"]) + np.array(targets["mean"])
+            return ", ".join(f"{n} {v:.6g}" for n, v in zip(names, numbers))  # noqa: B905
+        if logits.ndim != 1:
+            return f"outputs of shape {logits.shape}"
+        if targets["task"] == "multi_label":
+            shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+            chosen = [i for i in np.argsort(-shares) if shares[i] > 0.5]
+        else:
+            powers = np.exp(logits.astype(np.float64) - logits.max())
+            shares = powers / powers.sum()
+            chosen = list(np.argsort(-shares, kind="stable")[:top])
+        return ", ".join(f"{names[i]} {shares[i]:.4f}" for i in chosen) or "no label"
+
+
+def main(arguments: list[str]) -> int:
+    """Print a line for each image of the files and folders."""
+    words = [word for word in arguments if not word.startswith("--")]
+    flags = [word for word in arguments if word.startswith("--")]
+    tops = [flag.removeprefix("--top=") for flag in flags if flag.startswith("--top=")]
+    if not words or any(flag != "--int8" and not flag.startswith("--top=") for flag in flags):
+        print((__doc__ or "").strip())
+        return 2
+    network = OnnxNetwork(Path(__file__).resolve().parent, "--int8" in flags)
+    for word in words:
+        path = Path(word)
+        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in (one for one in inside if one.suffix.lower() in SUFFIXES):
+            images = network.read(file)
+            for index, logits in enumerate(network.predict(images)):
+                name = str(file) if len(images) == 1 else f"{file}[{index}]"
+                line = f"{name}: {network.line(logits, int(tops[-1]) if tops else 1)}"
+                # Names of files and classes may hold control characters.
+                print(line if line.isprintable() else repr(line)[1:-1])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

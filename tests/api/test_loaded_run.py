@@ -1,0 +1,49 @@
+"""Runs read back: parameters, history, predictions and plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.errors import DataError
+from pipeline.runner.run import run
+from tests import outcome
+from tests.conftest import compose_tiny
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    run_dir = tmp_path_factory.mktemp("loaded") / "run"
+    run(compose_tiny(cache, "model=mlp", "model.hidden=[8]", "eval.every_steps=15"), run_dir)
+    return run_dir
+
+
+def test_a_run_is_read_back(trained: Path) -> None:
+    loaded = pipeline.load_run(trained)
+    saved = outcome.arrays(trained)
+    assert loaded.step == 45
+    for path, array in loaded.parameters.items():
+        np.testing.assert_array_equal(array, saved[f"params/{path}"])
+    losses = [line["loss"] for line in outcome.read_lines(trained / "metrics.jsonl")]
+    np.testing.assert_array_equal(loaded.history.steps["loss"], losses)
+    assert loaded.history.evaluations["step"].tolist() == [15, 30, 45]
+    assert loaded.recipe.model.name == "mlp"
+    images = loaded.recipe.dataset.read(Path()).eval.columns
+    answers = loaded.predict(images["image"][:]).argmax(axis=-1)
+    right = np.mean(answers == np.asarray(images["label"][:]))
+    assert right == pytest.approx(outcome.read_summary(trained)["metrics"]["accuracy"])
+
+
+def test_plots_have_both_curves(trained: Path) -> None:
+    pytest.importorskip("matplotlib", reason="not installed: pip install '.[plot]'")
+    figure = pipeline.load_run(trained).plot()
+    assert [axis.get_title() for axis in figure.axes] == ["loss", "accuracy", "learning rate"]
+    assert [len(axis.lines) for axis in figure.axes] == [2, 1, 1]
+
+
+def test_no_run_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no run directory"):
+        pipeline.load_run(tmp_path)

@@ -1,0 +1,78 @@
+"""Metrics of training samples at evaluations, and pictures of predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pipeline import Trainer
+from pipeline.data.targets import Targets
+from pipeline.errors import RecipeError
+from pipeline.runner.run import run
+from pipeline.stages.sample_pictures import label_text
+from tests import outcome
+from tests.conftest import compose_tiny
+
+MLP = ("model=mlp", "model.hidden=[8]", "eval.every_steps=15")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    run_dir = tmp_path_factory.mktemp("on_train") / "run"
+    board = ("monitor.tensorboard=true", "monitor.sample_predictions=6", "monitor.sample_images=4")
+    run(compose_tiny(cache, *MLP, *board, "eval.on_train=true"), run_dir)
+    return run_dir
+
+
+def test_training_samples_are_evaluated_as_the_others_are(trained: Path) -> None:
+    """40 of 96, spread evenly, by the program of the evaluation split."""
+    trainer = Trainer.load(trained)
+    rows = np.arange(40) * 96 // 40
+    columns = trainer.dataset.train.columns
+    answers = trainer.predict(np.asarray(columns["image"][rows])).argmax(axis=-1)
+    accuracy = np.mean(answers == np.asarray(columns["label"][rows]))
+    metrics = outcome.read_summary(trained)["metrics"]
+    assert metrics["train_accuracy"] == pytest.approx(accuracy)
+    lines = outcome.read_lines(trained / "evals.jsonl")
+    assert lines[-1]["train_accuracy"] == metrics["train_accuracy"]
+
+
+def test_the_other_metrics_are_those_without_it(trained: Path, cache: Path, tmp_path: Path) -> None:
+    run(compose_tiny(cache, *MLP), tmp_path / "run")
+    assert outcome.metrics(tmp_path / "run") == outcome.metrics(trained)
+    plain, more = (
+        outcome.read_lines(folder / "evals.jsonl") for folder in (tmp_path / "run", trained)
+    )
+    kept = [{key: line[key] for key in line if not key.startswith("train_")} for line in more]
+    assert kept == plain
+
+
+def test_tensorboard_has_pictures_classes_and_hparams(trained: Path) -> None:
+    tags = EventAccumulator(str(trained / "tensorboard")).Reload().Tags()
+    assert {"train/images", "eval/predictions"} <= set(tags["images"])
+    assert "classes/text_summary" in tags["tensors"]
+    assert {"train/accuracy", "eval/accuracy"} <= set(tags["scalars"])
+
+
+def test_buckets_are_refused(cache: Path) -> None:
+    buckets = ("dataset.buckets=[[8,8],[16,16]]", "eval.on_train=true")
+    with pytest.raises(RecipeError, match=r"eval\.on_train = true: needs samples of one size"):
+        compose_tiny(cache, *buckets)
+
+
+@pytest.mark.parametrize(
+    ("label", "targets", "text"),
+    [
+        (np.int32(1), Targets(("cat", "dog")), "dog"),
+        (np.int32(-100), Targets(("cat", "dog")), "ignored"),
+        (np.array([0, 1.0]), Targets(("cat", "dog")), "dog"),
+        (np.array([1.0]), Targets(("price",), "regression", (10.0,), (2.0,)), "12"),
+        (np.array([1.0, 0, 1]), Targets(("a", "b", "c"), "multi_label"), "a, c"),
+        (np.zeros(3), Targets(("a", "b", "c"), "multi_label"), "none"),
+    ],
+)
+def test_a_label_is_text(label: np.ndarray, targets: Targets, text: str) -> None:
+    assert label_text(label, targets) == text
