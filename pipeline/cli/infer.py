@@ -31,10 +31,10 @@ from pipeline.weights.prediction_rows import prediction_row
 from pipeline.weights.trained_run import Samples, read_trained_run
 
 USAGE = (
-    "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json, --top=N, --csv=FILE, "
-    "--masks=FOLDER"
+    "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json, --top=N, "
+    "--csv=FILE, --masks=FOLDER"
 )
-HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N] [--csv=FILE] ...
+HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N] [--csv=F]
        python -m pipeline infer RUN_DIR|FOLDER --text TEXT ... [--json] [--top=N]
        python -m pipeline infer RUN_DIR|FOLDER --prompt TEXT [--tokens N] [--temperature T] ...
 
