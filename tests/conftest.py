@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache as cache_calls
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.plugins import loading
 
 # As many devices as runs on several ask for: their number can't change once one is open.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -108,6 +109,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.fixture(autouse=True)
+def _own_plugins() -> Iterator[None]:
+    """A plug-in that a test loads is none of the next test's."""
+    before = dict(loading._loaded)
+    yield
+    loading._loaded.clear()
+    loading._loaded.update(before)
 
 
 @pytest.fixture(autouse=True, scope="session")
