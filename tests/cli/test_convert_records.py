@@ -19,7 +19,7 @@ from pipeline.errors import DataError, RecipeError, RunError
 from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import OPS, STEPS
-from tests.image_folders import save_images
+from tests.image_folders import save_images, save_masks
 
 CROP = OPS.replace("[{", "[{name: random_crop, size: [8, 8], padding: [1, 1, 1, 1]}, {", 1)
 SOURCE = [
@@ -73,6 +73,13 @@ def save_small(folder: Path) -> Path:
     return save_images(folder, {"train": 9, "eval": 2}, (7, 6, 3), seed=3)
 
 
+def save_table(folder: Path) -> Path:
+    files = sorted(folder.rglob("*.png"))
+    rows = [f"{file.relative_to(folder)},{number / 3}" for number, file in enumerate(files)]
+    (folder / "ages.csv").write_text("\n".join(["file,age", *rows]))
+    return folder / "ages.csv"
+
+
 def save_arrays(file: Path) -> Path:
     rng = np.random.default_rng(4)
     images, labels = rng.random((11, 5, 4), np.float32), np.arange(11) % 3
@@ -92,8 +99,19 @@ def save_arrays(file: Path) -> Path:
             f"dataset.root={save_small(folder / 'images')}",
             "dataset.image_size=[4,4]",
         ],
+        lambda folder: [
+            "dataset=image_folder",
+            f"dataset.root={save_small(folder / 'images')}",
+            f"dataset.labels_csv={save_table(folder / 'images')}",
+            "dataset.split=0.3",
+        ],
+        lambda folder: [
+            "dataset=image_masks",
+            f"dataset.root={save_masks(folder / 'images', 7)}",
+            "dataset.split=0.3",
+        ],
     ],
-    ids=["digits", "numpy", "image_folder", "resized"],
+    ids=["digits", "numpy", "image_folder", "resized", "table", "masks"],
 )
 def test_any_source_is_read_back_as_it_was(
     source: Callable[[Path], list[str]], cache: Path, tmp_path: Path
@@ -102,8 +120,11 @@ def test_any_source_is_read_back_as_it_was(
     convert_records([str(out), *overrides])
     before = load_recipe(overrides=overrides).dataset.read(cache)
     records = ["dataset=records", f"dataset.root={out}", f"cache.root={cache}"]
+    records.append(
+        f"dataset.ignore_index={'255' if 'dataset=image_masks' in overrides else 'null'}"
+    )
     after = load_recipe(overrides=records).dataset.read(cache)
-    assert after.classes == before.classes
+    assert after.targets == before.targets
     for one, other in ((before.train, after.train), (before.eval, after.eval)):
         assert one.columns.keys() == other.columns.keys()
         for name, column in one.columns.items():

@@ -27,6 +27,7 @@ from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.cifar import Release, read_split, unpack
 from pipeline.data.sources.idx import read_split as read_idx_split
 from pipeline.data.sources.image_folder import ImageFolder
+from pipeline.data.sources.image_masks import ImageMasks
 from pipeline.data.sources.npz import NumpyArchive
 from pipeline.data.sources.records import Records
 from pipeline.data.targets import Targets
@@ -233,6 +234,45 @@ def read_image_folder(rng: Random, folder: Path) -> None:
     spec = ImageFolder(**section(root=folder / "data", image_size=size, follow_links=False))
     data = spec.read(folder / "cache")
     data.train.columns["image"][:]
+
+
+def read_image_table(rng: Random, folder: Path) -> None:
+    """A CSV of images, changed."""
+    rows = [f"{number}.png,{number % 2},{number / 3:.2f}" for number in range(6)]
+    table = mutate_bytes(rng, "\n".join(["file,kind,age", *rows]).encode())
+    good = {f"{number}.png": _image("PNG") for number in range(6)}
+    lay({**good, "table.csv": table}, folder / "data")
+    spec = ImageFolder(
+        **section(
+            root=folder / "data",
+            labels_csv=folder / "data" / "table.csv",
+            split=0.3,
+            label_columns=rng.choice(((), ("kind",), ("age",))),
+            task=rng.choice(("auto", "classification", "regression", "multi_label")),
+        )
+    )
+    spec.read(folder / "cache").train.columns["image"][:]
+
+
+def read_image_masks(rng: Random, folder: Path) -> None:
+    """Images and masks, one of which is something else."""
+    good = {f"{kind}/{n}.png": _mask() for kind in ("images", "masks") for n in range(4)}
+    suffix, content = _changed_image(rng)
+    if rng.random() < 0.5:
+        suffix, content = "png", mutate_bytes(rng, _mask())
+    lay({**good, f"{rng.choice(('images', 'masks'))}/3.{suffix}": content}, folder / "data")
+    classes = rng.choice((None, 3, 20))
+    spec = ImageMasks(**section(root=folder / "data", split=0.3, classes=classes, ignore_index=255))
+    data = spec.read(folder / "cache")
+    for name in ("image", "label"):
+        data.train.columns[name][:]
+
+
+@cache
+def _mask() -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(_digits(1)[0].astype(np.uint8) % 3).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def infer_image(rng: Random, folder: Path) -> None:

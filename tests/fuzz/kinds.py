@@ -36,6 +36,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "cifar archive": Kind(files.unpack_cifar, 900),
         "npz dataset": Kind(files.read_npz_dataset, 1500),
         "image folder": Kind(files.read_image_folder, 1200),
+        "image table": Kind(files.read_image_table, 600),
+        "image masks": Kind(files.read_image_masks, 600),
         "image to infer": Kind(files.infer_image, 900),
         "records": Kind(files.read_record_files, 1000),
         "checkpoint": Kind(files.read_checkpoint_files, 900),

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from pipeline.data.targets import Targets, Task
 from pipeline.errors import DataError, listed
 from pipeline.files.bounded_read import read_json
 from pipeline.files.error_text import describe
@@ -114,8 +115,28 @@ class RecordsSpec(Spec):
     source: str
     """The dataset that the records were made from."""
     classes: Annotated[Seq[str], Field(min_length=1)]
+    """The names of the classes, or of the numbers or labels."""
+    task: Task = "classification"
+    mean: Seq[float] = ()
+    std: Seq[PositiveFloat] = ()
+    """Of each number, in the units of the data; empty for another task."""
     train: RecordSplitSpec
     eval: RecordSplitSpec
+
+    @property
+    def targets(self) -> Targets:
+        """Classes, numbers or labels that are to be predicted."""
+        return Targets(tuple(self.classes), self.task, tuple(self.mean), tuple(self.std))
+
+    @model_validator(mode="after")
+    def _has_units_of_numbers(self) -> RecordsSpec:
+        wanted = len(self.classes) if self.task == "regression" else 0
+        if not len(self.mean) == len(self.std) == wanted:
+            raise ValueError(
+                f"mean and std have {len(self.mean)} and {len(self.std)} values; {self.task} of "
+                f"{len(self.classes)} names takes {wanted}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_one_kind_of_sample(self) -> RecordsSpec:

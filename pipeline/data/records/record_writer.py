@@ -56,10 +56,15 @@ def write_records(
         spec = RecordsSpec(
             source=source,
             classes=data.classes,
+            task=data.targets.task,
+            mean=data.targets.mean,
+            std=data.targets.std,
             train=_write_split(scratch, "train", data.train, notify),
             eval=_write_split(scratch, "eval", data.eval, notify),
         )
-        text = json.dumps(spec.model_dump(mode="json", exclude_none=True), indent=1)
+        of_classes = {"task", "mean", "std"} if spec.task == "classification" else set()
+        tree = spec.model_dump(mode="json", exclude_none=True, exclude=of_classes)
+        text = json.dumps(tree, indent=1)
         (scratch / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
     return spec
 

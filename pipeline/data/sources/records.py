@@ -11,7 +11,6 @@ from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.records.record_column import open_column
 from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, read_description
-from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.registry import part
 
@@ -35,7 +34,7 @@ class Records(LocalDatasetSpec):
         return RawData(
             train=open_split(self.root, spec.train, len(classes), self.ignore_index),
             eval=open_split(self.root, spec.eval, len(classes), self.ignore_index),
-            targets=Targets(classes),
+            targets=spec.targets,
         )
 
 
