@@ -66,6 +66,8 @@ class InferArguments:
     files: tuple[Path, ...]
     as_json: bool
     top: int
+    texts: tuple[str, ...] = ()
+    """Names of texts that are on the command line itself."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -111,7 +113,9 @@ def _parse(args: Sequence[str], text: TextRequest) -> InferArguments:
     if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
         raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
     source, *files = map(Path, words)
-    return InferArguments(source, tuple(files), JSON in args, int(top))
+    return InferArguments(
+        source, tuple(files), JSON in args, int(top), tuple(map(shown, text.texts))
+    )
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:
@@ -186,6 +190,7 @@ def _classes_line(
     ]
     if given.as_json:
         best = predictions[0] if key == "top" else {}
-        return json.dumps({"file": name, **best, key: predictions})
+        source = "text" if name in given.texts else "file"
+        return json.dumps({source: name, **best, key: predictions})
     text = ", ".join(f"{shown(one['class'])} {one['probability']:.4f}" for one in predictions)
     return f"{printable(name)}: {text or 'no label'}"
