@@ -92,8 +92,8 @@ ELSEWHERE = {
     "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json", "numbers.csv",
     "mine/sweep.csv", "model.json", "predict.py", "predictions.csv", "price.json",
     "provenance.json", "recipe.yaml",
-    "records.json", "summary.json", "sweep.csv", "sweep.yaml", "timeline.html", "trace.json",
-    "tune_result_pid..._....json",
+    "records.json", "summary.json", "sweep.csv", "sweep.yaml", "timeline.html", "tokenizer.json",
+    "trace.json", "tune_result_pid..._....json",
     "tests/utils/resource/run_1/normal_run/profiler/timeline_display_1.json",
 }  # fmt: skip
 """Files that documents name and that runs write, or another project has."""

@@ -37,7 +37,7 @@ MAX_TEMPERATURE = 1e6
 
 @dataclass(frozen=True)
 class TextRequest:
-    """What the options ask for: to continue a prompt, or to classify texts."""
+    """Request of the options: to continue a prompt, or to classify texts."""
 
     prompt: str | None = None
     texts: tuple[str, ...] = ()

@@ -81,6 +81,8 @@ class InferArguments:
     top: int
     masks: Path | None = None
     csv: Path | None = None
+    texts: tuple[str, ...] = ()
+    """Names of texts that are on the command line itself."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -147,7 +149,8 @@ def _parse(args: Sequence[str], text: TextRequest) -> InferArguments:
     source, *files = map(Path, words)
     masks = Path(folders[-1].removeprefix(MASKS)) if folders else None
     csv = Path(csvs[-1].removeprefix(CSV)) if csvs else None
-    return InferArguments(source, tuple(files), JSON in args, int(top), masks, csv)
+    texts = tuple(map(shown, text.texts))
+    return InferArguments(source, tuple(files), JSON in args, int(top), masks, csv, texts)
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:
@@ -254,6 +257,7 @@ def _classes_line(
     ]
     if given.as_json:
         best = predictions[0] if key == "top" else {}
-        return json.dumps({"file": name, **best, key: predictions})
+        source = "text" if name in given.texts else "file"
+        return json.dumps({source: name, **best, key: predictions})
     text = ", ".join(f"{shown(one['class'])} {one['probability']:.4f}" for one in predictions)
     return f"{printable(name)}: {text or 'no label'}"

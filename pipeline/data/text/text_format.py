@@ -24,7 +24,7 @@ SPECIAL = ("<padding>", "<unknown>", "<start>")
 UNKNOWN_TOKEN, START_TOKEN = 1, 2
 
 NO_TOKEN = -1
-"""What fills up a text to the length of the longest, where no sizes go with it."""
+"""Filler of texts up to the length of the longest, where no sizes go with them."""
 
 Predicts = Literal["next_token", "class"]
 

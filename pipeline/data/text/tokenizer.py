@@ -6,7 +6,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -165,9 +165,9 @@ class LibraryTokenizer(Tokenizer):
                 f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"
             ) from error
         try:
-            read = Library.from_str(decoded(self.content))
-        except Exception as error:  # the library raises Exception itself
-            raise ValueError(f"is no tokenizer.json: {first_line(error)}") from error
+            read = _answer(lambda: Library.from_str(decoded(self.content)))
+        except ValueError as error:
+            raise ValueError(f"is no tokenizer.json: {error}") from error
         read.no_padding()
         read.no_truncation()
         return read
@@ -185,16 +185,31 @@ class LibraryTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """The library's tokens."""
-        encoded = self._library.encode(text, add_special_tokens=self.special_tokens)
+        special = self.special_tokens
+        encoded = _answer(lambda: self._library.encode(text, add_special_tokens=special))
         return np.array(encoded.ids, np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The library's text, without special tokens."""
-        return cast(str, self._library.decode([int(token) for token in tokens]))
+        numbers = [int(token) for token in tokens]
+        return cast(str, _answer(lambda: self._library.decode(numbers)))
 
     def to_bytes(self) -> bytes:
         """The file as it was given."""
         return self.content
+
+
+def _answer(call: Callable[[], Any]) -> Any:
+    """The answer of the library. Raises ValueError for its errors.
+
+    A file that it can read may make it panic, which Python sees as no Exception.
+    """
+    try:
+        return call()
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ValueError(first_line(error)) from error
+        raise
 
 
 def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:

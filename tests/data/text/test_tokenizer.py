@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.data.text.text_format import TextFormat
 from pipeline.data.text.tokenizer import (
     UNKNOWN,
     ByteTokenizer,
@@ -97,3 +101,22 @@ def test_a_vocabulary_without_end_is_refused() -> None:
     content = tokenizer_json(model=model, added_tokens=[], post_processor=None)
     with pytest.raises(ValueError, match="has tokens up to number 2,000,000,000; must have 1 to"):
         parse_tokenizer(content)
+
+
+def test_what_the_library_panics_at_is_an_error_like_any_other() -> None:
+    """Numbers of special tokens that the library reads, and then has no vocabulary for."""
+    draw, content = random.Random(1), tokenizer_json()
+    values = [match.span() for match in re.finditer(rb'"[^"]*"|\d+|null', content)]
+    read = refused = 0
+    for _ in range(500):
+        changed = bytearray(content)
+        start, end = draw.choice(values)
+        changed[start:end] = draw.choice([b"9999999999", b"-1", b"null", b"[]", b'"x"', b"7"])
+        try:
+            text = TextFormat(parse_tokenizer(bytes(changed), special_tokens=True), "class")
+            text.encode("the cat", 5)
+            read += 1
+        except ValueError:
+            refused += 1
+    assert read > 0
+    assert refused > 0
