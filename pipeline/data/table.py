@@ -44,8 +44,8 @@ class TableFormat(Spec):
     header: bool = True
     decimal: Literal[".", ","] = "."
     encoding: Encoding = "utf-8"
-    missing_values: Seq[str] = ("",)
-    """Texts that stand for a missing value."""
+    missing_values: Seq[str] = ()
+    """Texts that stand for a missing value, as the empty one always does."""
 
 
 class TableColumn(Spec):

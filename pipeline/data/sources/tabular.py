@@ -256,8 +256,8 @@ class CsvTable(TableDataset):
     """The decimal mark of numbers."""
     encoding: Encoding = "utf-8"
     """The encoding of the file, such as latin-1 or utf-16."""
-    missing_values: Seq[str] = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
-    """Texts that stand for a missing value."""
+    missing_values: Seq[str] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+    """Texts that stand for a missing value, as the empty one always does."""
 
     @model_validator(mode="after")
     def _has_one_file(self) -> Self:

@@ -25,6 +25,8 @@ from pipeline.errors import DataError
 from pipeline.files.error_text import shown
 
 PARQUET = (".parquet", ".pq")
+MAX_KEPT_BYTES = 4 << 20
+"""Of a table as JSON, so that the summary of the run can be read again."""
 MISSING = ""
 """The category of a missing value."""
 
@@ -68,7 +70,14 @@ def fit_table(
     kept = {column.name for column in columns}
     left_out = tuple(name for name in names if name not in kept)
     ordered = sorted(columns, key=lambda column: column.kind, reverse=True)
-    return Table(columns=tuple(ordered), format=form, left_out=left_out)
+    table = Table(columns=tuple(ordered), format=form, left_out=left_out)
+    kept_bytes = len(table.model_dump_json())
+    if kept_bytes > MAX_KEPT_BYTES:
+        raise ValueError(
+            f"has names and categories of {kept_bytes:,} bytes, and a run keeps "
+            f"{MAX_KEPT_BYTES:,}; set dataset.max_categories, or add columns to dataset.ignored"
+        )
+    return table
 
 
 def encode_rows(table: Table, raw: RawTable) -> np.ndarray:

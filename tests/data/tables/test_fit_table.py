@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import Table, TableFormat
+from pipeline.data.tables import fit_table as module
 from pipeline.data.tables.encode_table import EncodeTable, encoded_features, encoding_ops
 from pipeline.data.tables.fit_table import (
     FitOptions,
@@ -91,6 +92,15 @@ def test_the_most_frequent_categories_are_told_apart(tmp_path: Path) -> None:
     table, rows = fitted(path, 10, max_categories=3)
     assert table.categories[0].categories == ("a", "b", "c")
     assert rows[-1, -1] == 0
+
+
+def test_a_table_that_no_summary_would_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 1000)
+    path = write(tmp_path, [[f"town {n}"] for n in range(200)], "town")
+    with pytest.raises(DataError, match=r"and a run keeps 1,000; set dataset.max_categories"):
+        fitted(path, 200)
 
 
 def test_numbers_can_be_left_as_they_are(tmp_path: Path) -> None:
