@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.order import SampleOrder
-from pipeline.data.table import Table
+from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 
 
@@ -32,7 +32,7 @@ class Dataset:
     """Spec of an image before its map ops, padded to a size that holds all buckets."""
     whole_eval: Split
     """The evaluation split as read, of which `eval` may be a part."""
-    table: Table | None = None
+    table: FittedTable | None = None
     """The columns of a table, whose encoded rows are the images."""
 
     @property
