@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from pipeline import load_recipe, run
 from pipeline.api.trainer import Trainer
+from pipeline.cli.convert_records import main as convert_records
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
 from pipeline.config.recipe import Recipe
@@ -294,3 +296,16 @@ def refused_model(cache: Path, folder: Path, overrides: Sequence[str]) -> str:
     with pytest.raises(RecipeError) as error:
         run(compose(cache, *data, *skipped, *overrides, "train.steps=2"), folder / "run")
     return str(error.value)
+
+
+def test_records_keep_no_table(houses: Path, cache: Path, tmp_path: Path) -> None:
+    given = ["dataset=csv", f"dataset.root={houses}", "dataset.target=price", "model=mlp"]
+    with pytest.raises(RecipeError, match="dataset = csv: records keep no columns of a table"):
+        convert_records([str(tmp_path / "out"), *given, f"cache.root={cache}"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_network_of_images_says_what_it_reads(houses: Path, cache: Path, tmp_path: Path) -> None:
+    data = [f"dataset.root={houses}", "dataset.target=garage", "model=lenet5"]
+    expected = r"model lenet5: conv_0: reads images \(batch, height, width, channels\)"
+    assert re.match(expected, refused_model(cache, tmp_path, data).splitlines()[-1].strip())

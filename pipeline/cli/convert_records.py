@@ -59,6 +59,11 @@ def main(args: Sequence[str]) -> int:
     dataset = recipe.dataset
     with reporter.clock(f"reading {dataset.name}"):
         data = dataset.read(cache_root(recipe.cache))
+    if data.table is not None:
+        problem = (
+            "records keep no columns of a table; must be another dataset, and the table a file"
+        )
+        raise RecipeError([f"dataset = {dataset.name}: {problem}"])
 
     def tell(column: str, written: int, samples: int) -> None:
         reporter.stage("convert", f"{column}: {written:,} of {samples:,} samples")

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from pipeline.data.table import Table
+from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_format import TextFormat
 
@@ -102,7 +102,7 @@ class RawData:
     train: Split
     eval: Split
     targets: Targets
-    table: Table | None = None
+    table: FittedTable | None = None
     """The columns of a table, whose encoded rows are the "images"."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None

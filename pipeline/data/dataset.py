@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.data.columns import IMAGES, ColumnSpec, SampleUnit, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.order import SampleOrder
-from pipeline.data.table import Table
+from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_format import TextFormat
 
@@ -36,7 +36,7 @@ class Dataset:
     where all are like `image`."""
     whole_eval: Split
     """The evaluation split as read, of which `eval` may be a part."""
-    table: Table | None = None
+    table: FittedTable | None = None
     """The columns of a table, whose encoded rows are the images."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None

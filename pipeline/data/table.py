@@ -44,8 +44,8 @@ class TableFormat(Spec):
     header: bool = True
     decimal: Literal[".", ","] = "."
     encoding: Encoding = "utf-8"
-    missing_values: Seq[str] = ("",)
-    """Texts that stand for a missing value."""
+    missing_values: Seq[str] = ()
+    """Texts that stand for a missing value, as the empty one always does."""
 
 
 class TableColumn(Spec):
@@ -59,12 +59,12 @@ class TableColumn(Spec):
     standardised: bool = True
     """Whether numbers are given as `(number - mean) / std`, else as they are."""
     indicator: bool = False
-    """Whether a missing number is told by a column of its own, 1 where it is missing."""
+    """Whether it has a second column, 1 where a number is missing."""
     categories: Seq[str] = ()
     """The values in the training split; the empty text is a missing one, where it has any."""
 
 
-class Table(Spec):
+class FittedTable(Spec):
     """The columns that a network reads, numbers before categories.
 
     A row is encoded as float32 (width,): the numbers, standardised, then the indicators, then of
@@ -98,7 +98,7 @@ class Table(Spec):
         return self.numbers + len(self.categories)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table as JSON, from which `Table.model_validate` makes it again."""
+        """Return the table as JSON, from which `FittedTable.model_validate` makes it again."""
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Table(Spec):
             _listed(kind, names)
             for kind, names in (
                 ("numeric", [shown(c.name) for c in self.numeric]),
-                ("missing told of", [shown(c.name) for c in self.numeric if c.indicator]),
+                ("indicators of missing", [shown(c.name) for c in self.numeric if c.indicator]),
                 ("category", categories),
                 ("left out, without values:", list(map(shown, self.left_out))),
             )

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
-from pipeline.data.table import Table
+from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.errors import DataError
@@ -30,7 +30,7 @@ class Samples:
     """Height, width and channels of an image; the number of columns of a table."""
     dtype: str
     targets: Targets
-    table: Table | None = None
+    table: FittedTable | None = None
     """The columns of a table."""
     text: TextFormat | None = None
     """The tokenizer of texts; None of other samples."""
@@ -109,10 +109,10 @@ def _parse_targets(names: tuple[str, ...], about: Mapping[str, Any]) -> Targets:
     raise ValueError("targets are not those of a run")
 
 
-def _parse_table(about: Mapping[str, Any]) -> Table | None:
+def _parse_table(about: Mapping[str, Any]) -> FittedTable | None:
     """The table that a JSON object describes, if any. Raises ValueError for anything else."""
     described = about.get("table")
-    return None if described is None else Table.model_validate(described)
+    return None if described is None else FittedTable.model_validate(described)
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:

@@ -20,7 +20,7 @@ from pydantic import (
 
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
-from pipeline.data.table import Delimiter, Encoding, Table, TableFormat
+from pipeline.data.table import Delimiter, Encoding, FittedTable, TableFormat
 from pipeline.data.tables.fit_table import FitOptions, encode_rows, fit_table, read_table
 from pipeline.data.tables.raw_table import Kind, RawTable, missing_column
 from pipeline.data.tables.split_rows import split_rows
@@ -201,7 +201,7 @@ class TableDataset(DatasetSpec):
         return train, evaluated
 
     def _read_eval(
-        self, path: Path, table: Table, targets: Targets
+        self, path: Path, table: FittedTable, targets: Targets
     ) -> tuple[np.ndarray, np.ndarray]:
         kinds: dict[str, Kind] = {column.name: column.kind for column in table.columns}
         kinds |= dict.fromkeys(self.target, "auto")
@@ -215,7 +215,7 @@ class TableDataset(DatasetSpec):
 
     def _finished(
         self,
-        table: Table,
+        table: FittedTable,
         targets: Targets,
         train: np.ndarray,
         train_labels: np.ndarray,
@@ -257,8 +257,8 @@ class CsvTable(TableDataset):
     """The decimal mark of numbers."""
     encoding: Encoding = "utf-8"
     """The encoding of the file, such as latin-1 or utf-16."""
-    missing_values: Seq[str] = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
-    """Texts that stand for a missing value."""
+    missing_values: Seq[str] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+    """Texts that stand for a missing value, as the empty one always does."""
 
     @model_validator(mode="after")
     def _has_one_file(self) -> Self:

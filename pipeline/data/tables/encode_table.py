@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp, Op
-from pipeline.data.table import Table
+from pipeline.data.table import FittedTable
 from pipeline.registry import Seq
 
 TableInput = Literal["features", "fields"]
@@ -64,7 +64,7 @@ class EncodeTable(Op):
         return xp.stack([first + inside, known], axis=-1)[:, :, None, :].astype(np.float32)
 
 
-def encoding_ops(table: Table | None, reads: TableInput) -> tuple[EncodeTable, ...]:
+def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
     """The op for the rows of a table, and for a network that reads features or fields; none where
     there is no table."""
     if table is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.data.table import Table, TableColumn, TableFormat
+from pipeline.data.table import FittedTable, TableColumn, TableFormat
 from pipeline.data.tables.raw_table import (
     Kind,
     KindOf,
@@ -25,13 +25,15 @@ from pipeline.errors import DataError
 from pipeline.files.error_text import shown
 
 PARQUET = (".parquet", ".pq")
+MAX_KEPT_BYTES = 4 << 20
+"""Of a table as JSON, so that the summary of the run can be read again."""
 MISSING = ""
 """The category of a missing value."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a recipe says of the columns."""
+    """Choices of a recipe for the columns."""
 
     kind_of: KindOf
     standardise: bool
@@ -56,7 +58,7 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 
 def fit_table(
     raw: RawTable, names: Sequence[str], rows: np.ndarray, form: TableFormat, options: FitOptions
-) -> Table:
+) -> FittedTable:
     """Find the columns `names`, as the training rows have them; those without values are left out.
 
     Raises ValueError for a column that is none of its type, and where no column is left.
@@ -68,10 +70,17 @@ def fit_table(
     kept = {column.name for column in columns}
     left_out = tuple(name for name in names if name not in kept)
     ordered = sorted(columns, key=lambda column: column.kind, reverse=True)
-    return Table(columns=tuple(ordered), format=form, left_out=left_out)
+    table = FittedTable(columns=tuple(ordered), format=form, left_out=left_out)
+    kept_bytes = len(table.model_dump_json())
+    if kept_bytes > MAX_KEPT_BYTES:
+        raise ValueError(
+            f"has names and categories of {kept_bytes:,} bytes, and a run keeps "
+            f"{MAX_KEPT_BYTES:,}; set dataset.max_categories, or add columns to dataset.ignored"
+        )
+    return table
 
 
-def encode_rows(table: Table, raw: RawTable) -> np.ndarray:
+def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     """The rows as the table has them, float32 (rows, width).
 
     Raises ValueError with the row of a value that is no number where the table has numbers.
@@ -98,7 +107,7 @@ def encode_rows(table: Table, raw: RawTable) -> np.ndarray:
     return encoded
 
 
-def read_rows(path: Path, table: Table) -> np.ndarray:
+def read_rows(path: Path, table: FittedTable) -> np.ndarray:
     """The rows of another file with the columns of a table, encoded, float32 (rows, width).
 
     Other columns are not read. Raises DataError that names the file and what is wrong with it.

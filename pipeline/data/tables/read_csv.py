@@ -23,7 +23,7 @@ CHUNK = 1 << 15
 """Rows that are converted together."""
 MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
-MAX_COLUMNS = 100_000
+MAX_COLUMNS = 20_000
 DELIMITERS = ",;\t|"
 _BYTES_A_VALUE = 8
 
@@ -65,7 +65,7 @@ class _Column:
         self.name, self.kind = name, kind
         self.rows = 0
         self._as_texts = as_texts or kind == "category"
-        self._missing = frozenset(form.missing_values)
+        self._missing = frozenset(("", *form.missing_values))
         numbers = [value for value in map(_number, self._missing) if value is not None]
         self._missing_numbers = np.array(numbers, np.float64)
         self._comma = form.decimal == ","

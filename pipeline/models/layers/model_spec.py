@@ -87,7 +87,7 @@ class ModelSpec(Spec):
     init: InitSpec
 
     def for_table(self, features: int | None) -> ModelSpec:
-        """The model for a table of so many features, or for other data, which have none.
+        """The model for a table of that number of features; None for other data.
 
         Raises ValueError where it is made for others.
         """

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.table import Table, TableFormat
+from pipeline.data.table import FittedTable, TableFormat
+from pipeline.data.tables import fit_table as module
 from pipeline.data.tables.encode_table import EncodeTable, encoded_features, encoding_ops
 from pipeline.data.tables.fit_table import (
     FitOptions,
@@ -39,7 +40,7 @@ def fitted(
     standardise: bool = True,
     indicators: bool = False,
     max_categories: int = 1000,
-) -> tuple[Table, np.ndarray]:
+) -> tuple[FittedTable, np.ndarray]:
     raw = read_table(path, FORM, kind_of)
     options = FitOptions(kind_of, standardise, indicators, max_categories)
     try:
@@ -49,7 +50,7 @@ def fitted(
         raise DataError(str(error)) from error
 
 
-def as_input(table: Table, rows: np.ndarray, reads: Any = "features") -> np.ndarray:
+def as_input(table: FittedTable, rows: np.ndarray, reads: Any = "features") -> np.ndarray:
     (op,) = encoding_ops(table, reads)
     on_host, on_device = op(np, rows, None), np.asarray(op(jnp, jnp.asarray(rows), None))
     np.testing.assert_array_equal(on_host, on_device)
@@ -64,7 +65,7 @@ def test_encoding_is_scikit_learns_golden(tmp_path: Path) -> None:
     path = write(tmp_path, golden["rows"], "a", "b", "colour")
     table, rows = fitted(path, golden["training"], indicators=True)
     np.testing.assert_allclose(as_input(table, rows), golden["encoded"], atol=2e-6)
-    again = Table.model_validate(json.loads(json.dumps(table.to_dict())))
+    again = FittedTable.model_validate(json.loads(json.dumps(table.to_dict())))
     assert again == table
     np.testing.assert_array_equal(read_rows(path, again), rows)
 
@@ -91,6 +92,15 @@ def test_the_most_frequent_categories_are_told_apart(tmp_path: Path) -> None:
     table, rows = fitted(path, 10, max_categories=3)
     assert table.categories[0].categories == ("a", "b", "c")
     assert rows[-1, -1] == 0
+
+
+def test_a_table_that_no_summary_would_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 1000)
+    path = write(tmp_path, [[f"town {n}"] for n in range(200)], "town")
+    with pytest.raises(DataError, match=r"and a run keeps 1,000; set dataset.max_categories"):
+        fitted(path, 200)
 
 
 def test_numbers_can_be_left_as_they_are(tmp_path: Path) -> None:
