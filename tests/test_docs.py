@@ -90,8 +90,9 @@ def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
 ELSEWHERE = {
     "JOB/overrides.yaml", "amortisation.html", "autopsy.json", "classes.csv", "confusion.csv",
     "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json", "numbers.csv",
-    "predict.py", "predictions.csv", "mine/sweep.csv", "model.json", "price.json", "provenance.json", "recipe.yaml",
-    "records.json", "summary.json", "sweep.csv", "sweep.yaml", "timeline.html", "trace.json",
+    "mine/sweep.csv", "model.json", "predict.py", "predictions.csv", "price.json",
+    "provenance.json", "recipe.yaml", "records.json", "summary.json", "sweep.csv", "sweep.yaml",
+    "timeline.html", "trace.json",
     "tune_result_pid..._....json",
     "tests/utils/resource/run_1/normal_run/profiler/timeline_display_1.json",
 }  # fmt: skip
