@@ -201,6 +201,13 @@ def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
     assert infer([str(exported), str(tmp_path / "one.npy")]) == 0
 
 
+def test_an_export_without_onnx_leaves_no_older_one(trained: Path, tmp_path: Path) -> None:
+    assert export([str(trained), str(tmp_path / "out"), "to=onnx"]) == 0
+    assert export([str(trained), str(tmp_path / "out")]) == 0
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"model.bin", "model.mlir", "weights.safetensors", "model.json"}
+
+
 def script(exported: Path, *arguments: str) -> list[dict[str, Any]]:
     result = subprocess.run(
         [sys.executable, "-S", "-c", PATHS, str(exported / "predict.py"), *arguments],
