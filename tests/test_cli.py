@@ -85,6 +85,7 @@ WORDS = {
     "export": "FOLDER",
     "infer": "--top=N",
     "new": "NAME",
+    "report": "--out=FOLDER",
     "reproduce": "KEY=VALUE",
     "schema": "recipe.schema.json",
     "summary": "--json",

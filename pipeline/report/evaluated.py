@@ -29,7 +29,7 @@ from pipeline.weights.trained_run import TrainedRun
 MAX_CONFUSED = 1000
 """The most classes with a confusion matrix in a report."""
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of one batch: sample numbers (n,), outputs float64 (n, ..., K), labels (n, ...)."""
+"""Of one batch: sample numbers (n,), outputs float32 (n, ..., K), labels (n, ...)."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
         seed_of_run, pass_ = jnp.asarray(seed), jnp.asarray(plan.passes[0])
         batch = Batch(columns, seed_of_run, pass_, jnp.asarray(rows), jnp.asarray(plan.counts[0]))
         outputs, labels = compute(weights, batch)
-        yield rows[:count], np.asarray(outputs, np.float64)[:count], np.asarray(labels)[:count]
+        yield rows[:count], np.asarray(outputs)[:count], np.asarray(labels)[:count]
 
 
 def _compiled(
@@ -203,6 +203,7 @@ def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) ->
 def _classes_of(
     rows: np.ndarray, outputs: np.ndarray, labels: np.ndarray, ignore_index: int | None
 ) -> tuple[np.ndarray, ...]:
+    outputs = outputs.astype(np.float64)
     true = labels.argmax(axis=-1) if labels.ndim == 2 else labels.astype(np.int64)
     if ignore_index is not None:
         valid = true != ignore_index
@@ -264,13 +265,13 @@ def _numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
     rows, outputs, labels = _joined(batches)
     order = np.argsort(rows, kind="stable")
     true = targets.in_units(labels.reshape(len(rows), -1).astype(np.float64))
-    return NumberPredictions(true[order], targets.in_units(outputs)[order])
+    return NumberPredictions(true[order], targets.in_units(outputs.astype(np.float64))[order])
 
 
 def _labels(batches: Iterator[Rows]) -> LabelPredictions:
     rows, outputs, labels = _joined(batches)
     order = np.argsort(rows, kind="stable")
-    probabilities = 0.5 * (1 + np.tanh(outputs / 2))
+    probabilities = 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2))
     return LabelPredictions((labels > 0.5)[order], probabilities[order])
 
 

@@ -57,13 +57,15 @@ def export_run(run: TrainedRun, folder: Path, more: Mapping[str, Any] | None = N
     """Write the evaluation of a run for any batch size, for CPU and GPU.
 
     model.json, which also gets the entries `more`, is removed first and written last, so that half
-    an export does not count as one.
+    an export does not count as one. Without such entries, which are of ONNX, the files of an
+    earlier export to ONNX are removed: they may be of other weights.
     Raises RunError where the disk refuses, or an op can't be compiled for any batch size.
     """
     program = _program(run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ABOUT).unlink(missing_ok=True)
+        for old in (ABOUT, *(() if more else OF_ONNX)):
+            (folder / old).unlink(missing_ok=True)
         (folder / PROGRAM).write_bytes(program.serialize())
         (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
         write_weights(folder / WEIGHTS, run.arrays)

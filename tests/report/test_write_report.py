@@ -202,6 +202,31 @@ def test_labels_have_a_table_each(cache: Path, tmp_path: Path) -> None:
     assert np.mean(f1) == pytest.approx(metrics["macro_f1"], rel=1e-5)
 
 
+@pytest.mark.slow
+def test_labels_of_positions_count_where_they_are_valid(cache: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    labels = random.integers(0, 2, (96, 8, 8)).astype(np.int32)
+    images = (255 * labels[..., None]).astype(np.uint8)
+    labels[:, 0] = 255
+    arrays = {"x_train": images[:64], "y_train": labels[:64]}
+    arrays |= {"x_test": images[64:], "y_test": labels[64:]}
+    np.savez(tmp_path / "data.npz", **arrays)
+    data = ["dataset=numpy", f"dataset.root={tmp_path / 'data.npz'}", "dataset.ignore_index=255"]
+    net = ["model=layers", "model.layers=[{name: conv, features: $classes, kernel: 1, bias: true}]"]
+    rest = ["dataset.classes=2", f"cache.root={cache}", "train.steps=30", "train.batch_size=16"]
+    quiet = ["monitor.tensorboard=false", "monitor.sample_images=0"]
+    run(load_recipe("lenet5_digits", [*data, *net, *rest, *OPS, *quiet]), tmp_path / "run")
+    assert report([str(tmp_path / "run")]) == 0
+    folder, metrics = tmp_path / "run" / "report", read_summary(tmp_path / "run")["metrics"]
+    table = rows(folder / "classes.csv")
+    assert sum(int(row["count"]) for row in table) == 32 * 7 * 8
+    f1 = np.mean([float(row["f1"]) for row in table])
+    assert f1 == pytest.approx(metrics["f1"]["macro"], rel=1e-5)
+    shares = [float(row["right"]) for row in rows(folder / "predictions.csv")]
+    assert np.mean(shares) == pytest.approx(metrics["accuracy"], abs=1e-5)
+    read_page(folder / "index.html")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -25,7 +25,7 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.data import load_data
-from pipeline.weights.export import OF_ONNX
+from pipeline.weights.export import ABOUT, OF_ONNX
 from pipeline.weights.onnx_files.graph_builder import (
     BATCH,
     IR_VERSION,
@@ -92,7 +92,9 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExpo
     script = Path(__file__).with_name("predict_script.py").read_text(encoding="utf-8")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / INT8).unlink(missing_ok=True)
+        # Half an export does not count as one.
+        for old in (ABOUT, INT8):
+            (folder / old).unlink(missing_ok=True)
         write_whole(folder / MODEL, content)
         write_whole(folder / SCRIPT, script)
         if not calibrate:

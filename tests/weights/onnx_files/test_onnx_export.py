@@ -84,9 +84,13 @@ def difference(trained: TrainedRun, images: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
 
 
-@pytest.mark.parametrize(
-    "model", [*QUICK[:2], *(pytest.param(m, marks=pytest.mark.slow) for m in (*QUICK[2:], *SLOW))]
-)
+def some(quick: int, *names: str) -> list[Any]:
+    """The first few cases, and the others as slow ones: each compiles a network."""
+    others = (pytest.param(name, marks=pytest.mark.slow) for name in names[quick:])
+    return [*names[:quick], *others]
+
+
+@pytest.mark.parametrize("model", some(1, *QUICK, *SLOW))
 def test_a_network_gives_the_same_logits(model: str) -> None:
     size = SIZES.get(model, 64)
     shape = (size, size, 1 if model in ("lenet5", "mlp", "unet") else 3)
@@ -132,7 +136,7 @@ LAYERS: dict[str, list[str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", some(1, *LAYERS))
 def test_a_layer_gives_the_same_values(kind: str) -> None:
     layers = ", ".join([*LAYERS[kind], "flatten", "{name: dense, features: $classes}"])
     run = fresh(["model=layers", f"model.layers=[{layers}]"], (9, 12, 3))
@@ -152,7 +156,7 @@ OPS = {
 }
 
 
-@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("kind", some(1, *OPS))
 def test_map_ops_are_in_the_graph(kind: str) -> None:
     """From bytes on: rounding is that of the op, to the bit."""
     layers = "model.layers=[flatten, {name: dense, features: $classes}]"
@@ -161,6 +165,7 @@ def test_map_ops_are_in_the_graph(kind: str) -> None:
     assert difference(run, images) < 1e-5
 
 
+@pytest.mark.slow
 def test_what_has_no_translation_is_named() -> None:
     from pipeline.weights.onnx_files.onnx_export import onnx_model
 
@@ -199,6 +204,14 @@ def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
     assert about["onnx"]["program"] == "model.onnx"
     np.save(tmp_path / "one.npy", np.zeros((8, 8, 1), np.uint8))
     assert infer([str(exported), str(tmp_path / "one.npy")]) == 0
+
+
+@pytest.mark.slow
+def test_an_export_without_onnx_leaves_no_older_one(trained: Path, tmp_path: Path) -> None:
+    assert export([str(trained), str(tmp_path / "out"), "to=onnx"]) == 0
+    assert export([str(trained), str(tmp_path / "out")]) == 0
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"model.bin", "model.mlir", "weights.safetensors", "model.json"}
 
 
 def script(exported: Path, *arguments: str) -> list[dict[str, Any]]:
