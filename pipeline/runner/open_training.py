@@ -9,22 +9,20 @@ from typing import Any
 
 from pipeline.autopsy.archive import set_aside_autopsy
 from pipeline.autosink.choose_sink import SinkPlan
-from pipeline.backends.base import Backend, Executable
+from pipeline.backends.base import Backend
 from pipeline.callbacks.callback import Callback
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import SampleUnit
-from pipeline.data.dataset import Dataset
 from pipeline.errors import RecipeError, exit_status_of, first_line
 from pipeline.files.error_text import show
 from pipeline.observe.monitors import Evaluation
 from pipeline.observe.observers import Observers
 from pipeline.runner.context import RunContext
+from pipeline.runner.evaluations import Evaluations
 from pipeline.sink.schedule import Event
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
-from pipeline.stages.evaluate import evaluate
-from pipeline.stages.predicted_masks import mask_pictures
 from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
@@ -37,12 +35,10 @@ from pipeline.training.state import TrainState
 @contextmanager
 def open_training(
     context: RunContext,
-    dataset: Dataset,
     built: Built,
     backend: Backend,
-    executable: Executable,
     sink: SinkPlan,
-    observers: Observers,
+    evaluations: Evaluations,
     history: History,
 ) -> Iterator[Training]:
     """Open everything that `train` works with; the summary is completed when it is closed.
@@ -53,24 +49,8 @@ def open_training(
     _warn_of_ignored_sink(context)
     if context.resuming and context.ranks.is_first:
         _set_autopsy_aside(context)
-    recipe, signals, agree = context.recipe, context.signals, context.ranks.agree
-    draw = mask_pictures(recipe, dataset, built) if context.shows_pictures else None
-
-    def evaluate_unless_stopped(state: TrainState) -> Evaluation | None:
-        dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
-        how = executable, state, dataset, dispatch_s, is_given_up, agree, metrics
-        found = evaluate(*how, on_train=recipe.eval.on_train)
-        if found is not None and draw is not None:
-            observers.show_masks(int(state.step), draw(state))
-        return found
-
-    def evaluate_now(state: TrainState) -> Evaluation | None:
-        dispatch_s, metrics = recipe.train.dispatch_seconds, built.parts.metrics
-        how = executable, state, dataset, dispatch_s
-        return evaluate(*how, metrics=metrics, on_train=recipe.eval.on_train)
-
-    def is_given_up() -> bool:
-        return agree(lambda: signals.stop is not None)
+    recipe, signals = context.recipe, context.signals
+    executable, observers = evaluations.executable, evaluations.observers
 
     def examine_bad_step(state: TrainState, step: int) -> None:
         # Few runs need it, and all would wait for its import.
@@ -88,7 +68,7 @@ def open_training(
             executable,
             sink.mechanism,
             [observers.monitor, *([context.pruner] if context.pruner else [])],
-            evaluate_unless_stopped,
+            evaluations.unless_stopped,
             checkpoints,
             sink.kept,
             signals,
@@ -97,12 +77,12 @@ def open_training(
             # What an examination runs on one device is spread over several processes.
             examine=examine_bad_step if context.ranks.size == 1 else None,
             log_marks=observers.log_marks,
-            callbacks=_callbacks(context, built, observers, evaluate_now),
+            callbacks=_callbacks(context, built, observers, evaluations.at_once),
             learning_rates=built.learning_rates,
-            agree=agree,
+            agree=context.ranks.agree,
         )
         stack.callback(executable.feed.close)
-        stack.callback(_record, context, history, training, dataset.unit)
+        stack.callback(_record, context, history, training, evaluations.dataset.unit)
         yield training
 
 

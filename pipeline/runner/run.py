@@ -26,13 +26,14 @@ from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.launch.join import joined
 from pipeline.launch.local import run_locally
 from pipeline.launch.place import LOCAL
-from pipeline.observe.monitors import Evaluation, Pruner, SinkReport
+from pipeline.observe.monitors import Pruner, SinkReport
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import context_line
 from pipeline.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.parallel.ranks import Ranks
 from pipeline.runner.context import RunContext
+from pipeline.runner.evaluations import Evaluations
 from pipeline.runner.initial_state import initial_state, read_restored
 from pipeline.runner.open_training import open_training, record_overflows
 from pipeline.runner.record import run_directory
@@ -59,17 +60,13 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
 from pipeline.stages.compile import compile_programs
-from pipeline.stages.data import load_data, sample_images
+from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_cost
-from pipeline.stages.evaluate import evaluate
 from pipeline.stages.learning_rates import fingerprints, read_rate_files
 from pipeline.stages.lower import lower
-from pipeline.stages.predicted_masks import mask_pictures
-from pipeline.stages.sample_pictures import predict_samples, sample_labels
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.rate_table import RateFile
-from pipeline.training.state import TrainState
 
 
 def run(
@@ -323,53 +320,15 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     history = History(int(state.step))
     with observers_of_run(context, dataset, built, history, estimate, host) as observers:
         summary.logs = observers.log_flaws()
+        evaluations = Evaluations(context, dataset, built, executable, observers)
         if trains:
-            observers.show_classes(dataset.classes)
-            observers.show_samples(sample_images(recipe, dataset), sample_labels(recipe, dataset))
-            with open_training(
-                context, dataset, built, backend, executable, sink, observers, history
-            ) as training:
+            evaluations.show_samples()
+            with open_training(context, built, backend, sink, evaluations, history) as training:
                 state = yield from train(training, state, host, history)
             record_overflows(context, state)
         if evaluates and history.status == "done":
             check_signals(context)
-            evaluation = final_evaluation(
-                context, dataset, executable, state, history, observers, built
-            )
-            summary.metrics |= evaluation.metrics
-            observers.add_hparams(context.changed or main_parameters(recipe), evaluation)
-            if context.ranks.is_first and recipe.monitor.tensorboard:
-                show_predictions(recipe, built, state, dataset, history.step, observers)
-
-
-def show_predictions(
-    recipe: Recipe,
-    built: Built,
-    state: TrainState,
-    dataset: Dataset,
-    step: int,
-    observers: Observers,
-) -> None:
-    """Show in TensorBoard what the final state predicts of some samples, where that is asked."""
-    shown = predict_samples(recipe, built.parts, state, dataset)
-    if shown is not None:
-        observers.show_predictions(step, shown.images, shown.captions, shown.wrong)
-
-
-def main_parameters(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys by which a run that is no job of a sweep stands in the hparams table."""
-    train = recipe.train
-    return {
-        "model": recipe.model.name,
-        "dataset": recipe.dataset.name,
-        "loss": train.loss.name,
-        "train.optimizer": train.optimizer.name,
-        "train.optimizer.lr": train.optimizer.lr,
-        "train.schedule": train.schedule.name,
-        "train.batch_size": train.batch_size,
-        "train.precision": train.precision,
-        "seed": recipe.seed,
-    }
+            evaluations.conclude(state, history)
 
 
 def open_backend(context: RunContext) -> Backend:
@@ -462,26 +421,3 @@ def record_data(
         changed, warn = recipe.train.resume_changed, context.reporter.warn
         require_same_origin(context.run_dir, process, changed, warn)
     add_provenance(context.run_dir, process)
-
-
-def final_evaluation(
-    context: RunContext,
-    dataset: Dataset,
-    executable: Executable,
-    state: TrainState,
-    history: History,
-    observers: Observers,
-    built: Built,
-) -> Evaluation:
-    """Evaluate the final state, unless training has just done so; a signal interrupts it."""
-    evaluation = history.evaluated.get(history.step)
-    if evaluation is None:
-        recipe, agree = context.recipe, context.ranks.agree
-        how = executable, state, dataset, recipe.train.dispatch_seconds
-        metrics, on_train = built.parts.metrics, recipe.eval.on_train
-        evaluation = evaluate(*how, agree=agree, metrics=metrics, on_train=on_train)
-        assert evaluation is not None, "nobody gives it up"
-        if context.shows_pictures and (draw := mask_pictures(context.recipe, dataset, built)):
-            observers.show_masks(history.step, draw(state))
-        observers.monitor.on_eval(history.step, evaluation)
-    return evaluation
