@@ -85,8 +85,10 @@ WORDS = {
     "export": "FOLDER",
     "infer": "--top=N",
     "new": "NAME",
+    "recommend": "KEY=RANGE",
     "report": "--out=FOLDER",
     "reproduce": "KEY=VALUE",
+    "runs": "--html[=FILE]",
     "schema": "recipe.schema.json",
     "summary": "--json",
 }
