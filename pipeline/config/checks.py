@@ -159,7 +159,7 @@ def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def freezing_fits(recipe: Recipe) -> Iterator[str]:
-    """What is trained later was frozen, and an optimizer that looks at layers sees the same."""
+    """Parameters that join later were frozen; an optimizer that looks into layers sees the same."""
     train = recipe.train
     if train.unfreeze and not train.freeze:
         yield "train.unfreeze: needs train.freeze, which says what is not trained before"

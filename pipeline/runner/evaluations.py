@@ -27,7 +27,7 @@ from pipeline.training.state import TrainState
 
 @dataclass(frozen=True)
 class Evaluations:
-    """What evaluates the states of a run, and shows samples and predictions."""
+    """The evaluations of a run's states, and the samples and predictions that it shows."""
 
     context: RunContext
     dataset: Dataset

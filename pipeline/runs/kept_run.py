@@ -16,7 +16,7 @@ from pipeline.files.tree_diff import leaves
 from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.runner.record.provenance import PROVENANCE, read_provenance
 from pipeline.runner.record.run_directory import FOLDERS, RECIPE, SUMMARY
-from pipeline.runs.sampled_log import Curve, sample_evaluations, sample_steps
+from pipeline.runs.sampled_log import LoggedCurve, sample_evaluations, sample_steps
 
 MAX_DEPTH = 8
 """Levels of folders below the given one that are searched."""
@@ -39,7 +39,7 @@ class KeptRun:
     """The recipe's values by dotted key."""
     figures: Mapping[str, float]
     """Metrics and times of the summary, each one number; the macro average of those by class."""
-    curves: Mapping[str, Curve]
+    curves: Mapping[str, LoggedCurve]
     """Samples of what was logged, by name: `loss`, `eval accuracy`."""
     data: str
     """Fingerprints of the columns, shortened; empty where they were not kept."""
@@ -48,7 +48,7 @@ class KeptRun:
     sources: Mapping[str, str]
     """Paths of what the run began with, by relation: `resumed`, `restored`."""
     problem: str = ""
-    """What could not be read of it."""
+    """The files of it that could not be read, and why."""
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -141,7 +141,7 @@ def _summary(file: Path) -> Mapping[str, Any]:
     return summary
 
 
-def _curves(run_dir: Path) -> Mapping[str, Curve]:
+def _curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
     steps, evaluations = run_dir / METRICS, run_dir / EVALS
     found = dict(sample_steps(steps)) if steps.is_file() else {}
     if evaluations.is_file():

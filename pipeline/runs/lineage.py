@@ -15,7 +15,7 @@ REPRODUCED = "_reproduced"
 
 @dataclass(frozen=True)
 class Link:
-    """What one thing was made from."""
+    """The origin of one thing in another."""
 
     source: str
     """Name of a run here, or a path."""

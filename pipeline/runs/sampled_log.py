@@ -19,24 +19,24 @@ STEP_NAMES = ("loss", "learning_rate", "grad_norm")
 
 
 @dataclass(frozen=True)
-class Curve:
+class LoggedCurve:
     """Values at steps."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
 
 
-def sample_steps(log: Path) -> Mapping[str, Curve]:
+def sample_steps(log: Path) -> Mapping[str, LoggedCurve]:
     """Sample metrics.jsonl: curves of loss, learning rate and norm of the gradient."""
     return _curves(_sampled_lines(log), STEP_NAMES)
 
 
-def sample_evaluations(log: Path) -> Mapping[str, Curve]:
+def sample_evaluations(log: Path) -> Mapping[str, LoggedCurve]:
     """Sample evals.jsonl: a curve of every metric that is one number, or has a macro average."""
     return _curves(_sampled_lines(log), None)
 
 
-def _curves(lines: list[LogLine], names: tuple[str, ...] | None) -> Mapping[str, Curve]:
+def _curves(lines: list[LogLine], names: tuple[str, ...] | None) -> Mapping[str, LoggedCurve]:
     points: dict[str, dict[int, float]] = {}
     for line in lines:
         for name, value in line.fields.items():
@@ -44,7 +44,7 @@ def _curves(lines: list[LogLine], names: tuple[str, ...] | None) -> Mapping[str,
             wanted = name in names if names is not None else name not in ("step", "count")
             if wanted and isinstance(number, int | float) and math.isfinite(number):
                 points.setdefault(name, {})[line.step] = float(number)
-    return {name: Curve(tuple(at), tuple(at.values())) for name, at in points.items()}
+    return {name: LoggedCurve(tuple(at), tuple(at.values())) for name, at in points.items()}
 
 
 def _sampled_lines(log: Path) -> list[LogLine]:

@@ -1,4 +1,4 @@
-"""What a run trains, from when on and how fast: phases, batch statistics, rates by depth."""
+"""Fine-tuning: what is trained from when on and how fast, by phases, layers and depth."""
 
 from __future__ import annotations
 
