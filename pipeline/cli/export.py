@@ -85,7 +85,7 @@ def main(args: Sequence[str]) -> int:
         raise DataError(f"{given.folder}: holds something else than an export; name another folder")
     more = _write_onnx(run, given.folder, samples if int8 else 0) if given.to == "onnx" else {}
     export_run(run, given.folder, more)
-    what = f"{run.recipe.model.name} of step {run.step}, {len(run.samples.classes)} classes"
+    what = f"{run.recipe.model.name} of step {run.step}, {run.samples.targets}"
     print(printable(f"{given.folder}: {what}"))
     return 0
 

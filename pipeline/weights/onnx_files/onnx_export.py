@@ -125,6 +125,13 @@ def onnx_model(run: TrainedRun) -> Any:
                 "export without it, as StableHLO"
             ]
         )
+    if samples.table is not None:
+        raise RecipeError(
+            [
+                f"dataset = {recipe.dataset.name}: the encoding of a table has no translation to "
+                "ONNX; export without to=onnx, as StableHLO"
+            ]
+        )
     if recipe.dataset.padding_mask:
         raise RecipeError(
             ["dataset.padding_mask = true: has no translation to ONNX; must be false"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline import load_recipe
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.targets import Targets
 from pipeline.data.transform import column_specs
 from pipeline.errors import RecipeError, UsageError
@@ -176,6 +178,11 @@ def test_what_has_no_translation_is_named() -> None:
     cubic = fresh(["model=mlp"], (16, 16, 1), ops=ops, dtype="uint8")
     with pytest.raises(RecipeError, match=r"dataset\.eval\.ops\.0 \(resize\): has no translation"):
         onnx_model(cubic)
+    rows = fresh(["model=mlp"], (16, 16, 1))
+    table = FittedTable(columns=(), format=TableFormat())
+    of_a_table = replace(rows, samples=replace(rows.samples, table=table))
+    with pytest.raises(RecipeError, match="the encoding of a table has no translation"):
+        onnx_model(of_a_table)
 
 
 @pytest.fixture(scope="module")
