@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,9 @@ def _curves(lines: list[LogLine], names: tuple[str, ...] | None) -> Mapping[str,
         for name, value in line.fields.items():
             number = value.get("macro") if isinstance(value, dict) else value
             wanted = name in names if names is not None else name not in ("step", "count")
-            if wanted and isinstance(number, int | float) and math.isfinite(number):
+            if not wanted or isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if abs(number) <= sys.float_info.max:
                 points.setdefault(name, {})[line.step] = float(number)
     return {name: LoggedCurve(tuple(at), tuple(at.values())) for name, at in points.items()}
 

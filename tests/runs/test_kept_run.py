@@ -54,6 +54,17 @@ def test_a_damaged_file_is_told_and_the_rest_is_read(
     assert run.curves["loss"].steps[0] == 1
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "9" * 400, "true", '"text"', "[1]"])
+def test_what_is_no_finite_number_is_no_figure(number: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", steps=2)
+    (folder / "evals.jsonl").write_text(f'{{"step": 2, "accuracy": {number}, "loss": 0.5}}\n')
+    summary = f'{{"status": "done", "metrics": {{"accuracy": {number}, "loss": 0.5}}}}'
+    (folder / "summary.json").write_text(summary)
+    run = read_run(folder, tmp_path, curves=True)
+    assert "accuracy" not in run.figures
+    assert set(run.curves) == {"loss", "learning_rate", "eval loss"} or run.problem
+
+
 def test_lines_of_no_log_are_passed_over(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", steps=3)
     with (folder / "metrics.jsonl").open("a") as log:
