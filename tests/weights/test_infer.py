@@ -232,14 +232,14 @@ def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_network_of_pixels_has_no_class_for_an_image(
+def test_a_network_of_rows_has_no_class_for_an_image(
     monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path
 ) -> None:
     samples = read_trained_run(trained).samples
-    pixels = (lambda images: np.zeros((len(images), 8, 8, 3), np.float32), samples)
-    monkeypatch.setattr("pipeline.cli.infer._network", lambda source: pixels)
+    rows = (lambda images: np.zeros((len(images), 8, 3), np.float32), samples)
+    monkeypatch.setattr("pipeline.cli.infer._network", lambda source: rows)
     np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
-    assert "gives logits of shape (8, 8, 3) for an image" in refused(trained, tmp_path / "a.npy")
+    assert "gives logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 
 
 @pytest.mark.slow
