@@ -244,7 +244,7 @@ class Trainer:
             return self._trained
         dataset, step = self.dataset, int(view.state.step)
         image = dataset.raw_image
-        samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table)
+        samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table, dataset.text)
         return TrainedRun(self.recipe, _weights(view.state), step, samples)
 
     @cached_property

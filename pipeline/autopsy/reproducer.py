@@ -86,6 +86,7 @@ def write_reproducer(
         "frozen": list(parts.frozen),
         "table": _table_of(parts),
         "class_counts": list(parts.class_counts),
+        "samples": batch.samples,
         "autopsy": autopsy.to_dict(),
     }
     write_whole(folder / STEP, json_text(document, indent=2) + "\n")
@@ -124,7 +125,8 @@ def read_reproducer(folder: Path) -> Reproducer:
         document = read_json(where / STEP)
         # Reproducers of earlier versions have the other word.
         found = str(document["autopsy"]["text"]).replace(" behind that op", " after that op")
-        batch = Batch(**tree["batch"])
+        samples = document.get("samples")
+        batch = Batch(**tree["batch"], samples=None if samples is None else int(samples))
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
         parts = _parts(recipe, document, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

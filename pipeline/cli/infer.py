@@ -98,12 +98,16 @@ def main(args: Sequence[str]) -> int:
         print_continuation(given.source, text, as_json=given.as_json)
         return 0
     if given.masks is not None:
-        require_new_names(given.masks, given.files)
+        require_new_names(given.masks, [one for path in given.files for one in files_in(path)])
+    if given.csv is not None and given.csv.resolve() in {file.resolve() for file in given.files}:
+        raise DataError(f"{given.csv}: is read as well; name another file")
     logits, samples = _network(given.source)
     rows = []
     for file, names, images in _inputs(given, text, samples):
         found = zip(names, _outputs(logits, images), strict=True)
         for index, (name, outputs) in enumerate(found):
+            if outputs.ndim != 1 and given.csv is not None:
+                raise UsageError([f"{CSV}{given.csv}"], "of classes of pixels there are --masks")
             if outputs.ndim != 1:
                 path = _mask_path(given, file, index, len(images))
                 print(_mask_line(given, name, file, outputs, samples.targets, path))
@@ -141,7 +145,9 @@ def _parse(args: Sequence[str], text: TextRequest) -> InferArguments:
     has_texts = bool(text.texts) or text.prompt is not None
     if wrong or len(words) < (1 if has_texts else 2) or (text.prompt is not None and words[1:]):
         raise UsageError(wrong[:1] or args, USAGE)
-    if csvs and (JSON in args or folders):
+    if (csvs and (JSON in args or folders)) or (
+        text.prompt is not None and (csvs or folders or tops)
+    ):
         raise UsageError(wrong[:1] or args, USAGE)
     top = tops[-1].removeprefix(TOP) if tops else "1"
     if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:

@@ -66,7 +66,7 @@ def main(args: Sequence[str]) -> int:
     given = _parse(args)
     runs = read_runs(given.folder, curves=given.html is not None)
     metric = _metric(given.metric, runs)
-    larger = metric is not None and directions().get(metric, "max") == "max"
+    larger = metric is not None and _is_better_larger(metric)
     if given.html is not None:
         keys = differing_keys(runs)
         found = (
@@ -110,6 +110,12 @@ def _parse(args: Sequence[str]) -> RunsArguments:
     return RunsArguments(folder, page, metric, JSON in args, ALL in args)
 
 
+def _is_better_larger(figure: str) -> bool:
+    """Whether a larger figure is the better one, of training samples as of others."""
+    known = directions()
+    return known.get(figure, known.get(figure.removeprefix("train_"), "max")) == "max"
+
+
 def directions() -> dict[str, str]:
     """Return the figures of runs and whether the larger or the smaller is better."""
     return {**metric_directions(parts("metric")), **ALSO_SMALLER}
@@ -129,11 +135,15 @@ def _as_json(run: KeptRun) -> dict[str, Any]:
         "status": run.status,
         "begun": run.begun,
         "figures": figures,
-        "keys": dict(run.keys),
+        "keys": {key: _plain(value) for key, value in run.keys.items()},
         "data": run.data,
         "code": list(run.commits),
         "problem": run.problem,
     }
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _ranked(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[KeptRun]:

@@ -212,7 +212,7 @@ def _classes(values: Sequence[str]) -> LabelColumns:
 
 def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
     try:
-        return np.array(values, np.str_).astype(np.float64)
+        return np.fromiter(map(float, values), np.float64, len(values))
     except ValueError:
         return None
 
@@ -226,4 +226,4 @@ def _numbers(name: str, values: Sequence[str]) -> np.ndarray:
             raise ValueError(f"{shown(name)} has {shown(value)}, which is no number") from None
         if not math.isfinite(number):
             raise ValueError(f"{shown(name)} has {shown(value)}; must be finite")
-    return np.array(values, np.str_).astype(np.float64)
+    return np.fromiter(map(float, values), np.float64, len(values))

@@ -141,6 +141,12 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
             f"the data has {targets}, the run was trained on {run.samples.targets}; give the data "
             "of the run"
         )
+    fitted = run.samples.table, run.samples.text, run.samples.targets.mean, run.samples.targets.std
+    if fitted != (dataset.table, dataset.text, targets.mean, targets.std):
+        raise DataError(
+            "the data has other columns, tokens or units than those that the run was fitted on; "
+            "give the data of the run"
+        )
     batches = _batches(run, dataset)
     if targets.task == "regression":
         return _numbers(batches, targets)
@@ -182,10 +188,24 @@ def _compiled(
         result: Any = network.apply(variables, inputs, train=False)
         return result, columns["label"]
 
-    def in_bucket(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
-        return in_its_bucket(buckets, batch, lambda cut: outputs(weights, cut), drawn=False)
+    def program(sizes: Any) -> Any:
+        return jax.jit(
+            lambda weights, batch: in_its_bucket(
+                sizes, batch, lambda cut: outputs(weights, cut), drawn=False
+            )
+        )
 
-    return jax.jit(in_bucket)
+    if not buckets:
+        return program(())  # type: ignore[no-any-return]
+    programs = {bucket: program((bucket,)) for bucket in buckets}
+
+    def in_its_own(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+        # Chosen here: labels of positions differ in shape between buckets.
+        largest = np.asarray(batch.columns[SIZE]).max(axis=0)
+        fitting = (bucket for bucket in buckets if (largest <= np.array(bucket)).all())
+        return programs[next(fitting, buckets[-1])](weights, batch)  # type: ignore[no-any-return]
+
+    return in_its_own
 
 
 def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) -> ClassPredictions:
@@ -230,7 +250,8 @@ def _positions(
         valid = np.ones(true.shape, bool) if ignore_index is None else true != ignore_index
         predicted = outputs.argmax(axis=-1)
         axes = tuple(range(1, true.ndim))
-        right = ((predicted == true) & valid).sum(axis=axes) / np.maximum(valid.sum(axis=axes), 1)
+        with np.errstate(invalid="ignore"):  # a sample without a valid label has no share
+            right = ((predicted == true) & valid).sum(axis=axes) / valid.sum(axis=axes)
         shares.append((rows, right))
         counts = _count(true[valid].astype(np.int64), predicted[valid], classes)
         total = counts if total is None else _added(total, counts)

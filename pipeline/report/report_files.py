@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -74,7 +75,8 @@ def _prediction_rows(predictions: Predictions, names: Sequence[str]) -> Iterable
                 yield {"index": index, **named, "probability": f"{share:.6f}"}
         case PositionPredictions():
             for index, share in enumerate(predictions.right.tolist()):
-                yield {"index": index, "right": f"{share:.6f}"}
+                # Of a sample whose labels are all ignored nothing is right or wrong.
+                yield {"index": index, "right": "" if math.isnan(share) else f"{share:.6f}"}
         case NumberPredictions():
             pairs = zip(predictions.true.tolist(), predictions.predicted.tolist(), strict=True)
             for index, (true, predicted) in enumerate(pairs):

@@ -95,6 +95,10 @@ class Mistake:
     detail: str
 
 
+GENERATOR = '<meta name="generator" content="recipe-pipeline report">'
+"""The mark by which a report is known as one."""
+
+
 def page(title: str, body: Sequence[str]) -> str:
     """A whole document; `body` is markup, escaped where it is not ours."""
     return "\n".join(
@@ -103,6 +107,7 @@ def page(title: str, body: Sequence[str]) -> str:
             '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
+            GENERATOR,
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title>",

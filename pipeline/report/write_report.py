@@ -75,6 +75,8 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
         raise DataError(f"{source}: is no run directory; it holds no {RECIPE}")
     if out is None:
         require_real_trees(run_dir, (REPORT,))
+    elif _holds_other_files(out):
+        raise DataError(f"{out}: holds something else than a report; name another folder")
     folder = run_dir / REPORT if out is None else out
     run = read_trained_run(source)
     history = read_arrays(run_dir / METRICS), read_arrays(run_dir / EVALS)
@@ -92,6 +94,21 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
         )
     _write(folder, {**files, PAGE: document})
     return folder / PAGE, figures
+
+
+def _holds_other_files(folder: Path) -> bool:
+    """Whether a folder is there that holds anything but an earlier report."""
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        return True
+    names, page = {file.name for file in folder.iterdir()}, folder / PAGE
+    if not names:
+        return False
+    if not names <= set(OWN) or not page.is_file():
+        return True
+    with page.open("rb") as file:
+        return GENERATOR.encode() not in file.read(4096)
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:

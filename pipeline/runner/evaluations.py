@@ -64,7 +64,8 @@ class Evaluations:
             assert evaluation is not None, "nobody gives it up"
             self._show_masks(state)
             observers.monitor.on_eval(history.step, evaluation)
-        context.summary.metrics |= evaluation.metrics
+        # `train_loss` stays that of the last step.
+        context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
         observers.add_hparams(context.changed or _main_parameters(recipe), evaluation)
         if context.ranks.is_first and recipe.monitor.tensorboard:
             shown = predict_samples(recipe, self.built.parts, state, self.dataset)

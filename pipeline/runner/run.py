@@ -398,20 +398,25 @@ def record_data(
 
     Raises RecipeError where a run to resume had other data.
     """
-    recipe, image = context.recipe, dataset.raw_image
+    if context.ranks.is_first:
+        _keep_origin(context, dataset, device, rate_files)
+    image, text = dataset.raw_image, dataset.text
     context.summary.data = {
         "image": {"shape": list(image.shape), "dtype": image.dtype},
         "classes": list(dataset.classes),
         "targets": dataset.targets.to_dict(),
         **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
+        **({} if text is None else {"text": text.to_dict()}),
     }
-    if dataset.text is not None:
-        context.summary.data["text"] = dataset.text.to_dict()
+    if context.ranks.is_first and text is not None:
+        write_tokenizer(context.run_dir, text)
+
+
+def _keep_origin(
+    context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
+) -> None:
+    recipe = context.recipe
     # As read: the part of it that is evaluated may change.
-    if not context.ranks.is_first:
-        return
-    if dataset.text is not None:
-        write_tokenizer(context.run_dir, dataset.text)
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
     process = describe_process(recipe.seed, context.summary.versions, device, splits)
     if rate_files:

@@ -22,6 +22,8 @@ MOST_RUNS = 400
 SAMPLES = 24
 """Bootstrap samples."""
 MOST_KEYS = 12
+LARGEST = 2**53
+"""Larger whole numbers are no floats; a key that has some has choices."""
 WIDE = 30.0
 """Ratio of a key's largest to its smallest value from which it is taken by its logarithm."""
 
@@ -116,8 +118,10 @@ def distribution_of(values: Sequence[Any]) -> Any:
     )
 
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if len(numbers) < len(values) or not all(map(math.isfinite, numbers)):
+    if len(numbers) < len(values) or not all(_is_finite(number) for number in numbers):
         return CategoricalDistribution(list(dict.fromkeys(map(_choice, values))))
+    if max(map(abs, numbers)) > LARGEST:
+        return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
     low, high = min(numbers), max(numbers)
     log = low > 0 and high / low >= WIDE
     if all(isinstance(number, int) for number in numbers):
@@ -125,9 +129,16 @@ def distribution_of(values: Sequence[Any]) -> Any:
     return FloatDistribution(float(low), float(high), log=log)
 
 
+def _is_finite(number: float) -> bool:
+    return isinstance(number, int) or math.isfinite(number)
+
+
 def value_in(distribution: Any, value: Any) -> Any:
     """Return a key's value as a distribution of `distribution_of` holds it."""
-    return _choice(value) if hasattr(distribution, "choices") else value
+    if not hasattr(distribution, "choices"):
+        return value
+    choice = _choice(value)
+    return choice if choice in distribution.choices else str(value)
 
 
 def _choice(value: Any) -> Any:

@@ -139,8 +139,10 @@ function ticks(low, high, most = 5) {
   const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((nice) => nice * power).find((one) => one >= rough * 0.999);
   const found = [];
-  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++)
-    found.push(Number((at * step).toPrecision(12)));
+  // Counted: adding 1 to a number above 2^53 changes nothing.
+  const first = Math.ceil(low / step - 1e-9), count = Math.floor(high / step + 1e-9) - first;
+  for (let i = 0; i <= Math.min(count, 2 * most); i++)
+    found.push(Number(((first + i) * step).toPrecision(12)));
   return found;
 }
 
@@ -150,7 +152,7 @@ function frame(xs, ys, { logX = false, logY = false, width = 1100, height = 360,
   const scale = (values, log, from, to) => {
     const used = (log ? values.filter((v) => v > 0).map(Math.log10) : values);
     let low = Math.min(...used), high = Math.max(...used);
-    if (!(high > low)) { low -= 0.5; high += 0.5; }
+    if (!(high > low)) { const half = Math.max(0.5, Math.abs(low) / 20); low -= half; high += half; }
     const at = (value) => from + ((log ? Math.log10(value) : value) - low) / (high - low) * (to - from);
     const marks = log && high - low >= 1
       ? ticks(Math.ceil(low), Math.floor(high)).filter(Number.isInteger).map((p) => 10 ** p)
@@ -241,7 +243,7 @@ function drawAxes(inBrush) {
       const part = place(axisOf(column), valueOf(run, column));
       return part === null ? null : `${x(i).toFixed(1)},${y(part).toFixed(1)}`;
     }).filter((one) => one !== null);
-    const good = place(axis, valueOf(run, metric)) ?? 0;
+    const good = place(axis, valueOf(run, metric)) ?? (data.down ? 0 : 1);
     const share = Math.round(100 * (data.down ? good : 1 - good));
     lines.append(mark("polyline", { points: places.join(" "),
       stroke: kept.has(run) ? picked.get(run) ?? `color-mix(in oklab, var(--accent) ${share}%, #d9a441)` : "var(--line)",

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.runs.differing_keys import common_keys, differing_keys
 from pipeline.runs.importance import KeyImportance
@@ -36,9 +37,17 @@ def write_page(
     larger_is_better: bool,
     importance: Sequence[KeyImportance] | str,
 ) -> None:
-    """Write the page of runs; `metric` is the one that they are ranked by."""
+    """Write the page of runs; `metric` is the one that they are ranked by.
+
+    Raises RunError where the disk refuses.
+    """
     content = page_data(runs, metric, larger_is_better, importance)
-    write_whole(path, _page(content, runs, folder))
+    # Half a character of a stranger's file has no bytes.
+    text = _page(content, runs, folder).encode("utf-8", "replace").decode()
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def page_data(

@@ -40,6 +40,7 @@ from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit
 from pipeline.stages.fine_tuning import fine_tuned
 from pipeline.stages.learning_rates import learning_rates
+from pipeline.training.class_metrics import ClassCountMetric
 from pipeline.training.freezing import config_at
 from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metrics import add_own, zero_sums
@@ -315,6 +316,10 @@ def _check_task(recipe: Recipe, dataset: Dataset, metrics: Sequence[MetricSpec])
     if task not in loss.tasks:
         fitting = ", ".join(losses_for(task))
         raise RecipeError([f"train.loss = {loss.name}: must be one for {task}: {fitting}"])
+    of_classes = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
+    if of_classes and task in ("regression", "multi_label"):
+        problem = f"{', '.join(of_classes)} is of classes, which {task} has not; leave it out"
+        raise RecipeError([f"eval.metrics: {problem}"])
     names = [metric.name for metric in metrics]
     known_names = [*(METRICS if task == "classification" else ["loss"]), *names]
     doubled = sorted({name for name in known_names if known_names.count(name) > 1})

@@ -15,6 +15,7 @@ from pipeline.config.checks import batching, known_facts
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
+from pipeline.data.tables.encode_table import encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import column_specs
 from pipeline.models.layers.path_patterns import Path, is_frozen
@@ -144,11 +145,14 @@ def _parts(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     facts = known_facts(recipe)
     if facts is None:
         dataset = load_data(recipe, reporter)
-        parts = parts_of(recipe, dataset.targets, dataset.image, (), ())
+        encoding = encoding_ops(dataset.table, recipe.model.table_input)
+        parts = parts_of(recipe, dataset.targets, dataset.image, encoding, ())
         return parts, dataset.train_order.steps_per_pass
     columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     image = column_specs(recipe.dataset.eval.ops, columns)["image"]
-    targets = Targets(tuple(map(str, range(facts.classes))))
+    # Weights of classes change no layer.
+    counts = (1,) * facts.classes
+    targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
     steps_per_pass = batching(recipe, facts.train_size).steps_per_pass
     return parts_of(recipe, targets, image, (), ()), steps_per_pass
 

@@ -15,7 +15,7 @@ from pipeline.data.mask_pictures import mask_picture
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import Built
-from pipeline.training.state import TrainState, merge, split
+from pipeline.training.state import TrainState, merge
 from pipeline.training.step import network_inputs
 
 GAP = 2
@@ -53,7 +53,7 @@ def mask_pictures(
     def draw(state: TrainState) -> np.ndarray:
         params = state.params
         if parts.average is not None:
-            params = merge(state.average, split(params, parts.frozen)[1])
+            params = merge(params, state.average)
         predicted = mask_picture(np.asarray(predict(params, state.batch_stats, inputs)), classes)
         gap = np.full((*images.shape[:2], GAP, 3), 255, np.uint8)
         return np.concatenate([images, gap, truth, gap, predicted], axis=2)

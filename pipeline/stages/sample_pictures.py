@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.config.recipe import Recipe
+from pipeline.data.columns import IMAGES
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
-from pipeline.training.state import StepConfig, TrainState, merge, split
+from pipeline.training.state import StepConfig, TrainState, merge
 from pipeline.training.step import network_inputs
 
 
@@ -33,7 +34,7 @@ def sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
     """The labels of the images of `sample_images`; () where they are mixed, or of positions."""
     if any(isinstance(op, BatchOp) for op in dataset.train_ops) or dataset.label_positions:
         return ()
-    rows = dataset.train_order.batches(0, 1).indices[0][: recipe.monitor.sample_images]
+    rows = dataset.train_order.batches(0, 1).rows[0][: recipe.monitor.sample_images]
     labels = np.asarray(dataset.train.columns["label"][rows])
     return tuple(label_text(label, dataset.targets) for label in labels)
 
@@ -54,9 +55,10 @@ def predict_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset
 ) -> SamplePredictions | None:
     """Predict `monitor.sample_predictions` samples by a state, spread over the evaluation
-    split; None where there are none, or labels are of positions or padded."""
+    split; None where samples are no images, or labels are of positions or padded."""
     count = min(recipe.monitor.sample_predictions, len(dataset.eval))
-    if not count or dataset.label_positions or recipe.dataset.buckets:
+    are_images = dataset.unit == IMAGES and len(dataset.raw_image.shape) == 3
+    if not count or not are_images or dataset.label_positions or recipe.dataset.buckets:
         return None
     rows = np.arange(count) * len(dataset.eval) // count
     columns = {name: np.asarray(column[rows]) for name, column in dataset.eval.columns.items()}
@@ -96,7 +98,7 @@ def _outputs(
 
     params = state.params
     if state.average is not None:
-        params = merge(state.average, split(params, config.frozen)[1])
+        params = merge(params, state.average)
     # One device computes them, wherever the state lies.
     host = jax.tree.map(np.asarray, (params, state.batch_stats))
     return jax.jit(outputs)(*host, columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ EARLIER = "earlier_run"
 """Attribute of a trial that is an earlier run: its directory."""
 OF_NO_RESULT = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
 """Beginnings of keys in which an earlier run may differ: they change no result, or by chance."""
+OF_WEIGHTS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
+"""Beginnings of keys that decide with which weights a run begins."""
+
+_ELEMENT = re.compile(r"\.\d+(\.|$)")
+"""A place in a list, in a dotted key."""
 
 
 def trials_of_runs(
@@ -48,7 +54,8 @@ def _trial(
     value = run.figures.get(metric)
     if run.status != "done" or value is None or not math.isfinite(value):
         return None
-    if any(_differs(run, fixed, key) for key in fixed if not _is_free(key, searched)):
+    keys = {**fixed, **run.keys}
+    if any(_differs(run, fixed, key) for key in keys if not _is_free(key, searched)):
         return None
     params = {name: _param(run.keys.get(key_of(name)), space[name]) for name in space}
     if any(value is None for value in params.values()):
@@ -62,12 +69,18 @@ def _trial(
 
 
 def _differs(run: KeptRun, fixed: Mapping[str, Any], key: str) -> bool:
-    return key in run.keys and run.keys[key] != fixed[key]
+    """Whether a run has another value of a key, or an element more or less of a list.
+
+    Another key that an older run lacks does not differ.
+    """
+    if key in run.keys and key in fixed:
+        return bool(run.keys[key] != fixed[key])
+    return key not in fixed or _ELEMENT.search(key) is not None
 
 
 def _is_free(key: str, searched: set[str]) -> bool:
     within = any(key == name or key.startswith(f"{name}.") for name in searched)
-    return within or key.startswith(OF_NO_RESULT)
+    return within or (key.startswith(OF_NO_RESULT) and not key.startswith(OF_WEIGHTS))
 
 
 def _param(value: Any, distribution: BaseDistribution) -> Any:

@@ -79,12 +79,11 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     for overrides in choices:
         compose(sweeper, overrides)
     first = plan_job(sweeper, 0, choices[0], ())
-    earlier = _known_trials(settings, first, space)
     enter(sweep_dir, (), command, grows=False)
     with alone(sweep_dir):
         study = open_study(settings, sweep_dir)
         if not study.get_trials(deepcopy=False):
-            study.add_trials(earlier)
+            study.add_trials(_known_trials(settings, first, space))
     heart = study._storage
     assert isinstance(heart, BaseHeartbeat)
     return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)

@@ -85,8 +85,14 @@ def holds_other_files(folder: Path) -> bool:
     """Return whether `folder` holds anything that `export_run` does not write."""
     if not folder.exists():
         return False
-    own = (PROGRAM, TEXT, WEIGHTS, ABOUT, TOKENIZER, NEXT_TOKEN, *OF_ONNX)
-    return not folder.is_dir() or not all(f.name.startswith(own) for f in folder.iterdir())
+    if not folder.is_dir():
+        return True
+    names = {file.name for file in folder.iterdir()}
+    own: tuple[str, ...] = (PROGRAM, TEXT, WEIGHTS, ABOUT, TOKENIZER, NEXT_TOKEN)
+    if names & {ABOUT, PROGRAM, OF_ONNX[0]}:
+        # A script called predict.py alone is somebody's.
+        own = (*own, *OF_ONNX)
+    return not all(name.startswith(own) for name in names)
 
 
 def read_export(folder: Path) -> Exported:

@@ -47,6 +47,8 @@ def write_mask(path: Path, file: Path, mask: np.ndarray, classes: int) -> None:
         size = size_of(file) or (mask.shape[1], mask.shape[0])
     except UNREADABLE_IMAGE as error:
         raise DataError(f"{file}: can't be read as an image: {error}") from error
+    if path.resolve() == file.resolve():
+        raise DataError(f"{path}: the mask of {file} would replace it; name another folder")
     content = io.BytesIO()
     mask_image(mask, classes, size).save(content, "PNG")
     try:

@@ -39,9 +39,12 @@ def make_predict(run: TrainedRun) -> Predict:
     text = run.samples.text
     classifies_texts = text is not None and text.predicts == "class"
 
+    # Where tokens follow the special ones, 0 is the padding of a dataset, and else a token.
+    padding = 0 if text is not None and text.adds_special else NO_TOKEN
+
     def predict(weights: Weights, images: Array) -> Array:
         labels = jnp.zeros(images.shape[:1], jnp.int32)
-        lengths = _lengths(images) if classifies_texts else None
+        lengths = _lengths(images, padding) if classifies_texts else None
         if lengths is not None:
             images = jnp.maximum(images, 0)
         batch = {"image": images, "label": labels}
@@ -72,9 +75,9 @@ def _layout_of(run: TrainedRun) -> str:
         raise RecipeError([f"dataset.eval.{error}"]) from error
 
 
-def _lengths(texts: Array) -> Array:
-    """The number of tokens of each text, int32 (B, 1); `NO_TOKEN` fills up the rest."""
-    return (texts.reshape(texts.shape[0], -1) != NO_TOKEN).sum(axis=1, keepdims=True)
+def _lengths(texts: Array, padding: int) -> Array:
+    """The number of tokens of each text, int32 (B, 1); numbers up to `padding` fill up the rest."""
+    return (texts.reshape(texts.shape[0], -1) > padding).sum(axis=1, keepdims=True)
 
 
 def _full_sizes(images: Array, layout: str) -> Array:

@@ -20,7 +20,8 @@ from pipeline.files.error_text import shown
 from pipeline.host.memory import require_room
 
 CHUNK = 1 << 15
-"""Rows that are converted together."""
+"""Rows that are converted together, of wide tables fewer."""
+CHUNK_VALUES = 1 << 22
 MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
 MAX_COLUMNS = 20_000
@@ -107,6 +108,9 @@ class _Column:
     def _as_numbers(self, values: Sequence[str]) -> np.ndarray | None:
         """The values as numbers, NaN where one is missing; None where one is neither."""
         if self._comma:
+            if any("." in value and value.strip() not in self._missing for value in values):
+                # A point between thousands would be read as one before decimals.
+                return None
             values = [value.replace(",", ".") for value in values]
         try:
             numbers = np.fromiter(map(float, values), np.float64, len(values))
@@ -237,7 +241,7 @@ def _read(
         ]
         kept = sum(column.kind != "ignore" for column in columns)
         done = 0
-        while rows := list(islice(opened.rows, CHUNK)):
+        while rows := list(islice(opened.rows, max(1, min(CHUNK, CHUNK_VALUES // len(columns))))):
             if any(len(row) != len(columns) for row in rows):
                 _refuse_fields(done, rows, len(columns), place)
             require_room(_BYTES_A_VALUE * kept * len(rows), "its table")

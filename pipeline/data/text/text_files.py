@@ -67,7 +67,8 @@ def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
     Raises DataError for a file that is no CSV, lacks a column or a field, or has no rows.
     """
     try:
-        rows = list(_rows(decoded(_read(file)), columns))
+        # Excel begins a file with a mark of its encoding.
+        rows = list(_rows(decoded(_read(file)).removeprefix("\ufeff"), columns))
     except (ValueError, csv.Error) as error:
         raise DataError(f"{file}: {error}") from error
     if not rows:
@@ -89,8 +90,11 @@ def _rows(text: str, columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
             raise ValueError(f"has no column {', '.join(map(shown, missing))}; it has {has}")
         for row in reader:
             first, second = (row[column] for column in columns)
-            if first is None or second is None:
-                raise ValueError(f"line {reader.line_num} has fewer fields than the first line")
+            if None in row or None in row.values():
+                raise ValueError(
+                    f"line {reader.line_num} has other than {len(names)} fields; a field with a "
+                    "comma must be quoted"
+                )
             yield first, second
     finally:
         csv.field_size_limit(before)
@@ -98,6 +102,7 @@ def _rows(text: str, columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
 
 def _read(file: Path) -> bytes:
     try:
+        require_room(ROOM_PER_BYTE * file.stat().st_size, f"the text of {file.name}")
         return read_bytes(file, MAX_TEXT_BYTES)
     except OSError as error:
         raise DataError(f"{file}: can't be read: {error.strerror}") from error

@@ -11,6 +11,7 @@ from jax.errors import JaxRuntimeError
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError, exit_status_of, first_line, status_after
+from pipeline.files.bounded_read import read_json
 from pipeline.host.signals import Interrupted
 from pipeline.runner.record import run_directory
 from pipeline.runner.record.summary import Summary, new_summary
@@ -42,10 +43,13 @@ def oom_to_run_error() -> Iterator[None]:
 def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
     """Yield the summary of a run and write it at the end, unless the process is killed.
 
-    That of a run that is resumed is removed first, so that a killed process leaves none.
+    That of a run that is resumed is removed first, so that a killed process leaves none; what it
+    says of the data stays where the run is refused before its data is known.
     """
-    (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
     summary = new_summary(recipe, run_dir)
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        summary.data = dict(read_json(run_dir / run_directory.SUMMARY)["data"])
+    (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
     started_at = time.perf_counter()
     try:
         yield summary

@@ -88,7 +88,8 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExpo
     session = _session(content)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
     difference = _compare(run, session, dataset)
-    accuracy = _accuracy(session, dataset)
+    ignored = run.recipe.dataset.ignore_index
+    accuracy = _accuracy(session, dataset, ignored)
     script = Path(__file__).with_name("predict_script.py").read_text(encoding="utf-8")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +107,8 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExpo
         write_whole(folder / INT8, small)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
-    return OnnxExport(difference, accuracy, _accuracy(_session(small), dataset), has_int8=True)
+    of_int8 = _accuracy(_session(small), dataset, ignored)
+    return OnnxExport(difference, accuracy, of_int8, has_int8=True)
 
 
 def onnx_model(run: TrainedRun) -> Any:
@@ -186,16 +188,19 @@ def _compare(run: TrainedRun, session: Any, dataset: Dataset) -> float:
     return difference
 
 
-def _accuracy(session: Any, dataset: Dataset) -> float | None:
+def _accuracy(session: Any, dataset: Dataset, ignore_index: int | None) -> float | None:
     """The share of evaluation samples whose class is right; None where they have none."""
     labels = dataset.eval.columns["label"]
     if dataset.targets.task != "classification" or len(labels.shape) != 1:
         return None
-    right = 0
+    right = counted = 0
     for rows, images in _batches(dataset.eval):
-        logits = session.run([OUTPUT], {INPUT: images})[0]
-        right += int((logits.argmax(axis=-1) == np.asarray(labels[rows])).sum())
-    return right / len(dataset.eval)
+        true = np.asarray(labels[rows])
+        valid = np.ones(len(true), bool) if ignore_index is None else true != ignore_index
+        predicted = session.run([OUTPUT], {INPUT: images})[0].argmax(axis=-1)
+        right += int(((predicted == true) & valid).sum())
+        counted += int(valid.sum())
+    return right / counted if counted else None
 
 
 def _batches(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
