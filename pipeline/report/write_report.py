@@ -108,7 +108,7 @@ def _holds_other_files(folder: Path) -> bool:
     if not names <= set(OWN) or not page.is_file():
         return True
     with page.open("rb") as file:
-        return GENERATOR.encode() not in file.read(4096)
+        return report_page.GENERATOR.encode() not in file.read(4096)
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:

@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,36 @@ def test_it_proposes_what_is_near_the_best(
     assert len(proposed) == 6
     assert statistics.median(abs(math.log10(lr / 0.02)) for lr in proposed) < 0.7
     assert f"hydra.sweeper.history={history}" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [
+        ("checkpoint", {"restore": "w.npz"}),
+        ("train", {"lr_rules": [{"pattern": "conv_0", "factor": 0.0}]}),
+        ("dataset", {"train": {"ops": []}}),
+    ],
+)
+def test_a_run_that_did_something_else_is_no_trial(
+    section: str,
+    value: dict[str, Any],
+    history: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, changed in (("same", {}), ("other", value)):
+        folder = make_run(tmp_path / name / "run", accuracy=0.9)
+        tree = recipe_with(["train.optimizer.lr=0.01", "train.batch_size=16"]).model_dump(
+            mode="json"
+        )
+        part = {**tree[section], **changed}
+        if "train" in changed:
+            part["train"] = {**tree[section]["train"], **changed["train"]}
+        (folder / "recipe.yaml").write_text(yaml_text({**tree, section: part}))
+    assert main([str(tmp_path / "same"), *DIGITS]) == 0
+    assert capsys.readouterr().out.startswith("1 of 1 runs")
+    assert main([str(tmp_path / "other"), *DIGITS]) == 0
+    assert capsys.readouterr().out.startswith("0 of 1 runs")
 
 
 def needed(next_value: Callable[[optuna.Study], float], seed: int, known: int) -> int:

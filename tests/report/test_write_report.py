@@ -83,6 +83,15 @@ def test_figures_are_those_of_the_runs_own_evaluation(written: Path, trained: Pa
     assert f"<dt>cross-entropy</dt><dd>{metrics['loss']:.4f}</dd>" in page
 
 
+def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path) -> None:
+    """Names of a report's files are names that a user has, too."""
+    (tmp_path / "labels.csv").write_text("mine")
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(DataError, match="holds something else than a report"):
+        report([str(trained), f"--out={tmp_path}"])
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
+
+
 class Reader(HTMLParser):
     """Notes the tags of a page, those left open, and what would be fetched."""
 

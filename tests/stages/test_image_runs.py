@@ -213,6 +213,10 @@ def test_masks_are_learned_shown_and_written(
     assert sum(said["pixels"].values()) == pytest.approx(1)
     assert said["pixels"]["1"] == pytest.approx((written == 1).mean(), abs=1e-6)
     assert (written == truth)[1:].mean() > 0.85
+    before = file.read_bytes()
+    with pytest.raises(DataError, match="would replace an image"):
+        infer([str(tmp_path / "run"), str(file.parent), f"--masks={file.parent}"])
+    assert file.read_bytes() == before
 
     save(tmp_path / "wide.png", np.full((20, 31, 3), 10, np.uint8))
     assert infer([str(tmp_path / "run"), str(tmp_path / "wide.png"), f"--masks={tmp_path}/m"]) == 0

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline import Trainer
+from pipeline import Trainer, load_recipe
 from pipeline.data.targets import Targets
 from pipeline.errors import RecipeError
+from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
-from pipeline.stages.sample_pictures import label_text
+from pipeline.stages.data import load_data
+from pipeline.stages.sample_pictures import label_text, sample_labels
 from tests import outcome
 from tests.conftest import compose_tiny
 
@@ -55,6 +59,25 @@ def test_tensorboard_has_pictures_classes_and_hparams(trained: Path) -> None:
     assert {"train/images", "eval/predictions"} <= set(tags["images"])
     assert "classes/text_summary" in tags["tensors"]
     assert {"train/accuracy", "eval/accuracy"} <= set(tags["scalars"])
+
+
+def test_labels_of_a_balanced_pass_are_those_of_its_samples(cache: Path) -> None:
+    """A sample that is drawn again has a key beyond the number of samples."""
+    recipe = load_recipe("breast_cancer_mlp", ["dataset.train.balance=true", f"cache.root={cache}"])
+    dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
+    batches = dataset.train_order.batches(0, 1)
+    shown = batches.rows[0][: recipe.monitor.sample_images]
+    labels = [dataset.classes[int(dataset.train.columns["label"][row])] for row in shown]
+    assert sample_labels(recipe, dataset) == tuple(labels)
+
+
+def test_shards_that_stay_are_evaluated_on_what_they_train(cache: Path) -> None:
+    shards = ["dataset.train.num_shards=4", "dataset.train.shard_id=1"]
+    recipe = compose_tiny(cache, *shards, "dataset.train.shuffle=false", "train.batch_size=8")
+    dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
+    images = np.asarray(dataset.train.columns["image"][np.arange(1, 96, 4)])
+    own = {image.tobytes() for image in images}
+    assert {image.tobytes() for image in dataset.train_sample().columns["image"]} <= own
 
 
 def test_buckets_are_refused(cache: Path) -> None:

@@ -242,6 +242,15 @@ def test_a_network_of_rows_has_no_class_for_an_image(
     assert "gives logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 
 
+def test_predictions_replace_no_file_that_is_read(trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.npy"
+    np.save(file, np.zeros((8, 8, 1), np.uint8))
+    before = file.read_bytes()
+    with pytest.raises(DataError, match="is read as well; name another file"):
+        infer([str(trained), str(file), f"--csv={file}"])
+    assert file.read_bytes() == before
+
+
 @pytest.mark.slow
 def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -> None:
     """A folder called net.onnx is what nobody means."""

@@ -81,7 +81,8 @@ def test_other_columns_and_tokenizers(tmp_path: Path) -> None:
         ("", "has no column text, class; it has nothing"),
         ("words,class\n", "has no column text; it has words, class"),
         ("text,class\n", "has no rows"),
-        ("text,class\na,x\nb\n", "line 3 has fewer fields than the first line"),
+        ("text,class\na,x\nb\n", "line 3 has other than 2 fields"),
+        ("text,class\na,x\nbuy now, please,y\n", "line 3 has other than 2 fields; a field with"),
         ("text,class\na,x\nb,x\n", "all rows have class x; must have two classes at least"),
         ("text,class\na,x\nb,y\n", "2 rows have 2 classes"),
         ("text,class\na,x\nb,y\nc,x\nd,y\n", "of 4 rows leaves a split empty"),
@@ -96,6 +97,10 @@ def test_a_file_that_will_not_do_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=said):
         read(tmp_path / "a.csv", content)
+
+
+def test_the_mark_that_excel_writes_is_no_part_of_a_name(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.csv", "\ufeff" + ROWS).classes == ("a", "b")
 
 
 def test_buckets_are_lengths() -> None:
