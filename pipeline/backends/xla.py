@@ -19,6 +19,7 @@ import numpy as np
 from flax import linen as nn
 from jax import Array
 from jax.sharding import PartitionSpec
+from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import (
     CompileInputs,
@@ -29,15 +30,8 @@ from pipeline.backends.base import (
     ProgressClock,
     StepToPrice,
 )
-from pipeline.backends.loops import (
-    LoopCarry,
-    at_most_once,
-    eval_loop,
-    python_loop,
-    train_loop,
-)
 from pipeline.data.feed.feed import Feed
-from pipeline.data.feed.window import Inputs
+from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.errors import RunError
 from pipeline.files.compile_cache import no_compile_cache
 from pipeline.lowerings.formulas.onednn import CALLS
@@ -52,6 +46,20 @@ from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 
 RATES_BLOCK = 1 << 14
+
+Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
+"""(condition, body, start) -> the carried value at which the condition no longer holds."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class LoopCarry:
+    """Values that the training loop carries: the state, one row of telemetry per step, and whether
+    no step has ended the loop."""
+
+    state: TrainState
+    telemetry_buffer: Array
+    should_continue: Array
 
 
 class XlaBackend:
@@ -231,18 +239,18 @@ def _program_specs(
     bound = placement.shapes(np.int32(0))
     train_args = (carry, train, rates, bound, bound)
     eval_args = (state, sums, evaluated, bound, bound)
-    repeat = python_loop if work.eager else jax.lax.while_loop
-    repeat = at_most_once if work.single_steps else repeat
+    repeat = _python_loop if work.eager else jax.lax.while_loop
+    repeat = _once if work.single_steps else repeat
     args = (seed,), train_args, eval_args
     if work.cuts is not None:
         # Layers' results are cut as the recipe says.
         cut_step = _intercepted(step, work.cuts.constrain(placement))
-        loops = train_loop(cut_step, repeat), eval_loop(cut_step, repeat)
+        loops = _train_loop(cut_step, repeat), _eval_loop(cut_step, repeat)
         lie: tuple[Any, ...] = (shardings, placement.whole, placement.whole)
         return _specs_of_xla((step.init, *loops), args, shardings, LoopCarry(*lie), placement)
     if work.jit_layers:
         step = _intercepted(step, compile_layers(work.jit_layers))
-    loops = train_loop(step, repeat), eval_loop(step, repeat)
+    loops = _train_loop(step, repeat), _eval_loop(step, repeat)
     return _specs_on_mesh((step.init, *loops), args, train, evaluated, placement)
 
 
@@ -349,6 +357,59 @@ def _split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Input
         end = min(stop, window.stop)
         yield window.inputs, start - window.start, end - start
         start = end
+
+
+def _python_loop(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+    """Do as `jax.lax.while_loop` does, not compiled."""
+    while unfinished(carry):
+        carry = body(carry)
+    return carry
+
+
+def _once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+    """Do as `jax.lax.while_loop` does for one iteration at most, in no computation of its own.
+
+    The body of a loop, or of a branch, is such a computation, in which XLA:CPU does not use its
+    library for a convolution whose dimensions it would have to permute (jax issue 12868).
+    """
+    proceed = unfinished(carry)
+    return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
+
+
+def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
+    """Steps at positions first .. last - 1 of a window; stops after one that ends the run."""
+
+    def loop(
+        carried: LoopCarry, inputs: Inputs, learning_rates: Array, first: Array, last: Array
+    ) -> LoopCarry:
+        def unfinished(carry: tuple[Array, LoopCarry]) -> Array:
+            return (carry[0] < last) & carry[1].should_continue
+
+        def body(carry: tuple[Array, LoopCarry]) -> tuple[Array, LoopCarry]:
+            position, before = carry
+            state, record = step.step(before.state, batch_at(inputs, position), learning_rates)
+            rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
+            return position + 1, LoopCarry(state, rows, record.should_continue)
+
+        return repeat(unfinished, body, (first, carried))[1]
+
+    return loop
+
+
+def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
+    def loop(
+        state: TrainState, sums: EvalSums, inputs: Inputs, first: Array, last: Array
+    ) -> EvalSums:
+        def unfinished(carry: tuple[Array, EvalSums]) -> Array:
+            return carry[0] < last
+
+        def body(carry: tuple[Array, EvalSums]) -> tuple[Array, EvalSums]:
+            position, before = carry
+            return position + 1, step.evaluate(state, batch_at(inputs, position), before)
+
+        return repeat(unfinished, body, (first, sums))[1]
+
+    return loop
 
 
 def _compile(spec: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
