@@ -114,10 +114,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _own_plugins() -> Iterator[None]:
     """A plug-in that a test loads is none of the next test's."""
-    before = dict(loading._loaded)
+    before, named = dict(loading._loaded), os.environ.get(loading.VARIABLE)
     yield
     loading._loaded.clear()
     loading._loaded.update(before)
+    if named is None:
+        os.environ.pop(loading.VARIABLE, None)
+    else:
+        os.environ[loading.VARIABLE] = named
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -28,8 +28,6 @@ def in_its_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig]
     `step` counts the steps done. All phases must give results of the same shapes. In eager mode
     Python chooses: jax would compile the branches again in every step.
     """
-    if not config.phases:
-        return compute(config)
     starts = [phase.start for phase in config.phases]
     if not isinstance(step, jax.core.Tracer):
         return compute(config_at(config, int(step)))

@@ -97,7 +97,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
                 return _step(own, state, batch, learning_rates)
             return _in_bucket(own, batch, lambda cut: _step(own, state, cut, learning_rates))
 
-        return in_its_phase(config, state.step, compute)
+        return in_its_phase(config, state.step, compute) if config.phases else compute(config)
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
         if config.shards is not None:
