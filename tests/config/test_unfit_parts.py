@@ -21,8 +21,9 @@ def problem(*overrides: str) -> str:
     [
         (
             "train.loss.name=mse",
-            "train.loss.name = mse: the section has class_weights, smoothing, smoothing_convention, "
-            "which mse does not take; leave that out, or choose it whole: loss=mse (in a recipe file, "
+            "train.loss.name = mse: the section has class_weights, smoothing, "
+            "smoothing_convention, which mse does not take; leave that out, or choose it whole: "
+            "loss=mse (in a recipe file, "
             "`override /loss: mse` in its defaults)",
         ),
         (
