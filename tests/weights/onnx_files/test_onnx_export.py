@@ -36,13 +36,9 @@ ort = pytest.importorskip(
 )
 
 QUICK = ["lenet5", "mlp", "resnet20", "mobilenet_v3_small"]
-SLOW = [
-    *("densenet121", "dpn92", "efficientnet_b0", "googlenet", "mobilenet_v1", "mobilenet_v2"),
-    *("regnet_x_800mf", "repvgg_a0", "resnet18", "resnetv2_50", "resnext50_32x4d", "se_resnet18"),
-    *("shufflenet_v2_x0_5", "squeezenet_residual", "unet", "vgg11_bn", "wide_resnet40_10"),
-    *("xception", "layers", "inception_v3", "alexnet"),
-]
-SIZES = {"lenet5": 32, "mlp": 16, "resnet20": 32, "inception_v3": 96, "alexnet": 224, "layers": 32}
+SLOW = ["googlenet", "layers", "repvgg_a0", "shufflenet_v2_x0_5", "squeezenet_residual", "unet"]
+"""Networks that together have every layer that has a translation; 15 more were compared once."""
+SIZES = {"lenet5": 32, "mlp": 16, "resnet20": 32, "layers": 32}
 
 
 def fresh(
