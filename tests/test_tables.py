@@ -309,3 +309,19 @@ def test_a_network_of_images_says_what_it_reads(houses: Path, cache: Path, tmp_p
     data = [f"dataset.root={houses}", "dataset.target=garage", "model=lenet5"]
     expected = r"model lenet5: conv_0: reads images \(batch, height, width, channels\)"
     assert re.match(expected, refused_model(cache, tmp_path, data).splitlines()[-1].strip())
+
+
+@pytest.mark.slow
+def test_weights_that_meet_other_columns_are_told(
+    houses: Path, cache: Path, tmp_path: Path
+) -> None:
+    """The shapes fit, and the numbers mean something else."""
+    own = ["dataset.target=price", "loss=mse", "train.steps=3"]
+    trained(tmp_path / "first", cache, houses, *own)
+    restore = [*own, f"checkpoint.restore={tmp_path / 'first'}"]
+    trained(tmp_path / "same", cache, houses, *restore)
+    write_houses(tmp_path / "more.csv", rows=150)
+    trained(tmp_path / "other", cache, tmp_path / "more.csv", *restore)
+    said = "was trained on columns with other means, deviations or categories"
+    assert said not in (tmp_path / "same" / "run.log").read_text()
+    assert said in (tmp_path / "other" / "run.log").read_text()

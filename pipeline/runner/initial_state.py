@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
@@ -13,9 +15,11 @@ from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.tables.encode_table import encoded_features
-from pipeline.errors import RecipeError, RunError
+from pipeline.errors import DataError, RecipeError, RunError
+from pipeline.files.bounded_read import read_json
 from pipeline.host.memory import require_room
 from pipeline.runner.context import RunContext
+from pipeline.runner.record.run_directory import SUMMARY, run_of
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.restore import restore_state
@@ -40,7 +44,36 @@ def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restor
 
     model = recipe.model.for_table(encoded_features(dataset.eval_ops))
     network = partial(arrays_of_model, model, len(dataset.classes), dataset.image)
-    return restore(recipe, built.state, network, context.reporter.warn)
+    restored = restore(recipe, built.state, network, context.reporter.warn)
+    _warn_of_other_inputs(recipe.checkpoint.restore, dataset, context.reporter.warn)
+    return restored
+
+
+def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], None]) -> None:
+    """Warn where weights of a run meet numbers that mean something else than those it trained on.
+
+    The shapes of tokens and of standardised columns fit all the same.
+    """
+    from pipeline.weights.trained_run import parse_samples
+
+    run_dir = run_of(source)
+    if run_dir is None:
+        return
+    try:
+        samples = parse_samples(read_json(run_dir / SUMMARY)["data"], run_dir)
+    except (OSError, ValueError, TypeError, KeyError, DataError):
+        # A killed run has no summary, and the weights were read all the same.
+        return
+    if samples.text is not None and dataset.text is not None and samples.text != dataset.text:
+        warn(
+            f"checkpoint.restore: {run_dir} was trained with another tokenizer, so its weights "
+            "take these tokens for others; dataset.tokenizer can name a tokenizer.json"
+        )
+    if samples.table is not None and dataset.table not in (None, samples.table):
+        warn(
+            f"checkpoint.restore: {run_dir} was trained on columns with other means, deviations or "
+            "categories; its weights take these numbers for others"
+        )
 
 
 def initial_state(
