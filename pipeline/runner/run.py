@@ -291,11 +291,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         return
 
     if recipe.parallel.mode == "auto":
-        # Few runs need the planner, and all would wait for its import.
-        from pipeline.stages.plan_devices import plan_devices
-
-        recipe = plan_devices(recipe, dataset, built, run_dir, reporter)
-        backend = recipe.device.open(recipe.parallel)
+        recipe, backend = on_planned_devices(context, dataset, built)
     # Weights that can't be read are reported before anything is compiled.
     restored = read_restored(context, dataset, built) if trains or evaluates else None
     estimate = estimate_cost(recipe, dataset, built, backend, run_dir, reporter)
@@ -329,6 +325,17 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         if evaluates and history.status == "done":
             check_signals(context)
             evaluations.conclude(state, history)
+
+
+def on_planned_devices(
+    context: RunContext, dataset: Dataset, built: Built
+) -> tuple[Recipe, Backend]:
+    """Return the recipe with the mesh and cuts of a plan, and its devices."""
+    # Few runs need the planner, and all would wait for its import.
+    from pipeline.stages.plan_devices import plan_devices
+
+    recipe = plan_devices(context.recipe, dataset, built, context.run_dir, context.reporter)
+    return recipe, recipe.device.open(recipe.parallel)
 
 
 def open_backend(context: RunContext) -> Backend:

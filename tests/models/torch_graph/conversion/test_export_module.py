@@ -46,7 +46,7 @@ def logits_of(graph: TorchGraph, images: np.ndarray) -> np.ndarray:
     return np.asarray(network_of(graph).apply(variables, own, train=False))
 
 
-def require_equal(module: Any, batch: int = 3) -> TorchGraph:
+def assert_as_in_torch(module: Any, batch: int = 3) -> TorchGraph:
     """Export a module, compare logits in evaluation, and return its graph."""
     graph = export_module(module, (2, 6, 6))
     images = np.random.default_rng(0).normal(size=(batch, 2, 6, 6)).astype(np.float32)
@@ -77,7 +77,7 @@ def test_the_golden_graphs_are_exported_again() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_any_batch_size_is_computed(batch: int) -> None:
-    require_equal(Net(), batch)
+    assert_as_in_torch(Net(), batch)
 
 
 def in_place_chain(_: Any, y: Any) -> Any:
@@ -97,7 +97,7 @@ def through_views(_: Any, y: Any) -> Any:
 
 @pytest.mark.parametrize("change", [in_place_chain, through_views])
 def test_changes_in_place_are_seen_where_torch_sees_them(change: Any) -> None:
-    require_equal(Net(change))
+    assert_as_in_torch(Net(change))
 
 
 class ChangesItsInput(Net):
@@ -248,7 +248,7 @@ OPERATORS = {
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_is_torchs(name: str) -> None:
-    require_equal(Net(OPERATORS[name]))
+    assert_as_in_torch(Net(OPERATORS[name]))
 
 
 def test_conv1d_and_transposed_convolutions_are_torchs() -> None:
@@ -262,7 +262,7 @@ def test_conv1d_and_transposed_convolutions_are_torchs() -> None:
             y = self.conv(x.flatten(2))
             return self.up(y.unflatten(2, (3, 6))).mean((2, 3))
 
-    require_equal(Sequences())
+    assert_as_in_torch(Sequences())
 
 
 def test_tied_weights_are_one_parameter() -> None:
@@ -275,7 +275,7 @@ def test_tied_weights_are_one_parameter() -> None:
         def forward(self, x: Any) -> Any:
             return self.second(self.first(x.mean(1))).mean(1)
 
-    graph = require_equal(Tied())
+    graph = assert_as_in_torch(Tied())
     assert [spec.name for spec in graph.arrays] == ["first.weight", "first.bias", "second.bias"]
 
 
