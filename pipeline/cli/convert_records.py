@@ -59,10 +59,9 @@ def main(args: Sequence[str]) -> int:
     dataset = recipe.dataset
     with reporter.clock(f"reading {dataset.name}"):
         data = dataset.read(cache_root(recipe.cache))
-    if data.table is not None:
-        problem = (
-            "records keep no columns of a table; must be another dataset, and the table a file"
-        )
+    if data.table is not None or data.text is not None:
+        kept = "columns of a table" if data.text is None else "tokenizer"
+        problem = f"records keep no {kept}; must be a dataset of images or arrays"
         raise RecipeError([f"dataset = {dataset.name}: {problem}"])
 
     def tell(column: str, written: int, samples: int) -> None:

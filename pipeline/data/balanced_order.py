@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -58,10 +58,18 @@ class BalancedOrder(SampleOrder):
     def _shuffle(self, kind: int, number: int, size: int) -> np.ndarray:
         if not self.shuffle:
             return np.arange(size)
-        key = np.array([self.seed, _STREAM + (kind << 40) + number], np.uint64)
-        return np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
+        return _class_shuffle(self.seed, kind, number, size)
 
     @cached_property
     def _rows(self) -> list[np.ndarray]:
         """The samples of each class that has any."""
         return [np.flatnonzero(self.labels == kind) for kind in np.unique(self.labels)]
+
+
+@lru_cache(maxsize=256)
+def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
+    """A permutation of the samples of a class, int64 (size,); windows of one pass share it."""
+    key = np.array([seed, _STREAM + (kind << 40) + number], np.uint64)
+    order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
+    order.setflags(write=False)
+    return order

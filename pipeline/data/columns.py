@@ -58,6 +58,8 @@ class Split:
     """The training or evaluation half of a dataset, as read: columns of equal length."""
 
     columns: Mapping[str, Column]
+    files: tuple[int, ...] = ()
+    """Number of samples in each file, where samples are read from files one after the other."""
 
     def __len__(self) -> int:
         return min(column.shape[0] for column in self.columns.values())

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.data.columns import IMAGES, ColumnSpec, SampleUnit, Split
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.order import SampleOrder, shard_indices
+from pipeline.data.order import SampleOrder
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_format import TextFormat
@@ -49,9 +49,7 @@ class Dataset:
     def train_sample(self) -> Split:
         """As many training samples as there are evaluation samples, spread evenly over the split,
         or over the shard of it that is trained; where there are fewer, some more than once."""
-        order, own = self.train_order, np.arange(len(self.train))
-        if order.num_shards > 1 and not order.shuffle:
-            own = shard_indices(len(own), order.num_shards, order.shard_id)
+        own = self.train_order.reachable()
         rows = own[np.arange(len(self.eval)) * len(own) // len(self.eval)]
         return Split({name: self.train.columns[name][rows] for name in self.eval.columns})
 

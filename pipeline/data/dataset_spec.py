@@ -133,6 +133,20 @@ class TrainSplitSpec(Spec):
     balance: bool = False
     """Draw each class as often as any other (D-19): of rare ones samples come several times in a
     pass, each time with other draws of the random ops."""
+    interleave: PositiveInt | None = None
+    """Read this many files at a time, one sample of each in turn (D-20), in an order of files that
+    is drawn for each pass, and shuffle within `buffer_size`; null: files don't matter."""
+
+    @model_validator(mode="after")
+    def _interleaves_and_shuffles(self) -> Self:
+        if self.interleave is not None and self.shuffle and self.buffer_size is None:
+            raise ValueError(
+                f"interleave = {self.interleave}: needs buffer_size, samples to shuffle within; "
+                "without it the whole split is shuffled, whatever the files"
+            )
+        if self.interleave is not None and self.balance:
+            raise ValueError("interleave: can't be had with balance, which draws from all files")
+        return self
 
     @model_validator(mode="after")
     def _names_a_shard(self) -> Self:
@@ -223,6 +237,8 @@ class DatasetSpec(Spec):
             raise ValueError(f"buckets: can't be had with {drawn[0]}, which gives sizes of its own")
         if buckets and self.train.balance:
             raise ValueError("buckets: can't be had with train.balance; a class may lack a bucket")
+        if buckets and self.train.interleave:
+            raise ValueError("buckets: can't be had with train.interleave")
         if self.padding_mask and not buckets:
             raise ValueError("padding_mask = true: needs buckets, else nothing is padded")
         if self.oversized == "crop" and not buckets:

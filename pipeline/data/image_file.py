@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
+FORMATS = ("PNG", "JPEG", "BMP")
 MAX_PIXELS = 2**26
 """A few kilobytes of PNG can stand for any number of them."""
 MAX_SCANS = 200
@@ -26,15 +29,21 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 @contextmanager
-def open_image(path: Path, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """Open an image without decoding it. Raises one of `UNREADABLE_IMAGE` where it is refused."""
-    with Image.open(path, formats=list(formats)) as image:
+def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
+    """Open an image, a file or its bytes, without decoding it.
+
+    Raises one of `UNREADABLE_IMAGE` where it is refused.
+    """
+    opened = BytesIO(source) if isinstance(source, bytes) else source
+    with Image.open(opened, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(
                 f"it has {image.width:,} x {image.height:,} pixels; at most {MAX_PIXELS:,} are read"
             )
-        if image.info.get("progressive") and path.read_bytes().count(_SCAN) > MAX_SCANS:
-            raise ValueError(f"it has more than {MAX_SCANS} scans")
+        if image.info.get("progressive"):
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            if content.count(_SCAN) > MAX_SCANS:
+                raise ValueError(f"it has more than {MAX_SCANS} scans")
         yield image
 
 
@@ -43,3 +52,14 @@ def eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
     return image
+
+
+def rgb_pixels(image: Image.Image, height: int, width: int) -> np.ndarray:
+    """An opened image as RGB, resized bilinearly where its size differs: uint8 (height, width, 3).
+
+    Raises one of `UNREADABLE_IMAGE`.
+    """
+    rgb = eight_bits(image).convert("RGB")
+    if rgb.size != (width, height):
+        rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(rgb)

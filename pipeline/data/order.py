@@ -149,6 +149,12 @@ class SampleOrder(Batching):
             indices[rows] = self._pass_order(int(pass_))[positions[rows]]
         return Batches(indices, passes.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
+    def reachable(self) -> np.ndarray:
+        """The samples that any pass reads, int64: a shard that is not shuffled has but its own."""
+        if self.num_shards > 1 and not self.shuffle:
+            return shard_indices(self.samples, self.num_shards, self.shard_id)
+        return np.arange(self.samples)
+
     def _pass_order(self, pass_: int) -> np.ndarray:
         """The samples of a pass, in order.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.feed.feed import split_bytes
+from pipeline.data.interleaved_order import InterleavedOrder
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import Bucket, canvas, in_ascending_order
 from pipeline.data.pixel_labels import moving_labels
@@ -65,7 +66,7 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
         if bucket is not None and recipe.dataset.padding_mask:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(recipe.dataset)
-    plain = _balanced(recipe, _train_order(recipe, len(raw.train)), raw)
+    plain = _balanced(recipe, _train_order(recipe, raw.train), raw)
     refuse_useless_buckets(plain, raw.train, buckets)
     order = in_buckets(plain, raw.train, buckets)
     evaluated = _evaluated(recipe, raw.eval, order)
@@ -160,20 +161,38 @@ def _one_image(train: ColumnSpec, evaluated: ColumnSpec) -> ColumnSpec:
     return train
 
 
-def _train_order(recipe: Recipe, samples: int) -> SampleOrder:
-    split = recipe.dataset.train
-    try:
-        return SampleOrder(
-            seed=recipe.seed,
-            samples=samples,
-            batch_size=recipe.train.batch_size,
-            shuffle=split.shuffle,
-            buffer_size=split.buffer_size,
-            drop_remainder=split.drop_remainder,
-            repeat=split.repeat,
-            num_shards=split.num_shards or 1,
-            shard_id=split.shard_id or 0,
+def _train_order(recipe: Recipe, split: Split) -> SampleOrder:
+    wanted = recipe.dataset.train
+    settings: dict[str, Any] = {
+        "seed": recipe.seed,
+        "samples": len(split),
+        "batch_size": recipe.train.batch_size,
+        "shuffle": wanted.shuffle,
+        "buffer_size": wanted.buffer_size,
+        "drop_remainder": wanted.drop_remainder,
+        "repeat": wanted.repeat,
+        "num_shards": wanted.num_shards or 1,
+        "shard_id": wanted.shard_id or 0,
+    }
+    if wanted.interleave is not None and not split.files:
+        raise RecipeError(
+            [
+                f"dataset.train.interleave = {wanted.interleave}: must be null, since "
+                f"{recipe.dataset.name} does not read samples from files one after the other; "
+                "tfrecord and records do"
+            ]
         )
+    if wanted.interleave is not None and len(split.files) < settings["num_shards"]:
+        raise RecipeError(
+            [
+                f"dataset.train.num_shards = {wanted.num_shards}: must be {len(split.files)} at "
+                "most, since with interleave each shard reads files of its own"
+            ]
+        )
+    try:
+        if wanted.interleave is None:
+            return SampleOrder(**settings)
+        return InterleavedOrder(**settings, cycle_length=wanted.interleave, files=split.files)
     except ValueError as error:
         raise RecipeError([f"train.batch_size: {error}"]) from error
 

@@ -13,15 +13,16 @@ def prediction_row(name: str, outputs: np.ndarray, targets: Targets, top: int) -
     """The columns of one sample, whose outputs are float64 (K,).
 
     file, class, probability, and with `top` above 1 class_2, probability_2 and so on; the numbers
-    of a regression, in the units of the data, or the probability of each label, by name.
+    of a regression, in the units of the data, or the probability of each label, by name; a target
+    that is called file is predicted_file.
     """
     match targets.task:
         case "regression":
             numbers = targets.in_units(outputs).tolist()
-            return {"file": name, **dict(zip(targets.names, numbers, strict=True))}
+            return {"file": name, **dict(zip(_columns(targets), numbers, strict=True))}
         case "multi_label":
             shares = (f"{share:.6f}" for share in 0.5 * (1 + np.tanh(outputs / 2)))
-            return {"file": name, **dict(zip(targets.names, shares, strict=True))}
+            return {"file": name, **dict(zip(_columns(targets), shares, strict=True))}
     powers = np.exp(outputs - outputs.max())
     probabilities = powers / powers.sum()
     row: dict[str, Any] = {"file": name}
@@ -30,3 +31,7 @@ def prediction_row(name: str, outputs: np.ndarray, targets: Targets, top: int) -
         row[f"class{suffix}"] = targets.names[best]
         row[f"probability{suffix}"] = f"{probabilities[best]:.6f}"
     return row
+
+
+def _columns(targets: Targets) -> list[str]:
+    return ["predicted_file" if name == "file" else name for name in targets.names]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli._text_requests import take_text_options
+from pipeline.cli.convert_records import main as convert_records
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, RecipeError, UsageError
 from pipeline.runner.run import run
 from tests.weights.text_runs import bert, gpt
 
@@ -149,3 +150,11 @@ def test_other_options_are_refused(args: list[str], message: str) -> None:
 def test_a_prompt_takes_no_files() -> None:
     with pytest.raises(UsageError, match="infer takes RUN_DIR or EXPORT_DIR"):
         infer(["RUN", "a.txt", "--prompt", "x"])
+
+
+def test_records_keep_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 100)
+    given = ["dataset=text", f"dataset.root={tmp_path / 'a.txt'}", "dataset.length=16"]
+    with pytest.raises(RecipeError, match="dataset = text: records keep no tokenizer"):
+        convert_records([str(tmp_path / "out"), "model=gpt2", *given])
+    assert not (tmp_path / "out").exists()

@@ -15,12 +15,11 @@ import numpy as np
 from PIL import Image
 
 from pipeline.data.columns import DECODING_THREADS, Column
-from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
+from pipeline.data.image_file import FORMATS, UNREADABLE_IMAGE, open_image, rgb_pixels
 from pipeline.data.padding.buckets import Ragged
 from pipeline.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
-_FORMATS = ("PNG", "JPEG", "BMP")
 _MASK_FORMATS = ("PNG", "BMP")
 _MASK_MODES = ("1", "L", "P")
 """Modes of Pillow in which a pixel is one number: a bit, a grey level, an entry of a palette."""
@@ -179,11 +178,8 @@ def common_size(paths: Sequence[str]) -> tuple[int, int]:
 
 def decode(path: str, height: int, width: int) -> np.ndarray:
     """An image as RGB, resized bilinearly where its size differs: uint8 (height, width, 3)."""
-    with _opened(path, _FORMATS) as image:
-        rgb = eight_bits(image).convert("RGB")
-    if rgb.size != (width, height):
-        rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(rgb)
+    with _opened(path, FORMATS) as image:
+        return rgb_pixels(image, height, width)
 
 
 def decode_mask(path: str, height: int, width: int) -> np.ndarray:
@@ -205,7 +201,7 @@ def decode_mask(path: str, height: int, width: int) -> np.ndarray:
 
 
 def _read_size(path: str) -> tuple[int, int]:
-    with _opened(path, _FORMATS) as image:
+    with _opened(path, FORMATS) as image:
         return image.height, image.width
 
 

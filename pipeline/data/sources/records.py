@@ -52,4 +52,4 @@ def open_split(
                 f"{folder}: has labels from {lowest} to {highest}; they must be 0 to "
                 f"{classes - 1}, or dataset.ignore_index"
             )
-    return Split(columns)
+    return Split(columns, tuple(file.samples for file in spec.columns["image"].files))

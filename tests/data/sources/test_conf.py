@@ -12,7 +12,7 @@ from pipeline.files.package_paths import CONF
 from pipeline.registry import parts
 
 FILES = sorted((CONF / "dataset").glob("*.yaml"))
-NEEDS_ROOT = {"numpy", "image_folder", "image_masks", "records", "csv", "parquet"}
+NEEDS_ROOT = {"tfrecord", "numpy", "image_folder", "image_masks", "records", "csv", "parquet"}
 NEEDS_TARGET = {"csv", "parquet"}
 
 
@@ -33,7 +33,7 @@ def source(name: str) -> DatasetSpec:
 
 def test_every_source_has_a_file() -> None:
     assert {file.stem for file in FILES} == set(parts("dataset"))
-    assert len(FILES) == 14
+    assert len(FILES) == 15
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

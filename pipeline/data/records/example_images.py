@@ -1,0 +1,250 @@
+"""Images and labels of TFRecord files: what each tf.train.Example holds, and its pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.data.columns import DECODING_THREADS
+from pipeline.data.image_file import FORMATS, UNREADABLE_IMAGE, open_image, rgb_pixels
+from pipeline.data.records.tf_example import Feature, parse_example
+from pipeline.data.records.tfrecord_file import RecordSpans, scan
+from pipeline.errors import DataError
+from pipeline.files.error_text import shown
+
+IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw")
+LABEL_KEYS = ("image/class/label", "label")
+SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "image/channels"))
+"""Names of the features with the size of plain pixels."""
+_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM")
+"""First bytes of PNG, JPEG and BMP files."""
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ExampleSettings:
+    """Settings of a recipe for examples; what is None is found in the first of them."""
+
+    image_key: str | None = None
+    label_key: str | None = None
+    image_size: Sequence[int] | None = None
+    """(height, width) that PNG, JPEG and BMP are resized to."""
+    image_shape: Sequence[int] | None = None
+    """(height, width, channels) of plain pixels."""
+
+
+@dataclass(frozen=True)
+class ExampleImages:
+    """A column of the images of examples, read and decoded whenever they are indexed."""
+
+    files: Sequence[RecordSpans]
+    rows: np.ndarray
+    """The file and the record in it of each sample, int64 (n, 2)."""
+    key: str
+    value_shape: Shape
+    encoded: bool
+    """Whether images are PNG, JPEG or BMP, read as RGB; else they are plain pixels."""
+
+    dtype = np.dtype(np.uint8)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, height, width, channels)."""
+        return (len(self.rows), *self.value_shape)
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """The images at an integer array of indices or a slice, uint8 (n, H, W, C)."""
+        chosen = np.arange(len(self.rows))[indices]
+        images = np.empty((len(chosen), *self.value_shape), np.uint8)
+        with ThreadPoolExecutor(DECODING_THREADS) as pool:
+            for position, image in enumerate(pool.map(self.sample, chosen)):
+                images[position] = image
+        return images
+
+    def sample(self, index: int) -> np.ndarray:
+        """One image, uint8 (H, W, C). Raises DataError that names a bad record."""
+        file, record = self.rows[index].tolist()
+        try:
+            features = parse_example(self.files[file].read(record))
+            content = _image_bytes(features, self.key)
+            if not self.encoded:
+                return np.frombuffer(content, np.uint8).reshape(self.value_shape)
+            with open_image(content, FORMATS) as image:
+                return rgb_pixels(image, *self.value_shape[:2])
+        except (*UNREADABLE_IMAGE, KeyError) as error:
+            raise DataError(f"{self.sample_name(index)}: {error}") from error
+
+    def sample_name(self, index: int) -> str:
+        """The sample's file and record."""
+        file, record = self.rows[index].tolist()
+        return f"{self.files[file].path}, record {record}"
+
+    def files_samples(self) -> tuple[int, ...]:
+        """The number of samples of each file, 0 among them."""
+        return tuple(np.bincount(self.rows[:, 0], minlength=len(self.files)).tolist())
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The images of files and their labels, in the order of the files."""
+
+    images: ExampleImages
+    labels: np.ndarray
+    """int64 (n,) of classes, or float32 (n, K) of numbers."""
+    label_key: str
+
+    def at(self, rows: np.ndarray) -> Examples:
+        """Some of them."""
+        images = replace(self.images, rows=self.images.rows[rows])
+        return replace(self, images=images, labels=self.labels[rows])
+
+
+def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
+    """Read files from their starts to their ends: labels, sizes, and where each record is.
+
+    Raises DataError that names the file, the record and what is wrong with it.
+    """
+    spans, rows = [], []
+    labels: list[int | np.ndarray] = []
+    layout: _Layout | None = None
+    for number, path in enumerate(paths):
+        starts: list[int] = []
+        lengths: list[int] = []
+        try:
+            for start, content in scan(path):
+                record = len(starts)
+                try:
+                    features = parse_example(content)
+                    layout = layout or _Layout.found(features, settings)
+                    layout.require(features)
+                    labels.append(layout.label(features))
+                except UNREADABLE_IMAGE as error:
+                    raise ValueError(f"record {record}: {error}") from error
+                starts.append(start)
+                lengths.append(len(content))
+        except OSError as error:
+            raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise DataError(f"{path}: {error}") from error
+        spans.append(RecordSpans(path, np.array(starts, np.int64), np.array(lengths, np.int64)))
+        rows.append(np.stack([np.full(len(starts), number), np.arange(len(starts))], axis=1))
+    if layout is None:
+        raise DataError(f"{paths[0]}: has no records, like all the files of its split")
+    images = ExampleImages(
+        spans, np.concatenate(rows), layout.image_key, layout.shape, layout.encoded
+    )
+    return Examples(images, np.array(labels), layout.label_key)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The layout that every example of a dataset must have, as the first one does."""
+
+    image_key: str
+    label_key: str
+    shape: Shape
+    encoded: bool
+    resized: bool
+    numbers: int | None
+    """How many floats a label has; None where it is a class."""
+
+    @staticmethod
+    def found(features: Mapping[str, Feature], settings: ExampleSettings) -> _Layout:
+        """The layout of an example. Raises ValueError that names what is missing."""
+        image_key = _key(features, settings.image_key, IMAGE_KEYS, "image_key")
+        label_key = _key(features, settings.label_key, LABEL_KEYS, "label_key")
+        content, label = _image_bytes(features, image_key), features[label_key]
+        if isinstance(label, tuple):
+            raise ValueError(f"{shown(label_key)} holds bytes; a label is a number")
+        encoded = settings.image_shape is None and content.startswith(_SIGNATURES)
+        if settings.image_shape is not None:
+            height, width, channels = settings.image_shape
+            shape = height, width, channels
+        elif encoded:
+            shape = _encoded_shape(content, settings.image_size)
+        else:
+            shape = _plain_shape(features, image_key)
+        numbers = len(label) if label.dtype == np.float32 else None
+        resized = encoded and settings.image_size is not None
+        return _Layout(image_key, label_key, shape, encoded, resized, numbers)
+
+    def require(self, features: Mapping[str, Feature]) -> None:
+        """Raise an error of `UNREADABLE_IMAGE` where an image is not like the first one."""
+        content = _image_bytes(features, self.image_key)
+        if not self.encoded:
+            if len(content) != math.prod(self.shape):
+                height, width, channels = self.shape
+                raise ValueError(
+                    f"{shown(self.image_key)} has {len(content):,} bytes; {height}x{width} pixels "
+                    f"of {channels} channels are {math.prod(self.shape):,}; dataset.image_shape "
+                    "says otherwise"
+                )
+        elif not self.resized:
+            height, width, _ = _encoded_shape(content)
+            if (height, width) != self.shape[:2]:
+                raise ValueError(
+                    f"is {height}x{width} where the first is {self.shape[0]}x{self.shape[1]}; "
+                    "give dataset.image_size=[H,W] to resize all"
+                )
+
+    def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
+        """The label of an example. Raises ValueError where it is not like that of the first."""
+        label = features.get(self.label_key)
+        wanted = "one integer" if self.numbers is None else f"{self.numbers} floats"
+        kind = np.int64 if self.numbers is None else np.float32
+        if not isinstance(label, np.ndarray) or label.dtype != kind:
+            raise ValueError(f"{shown(self.label_key)} must hold {wanted}")
+        if len(label) != (self.numbers or 1):
+            raise ValueError(f"{shown(self.label_key)} holds {len(label)} values, not {wanted}")
+        if self.numbers is None:
+            return int(label[0])
+        if not np.isfinite(label).all():
+            raise ValueError(f"{shown(self.label_key)} holds {label.tolist()}; must be finite")
+        return label
+
+
+def _key(
+    features: Mapping[str, Feature], wanted: str | None, known: Sequence[str], setting: str
+) -> str:
+    for key in known if wanted is None else (wanted,):
+        if key in features:
+            return key
+    there = ", ".join(shown(name) for name in sorted(features)[:10]) or "nothing"
+    looked = " or ".join(known) if wanted is None else shown(wanted)
+    raise ValueError(f"has no feature {looked}, but {there}; dataset.{setting} names one")
+
+
+def _image_bytes(features: Mapping[str, Feature], key: str) -> bytes:
+    values = features.get(key)
+    if not isinstance(values, tuple) or len(values) != 1:
+        raise ValueError(f"{shown(key)} must hold the bytes of one image")
+    return values[0]
+
+
+def _encoded_shape(content: bytes, size: Sequence[int] | None = None) -> Shape:
+    if size is not None:
+        height, width = size
+        return height, width, 3
+    with open_image(content, FORMATS) as image:
+        return image.height, image.width, 3
+
+
+def _plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
+    for keys in SIZE_KEYS:
+        sizes = [features.get(key) for key in keys]
+        if all(isinstance(size, np.ndarray) and len(size) == 1 for size in sizes):
+            height, width, channels = (int(size[0]) for size in sizes if size is not None)
+            if min(height, width, channels) < 1:
+                raise ValueError(f"has an image of {height}x{width} pixels, {channels} channels")
+            return height, width, channels
+    raise ValueError(
+        f"{shown(image_key)} is no PNG, JPEG or BMP, and there are no features "
+        f"{', '.join(SIZE_KEYS[0])}; dataset.image_shape=[H,W,C] gives the shape of plain pixels"
+    )

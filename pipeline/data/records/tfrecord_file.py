@@ -1,0 +1,108 @@
+"""TFRecord files: where their records are, and their bytes, checked against their checksums.
+
+A record is its length as uint64, the length's checksum, the bytes, and their checksum, all little
+endian; a checksum is a masked CRC-32C
+(https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details").
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import DataError
+
+MAX_RECORD_BYTES = 2**28
+_HEADER = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
+_MASK_DELTA = 0xA282EAD8
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class RecordSpans:
+    """The records of a file that was read once from its start to its end."""
+
+    path: Path
+    starts: np.ndarray
+    """Position of the first byte of each record, int64 (records,)."""
+    lengths: np.ndarray
+    """Bytes of each record, int64 (records,)."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def read(self, record: int) -> bytes:
+        """The bytes of a record. Raises OSError, and ValueError where they have changed."""
+        start, length = int(self.starts[record]), int(self.lengths[record])
+        with self.path.open("rb") as file:
+            file.seek(start)
+            content, checksum = file.read(length), file.read(_CHECKSUM.size)
+        _require_whole(record, content, length, checksum)
+        return content
+
+
+def scan(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Each record's position in a file and its bytes, in order.
+
+    Raises OSError, and ValueError that names the record which is cut short, damaged or longer than
+    `MAX_RECORD_BYTES`.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        record = 0
+        while header := file.read(_HEADER.size):
+            if record == 0 and header.startswith(_GZIP):
+                raise ValueError("is compressed; decompress it with gzip -d")
+            if len(header) < _HEADER.size:
+                raise ValueError(f"record {record} is cut short: {_bytes(header)} of its length")
+            length, checksum = _HEADER.unpack(header)
+            if masked_checksum(header[:8]) != checksum:
+                raise ValueError(
+                    f"record {record}: its length has another checksum; the file is damaged, or "
+                    "no TFRecord"
+                )
+            start = file.tell()
+            if length > MAX_RECORD_BYTES:
+                raise ValueError(
+                    f"record {record} has {length:,} bytes; at most {MAX_RECORD_BYTES:,} are read"
+                )
+            if start + length + _CHECKSUM.size > size:
+                raise ValueError(
+                    f"record {record} is cut short: {length:,} bytes, and the file ends after "
+                    f"{max(size - start, 0):,}"
+                )
+            content = file.read(length)
+            _require_whole(record, content, length, file.read(_CHECKSUM.size))
+            yield start, content
+            record += 1
+
+
+def masked_checksum(content: bytes) -> int:
+    """The CRC-32C of bytes, masked as TFRecord files have it.
+
+    Raises DataError without google-crc32c, which is an extra of the package.
+    """
+    try:
+        import google_crc32c
+    except ImportError:
+        raise DataError(
+            "TFRecord files need google-crc32c; pip install 'recipe-pipeline[tfrecord]'"
+        ) from None
+    crc = google_crc32c.value(content)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _require_whole(record: int, content: bytes, length: int, checksum: bytes) -> None:
+    if len(content) < length or len(checksum) < _CHECKSUM.size:
+        raise ValueError(f"record {record} is cut short: {_bytes(content)} of {length:,}")
+    if masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:
+        raise ValueError(f"record {record} is damaged: its {length:,} bytes have another checksum")
+
+
+def _bytes(content: bytes) -> str:
+    return f"{len(content):,} bytes"

@@ -1,0 +1,150 @@
+"""Images in TFRecord files, one tf.train.Example each, as tf.data pipelines read them (D-20)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from pipeline.data.columns import RawData, Split
+from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.held_out import Share, hold_out
+from pipeline.data.records.example_images import Examples, ExampleSettings, read_examples
+from pipeline.data.sources.image_columns import require_within
+from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
+from pipeline.data.targets import Targets, standardised
+from pipeline.errors import DataError
+from pipeline.registry import Seq, part
+
+MAX_CLASSES = 1 << 20
+
+Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
+ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
+
+
+@part("dataset")
+class TFRecord(LocalDatasetSpec):
+    """TFRecord files of images with labels: PNG, JPEG or BMP, or plain pixels of 8 bits.
+
+    Training files are `train*`, those of evaluation `eval*`, `val*` or `test*`. All are read once
+    before training, for their labels and checksums; images are then read again as they are needed.
+    """
+
+    root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
+    name: Literal["tfrecord"] = "tfrecord"
+    root: GivenRoot
+    """The folder with the files."""
+    train_files: Pattern = "train*"
+    """The names of the training files, with * for any letters."""
+    eval_files: Pattern | None = None
+    """Those of the files to evaluate; null: eval*, val* or test*, or a `split`."""
+    split: Share | None = None
+    """The share of the training files' images, of each class, to evaluate instead."""
+    split_seed: NonNegativeInt = 0
+    image_key: str | None = None
+    """The feature with the image; null: image/encoded, image, image_raw or image/raw."""
+    label_key: str | None = None
+    """The feature with the label: a class, or numbers to predict where it holds floats; null:
+    image/class/label or label."""
+    first_label: NonNegativeInt = 0
+    """The label of the first class: 1 where 0 stands for the background, as in ImageNet's files."""
+    classes: Seq[str] | None = None
+    """The names of the classes; null: their numbers."""
+    image_size: ImageSize | None = None
+    """[height, width] to resize PNG, JPEG and BMP to; null: all images must have one size."""
+    image_shape: ImageShape | None = None
+    """[height, width, channels] of plain pixels; null: their features height, width and depth."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        if self.split is not None and self.eval_files is not None:
+            raise ValueError(f"split = {self.split}: can't be had with eval_files, which are all")
+        if self.image_size is not None and self.image_shape is not None:
+            raise ValueError("image_shape: can't be had with image_size; plain pixels keep theirs")
+        if self.buckets is not None:
+            raise ValueError("buckets: can't be had with tfrecord; images have one shape")
+        return self
+
+    def read(self, cache: Path) -> RawData:
+        """Images uint8 (n, H, W, C), read on demand; labels int32 (n,), or float32 (n, K)."""
+        train = self._examples(self.train_files)
+        if self.split is None:
+            evaluated = self._examples(self._eval_pattern())
+        else:
+            train, evaluated = self._held_out(train, self.split)
+        if train.images.value_shape != evaluated.images.value_shape:
+            raise DataError(
+                f"{self.root}: images to train on have shape {train.images.value_shape}, those to "
+                f"evaluate {evaluated.images.value_shape}; dataset.image_size=[H,W] resizes PNG, "
+                "JPEG and BMP"
+            )
+        if train.labels.shape[1:] != evaluated.labels.shape[1:]:
+            raise DataError(
+                f"{self.root}: a label to train on has shape {train.labels.shape[1:]}, one to "
+                f"evaluate {evaluated.labels.shape[1:]}"
+            )
+        try:
+            labels, eval_labels, targets = self._targets(train, evaluated)
+        except ValueError as error:
+            raise DataError(f"{self.root}: {error}") from error
+        return RawData(
+            train=Split({"image": train.images, "label": labels}, train.images.files_samples()),
+            eval=Split({"image": evaluated.images, "label": eval_labels}),
+            targets=targets,
+        )
+
+    def _examples(self, pattern: str) -> Examples:
+        """The examples of the files with names like `pattern`, in the order of the names."""
+        paths = sorted(path for path in self.root.glob(pattern) if path.is_file())
+        if not paths:
+            raise DataError(f"{self.root}: has no files {pattern}")
+        for path in paths:
+            require_within(path, self.root.resolve())
+        return read_examples(
+            paths,
+            ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape),
+        )
+
+    def _eval_pattern(self) -> str:
+        if self.eval_files is not None:
+            return self.eval_files
+        for name in EVAL_FOLDERS:
+            if any(path.is_file() for path in self.root.glob(f"{name}*")):
+                return f"{name}*"
+        raise DataError(
+            f"{self.root}: has no files eval*, val* or test*; name them in dataset.eval_files, or "
+            "hold out a part of the training files by dataset.split=0.2"
+        )
+
+    def _held_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
+        classes = examples.labels.ndim == 1
+        groups = examples.labels if classes else np.zeros(len(examples.labels), np.int64)
+        names = [str(number) for number in range(int(groups.max(initial=0)) + 1)]
+        try:
+            train, evaluated = hold_out(groups, names, share, self.split_seed)
+        except ValueError as error:
+            raise DataError(f"{self.root}: {error}") from error
+        return examples.at(train), examples.at(evaluated)
+
+    def _targets(
+        self, train: Examples, evaluated: Examples
+    ) -> tuple[np.ndarray, np.ndarray, Targets]:
+        """Labels of both splits and what they mean. Raises ValueError for classes out of range."""
+        if train.labels.ndim > 1:
+            count, key = train.labels.shape[1], train.label_key
+            names = (key,) if count == 1 else tuple(f"{key}_{k}" for k in range(count))
+            return standardised(train.labels, evaluated.labels, names)
+        both = [half.labels - self.first_label for half in (train, evaluated)]
+        lowest, highest = (int(f(np.concatenate(both))) for f in (np.min, np.max))
+        limit = MAX_CLASSES if self.classes is None else len(self.classes)
+        if lowest < 0 or highest >= limit:
+            raise ValueError(
+                f"{train.label_key} goes from {lowest + self.first_label} to "
+                f"{highest + self.first_label}; must be {self.first_label} to "
+                f"{limit + self.first_label - 1}, by dataset.classes and dataset.first_label"
+            )
+        first = self.first_label
+        names = self.classes or tuple(str(number + first) for number in range(highest + 1))
+        return both[0].astype(np.int32), both[1].astype(np.int32), Targets(tuple(names))

@@ -1,0 +1,276 @@
+"""TFRecord files: what TensorFlow wrote is read, and nothing that is damaged (D-20)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import ValidationError
+from tensorboardX.record_writer import RecordWriter
+
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.data.columns import RawData
+from pipeline.data.records.tf_example import Feature, make_example, parse_example
+from pipeline.data.records.tfrecord_file import masked_checksum, scan
+from pipeline.data.sources.tfrecord import TFRecord
+from pipeline.errors import DataError
+from pipeline.runner.run import run
+from tests import outcome
+from tests.data.section import section
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "tfrecord"
+
+
+def write(path: Path, contents: list[bytes]) -> Path:
+    """Records as tensorboardX frames them, with its own checksums."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = RecordWriter(str(path))
+    for content in contents:
+        writer.write(content)
+    writer.close()
+    return path
+
+
+def plain(number: int, label: Any = None, **features: Feature) -> bytes:
+    """An example of 4x4 grey pixels, all `number`."""
+    return make_example(
+        {
+            "image_raw": (bytes([number] * 16),),
+            "label": np.array([number % 3]) if label is None else np.asarray(label),
+            "height": np.array([4]),
+            "width": np.array([4]),
+            "depth": np.array([1]),
+            **features,
+        }
+    )
+
+
+def png(value: int, size: tuple[int, int] = (4, 6), kind: str = "PNG") -> bytes:
+    buffer = BytesIO()
+    Image.new("RGB", size[::-1], (value, 0, 0)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def dataset(folder: Path, files: int = 3, samples: int = 8) -> Path:
+    for file in range(files):
+        numbers = range(file * samples, (file + 1) * samples)
+        write(folder / f"train-{file}-of-{files}.tfrecord", [plain(n) for n in numbers])
+    write(folder / "validation.tfrecord", [plain(n) for n in range(5)])
+    return folder
+
+
+def read(folder: Path, **settings: Any) -> RawData:
+    return TFRecord(**section(root=folder, **settings)).read(folder / "cache")
+
+
+def refusal(folder: Path, **settings: Any) -> str:
+    with pytest.raises(DataError) as error:
+        read(folder, **settings)
+    return str(error.value)
+
+
+def test_what_tensorflow_wrote_is_read() -> None:
+    """Golden values of tests/golden/make_tfrecord.py."""
+    expected = json.loads((GOLDEN / "features.json").read_text())
+    found = [parse_example(content) for _, content in scan(GOLDEN / "train.tfrecord")]
+    assert len(found) == len(expected)
+    for example, values in zip(found, expected, strict=True):
+        assert bytes(example["image_raw"][0]).hex() == values["image_raw"]  # type: ignore[arg-type]
+        assert np.asarray(example["label"]).tolist() == values["label"]
+        np.testing.assert_array_equal(example["weights"], np.float32(values["weights"]))
+    raw = read(GOLDEN, split=0.5)
+    assert raw.train.specs()["image"].shape == (3, 2, 1)
+
+
+def test_pixels_labels_and_files() -> None:
+    values = parse_example(plain(7))
+    assert values["image_raw"] == (bytes([7] * 16),)
+    assert np.asarray(values["label"]).tolist() == [1]
+
+
+def test_both_splits(tmp_path: Path) -> None:
+    raw = read(dataset(tmp_path))
+    assert raw.train.files == (8, 8, 8)
+    assert raw.targets.names == ("0", "1", "2")
+    assert raw.train.columns["image"].shape == (24, 4, 4, 1)
+    picked = raw.train.columns["image"][np.array([23, 0])]
+    assert [image.max() for image in picked] == [23, 0]
+    assert raw.train.columns["label"][:4].tolist() == [0, 1, 2, 0]
+    assert len(raw.eval) == 5
+
+
+def test_encoded_images_are_decoded(tmp_path: Path) -> None:
+    for name in ("train.tfrecord", "test.tfrecord"):
+        contents = [
+            make_example({"image/encoded": (png(n),), "image/class/label": np.array([n + 1])})
+            for n in range(4)
+        ]
+        write(tmp_path / name, contents)
+    raw = read(tmp_path, first_label=1, classes=["a", "b", "c", "d"])
+    assert raw.train.columns["image"].shape == (4, 4, 6, 3)
+    assert raw.train.columns["image"][np.array([2])][0, 0, 0].tolist() == [2, 0, 0]
+    assert raw.train.columns["label"][:].tolist() == [0, 1, 2, 3]
+    assert raw.targets.names == ("a", "b", "c", "d")
+    resized = read(tmp_path, first_label=1, image_size=[8, 8])
+    assert resized.eval.columns["image"].shape == (4, 8, 8, 3)
+
+
+def test_numbers_are_a_regression(tmp_path: Path) -> None:
+    for name in ("train.tfrecord", "eval.tfrecord"):
+        write(tmp_path / name, [plain(n, np.float32([n, 2 * n])) for n in range(6)])
+    raw = read(tmp_path)
+    assert raw.targets.task == "regression"
+    assert raw.targets.names == ("label_0", "label_1")
+    np.testing.assert_allclose(raw.train.columns["label"][:].mean(axis=0), 0, atol=1e-6)
+
+
+def test_a_part_is_held_out_of_every_class(tmp_path: Path) -> None:
+    raw = read(dataset(tmp_path), split=0.25)
+    assert (len(raw.train), len(raw.eval)) == (18, 6)
+    assert sum(raw.train.files) == 18
+    assert set(raw.eval.columns["label"][:].tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        ([plain(1), plain(2, [1, 2])], r"record 1: label holds 2 values, not one integer"),
+        ([plain(1, np.float32([np.inf]))], "must be finite"),
+        ([make_example({"label": np.array([1])})], "has no feature image/encoded or"),
+        ([make_example({"image": (b"x",), "label": (b"cat",)})], "label holds bytes"),
+        ([make_example({"image": (b"xy",), "label": np.array([1])})], r"image_shape=\[H,W,C\]"),
+        ([plain(1), plain(2, image_raw=(b"abc",))], "record 1: image_raw has 3 bytes; 4x4"),
+        ([plain(1, image_raw=(b"a", b"b"))], "bytes of one image"),
+        ([plain(1, height=np.array([-4]))], "an image of -4x4 pixels"),
+        ([b"\xff\xff\xff no example"], "record 0: is no tf.train.Example"),
+        ([], "has no records"),
+        ([plain(1, [-1])], "label goes from -1 to"),
+    ],
+)
+def test_examples_that_are_refused(tmp_path: Path, contents: list[bytes], said: str) -> None:
+    write(tmp_path / "train.tfrecord", contents)
+    write(tmp_path / "eval.tfrecord", [plain(1), plain(2)])
+    with pytest.raises(DataError, match=said):
+        read(tmp_path)
+
+
+def test_images_of_several_sizes_are_named(tmp_path: Path) -> None:
+    sizes = [(4, 6), (5, 6)]
+    contents = [make_example({"image": (png(1, s),), "label": np.array([0])}) for s in sizes]
+    write(tmp_path / "train.tfrecord", contents)
+    write(tmp_path / "eval.tfrecord", contents[:1])
+    assert "record 1: is 5x6 where the first is 4x6" in refusal(tmp_path)
+    assert read(tmp_path, image_size=[4, 4]).train.columns["image"].shape == (2, 4, 4, 3)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    assert "has no files train*" in refusal(tmp_path)
+    write(tmp_path / "train", [plain(1)])
+    assert "dataset.split=0.2" in refusal(tmp_path)
+    assert "has no files nothing*" in refusal(tmp_path, eval_files="nothing*")
+
+
+def test_a_compressed_file_is_told(tmp_path: Path) -> None:
+    folder = dataset(tmp_path, files=1)
+    file = folder / "train-0-of-1.tfrecord"
+    file.write_bytes(gzip.compress(file.read_bytes()))
+    assert "is compressed" in refusal(folder)
+
+
+def test_a_length_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    for length, said in ((2**27, "cut short"), (2**62, "at most 268,435,456 are read")):
+        header = struct.pack("<Q", length)
+        content = header + struct.pack("<I", masked_checksum(header)) + b"x" * 40
+        (tmp_path / "train").write_bytes(content)
+        assert said in refusal(tmp_path)
+
+
+def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
+    folder = dataset(tmp_path / "data")
+    other = write(tmp_path / "other.tfrecord", [plain(1)])
+    (folder / "train-9").symlink_to(other)
+    assert "leads out of" in refusal(folder)
+
+
+def test_a_file_that_changes_while_it_is_used(tmp_path: Path) -> None:
+    raw = read(dataset(tmp_path, files=1))
+    file = tmp_path / "train-0-of-1.tfrecord"
+    content = bytearray(file.read_bytes())
+    content[-10] ^= 1
+    file.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"train-0-of-1.tfrecord, record 7: record 7 is damaged"):
+        raw.train.columns["image"][np.array([7])]
+    file.write_bytes(bytes(content[:50]))
+    with pytest.raises(DataError, match="record 7 is cut short"):
+        raw.train.columns["image"][np.array([7])]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
+def test_every_flipped_bit_and_cut_is_found(
+    tmp_path: Path, place: float, bit: int, cut: bool
+) -> None:
+    whole = write(tmp_path / "whole", [plain(n) for n in range(3)]).read_bytes()
+    position = int(place * len(whole))
+    broken = bytearray(whole)
+    if cut:
+        del broken[position or 1 :]
+    else:
+        broken[position] ^= 1 << bit
+    (tmp_path / "train").write_bytes(bytes(broken))
+    try:
+        records = [content for _, content in scan(tmp_path / "train")]
+    except ValueError:
+        return
+    assert cut
+    assert records == [plain(n) for n in range(len(records))]
+
+
+def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
+    for wrong in (
+        {"split": 0.2, "eval_files": "x*"},
+        {"image_size": [2, 2], "image_shape": [2, 2, 1]},
+        {"buckets": [[4, 4]]},
+        {"train_files": "../x"},
+    ):
+        with pytest.raises(ValidationError):
+            TFRecord(**section(root=tmp_path, **wrong))
+
+
+@pytest.mark.slow
+def test_interleaved_files_train_alike_in_any_sink_and_resumed(tmp_path: Path) -> None:
+    folder = dataset(tmp_path / "data", files=4)
+    rescale = "[{name:rescale,factor:0.0039,shift:0.0}]"
+
+    def recipe(*overrides: str) -> Recipe:
+        common = [
+            f"cache.root={tmp_path / 'cache'}",
+            "model=mlp",
+            "schedule=constant",
+            "dataset=tfrecord",
+            f"dataset.root={folder}",
+            "dataset.train.interleave=2",
+            "dataset.train.buffer_size=6",
+            f"dataset.train.ops={rescale}",
+            f"dataset.eval.ops={rescale}",
+            "train.batch_size=4",
+        ]
+        return load_recipe(overrides=[*common, *overrides])
+
+    run(recipe("train.steps=20", "train.sink=false"), tmp_path / "off")
+    for feed in ("stream", "resident"):
+        run(recipe("train.steps=20", "train.sink_size=7", f"train.feed={feed}"), tmp_path / feed)
+        outcome.assert_same_run(tmp_path / "off", tmp_path / feed)
+    run(recipe("train.steps=9"), tmp_path / "broken")
+    run(recipe("train.steps=20", f"train.resume={tmp_path / 'broken'}"))
+    assert outcome.metrics(tmp_path / "broken") == outcome.metrics(tmp_path / "off")
