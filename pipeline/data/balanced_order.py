@@ -30,13 +30,13 @@ class BalancedOrder(SampleOrder):
         """The `count` batches that begin with global step `first_step`, the first step being 0."""
         return replace(super().batches(first_step, count), samples=self.samples)
 
-    def _pass_order(self, pass_: int) -> np.ndarray:
-        """The samples of a pass, in order: each plus `samples` times the number of its draws in
-        this pass so far."""
-        slots = super()._pass_order(pass_)
+    def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
+        """The samples at some positions of a pass: each plus `samples` times the number of its
+        draws in this pass so far."""
+        slots = super()._samples_at(pass_, places)
         classes = len(self._rows)
         kinds, ranks = slots % classes, slots // classes
-        drawn = np.empty(len(slots), np.int64)
+        drawn = np.empty(slots.shape, np.int64)
         for kind, rows in enumerate(self._rows):
             mine = kinds == kind
             per_pass = -(-(self.samples - kind) // classes)

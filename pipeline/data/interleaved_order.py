@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -37,20 +38,41 @@ class InterleavedOrder(SampleOrder):
         own = range(self.shard_id, len(self.files), self.num_shards)
         return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in own])
 
-    def _pass_order(self, pass_: int) -> np.ndarray:
-        own = np.arange(self.shard_id, len(self.files), self.num_shards)
-        if self.shuffle:
-            key = np.array([self.seed, _STREAM + pass_], np.uint64)
-            words = np.random.Philox(key=key).random_raw(len(own))
-            own = own[np.argsort(words, kind="stable")]
-        order = interleave([self.files[number] for number in own], self.cycle_length)
-        starts = np.cumsum(self.files) - self.files
-        file_of, sample_of = order
-        samples = starts[own][file_of] + sample_of
-        if self.shuffle:
-            window = pass_order(self.seed, pass_, len(samples), True, self.buffer_size)
-            samples = samples[window]
-        return samples
+    def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
+        """The samples at some positions of a pass, int64 like `places`."""
+        return _interleaved_pass(
+            self.seed,
+            pass_,
+            self.files,
+            self.shard_id,
+            self.num_shards,
+            self.cycle_length,
+            self.buffer_size if self.shuffle else None,
+        )[places]
+
+
+@lru_cache(maxsize=2)
+def _interleaved_pass(
+    seed: int,
+    pass_: int,
+    files: tuple[int, ...],
+    shard_id: int,
+    num_shards: int,
+    cycle_length: int,
+    buffer_size: int | None,
+) -> np.ndarray:
+    """The samples of a shard's pass, in order, int64; without a buffer files are not shuffled."""
+    own = np.arange(shard_id, len(files), num_shards)
+    if buffer_size is not None:
+        key = np.array([seed, _STREAM + pass_], np.uint64)
+        words = np.random.Philox(key=key).random_raw(len(own))
+        own = own[np.argsort(words, kind="stable")]
+    file_of, sample_of = interleave([files[number] for number in own], cycle_length)
+    samples = (np.cumsum(files) - files)[own][file_of] + sample_of
+    if buffer_size is not None:
+        samples = samples[pass_order(seed, pass_, len(samples), True, buffer_size)]
+    samples.setflags(write=False)
+    return samples
 
 
 def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:

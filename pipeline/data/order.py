@@ -12,6 +12,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from pipeline.data.permutation import permuted
+
+LARGE = 2**20
+"""Samples from which on a whole shuffle is computed place by place, without a list of the pass."""
+
 
 @lru_cache(maxsize=2)
 def pass_order(
@@ -23,7 +28,9 @@ def pass_order(
     and refilled with the next in line (D-08); null or a buffer as large as the dataset shuffles it
     whole. Only raw Philox words are used, the one stream that numpy keeps stable (NEP 19).
     """
-    if shuffle:
+    if shuffle and samples > LARGE and (buffer_size or samples) >= samples:
+        order = permuted(np.arange(samples), samples, seed, pass_).astype(np.int32)
+    elif shuffle:
         words = np.random.Philox(key=np.array([seed, pass_], np.uint64)).random_raw(samples)
         order = _windowed_shuffle(words, min(buffer_size or samples, samples))
     else:
@@ -32,19 +39,38 @@ def pass_order(
     return order
 
 
+def order_at(
+    places: np.ndarray, seed: int, pass_: int, samples: int, shuffle: bool, buffer_size: int | None
+) -> np.ndarray:
+    """The samples at some positions of a pass: those of `pass_order`, like `places`.
+
+    A pass of many samples that is not shuffled, or is shuffled whole, is never made.
+    """
+    if not shuffle:
+        return places
+    if samples > LARGE and (buffer_size or samples) >= samples:
+        flat = permuted(places.ravel(), samples, seed, pass_)
+        return flat.reshape(places.shape)
+    return pass_order(seed, pass_, samples, shuffle, buffer_size)[places]
+
+
 def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
     """Draw from a buffer of `window` samples, one random 64-bit word a position.
 
     The bias of the modulo is below window / 2**64.
     """
     refills = words.size - window
-    buffer = np.arange(window).tolist()
-    drawn = []
-    slots = (words[:refills] % window).tolist()
-    for slot, newcomer in zip(slots, range(window, words.size), strict=True):
-        drawn.append(buffer[slot])
-        buffer[slot] = newcomer
-    drained = np.array(buffer)[np.argsort(words[refills:], kind="stable")]
+    slots = (words[:refills] % window).astype(np.int64)
+    # A draw finds what the draw before it from the same slot has put there: the next in line then.
+    by_slot = np.argsort(slots, kind="stable")
+    found = slots[by_slot]
+    again = found[1:] == found[:-1]
+    found[1:][again] = window + by_slot[:-1][again]
+    drawn = np.empty(refills, np.int64)
+    drawn[by_slot] = found
+    buffer = np.arange(window)
+    buffer[slots] = window + np.arange(refills)  # Of several the last one stays.
+    drained = buffer[np.argsort(words[refills:], kind="stable")]
     return np.concatenate([drawn, drained]).astype(np.int32)
 
 
@@ -55,8 +81,14 @@ def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
     the pass fill them up, so that up to num_shards - 1 samples occur twice and none is missing.
     Returns int64 (ceil(samples / num_shards),).
     """
-    positions = np.arange(shard_samples(samples, num_shards)) * num_shards + shard_id
-    return positions % max(samples, 1)
+    return shard_positions(
+        np.arange(shard_samples(samples, num_shards)), samples, num_shards, shard_id
+    )
+
+
+def shard_positions(places: np.ndarray, samples: int, num_shards: int, shard_id: int) -> np.ndarray:
+    """The positions of a pass at these places of a shard, int64."""
+    return (places.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
 def shard_samples(samples: int, num_shards: int) -> int:
@@ -146,7 +178,7 @@ class SampleOrder(Batching):
         indices = np.empty(positions.shape, np.int32)
         for pass_ in np.unique(passes):
             rows = passes == pass_
-            indices[rows] = self._pass_order(int(pass_))[positions[rows]]
+            indices[rows] = self._samples_at(int(pass_), positions[rows])
         return Batches(indices, passes.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
     def reachable(self) -> np.ndarray:
@@ -155,14 +187,20 @@ class SampleOrder(Batching):
             return shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
 
-    def _pass_order(self, pass_: int) -> np.ndarray:
-        """The samples of a pass, in order.
+    def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
+        """The samples at some positions of a pass, int like `places`.
 
         A whole shuffle comes before sharding, so that a shard has other samples in every pass: it
         is the reader's (`shuffle=True`). One within a window comes after, as MindSpore's
         `shuffle(n)` follows the reader: a shard has the same samples in every pass.
         """
-        own = shard_indices(self.samples, self.num_shards, self.shard_id)
+        key, of_shard = (self.seed, pass_), (self.num_shards, self.shard_id)
         if self.shuffle and self.buffer_size is not None:
-            return own[pass_order(self.seed, pass_, len(own), True, self.buffer_size)]
-        return pass_order(self.seed, pass_, self.samples, self.shuffle, None)[own]
+            drawn = order_at(places, *key, self.shard_samples, True, self.buffer_size)
+            return shard_positions(drawn, self.samples, *of_shard)
+        own = shard_positions(places, self.samples, *of_shard)
+        return order_at(own, *key, self.samples, self.shuffle, None)
+
+    def _pass_order(self, pass_: int) -> np.ndarray:
+        """The samples of a pass, in order, int (samples of the shard,)."""
+        return self._samples_at(pass_, np.arange(self.shard_samples))

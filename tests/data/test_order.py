@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.data import order as orders
 from pipeline.data.order import Batching, SampleOrder, pass_order
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -40,14 +41,14 @@ def test_a_window_of_the_whole_dataset_is_a_full_shuffle(window):
 
 @pytest.mark.parametrize("window", [None, 10])
 def test_passes_and_seeds_differ_and_repeat_exactly(window):
-    orders = {
+    drawn = {
         (seed, pass_): pass_order(seed, pass_, 100, True, window).tobytes()
         for seed in (0, 1, 2**62)
         for pass_ in range(4)
     }
-    assert len(set(orders.values())) == 12
+    assert len(set(drawn.values())) == 12
     pass_order.cache_clear()
-    for (seed, pass_), order in orders.items():
+    for (seed, pass_), order in drawn.items():
         assert pass_order(seed, pass_, 100, True, window).tobytes() == order
 
 
@@ -71,6 +72,44 @@ def test_every_order_that_a_window_allows_is_equally_likely(samples, window, pos
     )
     assert set(seen) == possible
     assert all(abs(count - 400) < 80 for count in seen.values())  # 4 standard deviations
+
+
+@given(seed=SEEDS, pass_=PASSES, samples=st.integers(1, 60), window=st.integers(1, 80))
+def test_a_window_is_a_buffer_that_is_refilled(seed, pass_, samples, window):
+    """The shuffle in vectors against the buffer of D-08, sample by sample."""
+    words = np.random.Philox(key=np.array([seed, pass_], np.uint64)).random_raw(samples).tolist()
+    size = min(window, samples)
+    buffer, drawn = list(range(size)), []
+    for newcomer in range(size, samples):
+        slot = words[newcomer - size] % size
+        drawn.append(buffer[slot])
+        buffer[slot] = newcomer
+    drawn += [buffer[k] for k in sorted(range(size), key=lambda k: words[samples - size + k])]
+    assert pass_order(seed, pass_, samples, True, window).tolist() == drawn
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_steps_of_a_large_dataset_are_those_of_its_whole_pass(monkeypatch, shards):
+    monkeypatch.setattr(orders, "LARGE", 50)
+    pass_order.cache_clear()
+    for shuffle, buffer_size in ((True, None), (True, 1000), (True, 7), (False, None)):
+        whole = SampleOrder(
+            seed=3,
+            samples=101,
+            batch_size=4,
+            shuffle=shuffle,
+            buffer_size=buffer_size,
+            drop_remainder=True,
+            repeat=1,
+            num_shards=shards,
+            shard_id=shards - 1,
+        )
+        of_pass = whole._pass_order(1)
+        batches = whole.batches(whole.steps_per_pass, whole.steps_per_pass).indices
+        assert batches.ravel().tolist() == of_pass[: batches.size].tolist()
+        if shards == 1:
+            assert sorted(of_pass.tolist()) == list(range(101))
+    pass_order.cache_clear()
 
 
 def test_an_order_that_others_share_can_not_be_written_to():

@@ -1,0 +1,59 @@
+"""The permutation that needs no list: every number once, at any place equally often."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.permutation import permuted
+
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 3000), seed=SEEDS, number=st.integers(0, 2**63 - 1))
+def test_every_number_comes_once(size: int, seed: int, number: int) -> None:
+    assert sorted(permuted(np.arange(size), size, seed, number)) == list(range(size))
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 2**32), seed=SEEDS, place=st.integers(0, 2**32 - 1))
+def test_a_place_does_not_depend_on_those_asked_with_it(size: int, seed: int, place: int) -> None:
+    places = np.array([place % size, 0, size - 1])
+    together = permuted(places, size, seed, 3)
+    assert ((together >= 0) & (together < size)).all()
+    assert together[0] == permuted(places[:1], size, seed, 3)[0]
+
+
+@pytest.mark.parametrize("size", [64, 100])
+def test_numbers_are_at_every_place_equally_often(size: int) -> None:
+    draws = 6000
+    counts = np.zeros((size, size))
+    for number in range(draws):
+        counts[np.arange(size), permuted(np.arange(size), size, 7, number)] += 1
+    expected = draws / size
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    freedom = (size - 1) ** 2
+    assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+def test_neighbours_are_spread() -> None:
+    """Distances of neighbours in a pass of 10 million are those of independent draws."""
+    size, n = 10_000_000, 100_000
+    found = permuted(np.arange(n), size, 1, 2)
+    distances = np.abs(np.diff(found)) / size
+    assert abs(distances.mean() - 1 / 3) < 5 * np.sqrt(1 / 18 / n)
+    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 5 / np.sqrt(n)
+    assert abs(np.corrcoef(np.arange(n), found)[0, 1]) < 5 / np.sqrt(n)
+
+
+def test_numbers_never_change_between_versions() -> None:
+    assert permuted(np.arange(4), 2_000_000, 42, 3).tolist() == [1622829, 1117450, 159650, 1468822]
+
+
+@pytest.mark.parametrize("size", [0, 2**32 + 1])
+def test_sizes_that_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="must be 1 to"):
+        permuted(np.arange(1), size, 0, 0)
