@@ -44,6 +44,22 @@ class LazyColumn(Column, Protocol):
         """Name of the sample for the user, such as its file."""
 
 
+def rows_at(indices: Any, samples: int) -> np.ndarray:
+    """The samples that an array of indices, or a slice, chooses among so many: int64 (n,).
+
+    Raises IndexError for an index out of range.
+    """
+    if isinstance(indices, slice):
+        return np.arange(*indices.indices(samples))
+    chosen = np.asarray(indices)
+    if chosen.dtype == bool:
+        return np.flatnonzero(chosen)
+    outside = chosen[(chosen < -samples) | (chosen >= samples)]
+    if outside.size:
+        raise IndexError(f"index {outside[0]} is out of bounds; there are {samples} samples")
+    return np.where(chosen < 0, chosen + samples, chosen).astype(np.int64)
+
+
 @dataclass(frozen=True)
 class ColumnSpec:
     """Shape and dtype of one value of a column; images are HWC until `hwc2chw` permutes axes."""

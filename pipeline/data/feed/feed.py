@@ -73,7 +73,7 @@ class Feed:
         window, prepare_time = self._source.take(step)
         handed_at = self._clock()
         wait_s, steps = handed_at - requested_at, window.stop - window.start
-        if last is not None and last.stop == step:
+        if last is not None and last.stop == step and not window.early:
             used, busy_s = last.stop - last.start, requested_at - self._handed_at
             handoff = WindowHandoff(step, used, busy_s, wait_s, ready, steps, prepare_time)
             self._stats.add(handoff)

@@ -87,7 +87,8 @@ class FeedReport:
     starved: bool
     """Whether it ever was."""
     first_wait_ms: float
-    """For windows that could not be prepared ahead: the first one, and one after a jump."""
+    """For windows that could not be prepared ahead: the first one, one after a jump, and the short
+    ones that follow it."""
     wait_ms_per_step: float | None
     wait_share: float | None
     queue_depth: float | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -72,7 +73,7 @@ class Reader:
 
         self.step: int | None = step
         """Start of the next window; None after the last one."""
-        self._plan = plan
+        self._plan, self._jump, self._taken = plan, step, 0
         self._source = PartSource(plan, step)
         options = grain.ReadOptions(num_threads=plan.threads, prefetch_buffer_size=plan.parts)
         self._parts = iter(grain.MapDataset.source(self._source).to_iter_dataset(options))
@@ -81,13 +82,14 @@ class Reader:
         """The number of steps of the next window that have been read."""
         if self.step is None:
             return 0
-        steps = self._plan.window_stop(self.step) - self.step
-        return self._source.unclaimed * steps // self._plan.parts
+        steps = len(self._plan.span(self._jump, self._taken))
+        return min(steps, self._source.unclaimed * steps // self._plan.parts)
 
     def take(self) -> tuple[Window, PrepareTime]:
         """The next window. As its parts are taken, reading continues with the one after it."""
         parts = [self._part() for _ in range(self._plan.parts)]
         self._source.claim(len(parts))
+        self._taken += 1
         (window,) = (part.window for part in parts if part.window is not None)
         self.step = window.stop if window.stop != self._plan.stop else None
         return window, PrepareTime.total(part.prepare_time for part in parts)
@@ -129,7 +131,9 @@ class PartSource:
         plan = self._plan
         if plan.stop is None or self._step >= plan.stop:
             return sys.maxsize
-        return -(-(plan.stop - self._step) // plan.window_steps) * plan.parts
+        numbers = range(plan.stop - self._step)
+        last = bisect_left(numbers, plan.stop, key=lambda n: plan.span(self._step, n).stop)
+        return (last + 1) * plan.parts
 
     @property
     def unclaimed(self) -> int:
@@ -145,8 +149,8 @@ class PartSource:
         number, part = divmod(index, self._plan.parts)
         with self._lock:
             if number not in self._buffers:
-                start = self._step + number * self._plan.window_steps
-                self._buffers[number] = WindowBuffer(self._plan, start)
+                span, early = self._plan.span(self._step, number), self._plan.is_early(number)
+                self._buffers[number] = WindowBuffer(self._plan, span, early=early)
             buffer = self._buffers[number]
         try:
             prepare_time, window = buffer.read(part)

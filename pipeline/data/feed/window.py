@@ -50,6 +50,8 @@ class Window:
     start: int
     stop: int
     inputs: Inputs
+    early: bool = False
+    """Whether it is one of the short windows after a jump, for which to wait is no starvation."""
 
 
 def put_inputs(

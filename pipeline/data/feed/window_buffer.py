@@ -20,6 +20,10 @@ from pipeline.parallel.placement import DevicePlacement
 PARTS = 16
 """Parts that a window is read in: enough to share among threads, few enough to cost nothing."""
 
+FIRST_SHARE = 16
+"""The first window after a jump has this part of the steps of a full one, the next twice as many,
+and so on: training begins when a little has been read."""
+
 ALIGNMENT_BYTES = 64
 """XLA uses a host buffer that starts at a multiple of this in place, and copies any other."""
 
@@ -67,19 +71,30 @@ class ReadPlan:
         """The number of parts of a window."""
         return min(PARTS, self.window_steps * self.batch_rows)
 
-    def window_stop(self, start: int) -> int:
-        """The end of a window that starts at `start`."""
-        stop = start + self.window_steps
-        return stop if self.stop is None or start >= self.stop else min(stop, self.stop)
+    def span(self, jump: int, number: int) -> range:
+        """The steps of a window, by its number after a jump to boundary `jump`."""
+        first = max(1, self.window_steps // FIRST_SHARE)
+        # Windows double until one is full.
+        doublings = (-(-self.window_steps // first) - 1).bit_length()
+        early = min(number, doublings)
+        start = jump + first * (2**early - 1) + (number - early) * self.window_steps
+        stop = start + min(self.window_steps, first * 2**early)
+        return range(
+            start, stop if self.stop is None or start >= self.stop else min(stop, self.stop)
+        )
+
+    def is_early(self, number: int) -> bool:
+        """Whether a window is one of those after a jump that are shorter than a full one."""
+        return max(1, self.window_steps // FIRST_SHARE) * 2**number < self.window_steps
 
 
 class WindowBuffer:
     """The host buffers of a window, filled by several threads at once."""
 
-    def __init__(self, plan: ReadPlan, start: int) -> None:
+    def __init__(self, plan: ReadPlan, span: range, *, early: bool) -> None:
         started_at = plan.clock()
-        self._plan, self._start = plan, start
-        self._batches: Batches = plan.order.batches(start, plan.window_steps)
+        self._plan, self._span, self._early = plan, span, early
+        self._batches: Batches = plan.order.batches(span.start, plan.window_steps)
         self._indices = self._batches.rows[:, plan.rows].ravel()
         self._columns = {
             name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
@@ -104,10 +119,9 @@ class WindowBuffer:
 
     def _rows(self, part: int) -> slice:
         """The rows of a part, without those after the last step."""
-        plan, size = self._plan, len(self._indices)
-        wanted = (plan.window_stop(self._start) - self._start) * plan.batch_rows
-        first, last = (n * size // plan.parts for n in (part, part + 1))
-        return slice(min(first, wanted), min(last, wanted))
+        wanted = len(self._span) * self._plan.batch_rows
+        first, last = (n * wanted // self._plan.parts for n in (part, part + 1))
+        return slice(first, last)
 
     def _read_column(self, name: str, rows: slice) -> PrepareTime:
         plan, column, out = self._plan, self._plan.split.columns[name], self._columns[name][rows]
@@ -123,7 +137,7 @@ class WindowBuffer:
             for name, values in self._columns.items()
         }
         inputs = put_inputs(columns, self._batches, plan.order.seed, plan.placement, resident=False)
-        return Window(self._start, plan.window_stop(self._start), inputs)
+        return Window(self._span.start, self._span.stop, inputs, self._early)
 
 
 def read_into(

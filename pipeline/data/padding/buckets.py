@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pipeline.data.columns import Column, LazyColumn
+from pipeline.data.columns import Column, LazyColumn, rows_at
 
 Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
@@ -163,7 +163,7 @@ class PaddedColumn:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The values at an integer array of sample indices, or at a slice."""
-        chosen = np.arange(self.shape[0])[indices].tolist()
+        chosen = rows_at(indices, len(self.values.sizes)).tolist()
         padded = np.full((len(chosen), *self.shape[1:]), self.fill, self.dtype)
         for position, index in enumerate(chosen):
             self._put(self.values.value(index), padded[position])

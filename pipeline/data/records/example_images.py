@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.columns import DECODING_THREADS
+from pipeline.data.columns import DECODING_THREADS, rows_at
 from pipeline.data.image_file import FORMATS, UNREADABLE_IMAGE, open_image, rgb_pixels
 from pipeline.data.records.tf_example import Feature, parse_example
 from pipeline.data.records.tfrecord_file import RecordSpans, scan
@@ -61,7 +61,7 @@ class ExampleImages:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The images at an integer array of indices or a slice, uint8 (n, H, W, C)."""
-        chosen = np.arange(len(self.rows))[indices]
+        chosen = rows_at(indices, len(self.rows))
         images = np.empty((len(chosen), *self.value_shape), np.uint8)
         with ThreadPoolExecutor(DECODING_THREADS) as pool:
             for position, image in enumerate(pool.map(self.sample, chosen)):

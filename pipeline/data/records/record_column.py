@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.columns import Column
+from pipeline.data.columns import Column, rows_at
 from pipeline.data.padding.buckets import Ragged
 from pipeline.data.records.record_format import RecordColumnSpec, decode
 from pipeline.errors import DataError
@@ -114,7 +114,7 @@ class RecordColumn:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The values at an integer array of sample indices, or at a slice."""
-        chosen = np.arange(self.samples)[indices].tolist()
+        chosen = rows_at(indices, self.samples).tolist()
         values = np.empty((len(chosen), *self.value_shape), self.dtype)
         for position, value in enumerate(self.files.read_many(chosen)):
             values[position] = value[0]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from pipeline.data.columns import DECODING_THREADS, Column
+from pipeline.data.columns import DECODING_THREADS, Column, rows_at
 from pipeline.data.image_file import FORMATS, UNREADABLE_IMAGE, open_image, rgb_pixels
 from pipeline.data.padding.buckets import Ragged
 from pipeline.errors import DataError
@@ -44,7 +44,7 @@ class DecodedFiles:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The values at an integer array of indices or a slice, uint8 (n, height, width, ...)."""
-        chosen = np.arange(len(self.paths))[indices]
+        chosen = rows_at(indices, len(self.paths))
         values = np.empty((len(chosen), *self.shape[1:]), np.uint8)
         with ThreadPoolExecutor(DECODING_THREADS) as pool:
             for position, value in enumerate(pool.map(self.sample, chosen)):
