@@ -92,7 +92,7 @@ def measure(contestant: str, common: Sequence[str]) -> Fed:
 
 def fed_as(contestant: str, summary: Summary) -> Fed:
     """What a run says of its feed. Ends the process where it was too short to say anything."""
-    feed, step_ms = summary.feed, summary.time["step_ms"]
+    feed, step_ms = summary.feed, summary.time["median_step_ms"]
     if feed["wait_ms_per_step"] is None or step_ms is None:
         raise SystemExit(
             f"benchmarks.feeding: {contestant}: {summary.steps} steps fit into one window; "

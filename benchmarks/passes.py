@@ -68,7 +68,7 @@ def _train(contestant: str, overrides: list[str], accuracy: float) -> Course:
         lines = (Path(folder) / "evals.jsonl").read_text().splitlines()
     evals = [json.loads(line) for line in lines]
     step = next((line["step"] for line in evals if line["accuracy"] >= accuracy), None)
-    step_ms, per_pass = summary.time["step_ms"] or 0.0, summary.steps / summary.passes
+    step_ms, per_pass = summary.time["median_step_ms"] or 0.0, summary.steps / summary.passes
     return Course(
         passes=step / per_pass if step else None,
         train_s=step * step_ms / 1000 if step else None,

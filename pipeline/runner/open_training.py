@@ -185,6 +185,7 @@ def _record(context: RunContext, history: History, training: Training, unit: Sam
     summary.bad_steps = _bad_steps(history, training)
     summary.feed = asdict(training.executable.feed.report())
     summary.time |= _times(context, history, unit)
+    summary.time["first_window_s"] = summary.feed["first_window_ms"] / 1000
 
 
 def _bad_steps(history: History, training: Training) -> dict[str, Any]:
@@ -204,5 +205,6 @@ def _times(context: RunContext, history: History, unit: SampleUnit) -> dict[str,
         "first_step_s": None if first_step_at is None else first_step_at - context.started_at,
         "train_s": history.train_s,
         "step_ms": step_ms,
+        "median_step_ms": history.median_step_ms,
         f"{unit.counted}_per_s": 1000 * per_step / step_ms if step_ms else None,
     }

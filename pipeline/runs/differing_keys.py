@@ -43,5 +43,5 @@ def main_metric(runs: Sequence[KeptRun]) -> str | None:
     return max(dict.fromkeys(names), key=lambda n: (names.count(n), -order.get(n, len(order))))
 
 
-_SPEEDS = frozenset({"parameters", "steps", "step_ms", "train_s", "count"})
+_SPEEDS = frozenset({"parameters", "steps", "step_ms", "median_step_ms", "train_s", "count"})
 _FIRST = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")

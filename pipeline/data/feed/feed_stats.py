@@ -89,6 +89,8 @@ class FeedReport:
     first_wait_ms: float
     """For windows that could not be prepared ahead: the first one, one after a jump, and the short
     ones that follow it."""
+    first_window_ms: float
+    """For the first window of all, before which nothing can be compiled."""
     wait_ms_per_step: float | None
     wait_share: float | None
     queue_depth: float | None
@@ -103,6 +105,7 @@ class FeedStats:
 
     def __init__(self, notify: Notify | None) -> None:
         self._notify = notify
+        self._first_window_s: float | None = None
         self._first_wait_s = self._busy_s = self._wait_s = self._depths = 0.0
         self._steps = self._windows = self._prepared_steps = 0
         self._prepare_time = PrepareTime()
@@ -110,6 +113,8 @@ class FeedStats:
 
     def jump(self, wait_s: float, window_steps: int, prepare_time: PrepareTime) -> None:
         """Record a window that could not be prepared ahead."""
+        if self._first_window_s is None:
+            self._first_window_s = wait_s
         self._first_wait_s += wait_s
         self._prepared(window_steps, prepare_time)
 
@@ -148,6 +153,7 @@ class FeedStats:
             kind=kind,
             starved=self._starved,
             first_wait_ms=1000 * self._first_wait_s,
+            first_window_ms=1000 * (self._first_window_s or 0.0),
             wait_ms_per_step=1000 * self._wait_s / self._steps if measured else None,
             wait_share=self._wait_s / max(time_s, 1e-9) if measured else None,
             queue_depth=self._depths / self._windows if measured else None,

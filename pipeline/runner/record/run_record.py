@@ -14,7 +14,7 @@ from pipeline.runner.record.provenance import read_provenance
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_kept_recipe, run_of
 
 ENVIRONMENT = ("versions", "machine", "settings")
-TIMES = ("step_ms", "train_s", "first_step_s")
+TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
 """Times of a summary that are compared, with all speeds, such as images_per_s."""
 
 

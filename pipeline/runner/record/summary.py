@@ -89,6 +89,7 @@ START_UP = {
     "imports and recipe": "start_s",
     "data": "data_s",
     "build": "build_s",
+    "first data": "first_window_s",
     "compile": "compile_s",
     "first dispatch": "first_dispatch_s",
 }

@@ -31,12 +31,21 @@ class History:
     """When the first dispatch ended, by `time.perf_counter`."""
     step_seconds: deque[float] = field(default_factory=partial(deque, maxlen=DISPATCHES_KEPT))
     """Seconds per step of the newest dispatches, without the very first."""
+    timed_steps: int = 0
+    """Steps of all dispatches but the very first."""
+    timed_s: float = 0.0
+    """Seconds that they took, waiting for data included."""
     evaluated: dict[int, Evaluation] = field(default_factory=dict)
     """The last evaluation by its step."""
 
     @property
     def step_ms(self) -> float | None:
-        """Median time of a step over the newest dispatches, in milliseconds."""
+        """Mean time of a step, waiting for data included, in milliseconds."""
+        return 1000 * self.timed_s / self.timed_steps if self.timed_steps else None
+
+    @property
+    def median_step_ms(self) -> float | None:
+        """Median time of a step over the newest dispatches, few of which may wait for data."""
         return 1000 * statistics.median(self.step_seconds) if self.step_seconds else None
 
     @property
@@ -50,3 +59,5 @@ class History:
             self.first_dispatch_s, self.first_step_at = seconds, ended_at
         else:
             self.step_seconds.append(seconds / steps)
+            self.timed_steps += steps
+            self.timed_s += seconds

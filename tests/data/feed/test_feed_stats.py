@@ -65,7 +65,7 @@ def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
         )
     waits, busy = map(sum, zip(*times, strict=True))
     report, windows = stats.report("stream"), len(times)
-    assert report.first_wait_ms == 250
+    assert report.first_wait_ms == report.first_window_ms == 250
     assert report.wait_ms_per_step == pytest.approx(1000 * waits / (20 * windows))
     assert report.wait_share == pytest.approx(waits / (waits + busy))
     assert report.queue_depth == pytest.approx(0.5)

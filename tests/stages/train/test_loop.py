@@ -284,7 +284,7 @@ def test_step_time_is_that_of_the_newest_dispatches(
     assert len(history.step_seconds) == 19
     history.step_seconds.extend(2 * DISPATCHES_KEPT * [0.5])
     assert len(history.step_seconds) == DISPATCHES_KEPT
-    assert history.step_ms == 500.0
+    assert history.median_step_ms == 500.0
 
 
 def test_the_first_step_is_done_when_the_first_dispatch_ends(play: Play) -> None:
@@ -292,10 +292,20 @@ def test_the_first_step_is_done_when_the_first_dispatch_ends(play: Play) -> None
     assert (history.first_dispatch_s, history.first_step_at) == (0.25, 0.25)
 
 
-def test_step_time_is_the_median_without_the_first_dispatch(play: Play) -> None:
+def test_step_time_leaves_out_the_first_dispatch(play: Play) -> None:
     script = Script(step_s=0.25)
     history = play(script)
-    assert (history.step_ms, history.train_s) == (250.0, 5.0)
+    assert (history.step_ms, history.median_step_ms, history.train_s) == (250.0, 250.0, 5.0)
+
+
+def test_step_time_has_dispatches_that_waited_for_data() -> None:
+    """The median of many dispatches hides the few that wait for a window."""
+    history = History(0)
+    history.add_dispatch(10, 9.0, 9.0)
+    for seconds in (1.0, 1.0, 7.0):
+        history.add_dispatch(10, seconds, 0.0)
+    assert history.step_ms == 300.0
+    assert history.median_step_ms == 100.0
 
 
 EARLY = ["eval.every_steps=2", "monitor.early_stop.patience=2"]
