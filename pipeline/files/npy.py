@@ -22,8 +22,10 @@ import numpy as np
 from numpy.lib import format as npy
 
 from pipeline.files.error_text import shown
+from pipeline.host.aligned_array import aligned_zeros
 from pipeline.host.memory import require_room
 
+CHUNK_BYTES = 2**20
 MAX_AXES = 32
 MAX_ENTRIES = 100_000
 
@@ -59,11 +61,8 @@ class ArrayArchive:
         require_room(info.file_size, shown(name))
         if info.compress_type not in _METHODS:
             raise ValueError(f"{shown(name)} is compressed in a way that numpy does not write")
-        with _telling_damage():
-            with self._archive.open(info) as file:
-                check_header(name, file, info.file_size)
-            with self._archive.open(info) as file:
-                return npy.read_array(file, allow_pickle=False)
+        with _telling_damage(), self._archive.open(info) as file:
+            return _read_aligned(file, *check_header(name, file, info.file_size))
 
 
 @contextmanager
@@ -97,16 +96,37 @@ def parse_npy(name: str, content: bytes) -> np.ndarray:
         return npy.read_array(file, allow_pickle=False)
 
 
-def check_header(name: str, file: IO[bytes], size: int) -> None:
-    """Raise ValueError unless the header's array fills the entry of `size` bytes exactly."""
+def _read_aligned(
+    file: IO[bytes], shape: tuple[int, ...], in_fortran_order: bool, dtype: np.dtype
+) -> np.ndarray:
+    """The array after its header, read straight into memory that a CPU device uses in place."""
+    array = aligned_zeros(shape[::-1] if in_fortran_order else shape, dtype)
+    content = array.reshape(-1).view(np.uint8).data
+    read = 0
+    while read < len(content):
+        chunk = file.read(min(CHUNK_BYTES, len(content) - read))
+        if not chunk:
+            raise EOFError(f"the array ends after {read:,} of {len(content):,} bytes")
+        content[read : read + len(chunk)] = chunk
+        read += len(chunk)
+    file.read()  # To the end, where zipfile compares the checksum.
+    return array.T if in_fortran_order else array
+
+
+def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order (True: Fortran's) and dtype of the array of an entry of `size` bytes.
+
+    Raises ValueError unless it fills the entry exactly.
+    """
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
         raise ValueError(f"{shown(name)} is of a version of .npy that is not read")
-    shape, _, dtype = read_header(file)
+    shape, in_fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError(f"{shown(name)} holds objects; must be plain numbers")
     if not dtype.itemsize or array_bytes(name, dtype, shape) != size - file.tell():
         raise ValueError(f"{shown(name)} has shape {shape} and the file has another size")
+    return shape, in_fortran_order, dtype
 
 
 def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:

@@ -6,11 +6,10 @@ directory, and a resumed run reads it from there.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -148,6 +147,8 @@ class _LoweringRequest:
     backend: Backend
     tuning: Tuning
     reporter: Reporter
+    chosen: dict[Layout, LoweringChoice] = field(default_factory=dict)
+    """The choices so far."""
 
     @property
     def network(self) -> nn.Module:
@@ -179,12 +180,13 @@ class _LoweringRequest:
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
         return list_problems(parts, self.built.state, self.batch, eval_batch)
 
-    @functools.cache  # noqa: B019 - lives as long as the choosing does
     def chosen_in(self, layout: Layout) -> LoweringChoice:
         """Return the best lowerings with images in a layout."""
-        problems = self.problems_in(layout)
-        chosen = self.backend.choose_lowerings(problems, self.tuning, self.watch)
-        return replace(chosen, layout=layout)
+        if layout not in self.chosen:
+            problems = self.problems_in(layout)
+            chosen = self.backend.choose_lowerings(problems, self.tuning, self.watch)
+            self.chosen[layout] = replace(chosen, layout=layout)
+        return self.chosen[layout]
 
     def time_us(self, layout: Layout) -> float:
         """Time the gradients with the best lowerings in a layout, in microseconds."""

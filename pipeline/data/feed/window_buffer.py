@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from pipeline.data.feed.window import Window, put_inputs
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.errors import DataError, PipelineError
 from pipeline.files.error_text import shown
+from pipeline.host.aligned_array import aligned_zeros
 from pipeline.parallel.placement import DevicePlacement
 
 PARTS = 16
@@ -23,9 +23,6 @@ PARTS = 16
 FIRST_SHARE = 16
 """The first window after a jump has this part of the steps of a full one, the next twice as many,
 and so on: training begins when a little has been read."""
-
-ALIGNMENT_BYTES = 64
-"""XLA uses a host buffer that starts at a multiple of this in place, and copies any other."""
 
 Clock = Callable[[], float]
 
@@ -182,12 +179,3 @@ def _decode_into(
         if slowest is None or read_s > slowest.read_s:
             slowest = SlowSample(name, sample, shown(column.sample_name(sample)), read_s)
     return slowest
-
-
-def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Zeros that a CPU device uses without a copy."""
-    dtype = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
-    first = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[first : first + size].view(dtype).reshape(shape)

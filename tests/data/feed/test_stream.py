@@ -13,8 +13,8 @@ from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed import window_buffer
 from pipeline.data.feed.window import batch_at
-from pipeline.data.feed.window_buffer import ALIGNMENT_BYTES, aligned_zeros
 from pipeline.errors import DataError
+from pipeline.host.aligned_array import ALIGNMENT_BYTES, aligned_zeros
 from tests.data.feed.feeding import (
     DEVICE,
     SAMPLES,
