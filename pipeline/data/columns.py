@@ -45,7 +45,7 @@ class LazyColumn(Column, Protocol):
 
 
 def rows_at(indices: Any, samples: int) -> np.ndarray:
-    """The samples that an array of indices, or a slice, chooses among so many: int64 (n,).
+    """Numbers of the samples that an array of indices, or a slice, chooses: int64 (n,).
 
     Raises IndexError for an index out of range.
     """
