@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -47,11 +48,37 @@ TINY = [
 STEPS = "train.steps=45"
 """The length of most runs: another one is another program to compile."""
 
+LONGEST = (
+    "launch/test_local.py",
+    "plugins/test_runs.py",
+    "test_sweep.py",
+    "weights/onnx_files/test_onnx_export.py",
+    "models/imported/test_imported_runs.py",
+    "parallel/test_layouts.py",
+    "test_recipes.py",
+    "stages/test_image_runs.py",
+    "lowerings/test_candidates.py",
+    "lowerings/tune/test_runs.py",
+    "sweep/test_study.py",
+    "stages/test_text_runs.py",
+    "models/test_trainable.py",
+    "test_cli.py",
+    "backends/test_xla.py",
+    "test_tables.py",
+)
+"""Files that take a minute or so, which are begun first: two processes then end together."""
+
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of compiled programs for the whole session, in the folder that XDG names."""
-    return tmp_path_factory.mktemp("cache") / "pipeline"
+    """One cache of compiled programs for the whole session, in the folder that XDG names.
+
+    All processes of pytest-xdist share it.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / "pipeline"
 
 
 @cache_calls
@@ -102,13 +129,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests marked slow to `--complete`, unless one is named by itself."""
+    """Begin with the longest files; leave the tests marked slow to `--complete`.
+
+    A slow one that is named by itself is run.
+    """
+    place = {ROOT / "tests" / file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
     if config.getoption("--complete") or any("::" in argument for argument in config.args):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage seldom, and never among modules and tests, which stay to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
