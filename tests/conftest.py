@@ -18,6 +18,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.plugins import loading
+from tests.forked import run_forked
 
 # As many devices as runs on several ask for: their number can't change once one is open.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -109,6 +110,16 @@ def command(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedPr
             text=True,
             timeout=timeout,
         )
+
+    return run
+
+
+@pytest.fixture
+def forked(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command as `command` does, in a process that has imported the package already."""
+
+    def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return run_forked(arguments, tmp_path, {**os.environ, "XDG_CACHE_HOME": str(cache.parent)})
 
     return run
 

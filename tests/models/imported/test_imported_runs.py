@@ -176,14 +176,14 @@ def test_code_that_is_not_there_is_a_problem_of_the_recipe(
 
 @pytest.mark.slow
 def test_the_command_line_trains_a_network_of_a_plug_in(
-    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    forked: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     shutil.copy(OWN_NETWORKS, tmp_path / "nets.py")
     keys = ["model=flax", "model.import=nets:ConvNet", "model.arguments.width=4"]
     keys += ["train.steps=8", "monitor.tensorboard=false"]
-    done = command(["--plugin", "nets.py", *keys])
+    done = forked(["--plugin", "nets.py", *keys])
     assert done.returncode == 0, done.stderr
     assert "step 8: accuracy" in done.stdout
-    refused = command(keys)
+    refused = forked(keys)
     assert refused.returncode == 2
     assert "add --plugin nets.py" in refused.stderr
