@@ -124,6 +124,17 @@ def forked(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedPro
     return run
 
 
+@pytest.fixture
+def quick_programs() -> Iterator[None]:
+    """Compile with few optimizations, in half of the time.
+
+    For tests of what a run does, not of its speed or of the bits of different programs.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real MNIST and CIFAR-10."""
