@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.plugins import loading
+from tests.forked import run_forked
 
 # As many devices as runs on several ask for: their number can't change once one is open.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -47,11 +49,37 @@ TINY = [
 STEPS = "train.steps=45"
 """The length of most runs: another one is another program to compile."""
 
+LONGEST = (
+    "launch/test_local.py",
+    "plugins/test_runs.py",
+    "test_sweep.py",
+    "weights/onnx_files/test_onnx_export.py",
+    "models/imported/test_imported_runs.py",
+    "parallel/test_layouts.py",
+    "test_recipes.py",
+    "stages/test_image_runs.py",
+    "lowerings/test_candidates.py",
+    "lowerings/tune/test_runs.py",
+    "sweep/test_study.py",
+    "stages/test_text_runs.py",
+    "models/test_trainable.py",
+    "test_cli.py",
+    "backends/test_xla.py",
+    "test_tables.py",
+)
+"""Files that take a minute or so, which are begun first: two processes then end together."""
+
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of compiled programs for the whole session, in the folder that XDG names."""
-    return tmp_path_factory.mktemp("cache") / "pipeline"
+    """One cache of compiled programs for the whole session, in the folder that XDG names.
+
+    All processes of pytest-xdist share it.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / "pipeline"
 
 
 @cache_calls
@@ -86,6 +114,27 @@ def command(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedPr
     return run
 
 
+@pytest.fixture
+def forked(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command as `command` does, in a process that has imported the package already."""
+
+    def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return run_forked(arguments, tmp_path, {**os.environ, "XDG_CACHE_HOME": str(cache.parent)})
+
+    return run
+
+
+@pytest.fixture
+def quick_programs() -> Iterator[None]:
+    """Compile with few optimizations, in half of the time.
+
+    For tests of what a run does, not of its speed or of the bits of different programs.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real MNIST and CIFAR-10."""
@@ -102,13 +151,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests marked slow to `--complete`, unless one is named by itself."""
+    """Begin with the longest files; leave the tests marked slow to `--complete`.
+
+    A slow one that is named by itself is run.
+    """
+    place = {ROOT / "tests" / file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
     if config.getoption("--complete") or any("::" in argument for argument in config.args):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage seldom, and never among modules and tests, which stay to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -59,7 +59,7 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", OPERATORS)
 def test_a_recipe_that_names_the_layer_trains_as_with_the_layer_of_the_package(
-    layer: str, command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    layer: str, forked: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """12 steps in sinks of 7."""
     losses = {}
@@ -70,7 +70,7 @@ def test_a_recipe_that_names_the_layer_trains_as_with_the_layer_of_the_package(
         flag = ["--plugin", str(ROOT / "examples" / f"{OPERATORS[layer]}.py")]
         recipe = ["+recipe=lenet5_digits", *TINY, "model=layers", f"model.layers={layers}"]
         length = ["train.steps=12", "train.sink_size=7", f"hydra.run.dir=outputs/{name}"]
-        done = command([*(flag if name == layer else ()), *recipe, *length])
+        done = forked([*(flag if name == layer else ()), *recipe, *length])
         assert done.returncode == 0, done.stdout + done.stderr
         lines = outcome.metrics(tmp_path / "outputs" / name)
         losses[name] = [line["loss"] for line in lines]

@@ -45,8 +45,8 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     recipe's length and name belong to its own dataset and model: where overrides choose another,
     there is no recipe, and the run is named after both.
 
-    Hydra must know a recipe before it composes, so all recipes found are registered here; so are
-    the files that choose parts, as in `device=./mine.yaml`. Raises RecipeError where a named one
+    Hydra must know a recipe before it composes, so recipes are registered here; so are the files
+    that choose parts, as in `device=./mine.yaml`. Raises RecipeError where a named one
     can't be read.
     """
     problems = list(unparsable(overrides))
@@ -101,19 +101,27 @@ def _with_name(overrides: list[str]) -> list[str]:
 
 
 def _register_recipes(files: Mapping[str, Path], requested: str, chosen: Collection[str]) -> bool:
-    """Register every recipe with Hydra; return whether the requested one names all parts.
+    """Register recipes with Hydra; return whether the requested one names all parts.
 
-    Raises RecipeError where the requested one can't be read; others are skipped.
+    Those that are requested, and those that they start from, are read; the others, which take
+    longer to read than a recipe takes to compose, are registered by name, as messages list them.
+    Where a requested one does not exist, all are read. Raises RecipeError where the requested one
+    can't be read; others are skipped.
     """
+    named = requested.split(",")
+    needed = named if files.keys() >= set(named) else list(files)
     names_all = False
-    for name, file in files.items():
+    for name in needed:
         try:
-            complete = _register_recipe(name, file, chosen)
+            complete, bases = _register_recipe(name, files[name], chosen)
         except RecipeError:
             if name == requested:
                 raise
         else:
             names_all |= complete and name == requested
+            needed += [base for base in bases if base in files and base not in needed]
+    for name in files.keys() - set(needed):
+        ConfigStore.instance().store(group="recipe", name=name, package="_global_", node={})
     return names_all
 
 
@@ -167,8 +175,12 @@ def _register_part_of_recipe(recipe: Path, group: str, path: str) -> str:
     return name
 
 
-def _register_recipe(name: str, file: Path, chosen: Collection[str]) -> bool:
-    """Register a file as an option of Hydra's group `recipe`; return whether it is complete.
+def _register_recipe(
+    name: str, file: Path, chosen: Collection[str]
+) -> tuple[bool, Sequence[str]]:
+    """Register a file as an option of Hydra's group `recipe`.
+
+    Returns whether it is complete, and the names of the recipes that it starts from.
 
     Complete are the recipe.yaml of a run and the output of `--cfg job`; newer keys that they lack
     are filled in. A part chosen on the command line comes with its own defaults and replaces the
@@ -176,6 +188,8 @@ def _register_recipe(name: str, file: Path, chosen: Collection[str]) -> bool:
     """
     own_part = partial(_register_part_of_recipe, file)
     tree = {"name": name, **with_part_files(read_recipe_file(file), own_part)}
+    started_from = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
+    bases = [item for item in started_from if isinstance(item, str)]
     complete = names_every_part(tree)
     if complete:
         tree = fill_missing(drop_foreign_keys(tree))
@@ -189,4 +203,4 @@ def _register_recipe(name: str, file: Path, chosen: Collection[str]) -> bool:
         if isinstance(section, dict):
             section.pop(last, None)
     ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
-    return complete
+    return complete, bases

@@ -31,16 +31,19 @@ def accuracy_of(lr: float, batch: int) -> float:
     return 0.98 - 0.1 * abs(math.log10(lr / 0.02)) - (0.02 if batch == 16 else 0.0)
 
 
-@pytest.fixture
-def history(tmp_path: Path) -> Path:
-    """Thirty runs of the digits' recipe, and one of another seed and one of another length."""
-    root, generator = tmp_path / "outputs", random.Random(0)
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """32 runs of the digits' recipe, one of them of another length, and one of another recipe."""
+    root, generator = tmp_path_factory.mktemp("history") / "outputs", random.Random(0)
+    trees = [
+        recipe_with(keys).model_dump(mode="json")
+        for keys in (["seed=0"], ["seed=1"], ["seed=1", "train.passes=3"])
+    ]
     for number in range(32):
         lr, batch = 10 ** generator.uniform(-4, 0), generator.choice([16, 32])
-        keys = [f"train.optimizer.lr={lr}", f"train.batch_size={batch}", f"seed={number % 2}"]
-        keys += ["train.passes=3"] if number == 31 else []
         folder = make_run(root / f"{number}", accuracy=accuracy_of(lr, batch))
-        tree = recipe_with(keys).model_dump(mode="json")
+        tree = trees[2] if number == 31 else trees[number % 2]
+        tree["train"]["optimizer"]["lr"], tree["train"]["batch_size"] = lr, batch
         (folder / "recipe.yaml").write_text(yaml_text(tree))
     make_run(root / "of_another_recipe")
     return root
@@ -74,7 +77,6 @@ def test_it_proposes_what_is_near_the_best(
 def test_a_run_that_did_something_else_is_no_trial(
     section: str,
     value: dict[str, Any],
-    history: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

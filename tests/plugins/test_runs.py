@@ -15,6 +15,7 @@ import pytest
 
 from tests import outcome
 from tests.conftest import TINY
+from tests.forked import run_forked
 
 pytestmark = pytest.mark.slow
 
@@ -44,14 +45,7 @@ def start(cache: Path, tmp_path: Path) -> Start:
         *overrides: str, flags: Sequence[str] = ("--plugin", "own.py"), kill: str = ""
     ) -> Process:
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "KILL": kill or ":0"}
-        return subprocess.run(
-            [sys.executable, "-m", "pipeline", *flags, *RUN, *overrides],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        return run_forked([*flags, *RUN, *overrides], tmp_path, environment)
 
     return go
 

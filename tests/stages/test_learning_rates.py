@@ -100,7 +100,14 @@ def test_other_rates_of_groups_are_the_same_program(tiny: Compose, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["train.sink=false", "train.mode=eager", "train.mechanism=soft"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "train.sink=false",
+        pytest.param("train.mode=eager", marks=pytest.mark.usefixtures("quick_programs")),
+        "train.mechanism=soft",
+    ],
+)
 def test_groups_are_the_same_however_the_run_sinks(how: str, tiny: Compose, tmp_path: Path) -> None:
     rules, length = f"train.lr_rules=[{COSINE}, {SLOW}]", "train.steps=6"
     run(tiny(rules, length), tmp_path / "whole")

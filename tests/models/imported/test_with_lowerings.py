@@ -18,6 +18,7 @@ from jax import Array, lax
 from pipeline.lowerings.candidates import candidates
 from pipeline.lowerings.problem.lowering import DEFAULTS, Lowering, Problem, RecordingPolicy
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
+from tests.models.build import QUICK
 
 Loss = Callable[[Any, Array], Array]
 
@@ -124,10 +125,14 @@ def weighed(function: Callable[[Any, Array], Array]) -> Loss:
 
 def assert_agrees(function: Callable[[Any, Array], Array], weights: Any, x: Array) -> None:
     """Results and gradients with lowerings are those without."""
-    plain = jax.jit(jax.value_and_grad(weighed(function), argnums=(0, 1)))(weights, x)
+
+    def differentiated(loss: Loss) -> Any:
+        gradients = jax.value_and_grad(loss, argnums=(0, 1))
+        return jax.jit(gradients, compiler_options=QUICK)(weights, x)
+
+    plain = differentiated(weighed(function))
     for policy in (DEFAULTS, LastCandidate()):
-        lowered = weighed(with_lowerings(function, policy))
-        ours = jax.jit(jax.value_and_grad(lowered, argnums=(0, 1)))(weights, x)
+        ours = differentiated(weighed(with_lowerings(function, policy)))
         for own, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
             scale = max(1.0, float(np.abs(expected).max()))
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=3e-5 * scale)
