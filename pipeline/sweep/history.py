@@ -102,6 +102,17 @@ def _as_typed(value: Any) -> Any:
         return text
 
 
+def sampler_named(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Return a sampler of Optuna: tpe, gp, which needs torch, or random."""
+    match name:
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed)
+        case "random":
+            return optuna.samplers.RandomSampler(seed)
+        case _:
+            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
 def suggest(
     trials: Sequence[FrozenTrial],
     space: Mapping[str, BaseDistribution],
