@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ OF_NO_RESULT = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", 
 OF_WEIGHTS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
 """Beginnings of keys that decide with which weights a run begins."""
 
+FIRST_DRAWS = 5
+"""Results from which tree-structured Parzen estimators are made: with Optuna's 10 a search of three
+keys took twice as many trials (docs/runs.md)."""
 _ELEMENT = re.compile(r"\.\d+(\.|$)")
 """A place in a list, in a dotted key."""
 
@@ -103,14 +107,21 @@ def _as_typed(value: Any) -> Any:
 
 
 def sampler_named(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Return a sampler of Optuna: tpe, gp, which needs torch, or random."""
+    """Return a sampler of Optuna: tpe, gp, which needs torch, or random.
+
+    With fewer than `FIRST_DRAWS` results tpe draws at random.
+    """
     match name:
         case "gp":
             return optuna.samplers.GPSampler(seed=seed)
         case "random":
             return optuna.samplers.RandomSampler(seed)
-        case _:
-            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    with warnings.catch_warnings():
+        # Optuna says of some arguments that they may change.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(
+            seed=seed, constant_liar=True, multivariate=True, n_startup_trials=FIRST_DRAWS
+        )
 
 
 def suggest(

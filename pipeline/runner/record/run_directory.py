@@ -244,11 +244,14 @@ def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
 
     False for one whose recipe can't be read.
     """
+    # First what takes least: nearly all runs are done, and a recipe takes long to parse.
+    if read_status(run_dir) == "done":
+        return False
     try:
         same = not changed_keys(recipe, run_dir)
     except RecipeError:
         return False
-    return same and read_status(run_dir) != "done" and _is_free(run_dir)
+    return same and _is_free(run_dir)
 
 
 def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
