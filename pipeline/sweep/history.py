@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,12 +115,7 @@ def sampler_named(name: str, seed: int) -> optuna.samplers.BaseSampler:
             return optuna.samplers.GPSampler(seed=seed)
         case "random":
             return optuna.samplers.RandomSampler(seed)
-    with warnings.catch_warnings():
-        # Optuna says of some arguments that they may change.
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(
-            seed=seed, constant_liar=True, multivariate=True, n_startup_trials=FIRST_DRAWS
-        )
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=FIRST_DRAWS)
 
 
 def suggest(
