@@ -165,7 +165,7 @@ def bounds_of(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> B
     """Return the bounds of a dispatch with `window_steps` batches on the device."""
     every = event_periods(recipe, run_schedule.steps_per_pass)
     saves = every[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
-    periods = (*every[Event.EVALUATE], *saves)
+    periods = (*every[Event.EVALUATE], *saves, *every[Event.COLLECT])
     return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)
 
 

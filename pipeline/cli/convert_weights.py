@@ -11,6 +11,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.errors import UsageError, printable
+from pipeline.runner.record.descendants import note_descendant
 from pipeline.runner.record.run_directory import run_of
 from pipeline.weights.files.named_arrays import Arrays, total_bytes
 from pipeline.weights.files.weight_files import is_weight_file, require_written, write_weights
@@ -67,6 +68,9 @@ def main(args: Sequence[str]) -> int:
     if recipe is not None:
         arrays = _convert(arrays, source, recipe, like)
     write_weights(target, arrays)
+    run_dir = None if is_weight_file(source) else run_of(source)
+    if run_dir is not None:
+        note_descendant(run_dir, "converted", target)
     print(f"{printable(str(target))}: {len(arrays):,} arrays, {total_bytes(arrays) / 1e6:,.1f} MB")
     return 0
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from pipeline.cli._usage import asks_for_help, show_usage
 from pipeline.errors import DataError, UsageError, printable
+from pipeline.runner.record.descendants import note_descendant
+from pipeline.runner.record.run_directory import run_of
 from pipeline.weights.export import export_run, holds_other_files
 from pipeline.weights.trained_run import TrainedRun, read_trained_run
 
@@ -85,6 +87,7 @@ def main(args: Sequence[str]) -> int:
         raise DataError(f"{given.folder}: holds something else than an export; name another folder")
     more = _write_onnx(run, given.folder, samples if int8 else 0) if given.to == "onnx" else {}
     export_run(run, given.folder, more)
+    _note(given)
     what = f"{run.recipe.model.name} of step {run.step}, {run.samples.targets}"
     print(printable(f"{given.folder}: {what}"))
     return 0
@@ -141,4 +144,12 @@ def _write_ckpt(given: ExportArguments) -> int:
     optimizer = given.is_on("optimizer")
     for file in write_checkpoints(given.source, given.folder, prefix, optimizer=optimizer):
         print(printable(str(file)))
+    _note(given)
     return 0
+
+
+def _note(given: ExportArguments) -> None:
+    """Note the export in the run's directory, for its lineage."""
+    run_dir = run_of(given.source)
+    if run_dir is not None:
+        note_descendant(run_dir, "exported", given.folder)

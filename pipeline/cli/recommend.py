@@ -72,7 +72,7 @@ def _require(module: str, what_to_do: str) -> None:
 def _recommendation(given: RecommendArguments) -> list[str]:
     import optuna
 
-    from pipeline.sweep.history import suggest, trials_of_runs
+    from pipeline.sweep.history import sampler_named, suggest, trials_of_runs
     from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
     from pipeline.sweep.study import directions
 
@@ -83,14 +83,7 @@ def _recommendation(given: RecommendArguments) -> list[str]:
     recipes = [compose_and_check([*fixed, *to_overrides(each)]) for each in one_at_a_time(space)]
     trials, runs = trials_of_runs(given.folder, recipes[0], space, given.metric)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler: optuna.samplers.BaseSampler
-    match given.sampler:
-        case "gp":
-            sampler = optuna.samplers.GPSampler(seed=given.seed)
-        case "random":
-            sampler = optuna.samplers.RandomSampler(given.seed)
-        case _:
-            sampler = optuna.samplers.TPESampler(seed=given.seed, constant_liar=True)
+    sampler = sampler_named(given.sampler, given.seed)
     maximizes = known[given.metric] == "max"
     proposed = suggest(trials, space, given.count, sampler=sampler, maximizes=maximizes)
     lines = [f"{len(trials)} of {runs} runs in {given.folder} are of this recipe and search space"]

@@ -28,6 +28,7 @@ from pipeline.files.tree_diff import Difference
 from pipeline.host.signals import find_stops
 from pipeline.runner.record import run_directory
 from pipeline.runner.record.compare_steps import Comparison, compare_steps
+from pipeline.runner.record.descendants import note_descendant
 from pipeline.runner.record.log_lines import METRICS, last_step
 from pipeline.runner.record.run_directory import LOWERINGS, RECIPE
 from pipeline.runner.record.run_record import (
@@ -92,6 +93,7 @@ def main(args: Sequence[str]) -> int:
             raise RunError(f"{run_dir}: the new run ended before it began, exit status {status}")
     if status == RecipeError.exit_status:
         return status
+    note_descendant(kept.run_dir, "reproduced", run_dir)
     return compare_and_report(kept, read_record(run_dir))
 
 

@@ -44,6 +44,8 @@ AutotuneMode = Annotated[
     # YAML reads an unquoted `off` as false.
     BeforeValidator(lambda mode: "off" if mode is False else mode),
 ]
+LogLevel = Literal["debug", "info", "warning", "error"]
+"""Levels of messages in MindSpore's order: GLOG_v is the place of one, from 0 on."""
 Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 """A time in seconds, at most a year."""
 
@@ -174,6 +176,13 @@ class EarlyStopSpec(Spec):
 class MonitorSpec(Spec):
     """Monitoring: what is printed and written during training."""
 
+    lines: Literal["callbacks", "functional"]
+    """Lines of training. callbacks: those of LossMonitor and TimeMonitor (C-02, C-03); functional:
+    those of MindSpore's functional loop, a banner, every 100 batches of a pass the loss, and after
+    an evaluation its accuracy and loss (C-06, C-08)."""
+    log_level: LogLevel | None
+    """Least severe messages that are shown: debug, info, warning or error; null: by the variable
+    GLOG_v, 0 to 3, else warning (C-07)."""
     loss_every: NonNegativeInt
     """The loss line at every sink (or step, without sinks); N: not more often than every N steps;
     0: never (C-02)."""
@@ -183,6 +192,15 @@ class MonitorSpec(Spec):
     sample_predictions: NonNegativeInt
     """Number of evaluation images to write to TensorBoard at the end, each with its class and the
     predicted one. One more program is compiled for them."""
+    collect_every: PositiveInt | None
+    """Number of steps after which histograms of all weights and of their gradients are written to
+    TensorBoard, before the first step too; null: never. One more program is compiled for the
+    gradients, and losses stay the same bits (I-01)."""
+    graph: bool
+    """Write the graph of the network to TensorBoard (I-01)."""
+    embeddings: NonNegativeInt
+    """Number of evaluation samples of which TensorBoard's projector gets, at the end, the input of
+    the last layer. One more program is compiled for them."""
     early_stop: EarlyStopSpec
 
 

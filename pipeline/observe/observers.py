@@ -16,6 +16,9 @@ from pipeline.files.folder_lock import Lock
 from pipeline.observe.background import BackgroundMonitor
 from pipeline.observe.bad_steps import BadStepMonitor
 from pipeline.observe.best_effort import BestEffortMonitor
+from pipeline.observe.board_graph import GraphNode
+from pipeline.observe.functional_lines import EVERY, FunctionalMonitor
+from pipeline.observe.histograms import Histogram
 from pipeline.observe.lock_monitor import LockMonitor
 from pipeline.observe.metrics_log import KEPT, MetricsLog
 from pipeline.observe.monitors import (
@@ -73,6 +76,20 @@ class Observers:
         """Show pictures of predictions, uint8 (n, H, W, 3), in TensorBoard."""
         self._on_tensorboard(lambda board: board.add_masks(step, pictures))
 
+    def show_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Show histograms after a step, by name, in TensorBoard."""
+        self._on_tensorboard(lambda board: board.add_histograms(step, histograms))
+
+    def show_graph(self, nodes: Sequence[GraphNode]) -> None:
+        """Show the graph of the network in TensorBoard."""
+        self._on_tensorboard(lambda board: board.add_graph(nodes))
+
+    def show_embeddings(
+        self, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
+    ) -> None:
+        """Show embeddings, float32 (n, features), in TensorBoard's projector."""
+        self._on_tensorboard(lambda board: board.add_embeddings(vectors, labels, images))
+
     def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
         """Add a run to the hparams table of TensorBoard."""
         if changed:
@@ -121,9 +138,7 @@ def open_observers(
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, lock)] if lock is not None else []),
         log,
-        LossMonitor(reporter, run_schedule, recipe.monitor.loss_every),
-        TimeMonitor(reporter, run_schedule, batch_size, estimate, unit),
-        EvalMonitor(reporter),
+        *_lines(recipe, run_schedule, reporter, estimate, unit),
         BadStepMonitor(reporter, skips_overflow=loss_scale_of(recipe).skips_overflow),
     ]
     bar = reporter.bar(run_schedule.total, first) if "train" in recipe.stages else None
@@ -137,3 +152,21 @@ def open_observers(
     observers = Observers(monitors, tensorboard, log)
     observers.add_recipe(recipe)
     return observers
+
+
+def _lines(
+    recipe: Recipe,
+    run_schedule: RunSchedule,
+    reporter: Reporter,
+    estimate: Estimate | None,
+    unit: SampleUnit,
+) -> list[Monitor]:
+    """The monitors that print the lines of training."""
+    every = recipe.monitor.loss_every
+    if recipe.monitor.lines == "functional":
+        return [FunctionalMonitor(reporter.say, run_schedule, EVERY if every else 0)]
+    return [
+        LossMonitor(reporter, run_schedule, every),
+        TimeMonitor(reporter, run_schedule, recipe.train.batch_size, estimate, unit),
+        EvalMonitor(reporter),
+    ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -35,6 +37,11 @@ class Reporter:
     other, which is then the only one: a run is worth more than its lines. Without a `run.log` the
     OSError is raised.
     """
+
+    level = logging.WARNING
+    """The least severe messages that `log` shows."""
+    log_to: Literal["console", "stderr", "file"] = "console"
+    """Where they go besides run.log: they are no lines of the run itself."""
 
     def __init__(self, run_dir: Path | None = None, console: Console | None = None) -> None:
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
@@ -85,8 +92,28 @@ class Reporter:
         self.say(f"{name:<{MARGIN}} {text}")
 
     def warn(self, text: str) -> None:
-        """Print a warning, for which the run does not stop."""
-        self.say(f"{WARNING} {text}")
+        """Print a warning, for which the run does not stop; run.log has it in any case."""
+        if self.level > logging.WARNING:
+            with self._one_at_a_time:
+                self._note(printable_lines(f"{WARNING} {text}"))
+        else:
+            self.log(logging.WARNING, WARNING.strip(), text)
+
+    def log(self, severity: int, name: str, text: str) -> None:
+        """Print a message of a level of `logging`, its name in the margin, where it is severe
+        enough."""
+        if severity < self.level:
+            return
+        line = f"{name:<{MARGIN}} {text}"
+        if self.log_to == "console":
+            self.say(line)
+            return
+        line = printable_lines(line)
+        with self._one_at_a_time:
+            if self.log_to == "stderr":
+                with suppress(OSError):
+                    print(line, file=sys.stderr, flush=True)
+            self._note(line)
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:

@@ -1,4 +1,7 @@
-"""TensorBoard: every step's scalars, evaluations, sample images, the recipe, a sweep's hparams."""
+"""TensorBoard: every step's scalars, evaluations, sample images, the recipe, a sweep's hparams.
+
+On request also histograms of weights and gradients, the graph of the network and embeddings.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,12 @@ import yaml
 from pipeline.backends.base import Estimate
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.errors import printable
+from pipeline.observe.board_graph import GraphNode, graph_definition
 from pipeline.observe.captioned_pictures import captioned, stretched
 from pipeline.observe.event_file import VERSION, EventFile
+from pipeline.observe.histograms import Histogram
 from pipeline.observe.monitors import TRAINED, Evaluation, MonitorBase, SinkReport, writing
+from pipeline.observe.projector import write_embeddings
 from pipeline.sink.telemetry import COLUMNS, Telemetry, stacked
 
 if TYPE_CHECKING:
@@ -197,6 +203,41 @@ class TensorBoard(MonitorBase):
 
         for number, picture in enumerate(pictures):
             self._add(image(f"eval/masks/{number}", picture, dataformats="HWC"), step)
+
+    def add_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Add histograms after `step` steps, by name."""
+        from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
+
+        values = []
+        for name, one in histograms.items():
+            histogram = HistogramProto(
+                min=one.low,
+                max=one.high,
+                num=one.count,
+                sum=one.total,
+                sum_squares=one.squares,
+                bucket_limit=one.limits,
+                bucket=one.counts,
+            )
+            values.append(Summary.Value(tag=name, histo=histogram))
+        self.flush()
+        self._add(Summary(value=values), step)
+
+    def add_graph(self, nodes: Sequence[GraphNode]) -> None:
+        """Add the graph of the network."""
+        from tensorboardX.proto.event_pb2 import Event
+
+        with writing(self._folder):
+            encoded = graph_definition(nodes)
+            self._file.add(Event(wall_time=time.time(), graph_def=encoded))
+
+    def add_embeddings(
+        self, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
+    ) -> None:
+        """Write files for the projector: vectors, float32 (n, features), their labels, and images
+        (n, H, W, C) where there are any."""
+        with writing(self._folder):
+            write_embeddings(self._folder, vectors, labels, images)
 
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Add this run's row of the hparams table, to the run itself and not to one beside it."""

@@ -26,6 +26,7 @@ from pipeline.report.evaluated import (
     Predictions,
     evaluate_samples,
 )
+from pipeline.report.origin import origin_sections
 from pipeline.report.pictures import can_picture, picture, png, sheet
 from pipeline.report.report_files import (
     CLASSES,
@@ -85,7 +86,7 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     drawn = _charts(*history, predictions, dataset.targets.names)
     worst = _pictured(list(_worst(predictions, dataset.targets.names)), dataset)
     figures = _figures(predictions, len(dataset.eval))
-    document = _page(run, dataset, predictions, drawn, worst, figures)
+    document = _page(run_dir, run, dataset, predictions, drawn, worst, figures)
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     files |= {name: standalone(chart) for name, chart in drawn.items()}
     if worst:
@@ -260,6 +261,7 @@ def _pictured(worst: Sequence[WorstSample], dataset: Dataset) -> list[tuple[Wors
 
 
 def _page(
+    run_dir: Path,
     run: TrainedRun,
     dataset: Dataset,
     predictions: Predictions,
@@ -286,6 +288,7 @@ def _page(
             f"What the network said, in colour, and what is true; {_order(predictions)} first.",
             report_page.samples(mistakes),
         ),
+        *origin_sections(run_dir),
         _footer(run),
     ]
     return report_page.page(f"{recipe.name}: report", body)

@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
+from pipeline.errors import first_line
 from pipeline.observe.monitors import Evaluation
 from pipeline.observe.observers import Observers
 from pipeline.parallel.ranks import Agree, decide_alone
@@ -71,6 +72,37 @@ class Evaluations:
             shown = predict_samples(recipe, self.built.parts, state, self.dataset)
             if shown is not None:
                 observers.show_predictions(history.step, shown.images, shown.captions, shown.wrong)
+            self._show_embeddings(state)
+
+    def _show_embeddings(self, state: TrainState) -> None:
+        if not self.context.recipe.monitor.embeddings:
+            return
+        # Few runs ask for them.
+        from pipeline.stages.embeddings import embed_samples
+
+        parts = self.built.parts
+        embedded = embed_samples(self.context.recipe, parts, state, self.dataset)
+        if embedded is None:
+            self.context.reporter.warn(
+                "monitor.embeddings: there are none of labels of positions, of images in buckets, "
+                "and of networks without layers"
+            )
+            return
+        self.observers.show_embeddings(embedded.vectors, embedded.labels, embedded.images)
+
+    def show_graph(self) -> None:
+        """Show the graph of the network, where the recipe asks for it."""
+        if not self.context.recipe.monitor.graph or not self.context.shows_pictures:
+            return
+        from pipeline.stages.network_graph import network_graph
+
+        try:
+            nodes = network_graph(self.built.parts, self.built.state)
+        except Exception as error:  # training is worth more than a picture of it
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            self.context.reporter.warn(f"monitor.graph: the network has none: {problem}")
+            return
+        self.observers.show_graph(nodes)
 
     def show_samples(self) -> None:
         """Show the classes and the first training samples."""

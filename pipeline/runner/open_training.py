@@ -79,11 +79,33 @@ def open_training(
             log_marks=observers.log_marks,
             callbacks=_callbacks(context, built, observers, evaluations.at_once),
             learning_rates=built.learning_rates,
+            collect=_collector(context, built, backend, evaluations),
             agree=context.ranks.agree,
         )
         stack.callback(executable.feed.close)
         stack.callback(_record, context, history, training, evaluations.dataset.unit)
         yield training
+
+
+def _collector(
+    context: RunContext, built: Built, backend: Backend, evaluations: Evaluations
+) -> Callable[[TrainState, int], None] | None:
+    """Return what shows weights and gradients in TensorBoard; None where nobody asks for it."""
+    if context.recipe.monitor.collect_every is None or not context.shows_pictures:
+        return None
+    # Few runs need it, and all would wait for its import.
+    from pipeline.stages.collect import Collector
+
+    return Collector(
+        built.parts,
+        evaluations.executable.feed,
+        built.run_schedule.total,
+        backend.device,
+        evaluations.observers.show_histograms,
+        context.reporter.warn,
+        compiles=context.recipe.train.mode == "graph",
+        of_gradients=context.ranks.size == 1,
+    )
 
 
 def _callbacks(

@@ -26,6 +26,7 @@ from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.launch.join import joined
 from pipeline.launch.local import run_locally
 from pipeline.launch.place import LOCAL
+from pipeline.observe.log_levels import log_by_level
 from pipeline.observe.monitors import Pruner, SinkReport
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
@@ -230,6 +231,7 @@ def _opened(
         lock = stack.enter_context(run_directory.owned(run_dir, new=not resuming))
         run_directory.write_recipe(run_dir, recipe)
         reporter = stack.enter_context(Reporter(run_dir))
+        stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         summary = stack.enter_context(write_summary(recipe, run_dir))
         stack.enter_context(os_errors_to_run_errors(run_dir))
         stack.enter_context(oom_to_run_error())
@@ -319,6 +321,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         evaluations = Evaluations(context, dataset, built, executable, observers)
         if trains:
             evaluations.show_samples()
+            evaluations.show_graph()
             with open_training(context, built, backend, sink, evaluations, history) as training:
                 state = yield from train(training, state, host, history)
             record_overflows(context, state)

@@ -14,6 +14,7 @@ from pipeline.files.bounded_read import read_json, read_text
 from pipeline.files.error_text import dotted
 from pipeline.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.files.tree_diff import leaves
+from pipeline.runner.record.descendants import Descendant, read_descendants
 from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.runner.record.provenance import PROVENANCE, read_provenance
 from pipeline.runner.record.run_directory import FOLDERS, RECIPE, SUMMARY
@@ -50,6 +51,8 @@ class KeptRun:
     """Paths of what the run began with, by relation: `resumed`, `restored`."""
     problem: str = ""
     """The files of it that could not be read, and why."""
+    made: tuple[Descendant, ...] = ()
+    """Things that were made of it afterwards."""
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -114,6 +117,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> KeptRun:
         commits=tuple(dict.fromkeys(filter(None, map(_commit, processes)))),
         sources=dict(_sources(recipe, summary, str(first.get("folder", "")))),
         problem="; ".join(problems),
+        made=tuple(read_descendants(run_dir)),
     )
 
 

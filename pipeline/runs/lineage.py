@@ -20,9 +20,9 @@ class Link:
     source: str
     """Name of a run here, or a path."""
     relation: str
-    """`weights of`, `same recipe as`, `goes on`."""
+    """`gave its weights to`, `goes on as`, `was exported as`."""
     target: str
-    """Name of a run here."""
+    """Name of a run here, or a path."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ def _links(run: KeptRun, runs: Sequence[KeptRun]) -> Iterator[Link]:
             yield Link(f"{run.name}, {source}", "goes on as", run.name)
         else:
             yield Link(_name_of(source, runs), "gave its weights to", run.name)
-    if run.name.endswith(REPRODUCED):
+    for made in run.made:
+        yield Link(run.name, f"was {made.made} as", _name_of(made.to, runs))
+    noted = {os.path.abspath(made.to) for one in runs for made in one.made}
+    if run.name.endswith(REPRODUCED) and os.path.abspath(run.run_dir) not in noted:
         recipe = run.name.rpartition("/")[2].partition("_")[2].removesuffix(REPRODUCED)
         yield Link(recipe, "was repeated by", run.name)
 
@@ -67,18 +70,21 @@ def uses_of_data(runs: Sequence[KeptRun]) -> list[DataUse]:
     """Return the data sets with the map ops that runs had of them, the most used first."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
-        ops = [
-            str(value)
-            for key, value in run.keys.items()
-            if key.startswith("dataset.train.ops") and key.endswith(".name")
-        ]
-        at = (_dataset(run), run.data, ", ".join(ops))
+        at = (data_of(run), run.data, ops_of(run))
         found.setdefault(at, []).append(run.name)
     uses = [DataUse(*at, tuple(names)) for at, names in found.items()]
     return sorted(uses, key=lambda use: -len(use.runs))
 
 
-def _dataset(run: KeptRun) -> str:
+def ops_of(run: KeptRun) -> str:
+    """Return the names of the map ops of a run's training split, in their order."""
+    keys = run.keys.items()
+    ops = [k for k in keys if k[0].startswith("dataset.train.ops") and k[0].endswith(".name")]
+    return ", ".join(str(value) for _, value in ops)
+
+
+def data_of(run: KeptRun) -> str:
+    """Return the dataset of a run, with the folder or file that it was read from."""
     name = str(run.keys.get("dataset.name", "?"))
     root = run.keys.get("dataset.root") or run.keys.get("dataset.path")
     return f"{name} of {Path(str(root)).name}" if root else name

@@ -26,6 +26,7 @@ class Event(Enum):
     SINK_END = "sink end"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
+    COLLECT = "collect"
 
 
 NOWHERE: Mapping[Event, Collection[int]] = MappingProxyType({})

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pipeline.config.overrides import swept_keys
 from pipeline.sweep.command import command_of
 from pipeline.sweep.jobs import Job
-from pipeline.sweep.plan import PlannedJob, enter, plan_job
+from pipeline.sweep.plan import PlannedJob, enter, plan_jobs
 from pipeline.sweep.run_pending import launch, run_all
 
 
@@ -31,6 +31,4 @@ def plan_grid(sweeper: BasicSweeper, arguments: Sequence[str]) -> list[PlannedJo
     swept = swept_keys(arguments)
     parsed = OverridesParser.create().parse_overrides(list(arguments))
     (combinations,) = BasicSweeper.split_arguments(parsed, None)
-    return [
-        plan_job(sweeper, number, overrides, swept) for number, overrides in enumerate(combinations)
-    ]
+    return plan_jobs(sweeper, combinations, swept)

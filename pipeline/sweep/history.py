@@ -24,6 +24,9 @@ OF_NO_RESULT = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", 
 OF_WEIGHTS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
 """Beginnings of keys that decide with which weights a run begins."""
 
+FIRST_DRAWS = 5
+"""Results from which tree-structured Parzen estimators are made: with Optuna's 10 a search of three
+keys took twice as many trials (docs/runs.md)."""
 _ELEMENT = re.compile(r"\.\d+(\.|$)")
 """A place in a list, in a dotted key."""
 
@@ -100,6 +103,19 @@ def _as_typed(value: Any) -> Any:
         return float(text)
     except ValueError:
         return text
+
+
+def sampler_named(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Return a sampler of Optuna: tpe, gp, which needs torch, or random.
+
+    With fewer than `FIRST_DRAWS` results tpe draws at random.
+    """
+    match name:
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed)
+        case "random":
+            return optuna.samplers.RandomSampler(seed)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=FIRST_DRAWS)
 
 
 def suggest(

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict, read_write
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline.config.compose import check
-from pipeline.config.overrides import quoted
+from pipeline.config.overrides import quoted, sets_key
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.files.folder_lock import LOCK
@@ -43,7 +46,8 @@ class PlannedJob:
     overrides: tuple[str, ...]
     changed: Mapping[str, Any]
     recipe: Recipe | None
-    """None where the overrides give no valid recipe: the job will report it."""
+    """None where the overrides give no valid recipe, which the job will report, or where a grid has
+    no earlier one to compare it with."""
 
     @property
     def placed(self) -> list[str]:
@@ -74,18 +78,93 @@ def plan_job(
     Raises Hydra's errors for overrides that can't be composed.
     """
     config = compose(sweeper, overrides)
+    folder = _folder_of(config, number)
+    recipe = _recipe_of(config, overrides)
+    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
+
+
+def plan_jobs(
+    sweeper: BasicSweeper, combinations: Sequence[Sequence[str]], swept: Sequence[str]
+) -> list[PlannedJob]:
+    """Plan the jobs of a grid, each given by its overrides, as `plan_job` does each of them.
+
+    Composing takes most of the time, so jobs that differ in values of keys alone share one
+    composition, whose values are set. The recipe of a job is found out only where its directory has
+    one to compare with.
+    """
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    return [
+        _plan(sweeper, number, overrides, swept, composed)
+        for number, overrides in enumerate(combinations)
+    ]
+
+
+def _plan(
+    sweeper: BasicSweeper,
+    number: int,
+    overrides: Sequence[str],
+    swept: Sequence[str],
+    composed: dict[tuple[str, ...], DictConfig],
+) -> PlannedJob:
+    """Plan a job on the composition of an earlier one that differs in plain values alone."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    plain = [one for one in parsed if _is_plain(one, parsed, swept)]
+    rest = tuple(str(one.input_line) for one in parsed if one not in plain)
+    config = composed.get(rest)
+    if config is None:
+        config = composed[rest] = compose(sweeper, overrides)
+    else:
+        ConfigLoaderImpl._apply_overrides_to_config(plain, config)
+        _note_overrides(config, parsed)
+    folder = _folder_of(config, number)
+    recipe = _recipe_of(config, overrides) if (folder / RECIPE).exists() else None
+    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
+
+
+def _is_plain(override: Override, others: Sequence[Override], swept: Sequence[str]) -> bool:
+    """Whether an override sets one value of the recipe, which no other override touches."""
+    key, value = override.key_or_group, override.value()
+    if key not in swept or override.type is not OverrideType.CHANGE or override.package:
+        return False
+    if not isinstance(value, str | int | float | None) or not sets_key(str(override.input_line)):
+        return False
+    keys = [one.key_or_group for one in others if one is not override]
+    return not any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}.") for one in keys)
+
+
+def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Let Hydra's own section say which overrides a configuration has, as composing does."""
+    own = [one for one in overrides if not one.is_hydra_override()]
+    job = config.hydra.job
+    with read_write(config), open_dict(config.hydra):
+        config.hydra.overrides.task = [one.input_line for one in own]
+        job.override_dirname = get_overrides_dirname(
+            overrides=own,
+            kv_sep=job.config.override_dirname.kv_sep,
+            item_sep=job.config.override_dirname.item_sep,
+            exclude_keys=job.config.override_dirname.exclude_keys,
+        )
+
+
+def _folder_of(config: DictConfig, number: int) -> Path:
+    """The directory of the job of that number, which the configuration gets too."""
     with open_dict(config):
         config.hydra.job.id = config.hydra.job.num = number
-    folder = Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
+    return Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
+
+
+def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
+    """The recipe of a job; None where it is no valid one."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
     try:
-        recipe = check(_without_hydra(config), overrides)
+        return check(_without_hydra(config), overrides)
     except RecipeError:
-        recipe = None
+        return None
     finally:
         HydraConfig.instance().cfg = before
-    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
+        # Hydra has made its section read-only, and later jobs of a grid are set in it.
+        OmegaConf.set_readonly(config.hydra, False)
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:

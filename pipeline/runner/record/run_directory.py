@@ -2,7 +2,8 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
-Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/.
+Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/,
+and what is exported, converted or reproduced is noted in descendants.jsonl.
 Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad step that ends a run
 leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a resume. On an emulated
 device also price.json, trace.json, timeline.html, and AutoTune's result.
@@ -30,6 +31,7 @@ from pipeline.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.files.real_files import require_real, require_real_trees
 from pipeline.files.safe_yaml import read_yaml
 from pipeline.files.tree_diff import differences
+from pipeline.runner.record.descendants import DESCENDANTS
 
 OUTPUTS = Path("outputs")
 RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
@@ -44,7 +46,7 @@ EARLIER_AUTOPSY = "earlier_autopsy"
 OVERRIDES, CLAIM = "overrides.yaml", ".claim"
 """The overrides of a job of a sweep, and the file that a process at it locks."""
 
-APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl")
+APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
 """Files that are changed in place."""
 REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER)
 """Files that are written as a whole, besides those of an emulated device."""
@@ -242,11 +244,14 @@ def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
 
     False for one whose recipe can't be read.
     """
+    # First what takes least: nearly all runs are done, and a recipe takes long to parse.
+    if read_status(run_dir) == "done":
+        return False
     try:
         same = not changed_keys(recipe, run_dir)
     except RecipeError:
         return False
-    return same and read_status(run_dir) != "done" and _is_free(run_dir)
+    return same and _is_free(run_dir)
 
 
 def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:

@@ -11,6 +11,7 @@ run has repeated it.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,6 +41,8 @@ from pipeline.stages.checkpoint.orbax_arrays import silence_orbax, write_arrays
 from pipeline.stages.checkpoint.restore import by_path, fill, read_checkpoint
 from pipeline.stages.checkpoint.retention import Retention, add_metrics, metrics_text
 from pipeline.training.state import TrainState
+
+LOG = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -110,6 +113,7 @@ class Checkpoints:
             write_manifest(draft, self._recipe)
             require_complete(draft)
             draft.rename(self._root / str(step))
+            LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
             # Where the disk is full, the summary needs the room.
             remove_draft(draft)

@@ -1,13 +1,15 @@
 """Train: run the schedule segment by segment, with each event at exactly its step.
 
-The order at a boundary is fixed: telemetry to the monitors, then what callbacks ask for, then
-evaluation, what they ask for then, the checkpoint (which holds what the evaluation decided), and
-stopping. A signal to stop is answered between dispatches, those of an evaluation too: the rest of
-its boundary is then saved with the state, and a resumed run begins there.
+The order at a boundary is fixed: telemetry to the monitors, weights and gradients to TensorBoard,
+then what callbacks ask for, then evaluation, what they ask for then, the checkpoint (which holds
+what the evaluation decided), and stopping. A signal to stop is answered between dispatches, those
+of an evaluation too: the rest of its boundary is then saved with the state, and a resumed run
+begins there.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +48,7 @@ from pipeline.training.state import TrainState
 from pipeline.training.update import num_skipped
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 UNFINISHED = "unfinished_boundary"
 """Key under which a checkpoint keeps that the evaluation of its step was interrupted."""
 CALLBACKS = "callbacks"
@@ -80,6 +83,8 @@ class Training:
     """The callbacks, where the run has any; only the first of several processes calls them."""
     learning_rates: np.ndarray | None = None
     """The learning rates by update, which callbacks may change, or have changed."""
+    collect: Callable[[TrainState, int], None] | None = None
+    """Show the weights and gradients of a state after so many steps, which it leaves as it is."""
     agree: Agree = decide_alone
     """Of several processes, returns the first one's decision about what depends on time."""
 
@@ -148,6 +153,7 @@ class _Loop:
         self._grant()
         if self._history.step == 0:
             self._write_scalars()
+            self._collect()
         if self._training.rollbacks is not None and self._history.step == 0:
             # The first state that a rollback can go back to.
             self._save()
@@ -246,6 +252,7 @@ class _Loop:
         )
         ended_at = time.perf_counter()
         seconds = ended_at - started_at
+        LOG.debug("steps %d to %d in %.6f s", start + 1, start + len(telemetry), seconds)
         self._dispatch_size.take_note(len(telemetry), seconds)
         self._history.add_dispatch(len(telemetry), seconds, ended_at)
         self._history.step, self._history.loss = stop, float(telemetry.loss[-1])
@@ -265,6 +272,8 @@ class _Loop:
             for monitor in self._training.monitors:
                 monitor.on_sink(report)
             self._tell("on_sink", report)
+        if Event.COLLECT in segment.events:
+            self._collect()
         if Event.EVALUATE in segment.events:
             # Before it: a signal may interrupt it, and parameters that were set would be lost.
             self._grant()
@@ -279,6 +288,10 @@ class _Loop:
         if Event.CHECKPOINT in segment.events or segment.stop in self._granted.save_at:
             self._save(metrics)
         self._end_if_failed()
+
+    def _collect(self) -> None:
+        if self._training.collect is not None:
+            self._training.collect(self._state, self._history.step)
 
     def _evaluate(self, step: int) -> Mapping[str, float] | None:
         """Evaluate at a boundary and report it; returns None where a signal has interrupted it."""

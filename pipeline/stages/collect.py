@@ -1,0 +1,106 @@
+"""Collection of weights and gradients during training, as histograms for TensorBoard (I-01).
+
+Training is not touched: the weights are read from the state, and the gradients are computed by a
+program of their own from that state and the batch that comes next. They are those of the next step
+but for last digits, since XLA may add in another order there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from pipeline.data.batch import Batch
+from pipeline.data.feed.feed import Feed
+from pipeline.data.feed.window import batch_at
+from pipeline.observe.histograms import Histogram, histogram_of
+from pipeline.training.bucketing import in_its_bucket
+from pipeline.training.freezing import config_at
+from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import gradients_of
+
+WEIGHTS, GRADIENTS = "weights", "gradients"
+Show = Callable[[int, Mapping[str, Histogram]], None]
+"""(step, histograms by name) -> None."""
+
+
+@dataclass
+class Collector:
+    """Show the weights after a step, and the gradients that the next step begins with.
+
+    Nothing is raised: where it fails, it warns and collects no more.
+    """
+
+    parts: StepConfig
+    feed: Feed
+    total: int
+    """Steps of the run: no batch comes after them."""
+    device: jax.Device
+    show: Show
+    warn: Callable[[str], None]
+    compiles: bool = True
+    """Whether the gradients are computed by a compiled program; in eager mode they are not."""
+    of_gradients: bool = True
+    """Whether to collect gradients; several processes have a part of the batch each."""
+    _failed: bool = False
+    _programs: dict[tuple[str, ...], Callable[..., Any]] = field(default_factory=dict)
+    """Gradients by what is frozen, which may change during training."""
+
+    def __call__(self, state: TrainState, step: int) -> None:
+        """Collect from the state after `step` steps, which stays as it is."""
+        if self._failed:
+            return
+        try:
+            self.show(step, self._collect(state, step))
+        except Exception as error:  # training is worth more
+            self._failed = True
+            self.warn(
+                f"monitor.collect_every: {type(error).__name__}: {error}; weights and gradients "
+                "are collected no more, and training goes on"
+            )
+
+    def _collect(self, state: TrainState, step: int) -> dict[str, Histogram]:
+        found = histograms_by_path(WEIGHTS, state.params)
+        if self.of_gradients and step < self.total:
+            found |= histograms_by_path(GRADIENTS, self._gradients(state, step))
+        return found
+
+    def _gradients(self, state: TrainState, step: int) -> Any:
+        """The gradients of the loss of step `step + 1`, by trained parameter."""
+        own = config_at(self.parts, step)
+        program = self._programs.get(own.frozen)
+        if program is None:
+            function = partial(_gradients_of, own)
+            program = self._programs[own.frozen] = jax.jit(function) if self.compiles else function
+        window = self.feed.window(step)
+        batch = batch_at(window.inputs, jnp.int32(step - window.start))
+        slim = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
+        # One device computes them, wherever state and batch lie.
+        host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim, batch))
+        with jax.default_device(self.device):
+            return program(*jax.tree.map(jnp.asarray, host))
+
+
+def _gradients_of(parts: StepConfig, state: TrainState, batch: Batch) -> Any:
+    def compute(cut: Batch) -> Any:
+        return gradients_of(parts, state, cut).values
+
+    # Shards are cut to their buckets one by one.
+    buckets = () if parts.shards is not None else parts.buckets
+    values = in_its_bucket(buckets, batch, compute)
+    return jax.tree.map(lambda value: value / state.loss_scale, values)
+
+
+def histograms_by_path(kind: str, tree: Any) -> dict[str, Histogram]:
+    """Return the histograms of a tree's arrays, named `kind/path`; without those of no finite
+    value."""
+    flat = flatten_dict(dict(tree), sep="/")
+    found = {f"{kind}/{path}": histogram_of(np.asarray(leaf)) for path, leaf in flat.items()}
+    return {name: one for name, one in found.items() if one is not None}

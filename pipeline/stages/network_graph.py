@@ -1,0 +1,97 @@
+"""The graph of a network: its operations by layer, and what each reads, from shapes alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from pipeline.models.modules.name_stack import layer_of
+from pipeline.observe.board_graph import GraphNode
+from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import image_shape
+
+INPUT, OUTPUT = "input", "output"
+INLINED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("jit", "pjit", "checkpoint"), "jaxpr"),
+        **dict.fromkeys(
+            ("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"
+        ),
+    }
+)
+"""Primitives whose body takes their place, with the parameter that holds it. Loops and branches
+stay one operation."""
+
+
+def network_graph(parts: StepConfig, state: TrainState) -> list[GraphNode]:
+    """Return the operations of a network's inference on one image, in their order.
+
+    Names have the path of the layer: `conv_0/conv_general_dilated`. `state` needs shapes only, and
+    nothing is compiled.
+    """
+    image = jax.ShapeDtypeStruct((1, *image_shape(parts.image)), np.float32)
+    variables = {"params": state.params, "batch_stats": state.batch_stats}
+
+    def infer(variables: Any, images: Any) -> Any:
+        return parts.network.apply(variables, images, train=False)
+
+    closed = jax.make_jaxpr(infer)(variables, image)
+    trace = _Trace()
+    paths = [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(variables)[0]]
+    *own, shown = closed.jaxpr.invars
+    inputs = [trace.add(path, "parameter", (), var) for path, var in zip(paths, own, strict=True)]
+    inputs.append(trace.add(INPUT, "placeholder", (), shown))
+    (result,) = trace.run(closed.jaxpr, inputs, "")
+    trace.add(OUTPUT, "identity", (result,) if result else (), closed.jaxpr.outvars[0])
+    return trace.nodes
+
+
+def _path(path: Sequence[Any]) -> str:
+    """The path of a parameter without its collection: `conv_0/kernel`."""
+    return "/".join(str(getattr(key, "key", getattr(key, "name", key))) for key in path[1:])
+
+
+class _Trace:
+    """The nodes of a jaxpr as they are found."""
+
+    def __init__(self) -> None:
+        self.nodes: list[GraphNode] = []
+        self._names: Counter[str] = Counter()
+
+    def add(self, name: str, op: str, inputs: Sequence[str], result: Any) -> str:
+        """Add a node and return its name, which gets a number where it is taken."""
+        self._names[name] += 1
+        number = self._names[name] - 1
+        own = f"{name}_{number}" if number else name
+        shape, dtype = tuple(getattr(result.aval, "shape", ())), str(result.aval.dtype)
+        self.nodes.append(GraphNode(own, op, tuple(dict.fromkeys(inputs)), shape, dtype))
+        return own
+
+    def run(self, jaxpr: Any, inputs: Sequence[str], around: str) -> list[str]:
+        """Add the operations of a jaxpr; return the names of what its results come from, empty for
+        a constant."""
+        source: dict[Any, str] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> str:
+            return "" if isinstance(atom, core.Literal) else source.get(atom, "")
+
+        for eqn in jaxpr.eqns:
+            kind = eqn.primitive.name
+            stack = "/".join(filter(None, (around, str(eqn.source_info.name_stack))))
+            given = [read(atom) for atom in eqn.invars]
+            if kind in INLINED:
+                called = eqn.params[INLINED[kind]]
+                results = self.run(getattr(called, "jaxpr", called), given, stack)
+            else:
+                layer = layer_of(stack)
+                name = "/".join(filter(None, (layer, kind)))
+                node = self.add(name, kind, [one for one in given if one], eqn.outvars[0])
+                results = [node] * len(eqn.outvars)
+            source.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
