@@ -11,15 +11,18 @@ from dataclasses import dataclass
 
 import jax
 
+COMPILES = "/jax/core/compile/"
+"""Prefix of JAX's events: tracing, lowering and compiling."""
 EVENT = "/jax/core/compile/backend_compile_duration"
+"""The last one of a program, which has its name."""
 LOGGER = "jax._src.interpreters.pxla"
 _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. Argument mapping")
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """A program that was compiled: its name, when that ended by `perf_counter`, and for how long;
-    the shapes of its arguments where they are known."""
+    """A program that was compiled: its name, when that ended by `perf_counter`, how long tracing,
+    lowering and compiling took, and the shapes of its arguments where they are known."""
 
     name: str
     ended_s: float
@@ -34,6 +37,7 @@ class Compilations(logging.Handler):
         super().__init__(logging.DEBUG)
         self.found: list[Compilation] = []
         self._shapes: dict[str, str] = {}
+        self._before_s = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the shapes of a line that JAX logs before it compiles."""
@@ -42,10 +46,14 @@ class Compilations(logging.Handler):
 
     def note(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         """Keep a compilation."""
+        if event.startswith(COMPILES) and event != EVENT:
+            # Functions that are traced inside of others are counted with them: the longest counts.
+            self._before_s = max(self._before_s, duration_secs)
         if event == EVENT:
+            seconds, self._before_s = duration_secs + self._before_s, 0.0
             name = str(kwargs.get("fun_name", ""))
             shapes = self._shapes.get(name, "")
-            self.found.append(Compilation(name, time.perf_counter(), duration_secs, shapes))
+            self.found.append(Compilation(name, time.perf_counter(), seconds, shapes))
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.$-]+) = (.*?[\])}]) ([\w-]+)\((.*)")
@@ -35,6 +35,8 @@ CALLBACK = "python"
 """Part of the name of a custom call that calls Python on the host."""
 ONEDNN = "onednn$"
 CONVERSIONS = "conversions of types"
+FARTHEST = 4
+"""Instructions between one without a scope and the one whose scope it gets, at most."""
 
 
 class Shape(NamedTuple):
@@ -158,9 +160,50 @@ def parse_program(text: str) -> HloProgram:
             scope[1] if scope else "",
             target[1] if target else "",
         )
+    instructions = {
+        name: replace(one, scope=one.scope or scope)
+        for (name, one), scope in zip(
+            instructions.items(), _inherited(instructions, lines), strict=True
+        )
+    }
     first = text.lstrip().partition("\n")[0]
     module = first.removeprefix("HloModule ").partition(",")[0] if "HloModule" in first else ""
     return HloProgram(instructions, module.strip())
+
+
+def _inherited(
+    instructions: Mapping[str, HloInstruction], lines: Mapping[str, _Line]
+) -> Iterator[str]:
+    """Yield for each instruction the scope of the nearest one that reads its result, else of the
+    nearest one that it reads: the compiler adds copies and conversions without a scope."""
+    readers: dict[str, list[str]] = {}
+    for name, line in lines.items():
+        for operand in line.operands:
+            readers.setdefault(operand, []).append(name)
+
+    def nearest(name: str, next_to: Callable[[str], Sequence[str]]) -> str:
+        seen, layer = {name}, [name]
+        for _ in range(FARTHEST):
+            layer = [one for before in layer for one in next_to(before) if one not in seen]
+            seen.update(layer)
+            for one in layer:
+                if one in instructions and _is_named(instructions[one].scope):
+                    return instructions[one].scope
+        return ""
+
+    for name, one in instructions.items():
+        if one.scope or one.opcode in FREE | CONTAINERS:
+            yield ""
+            continue
+        read_by = nearest(name, lambda other: readers.get(other, ()))
+        yield read_by or nearest(
+            name, lambda other: lines[other].operands if other in lines else ()
+        )
+
+
+def _is_named(scope: str) -> bool:
+    """Whether a scope says more than the loop's own."""
+    return "jvp(" in scope or "step." in scope
 
 
 def _moved(inside: frozenset[str], read: list[int], written: int) -> int:

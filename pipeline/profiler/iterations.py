@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,10 @@ PHASES: tuple[StepPhase, ...] = ("data", "forward", "backward", "update", "other
 UNKNOWN = HloInstruction("unknown", frozenset({"unknown"}), 0)
 MOVING = "(moves)"
 """Layer of copies that the compiler added, which have no scope."""
+
+
+_CONTROL = re.compile(r"cond|while|body|closed_call|scan|branch_\d+_fun")
+"""Parts of a scope that JAX's loops and branches add."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def _layer_in(scope: str) -> str:
     stack, _, _ = scope.rpartition("/")
     parts = stack.split("/")
     first = next((i for i, part in enumerate(parts) if "jvp(" in part), 0)
-    return layer_of("/".join(parts[first:]))
+    return layer_of("/".join(part for part in parts[first:] if not _CONTROL.fullmatch(part)))
 
 
 def divide(

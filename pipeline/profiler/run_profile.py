@@ -169,7 +169,7 @@ class RunProfiler:
                 found = measured_profile(recipe, device, self.executable, *about)
             evidence = self._evidence(found, dataset, state)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._raw, evidence)
-        profiles = [found.profile]
+        profiles = [evidence.profile]
         modelled = modelled_profile(recipe, estimate)
         if modelled is not None:
             profiles.append(modelled)
@@ -195,17 +195,19 @@ class RunProfiler:
         assert host is not None, "it was measured"
         dispatches = self.executable.dispatches
         feed = self._raw.feed
-        if feed.kind == "stream":
+        reported = feed.report()
+        if feed.kind == "stream" and reported.wait_ms_per_step is None:
+            # It had one window alone, which was read before it trained.
             host = replace(host, wait=max(host.wait, self._starved_ms(host.device)))
             host = replace(host, step=host.device + host.wait + host.between)
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
-            feed=feed.report(),
+            feed=reported,
             sink_steps=self._whole.run_schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
             compilations=found.compilations,
-            trained_s=dispatches[-1].end_s - dispatches[0].end_s,
+            compiled_steps=dispatches[-1].stop - dispatches[0].stop,
             streams_resident=_resident(recipe, dataset),
             precision=level_of(recipe),
         )
@@ -216,8 +218,9 @@ class RunProfiler:
     def _starved_ms(self, device_ms: float) -> float:
         """Return the wait for a step once all windows are read ahead: the reader's pace, measured
         on the first window, less that of the device."""
-        first, window = self.executable.dispatches[0], self._raw.feed.window(0)
-        read_ms = 1000 * first.wait_s / max(1, window.stop - window.start)
+        feed = self._raw.feed
+        window = feed.window(0)
+        read_ms = feed.report().first_wait_ms / max(1, window.stop - window.start)
         return max(0.0, read_ms - device_ms)
 
     def _sink_gain(self) -> SinkGain | None:
@@ -245,7 +248,7 @@ class RunProfiler:
                 (one for one in costs.sinks if one.mechanism == choice.mechanism), costs.sinks[0]
             )
             now_ms = predict(cost, schedule.sink_steps, bounds)
-        return SinkGain(choice.size, choice.step_ms, now_ms)
+        return SinkGain(choice.size, choice.step_ms, now_ms, costs.error)
 
     def _event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:
         """Return what evaluations cost by step of the whole run; a part of one is timed."""

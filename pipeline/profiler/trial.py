@@ -22,7 +22,7 @@ from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.lower import lower
 
-LONGEST_COMPILE_S, LONGEST_STEP_MS = 15.0, 200.0
+LONGEST_COMPILE_S, LONGEST_STEP_MS = 30.0, 200.0
 ROUNDS, TRIAL_S = 5, 0.15
 HELPS = 1.03
 """Gain below which a change is none."""

@@ -22,7 +22,7 @@ from pipeline.profiler.step_profile import (
 )
 
 RECOMPILING = 0.05
-"""Share of the trained time that later compilations take."""
+"""Share of a step that later compilations take."""
 WAITING = 0.1
 CALLING = 0.1
 HOST = 0.2
@@ -50,6 +50,8 @@ class SinkGain:
     """Predicted milliseconds a step in it."""
     now_ms: float
     """Those in the sinks of the recipe, by the same measurement."""
+    error: float = 0.0
+    """Relative error of the gain."""
 
     @property
     def gain(self) -> float:
@@ -78,7 +80,8 @@ class Evidence:
     """Callbacks of the recipe by name."""
     compilations: tuple[Compilation, ...] = ()
     """Those after the first dispatch."""
-    trained_s: float = 0.0
+    compiled_steps: int = 0
+    """Steps after the first dispatch, among which compilations are divided."""
     sink: SinkGain | None = None
     events: EventCost | None = None
     streams_resident: str | None = None
@@ -111,7 +114,8 @@ def _without(evidence: Evidence, ms: float, what: str, basis: str = COUNTED) -> 
 
 def _recompiling(evidence: Evidence) -> StepVerdict | None:
     seconds = sum(one.seconds for one in evidence.compilations)
-    share = seconds / evidence.trained_s if evidence.trained_s else 0.0
+    ms = 1000 * seconds / evidence.compiled_steps if evidence.compiled_steps else 0.0
+    share = min(evidence.host.share(ms), 1.0)
     if share < RECOMPILING:
         return None
     by_name: dict[str, list[Compilation]] = defaultdict(list)
@@ -122,10 +126,9 @@ def _recompiling(evidence: Evidence) -> StepVerdict | None:
     of_shapes = f", for {' then '.join(shapes[-SHOWN:])}" if len(shapes) > 1 else ""
     times = "time" if len(own) == 1 else "times"
     why = (
-        f"{share:.0%} of the trained time is compiling after the first dispatch: {name or 'a'} "
+        f"{share:.0%} of a step is compiling after the first dispatch: {name or 'a program'} "
         f"{len(own)} {times}{of_shapes}"
     )
-    ms = evidence.step_ms * share
     return StepVerdict(
         "recompiling", share, why, _without(evidence, ms, "keep its shapes the same")
     )
@@ -163,7 +166,10 @@ def _callback_bound(evidence: Evidence) -> StepVerdict | None:
 
 def _dispatch_bound(evidence: Evidence) -> StepVerdict | None:
     sink = evidence.sink
-    if sink is None or sink.gain < GAINFUL:
+    if sink is None or sink.gain < max(GAINFUL, 1 + 2 * sink.error):
+        return None
+    if evidence.sink_steps is not None and sink.size <= evidence.sink_steps:
+        # A shorter sink saves no dispatches: the machine was busy.
         return None
     share = 1 - 1 / sink.gain
     now = "no sinks" if evidence.sink_steps is None else f"sinks of {evidence.sink_steps:,}"
@@ -235,12 +241,16 @@ def _memory_bound(evidence: Evidence) -> StepVerdict | None:
 
 
 def _elementwise(evidence: Evidence) -> StepVerdict | None:
-    """Whether operators that are no products take most of the time."""
+    """Whether layers without products take most of the time.
+
+    Moves in a layer with products are part of how these are computed.
+    """
     ops = evidence.profile.operators
+    with_products = {one.layer for one in ops if one.kind.startswith(PRODUCTS)}
     found = [
         one
         for one in ops
-        if not one.kind.startswith(PRODUCTS) and one.phase in ("forward", "backward")
+        if one.layer not in with_products and one.phase in ("forward", "backward")
     ]
     share = _share_of_operators(evidence, found)
     if share < MOSTLY:
@@ -250,7 +260,7 @@ def _elementwise(evidence: Evidence) -> StepVerdict | None:
         by_layer[one.layer or f"({one.phase})"] += one.ms
     layer, ms = max(by_layer.items(), key=lambda item: item[1])
     why = (
-        f"{share:.0%} of the operators' time is element by element or moves, above all in "
+        f"{share:.0%} of the operators' time is in layers without products, above all "
         f"{_places(found)}"
     )
     change = _without(evidence, ms, f"leave out or replace layer {layer}")
