@@ -25,11 +25,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks.hlo import Program, parse_program
 from benchmarks.measure import RESULTS, add_save, heading, publish, table, usable_cores
 from benchmarks.ours import OursTraining
 from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
 from pipeline.host.allocator import reexec_with_malloc_tunables
+from pipeline.profiler.hlo_program import HloProgram, parse_program
 
 PACKAGES = ("jax", "jaxlib", "numpy")
 WARM_UPS = 4
@@ -109,7 +109,7 @@ def copied_gb_s() -> float:
     return 2 * COPIED_BYTES / min(times_s) / 1e9
 
 
-def _report(task: Task, profile: Profile, program: Program, memory_gb_s: float) -> str:
+def _report(task: Task, profile: Profile, program: HloProgram, memory_gb_s: float) -> str:
     busy_ms, moved_gb, operations = Counter[str](), Counter[str](), Counter[str]()
     for name, us in profile.busy_us.items():
         kind = program.kind_of(name)

@@ -85,6 +85,7 @@ WORDS = {
     "export": "FOLDER",
     "infer": "--top=N",
     "new": "NAME",
+    "profile": "profile.steps=N",
     "recommend": "KEY=RANGE",
     "report": "--out=FOLDER",
     "reproduce": "KEY=VALUE",

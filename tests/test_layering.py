@@ -78,6 +78,7 @@ LEVELS = [
     "weights",
     "weights.onnx_files",
     "autopsy",
+    "profiler",
     "runner",
     "report",
     "api",

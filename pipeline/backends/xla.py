@@ -38,6 +38,8 @@ from pipeline.lowerings.formulas.onednn import CALLS
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
+from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
+from pipeline.models.modules.name_stack import UPDATE
 from pipeline.parallel.parallel_spec import DATA
 from pipeline.parallel.placement import DevicePlacement
 from pipeline.sink.telemetry import Telemetry
@@ -387,8 +389,11 @@ def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
 
         def body(carry: tuple[Array, LoopCarry]) -> tuple[Array, LoopCarry]:
             position, before = carry
-            state, record = step.step(before.state, batch_at(inputs, position), learning_rates)
-            rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
+            with jax.named_scope(DATA_SCOPE):
+                batch = batch_at(inputs, position)
+            state, record = step.step(before.state, batch, learning_rates)
+            with jax.named_scope(UPDATE):
+                rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
             return position + 1, LoopCarry(state, rows, record.should_continue)
 
         return repeat(unfinished, body, (first, carried))[1]

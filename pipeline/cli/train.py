@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
 from pipeline.config.overrides import expand_sweeps, key_of, quoted, swept_keys, value_of
+from pipeline.config.profile_spec import profiling_overrides
 from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
 from pipeline.files.package_paths import CONF
 from pipeline.observe.reporter import MARGIN
@@ -50,6 +51,7 @@ def main(args: Sequence[str], started_at: float | None = None) -> int:
     `started_at` is when the command began, by `time.perf_counter`, in seconds; now unless it is
     given. Raises RecipeError with every problem when the recipe can't be composed.
     """
+    args = [*args, *_profiling(args)]
     parsed = get_args_parser().parse_intermixed_args(list(args))
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
@@ -61,6 +63,14 @@ def main(args: Sequence[str], started_at: float | None = None) -> int:
     if parsed.multirun:
         return _sweep(args, flags, parsed.overrides)
     return _single(args, flags, parsed.overrides, started_at)
+
+
+def _profiling(args: Sequence[str]) -> list[str]:
+    """Return the overrides of PROFILING_MODE; keys of the command line go before them."""
+    given = set(map(key_of, args))
+    if "profile.mode" in given:
+        return []
+    return [one for one in profiling_overrides(os.environ) if key_of(one) not in given]
 
 
 def _show(overrides: Sequence[str]) -> int:

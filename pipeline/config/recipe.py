@@ -15,6 +15,7 @@ from pydantic import (
 
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.callbacks.callback import CallbackSpec
+from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.models.layers.model_spec import ModelSpec
@@ -236,6 +237,7 @@ class Recipe(Spec):
     eval: EvalSpec
     monitor: MonitorSpec
     cache: CacheSpec
+    profile: ProfileSpec
     parallel: ParallelSpec
     launch: LaunchSpec
 

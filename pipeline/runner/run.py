@@ -36,6 +36,7 @@ from pipeline.parallel.ranks import Ranks
 from pipeline.runner.context import RunContext
 from pipeline.runner.evaluations import Evaluations
 from pipeline.runner.initial_state import initial_state, read_restored
+from pipeline.runner.open_profile import open_profile, to_profile
 from pipeline.runner.open_training import open_training, record_overflows
 from pipeline.runner.record import run_directory
 from pipeline.runner.record.continuity import require_same_origin
@@ -303,7 +304,9 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
             # A run that is only priced needs no program of the processor that computes for it.
             return
 
-    built = lower(recipe, dataset, built, backend, run_dir, reporter, context.ranks)
+    built = whole = lower(recipe, dataset, built, backend, run_dir, reporter, context.ranks)
+    if recipe.profile.mode != "off":
+        built = to_profile(context, built, backend)
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     summary.time["compile_s"] = executable.report.compile_s
     if not (trains or evaluates):
@@ -313,7 +316,9 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     if trains:
         sink = sinks_of_run(context, built, executable, backend, estimate, host)
         summary.sink = sink.summary()
-        built = with_sink(built, sink)
+        built, whole = with_sink(built, sink), with_sink(whole, sink)
+    profile = open_profile(context, whole, built, executable, int(state.step))
+    built, executable = profile.built, profile.executable
 
     history = History(int(state.step))
     with observers_of_run(context, dataset, built, history, estimate, host) as observers:
@@ -322,9 +327,13 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         if trains:
             evaluations.show_samples()
             evaluations.show_graph()
-            with open_training(context, built, backend, sink, evaluations, history) as training:
+            with (
+                profile.open(),
+                open_training(context, built, backend, sink, evaluations, history) as training,
+            ):
                 state = yield from train(training, state, host, history)
             record_overflows(context, state)
+            profile.conclude(dataset, backend, estimate, state)
         if evaluates and history.status == "done":
             check_signals(context)
             evaluations.conclude(state, history)

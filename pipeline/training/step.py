@@ -23,6 +23,7 @@ from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.transform import apply_ops, choices_among, chosen_ops, draw_choice
 from pipeline.models.modules.layer_capture import grad_observing_layers
+from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.parallel.shards import Shards
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.freezing import in_its_phase, last_phase
@@ -122,6 +123,18 @@ def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record]:
     gradients = gradients_of(config, state, batch)
+    return _updated(config, state, gradients, batch.count, learning_rates)
+
+
+@jax.named_scope(UPDATE)
+def _updated(
+    config: StepConfig,
+    state: TrainState,
+    gradients: Gradients,
+    count: Array,
+    learning_rates: Array,
+) -> tuple[TrainState, Record]:
+    """The state after a step with these gradients, over `count` samples, and its record."""
     # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
     # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
     unscale = 1 / state.loss_scale
@@ -134,7 +147,7 @@ def _step(
     def updated(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)
         unscaled = gradients._replace(values=values)
-        return apply_update(config, state, unscaled, batch.count, unscale, rates)
+        return apply_update(config, state, unscaled, count, unscale, rates)
 
     after = apply_if_finite(outcome.applied, updated, state)
     after = count_overflow(config.loss_scale, after, outcome)
@@ -218,6 +231,7 @@ def _valid_labels(config: StepConfig, shards: Shards, batch: Batch, step: Array)
     return jnp.maximum(sum_shards(shards, batch, of_shard), 1.0)
 
 
+@jax.named_scope(DATA)
 def _mapped(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
     """Images NHWC float32 and labels of a batch after its map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.pass_, batch.sample)

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hlo import Instruction, Program
 from benchmarks.profile import Profile, _report, copied_gb_s
+from pipeline.profiler.hlo_program import HloInstruction, HloProgram
 
-PROGRAM = Program(
+PROGRAM = HloProgram(
     {
-        "scaled": Instruction("fusion", frozenset({"multiply"}), 3_000_000),
-        "shifted": Instruction("fusion", frozenset({"add"}), 1_000_000),
-        "loop": Instruction("while", frozenset({"while"}), 0),
-        "ffi_call.1": Instruction("custom-call", frozenset({"custom-call"}), 2_000_000),
+        "scaled": HloInstruction("fusion", frozenset({"multiply"}), 3_000_000),
+        "shifted": HloInstruction("fusion", frozenset({"add"}), 1_000_000),
+        "loop": HloInstruction("while", frozenset({"while"}), 0),
+        "ffi_call.1": HloInstruction("custom-call", frozenset({"custom-call"}), 2_000_000),
     }
 )
 

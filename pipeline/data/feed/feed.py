@@ -86,6 +86,11 @@ class Feed:
         """Stop preparing ahead, so that no samples are read which are not trained on."""
         self._source.close()
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that were waited for windows so far, the first one included."""
+        return self._stats.waited_s
+
     def report(self) -> FeedReport:
         """How long training had to wait, and for what."""
         return self._stats.report(self.kind)

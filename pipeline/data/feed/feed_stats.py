@@ -145,6 +145,11 @@ class FeedStats:
         if self._notify is not None:
             self._notify(starves, text)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds of all waits, those for windows that could not be prepared ahead included."""
+        return self._first_wait_s + self._wait_s
+
     def report(self, kind: Literal["resident", "stream"]) -> FeedReport:
         """The statistics so far."""
         prepared = max(1, self._prepared_steps)

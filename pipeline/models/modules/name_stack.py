@@ -6,7 +6,10 @@ import re
 
 MARKS = re.compile(r"^(?:(?:transpose|jvp|vmap)\()+")
 """Prefixes that JAX's transformations add to a name stack's parts."""
-NOT_NAMED = frozenset({"", "checkpoint", "rematted_computation"})
+DATA, UPDATE = "step.data", "step.update"
+"""Scopes of a training step outside of the network: what makes a batch, and what follows the
+gradients. A profile tells phases by them."""
+NOT_NAMED = frozenset({"", "checkpoint", "rematted_computation", DATA, UPDATE})
 """Parts that no user has named."""
 
 

@@ -3,7 +3,7 @@
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
 Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/,
-and what is exported, converted or reproduced is noted in descendants.jsonl.
+a profile profile/, and what is exported, converted or reproduced is noted in descendants.jsonl.
 Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad step that ends a run
 leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a resume. On an emulated
 device also price.json, trace.json, timeline.html, and AutoTune's result.
@@ -51,11 +51,13 @@ APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
 REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
+PROFILE = "profile"
+"""Files of a profile: where the time of traced steps went."""
 REPORT = "report"
 """The page and the files of `report`."""
 RANKS = "ranks"
 """The logs of a run's processes."""
-FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT)
+FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE)
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
 """Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
@@ -84,6 +86,7 @@ FREE_TO_CHANGE = (
     ("eval",),
     ("monitor",),
     ("cache",),
+    ("profile",),
     ("parallel", "devices"),
     ("parallel", "mesh"),
     ("launch",),

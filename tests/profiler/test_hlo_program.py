@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.hlo import Program, parse_program
+from pipeline.profiler.hlo_program import HloProgram, parse_program
 
 TEXT = """
 HloModule jit_loop, is_scheduled=true
@@ -78,6 +78,6 @@ def test_what_xla_writes_is_understood() -> None:
     operands = np.ones((64, 32), np.float32), np.ones((32, 16), np.float32)
     text = jax.jit(function).lower(*operands).compile().as_text()
     assert text is not None
-    program: Program = parse_program(text)
+    program: HloProgram = parse_program(text)
     kinds = {program.kind_of(name) for name in program.instructions}
     assert {"matrix products, by XLA", "sums and maxima"} <= kinds

@@ -1,0 +1,108 @@
+"""Profiling: the section of a recipe, and the environment variables of the documents (F-03)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, NonNegativeInt
+
+from pipeline.config.overrides import quoted
+from pipeline.errors import RecipeError
+from pipeline.files.error_text import no_such, show
+from pipeline.registry import FilePath, Spec
+
+MODE, OPTIONS = "PROFILING_MODE", "PROFILING_OPTIONS"
+LEAST_STEPS, MOST_STEPS = 20, 200
+SWITCHES = ("training_trace", "task_trace", "aicpu")
+TEXTS = ("output", "fp_point", "bp_point", "aic_metrics")
+
+
+class ProfileSpec(Spec):
+    """Profiling: which steps are traced, and what of them is written (F-01 to F-05)."""
+
+    mode: Annotated[
+        Literal["off", "on", "only"],
+        # YAML reads an unquoted `off` as false, and `on` as true.
+        BeforeValidator(lambda mode: {False: "off", True: "on"}.get(mode, mode)),
+    ]
+    """on: trace some steps of the run; only: train no longer than that takes, without evaluation
+    or checkpoints, as the command `profile` does."""
+    start: NonNegativeInt | None
+    """Steps before the first traced one; null: once the run is warm."""
+    steps: Annotated[int, Field(ge=LEAST_STEPS, le=MOST_STEPS)] | None
+    """Traced steps, 20 to 200; null: 60, fewer where a step has many operations or takes long."""
+    output: FilePath | None
+    """Folder of the profile; null: `profile` in the run directory."""
+    training_trace: bool
+    """Write the iteration trace: its points and tails."""
+    task_trace: bool
+    """Write the table of operators."""
+    aicpu: bool
+    """Count operators that run on the host's processor: calls of Python."""
+    fp_point: str | None
+    """Operator at which the forward pass begins; null: the first one of it."""
+    bp_point: str | None
+    """Operator at which the backward pass ends; null: the last one of it."""
+    aic_metrics: Literal[
+        "PipeUtilization",
+        "ArithmeticUtilization",
+        "Memory",
+        "MemoryL0",
+        "MemoryUB",
+        "ResourceConflictRatio",
+        "L2Cache",
+    ]
+    """Counters of an Ascend core. The emulated one has shares of its pipes, a processor the share
+    of its peaks: the same in each mode."""
+
+
+METRICS: tuple[str, ...] = get_args(ProfileSpec.model_fields["aic_metrics"].annotation)
+
+
+def profiling_overrides(environment: Mapping[str, str]) -> list[str]:
+    """Return the overrides that PROFILING_MODE and PROFILING_OPTIONS ask for.
+
+    Options count where the mode is true, as in the documents. Raises RecipeError for a mode that is
+    neither true nor false, for options that are no JSON object, and for unknown options.
+    """
+    mode = environment.get(MODE, "").strip().lower()
+    if mode not in ("", "true", "false"):
+        raise RecipeError([f"{MODE} = {show(environment[MODE])}: must be true or false"])
+    if mode != "true":
+        return []
+    text = environment.get(OPTIONS, "").strip() or "{}"
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise RecipeError([f"{OPTIONS} = {show(text)}: is no JSON: {error}"]) from error
+    if not isinstance(options, dict):
+        raise RecipeError([f"{OPTIONS} = {show(text)}: must be an object, {{...}}"])
+    problems: list[str] = []
+    overrides = ["profile.mode=on"]
+    for name, value in options.items():
+        problem, override = _option(name, value)
+        problems += [problem] if problem else []
+        overrides += [override] if override else []
+    if problems:
+        raise RecipeError(problems)
+    return overrides
+
+
+def _option(name: str, value: Any) -> tuple[str | None, str | None]:
+    """Return the problem of an option of PROFILING_OPTIONS, or the override for it."""
+    key = f"{OPTIONS}.{name}"
+    if name in SWITCHES:
+        switch = {"on": True, "off": False, "true": True, "false": False}.get(str(value).lower())
+        if switch is None:
+            return f"{key} = {show(value)}: must be on or off", None
+        return None, f"profile.{name}={str(switch).lower()}"
+    if name not in TEXTS:
+        return f"{key}: {no_such('option', name, (*SWITCHES, *TEXTS))}", None
+    if not isinstance(value, str):
+        return f"{key} = {show(value)}: must be text", None
+    if name == "aic_metrics" and value not in METRICS:
+        return f"{key} = {show(value)}: must be one of {', '.join(METRICS)}", None
+    # An empty name of an operator leaves the choice to the profiler, as in the documents.
+    return None, f"profile.{name}={quoted(value)}" if value else None

@@ -1,0 +1,1 @@
+"""Profile of a run: where the time of its steps goes, and the change that would help."""

@@ -1,0 +1,211 @@
+"""Verdicts on runs that were made slow, on healthy ones, and what the advised change brings.
+
+    python -m tests.verdicts slow            # six slow runs, each again with the change
+    python -m tests.verdicts healthy [ROOT]  # shipped recipes and networks, with data in ROOT
+
+Each run is profiled as `python -m pipeline profile` does. The gain that is achieved is the ratio of
+the whole training of both runs, in turn; the fastest of some rounds counts.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from pipeline import load_recipe
+from pipeline.errors import PipelineError
+from pipeline.files.bounded_read import read_json
+from pipeline.runner.run import run
+from tests.profiler import slow_parts
+
+assert slow_parts, "importing them registers them"
+
+ONLY = [
+    *("profile.mode=only", "stages=[data,build,compile,train]", "monitor.tensorboard=false"),
+    "monitor.sample_images=0",
+]
+ROUNDS = 3
+DIGITS = ["dataset=digits", "train.passes=null"]
+MLP = [*DIGITS, "model=mlp", "train.steps=2000", "train.batch_size=16"]
+LAYERS = [*DIGITS, "model=layers", "train.steps=400", "train.batch_size=32"]
+STACK = "[{name: conv, features: 32, kernel: 3}"
+END = ",global_avg_pool,{name: dense, features: $classes}]"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run made slow, the verdict that is right, and the keys of the change."""
+
+    name: str
+    slow: Sequence[str]
+    verdict: str
+    fixed: Sequence[str]
+    """Keys of the change, after those of the slow run."""
+
+    @property
+    def fixed_whole(self) -> list[str]:
+        """The overrides of the changed run: a key that is given again replaces the first."""
+        keys = {override.partition("=")[0] for override in self.fixed}
+        kept = [one for one in self.slow if one.partition("=")[0] not in keys]
+        return [*kept, *self.fixed]
+
+
+SLOW_READER = [
+    *("dataset.name=slow_reader", "dataset.read_ms=0.3", "dataset.root=null", "train.passes=null"),
+    *("model=mlp", "model.hidden=[64]", "train.steps=4000", "train.batch_size=16"),
+    *("train.feed=stream", "train.sink_size=50"),
+]
+
+
+CASES = (
+    Case("slow reader", SLOW_READER, "data-bound", ["train.feed=resident"]),
+    Case(
+        "sinks of one step",
+        [*MLP, "model.hidden=[16]", "train.sink_size=1", "train.steps=20000"],
+        "dispatch-bound",
+        ["train.sink_size=500"],
+    ),
+    Case(
+        "callback",
+        [*LAYERS, f"model.layers={STACK},ask_python{END}", "train.sink_size=100"],
+        "callback-bound",
+        [f"model.layers={STACK},{{name: ask_python, asks: false}}{END}"],
+    ),
+    Case(
+        "shape change",
+        [*MLP, "model.hidden=[64]", "train.callbacks=[{name: new_shapes}]", "train.sink_size=50"],
+        "recompiling",
+        ["train.callbacks=[{name: new_shapes, changes: false}]"],
+    ),
+    Case(
+        "bf16 products that convert",
+        [*MLP, "model.hidden=[1024,1024]", "train.precision=bf16", "train.batch_size=8"],
+        "converting",
+        ["train.precision=O0"],
+    ),
+    Case(
+        "elementwise",
+        [*LAYERS, f"model.layers={STACK},{{name: gelu_stack}}{END}", "train.sink_size=50"],
+        "elementwise-bound",
+        [f"model.layers={STACK}{END}"],
+    ),
+)
+
+HEALTHY: tuple[tuple[str, Sequence[str]], ...] = (
+    ("lenet5_digits", []),
+    ("lenet5_digits_finetune", ["checkpoint.restore=null"]),
+    ("breast_cancer_mlp", []),
+    ("diabetes_mlp", []),
+    ("bert_docstrings", []),
+    ("gpt_text", []),
+    ("unet_digit_masks", []),
+    ("lenet5_mnist", ["dataset.root={root}/mnist"]),
+    ("lenet5_mnist_thor", ["dataset.root={root}/mnist"]),
+    ("lenet5_unbalanced", []),
+    ("mlp_mnist", ["dataset.root={root}/mnist"]),
+    ("resnet18_cifar10", ["dataset.root={root}/cifar10", "profile.steps=20"]),
+    ("resnet20_cifar10", ["dataset.root={root}/cifar10", "profile.steps=20"]),
+)
+"""Recipes with the keys that they need here."""
+
+
+def profiled(overrides: Sequence[str], recipe: str = "lenet5_digits") -> tuple[dict[str, Any], str]:
+    """Return profile.json of a run, and all that it printed."""
+    said = StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(said):
+        run_dir = Path(folder) / "run"
+        run(load_recipe(recipe, [*overrides, *ONLY]), run_dir)
+        return read_json(run_dir / "profile" / "profile.json"), said.getvalue()
+
+
+def trained_ms(overrides: Sequence[str]) -> float:
+    """Return milliseconds a step of a whole training, without a profile."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        given = [one for one in ONLY if not one.startswith("profile.")]
+        summary = run(load_recipe("lenet5_digits", [*overrides, *given]), Path(folder) / "run")
+        return 1000 * (summary.time["train_s"] or 0.0) / summary.steps
+
+
+def slow(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each slow run: verdicts, predicted and achieved gain."""
+    for case in CASES:
+        if names and case.name not in names:
+            continue
+        found, _ = profiled(case.slow)
+        verdict, (before, *_) = found["verdict"], found["profiles"]
+        right = verdict["name"].partition(",")[0] == case.verdict
+        times = [(trained_ms(case.slow), trained_ms(case.fixed_whole)) for _ in range(ROUNDS)]
+        slow_ms, fixed_ms = (min(own) for own in zip(*times, strict=True))
+        predicted = verdict["change"]["gain"] if verdict["change"] else float("nan")
+        achieved = slow_ms / fixed_ms
+        print(f"{case.name}: {verdict['text']}", flush=True)
+        yield (
+            case.name,
+            verdict["name"] if right else f"WRONG: {verdict['name']}",
+            f"{before['step_ms']:.3g}",
+            f"{slow_ms:.3g}",
+            f"{fixed_ms:.3g}",
+            f"{predicted:.2f}x",
+            f"{achieved:.2f}x",
+            f"{predicted / achieved - 1:+.0%}",
+        )
+
+
+def healthy(root: Path | None) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each recipe that nothing makes slow."""
+    for name, overrides in HEALTHY:
+        given = [word.format(root=root) for word in overrides]
+        if any("{root}" in word for word in overrides) and root is None:
+            continue
+        recipe = name.partition(" ")[0]
+        try:
+            found, _ = profiled(given, recipe)
+        except PipelineError as error:
+            yield name, "not run", str(error).splitlines()[-1]
+            continue
+        verdict, (profile, *_) = found["verdict"], found["profiles"]
+        covered = profile["coverage"]
+        yield (
+            name,
+            verdict["name"],
+            f"{profile['step_ms']:.3g}",
+            f"{covered['named']:.1%}",
+            f"{covered['parts_of_step']:.1%}",
+            verdict["text"],
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a Markdown table."""
+    if arguments[:1] == ["slow"]:
+        heads = (
+            "run",
+            "verdict",
+            "profiled ms",
+            "trained ms",
+            "changed",
+            "predicted",
+            "achieved",
+            "off by",
+        )
+        rows = slow(arguments[1:])
+    elif arguments[:1] == ["healthy"]:
+        heads = ("recipe", "verdict", "ms", "named", "parts", "text")
+        rows = healthy(Path(arguments[1]) if len(arguments) > 1 else None)
+    else:
+        print(__doc__)
+        return 2
+    print(f"| {' | '.join(heads)} |\n| {' | '.join('---' for _ in heads)} |", flush=True)
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
