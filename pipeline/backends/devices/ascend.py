@@ -27,6 +27,8 @@ class Ascend(Chip, DeviceSpec):
     name: Literal["ascend"] = "ascend"
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
     """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
+    software: Literal["mindspore_graph", "mindspore_eager", "pytorch_eager"] | None
+    """Stack whose launches and conversions are priced; null: MindSpore's, in the launch mode."""
     precision: Literal["O0", "O2", "O3"] | None
     """MindSpore's amp_level that a step is priced for; null: the types that it was traced with."""
     all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None

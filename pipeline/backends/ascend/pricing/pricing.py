@@ -18,8 +18,10 @@ from pipeline.backends.ascend.chip.options import (
     Mode,
     OptionError,
     Precision,
+    Software,
     StepOptions,
     TuneMode,
+    mode_of,
     switch,
     whole,
 )
@@ -55,7 +57,8 @@ def price(
     hardware: str | Path | PricedChip = "ascend910",
     parameters: Callable[[Any], Any] | None = None,
     precision: Precision | None = DEFAULTS.precision,
-    mode: Mode = DEFAULTS.mode,
+    mode: Mode | None = None,
+    software: Software | None = DEFAULTS.software,
     sink_size: int = DEFAULTS.sink_size,
     devices: int = DEFAULTS.devices,
     all_reduce_fusion: Iterable[int] | None = DEFAULTS.fusion,
@@ -70,14 +73,17 @@ def price(
     `step(state, batch) -> (state, anything)` is any JAX function; `state` and `batch` may hold
     `jax.ShapeDtypeStruct`s, nothing is computed. `parameters` picks the trained leaves of a state
     (default: the float leaves that the loss reads and the step changes). `hardware` names a chip in
-    conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets.
+    conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets. `software` is
+    the stack whose launches and inserted conversions are priced, MindSpore's graph mode by default;
+    the eager ones run `op_by_op`, and `mode` is then theirs.
 
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
     arguments out of range. Errors that `step` itself raises when it is traced come through.
     """
     config = ExecutionConfig(
         precision=precision,
-        mode=mode,
+        mode=mode_of(software, mode),
+        software=software,
         sink_size=whole("sink_size", sink_size),
         devices=whole("devices", devices, most=MAX_DEVICES),
         fusion=_points(all_reduce_fusion),
@@ -157,7 +163,7 @@ class Pricing:
                 yield mode, step
                 continue
             with suppress(OptionError):
-                yield mode, self.step(replace(step.config, mode=mode))
+                yield mode, self.step(replace(step.config, mode=mode, software=None))
 
     def step(self, config: ExecutionConfig) -> PricedStep:
         """Price a step under its own launch mode alone. Raises OptionError, RunError."""
@@ -239,7 +245,14 @@ class Pricing:
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
             data_sink=config.data_sink,
+            op_launch_us=self._op_launch_us(config),
         )
+
+    def _op_launch_us(self, config: ExecutionConfig) -> float:
+        """Return the host's time for an op of the stack that launches it."""
+        hardware = self.chip.hardware
+        torch = config.software == "pytorch_eager"
+        return hardware.pytorch_op_launch_us if torch else hardware.op_launch_us
 
     def timeline(self, config: ExecutionConfig) -> Timeline:
         """Return one steady step under the launch mode of the options."""
