@@ -59,8 +59,8 @@ class InsertedOps:
         self._deferred = []
 
     def clear(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
-        """Add the MemSet of a value that a kernel accumulates into."""
-        self.add(kernel, "MemSet", "fill", (), writes[:1])
+        """Add the MemSet of a value that a kernel accumulates into, a part of its op's launch."""
+        self.add(kernel, "MemSet", "fill", (), writes[:1], launched=False)
 
     def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
         """Return a value as a product reads it: float16, in the cube's layout; converted once a
@@ -98,11 +98,11 @@ class InsertedOps:
         return copy
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
-        """Add a TransData task: a copy in another layout."""
+        """Add a TransData task: a copy in another layout, a part of the launch of who reads it."""
         copy = self.buffers.add(value, dtype, layout)
         self.buffers.change(copy, role="activation")
         work = VectorWork(self.graph.values[value].size, dtype)
-        self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work)
+        self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work, launched=False)
         return copy
 
     def permute(self, value: int, source: int, moved: Permutation, kernel: Kernel) -> int:

@@ -152,6 +152,29 @@ def _bias_grad_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     return _joined(_cycles_us(segments, cores, each, context.hw), traffic, context, cores)
 
 
+def _reduce_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a sum: a stream, but for means over the positions of a feature map.
+
+    Those, of squeeze-and-excitation, walk one image and 16 channels after another as a bias
+    gradient walks planes: a start and a rate of each walk, which the trace of 2023 has.
+    """
+    maps = [context.buffers[index] for index in task.reads]
+    source = max(maps, key=lambda buffer: math.prod(buffer.shape), default=None)
+    sums = math.prod(context.buffers[task.writes[0]].shape)
+    spatial = source is not None and source.layout == "NC1HWC0" and len(source.shape) == 4
+    if not spatial or source is None or sums < source.shape[0] or sums % source.shape[0]:
+        return _streaming_work(task, traffic, context)
+    channels, constants = sums // source.shape[0], context.constants
+    positions = math.prod(source.shape) // sums
+    if positions == 1 or channels not in source.shape[1:]:
+        return _streaming_work(task, traffic, context)
+    walks = source.shape[0] * math.ceil(channels / CHANNEL_BLOCK)
+    each = constants.bias_segment_cycles
+    each += traffic.read_bytes / walks / constants.bias_bytes_per_cycle
+    cores = min(context.hw.ai_cores_count, walks)
+    return _joined(_cycles_us(walks, cores, each, context.hw), traffic, context, cores)
+
+
 def _bias_cores(channels: int, images: int, segment_bytes: float, hw: Hardware) -> float:
     """Return the cores of a bias gradient: by channel, and by image where planes can be cut.
 
@@ -299,6 +322,7 @@ def _sort_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
 
 WORK_BY_CLASS: Mapping[str, Callable[[Task, Traffic, CostContext], Work]] = {
     "bias_grad": _bias_grad_work,
+    "reduce": _reduce_work,
     "max_pool": _pool_work,
     "max_pool_grad": _pool_work,
     "avg_pool": _pool_work,
