@@ -25,6 +25,7 @@ from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 from pipeline.backends.ascend.report.recommendation import Recommendation
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout, several
+from pipeline.backends.ascend.tune.bank_path import custom_bank
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.communication import Communication
 from pipeline.errors import RecipeError, RunError
@@ -242,7 +243,8 @@ def config_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
         host_workers=spec.host_workers,
         data_sink=proposal.sink,
         auto_tune=spec.auto_tune,
-        tune_bank=str(spec.tune_bank) if spec.tune_bank else None,
+        tune_bank=custom_bank(spec.tune_bank),
+        repeat_tune=spec.repeat_tune,
         strict=spec.strict,
     )
 

@@ -12,7 +12,7 @@ from pipeline.errors import PipelineError
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Precision = Literal["O0", "O2", "O3"]
-TuneMode = Literal["exhaustive", "ga", "rl"]
+TuneMode = Literal["exhaustive", "ga", "rl", "rl,ga"]
 Software = Literal["mindspore_graph", "mindspore_eager", "pytorch_eager"]
 """Software stacks that launch a step: MindSpore's graph mode, PyNative, and torch_npu's eager."""
 EAGER: tuple[Software, ...] = ("mindspore_eager", "pytorch_eager")
@@ -32,7 +32,8 @@ class ExecutionConfig:
     `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
     traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
     processes prepare the data of one device; None: data is always ready. `auto_tune` searches the
-    tiles of every product, `tune_bank` is the file that keeps the results. `strict` makes an
+    tiles of every product, `repeat_tune` those too that a bank has; `tune_bank` is the file that
+    keeps the results, and gives them without a search. `strict` makes an
     unknown primitive an error. `without` names buffer fusions to skip. `software` is the stack
     whose launches and conversions are priced; None is MindSpore's, in the mode that is asked for.
     """
@@ -46,6 +47,7 @@ class ExecutionConfig:
     data_sink: bool = True
     auto_tune: TuneMode | None = None
     tune_bank: str | None = None
+    repeat_tune: bool = False
     strict: bool = False
     without: frozenset[str] = frozenset()
     software: Software | None = None
