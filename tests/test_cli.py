@@ -83,6 +83,7 @@ WORDS = {
     "doctor": "+recipe=NAME",
     "explain": "hydra.run.dir=DIR",
     "export": "FOLDER",
+    "forecast": "--check",
     "infer": "--top=N",
     "new": "NAME",
     "profile": "profile.steps=N",

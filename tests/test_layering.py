@@ -74,6 +74,7 @@ LEVELS = [
     "stages.train",
     "autosink",
     "stages",
+    "forecast",
     "weights.rules",
     "weights",
     "weights.onnx_files",

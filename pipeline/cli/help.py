@@ -20,6 +20,7 @@ Train what a YAML recipe describes.
   python -m pipeline --cfg job +recipe=NAME             show the resolved recipe
   python -m pipeline explain +recipe=NAME KEY=VALUE ... what sinks cost, hold and buy here, measured
   python -m pipeline profile +recipe=NAME KEY=VALUE ... where the time of a step goes, and a verdict
+  python -m pipeline forecast +recipe=NAME [--check]    what a step will take here; was it so?
   python -m pipeline summary +recipe=NAME|RUN_DIR       layers, shapes, parameters, what is trained
   python -m pipeline convert weights FROM TO +recipe=NAME  weights of PyTorch or MindSpore, renamed
   python -m pipeline convert records OUT dataset=NAME ...   any dataset as ArrayRecord files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -13,7 +14,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.lowerings.problem.lowering import ROLES, Problem, RecordingPolicy
+from pipeline.lowerings.problem.lowering import (
+    ROLES,
+    CountingPolicy,
+    LoweringPolicy,
+    Problem,
+    RecordingPolicy,
+)
 from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.lowerings.tune.machine import describe_device
 from pipeline.lowerings.tune.timing import Timer, random_operands
@@ -39,6 +46,20 @@ def list_problems(
     return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
 
 
+def count_problems(parts: StepConfig, state: TrainState, batch: int) -> Counter[Problem]:
+    """Count how often one step computes each problem, by tracing.
+
+    Empty for networks that no lowering applies to.
+    """
+    if not hasattr(parts.network, "policy"):
+        return Counter()
+    counting = CountingPolicy()
+    _trace(parts, state, batch, True, counting)
+    image = image_shape(parts.image)
+    counts = {p: n for p, n in counting.counts.items() if not _reads_input(p, image)}
+    return Counter(counts)
+
+
 def list_kept_operations(
     network: ImportedNetwork, parts: StepConfig, state: TrainState, batch: int
 ) -> tuple[KeptOperation, ...]:
@@ -50,10 +71,16 @@ def list_kept_operations(
 
 def _traced(parts: StepConfig, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:
     listing = RecordingPolicy()
-    images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
-    network: nn.Module = parts.network.clone(policy=listing)
-    jax.eval_shape(_forward(network, train), images, state.params, state.batch_stats)
+    _trace(parts, state, batch, train, listing)
     return tuple(listing.problems)
+
+
+def _trace(
+    parts: StepConfig, state: TrainState, batch: int, train: bool, policy: LoweringPolicy
+) -> None:
+    images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
+    network: nn.Module = parts.network.clone(policy=policy)
+    jax.eval_shape(_forward(network, train), images, state.params, state.batch_stats)
 
 
 def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:

@@ -11,7 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, OptionError
+from pipeline.backends.ascend.chip.options import (
+    EAGER,
+    ExecutionConfig,
+    Mode,
+    OptionError,
+    mode_of,
+)
 from pipeline.backends.ascend.memory.out_of_memory import out_of_memory_message
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset_of
@@ -19,6 +25,7 @@ from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
 from pipeline.backends.ascend.report.recommendation import Recommendation
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout, several
+from pipeline.backends.ascend.tune.bank_path import custom_bank
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.communication import Communication
 from pipeline.errors import RecipeError, RunError
@@ -223,18 +230,21 @@ def config_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
     mode the host launches every operation (M-11).
     """
     auto: Mode = "loop_sink" if proposal.sink else "graph_sink"
-    if proposal.eager:
+    if proposal.eager or spec.software in EAGER:
         auto = "op_by_op"
+    mode = auto if spec.mode == "auto" else spec.mode
     return ExecutionConfig(
         precision=spec.precision,
-        mode=auto if spec.mode == "auto" else spec.mode,
+        mode=mode_of(spec.software, mode),
+        software=spec.software,
         sink_size=proposal.sink_steps,
         devices=proposal.devices,
         fusion=spec.all_reduce_fusion,
         host_workers=spec.host_workers,
         data_sink=proposal.sink,
         auto_tune=spec.auto_tune,
-        tune_bank=str(spec.tune_bank) if spec.tune_bank else None,
+        tune_bank=custom_bank(spec.tune_bank),
+        repeat_tune=spec.repeat_tune,
         strict=spec.strict,
     )
 

@@ -30,6 +30,12 @@ from pipeline.backends.ascend.fit.validate_trace import alexnet_step, lines
 from pipeline.backends.ascend.fit.workloads import PUBLISHED, Published, published_steps
 from pipeline.errors import PipelineError, RunError
 
+KINDS = {
+    "depthwise networks, both": ("mobilenet", "efficientnet", "shufflenet"),
+    "vision transformers, both": ("transformer",),
+}
+"""Families whose operators had the largest faults, scored on their own as well."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -119,6 +125,7 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
     for v in verdicts:
         bound = "<=" if v.row.quality == "at_most" else "  "
         note = "" if v.inside or v.row.quality == "at_most" else "  outside"
+        note += f"  ({v.row.suspicion})" if v.row.suspicion else ""
         print(
             f"{v.row.id:7} {v.row.model:22} {v.row.batch:6d} {v.row.devices:5d} {v.row.mode:10} "
             f"{bound}{v.row.ms:8.2f} {v.modelled_ms:9.2f} {v.error:+7.0%}  "
@@ -184,6 +191,8 @@ def _print_published() -> None:
     print("\n".join(lines(alexnet_step(load_calibration()))), end="\n\n")
     _print_score("graph mode, device-bound, family left out", sunk)
     _print_score("eager PyTorch, 80 us an op", eager)
+    for title, families in KINDS.items():
+        _print_score(title, [v for v in (*sunk, *eager) if v.row.family in families])
     print(f"rows bounded by the host: {kept} of {len(bounds)} kept, within 10 %")
     for name, published, modelled in ratios_of_pairs(verdicts):
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")

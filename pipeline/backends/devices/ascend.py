@@ -27,16 +27,21 @@ class Ascend(Chip, DeviceSpec):
     name: Literal["ascend"] = "ascend"
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
     """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
+    software: Literal["mindspore_graph", "mindspore_eager", "pytorch_eager"] | None
+    """Stack whose launches and conversions are priced; null: MindSpore's, in the launch mode."""
     precision: Literal["O0", "O2", "O3"] | None
     """MindSpore's amp_level that a step is priced for; null: the types that it was traced with."""
     all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
     """Indices of parameters at which gradients are split into all-reduces; null: one for all."""
     host_workers: PositiveInt
     """Processes of the emulated host that prepare data."""
-    auto_tune: Literal["exhaustive", "ga", "rl"] | None
-    """Search the tiles of every cube task before it is priced: all, genetic, or by a tree."""
+    auto_tune: Literal["exhaustive", "ga", "rl", "rl,ga"] | None
+    """Search the tiles of every cube task before it is priced: all, genetic, by a tree, or both."""
     tune_bank: FilePath | None
-    """The knowledge bank of tiles: read before the search, written after it."""
+    """The knowledge bank of tiles, read before the search and written after it; null: that of the
+    folder that TUNE_BANK_PATH names, if any."""
+    repeat_tune: bool
+    """Search again what a bank has, and keep the better (REPEAT_TUNE)."""
     strict: bool
     """Refuse an operation that the model doesn't know, instead of estimating it by its bytes."""
 

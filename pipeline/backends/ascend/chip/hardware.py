@@ -26,6 +26,10 @@ class Hardware:
     ai_core_clock_mhz: float
     cube_fp16_macs_per_cycle: float
     vector_bytes_per_cycle: float
+    core_pipelines_count: float
+    """Queues of a core that run side by side: cube, vector, scalar, and three that move data."""
+    core_gb_per_s: float
+    """Traffic of one core with the L2 and device memory, each way."""
     fp32_matmul_gmacs_per_s: float
     """Rate of float32 products, which run on the vector unit of one core."""
     l0a_kib: float
@@ -59,7 +63,9 @@ class Hardware:
     sink_interval_distributed_us: float
 
     op_launch_us: float
-    """Host time of one op launched on its own."""
+    """Host time of one op launched on its own by MindSpore's PyNative mode."""
+    pytorch_op_launch_us: float
+    """Host time of one op that PyTorch's eager mode (torch_npu) launches."""
     graph_launch_us: float
     host_step_us: float
     """Host time of a step that the host drives: callbacks, feeding, fetching the loss."""

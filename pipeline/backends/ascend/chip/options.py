@@ -12,7 +12,10 @@ from pipeline.errors import PipelineError
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Precision = Literal["O0", "O2", "O3"]
-TuneMode = Literal["exhaustive", "ga", "rl"]
+TuneMode = Literal["exhaustive", "ga", "rl", "rl,ga"]
+Software = Literal["mindspore_graph", "mindspore_eager", "pytorch_eager"]
+"""Software stacks that launch a step: MindSpore's graph mode, PyNative, and torch_npu's eager."""
+EAGER: tuple[Software, ...] = ("mindspore_eager", "pytorch_eager")
 MAX_DEVICES = 1024
 
 
@@ -29,8 +32,10 @@ class ExecutionConfig:
     `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
     traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
     processes prepare the data of one device; None: data is always ready. `auto_tune` searches the
-    tiles of every product, `tune_bank` is the file that keeps the results. `strict` makes an
-    unknown primitive an error. `without` names buffer fusions to skip.
+    tiles of every product, `repeat_tune` those too that a bank has; `tune_bank` is the file that
+    keeps the results, and gives them without a search. `strict` makes an
+    unknown primitive an error. `without` names buffer fusions to skip. `software` is the stack
+    whose launches and conversions are priced; None is MindSpore's, in the mode that is asked for.
     """
 
     precision: Precision | None = "O2"
@@ -42,8 +47,10 @@ class ExecutionConfig:
     data_sink: bool = True
     auto_tune: TuneMode | None = None
     tune_bank: str | None = None
+    repeat_tune: bool = False
     strict: bool = False
     without: frozenset[str] = frozenset()
+    software: Software | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,25 @@ class StepOptions:
     def steps_per_launch(self) -> int:
         """Steps that one launch from the host runs."""
         return self.sink_size if self.mode == "loop_sink" else 1
+
+
+def mode_of(software: Any, mode: Mode | None) -> Mode:
+    """Return the launch mode of a software stack: the one that is asked for, if it has it.
+
+    Raises OptionError for an unknown stack, and a mode that the stack doesn't have.
+    """
+    if software is None:
+        return "loop_sink" if mode is None else mode
+    if software not in get_args(Software):
+        known = ", ".join(get_args(Software))
+        raise OptionError(f"software: {software!r} is none of {known}; None is MindSpore's")
+    eager = software in EAGER
+    if mode is None:
+        return "op_by_op" if eager else "loop_sink"
+    if eager != (mode == "op_by_op"):
+        right = "op_by_op" if eager else "graph_sink or loop_sink"
+        raise OptionError(f"mode: {mode} is no mode of {software}, which runs {right}")
+    return mode
 
 
 def whole(name: str, value: Any, most: int | None = None) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -105,12 +106,52 @@ class VectorWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Permutation:
+    """Order in which a transpose writes the axes of its source, in its shortest form.
+
+    `lengths` are those of the source's axes without axes of length 1; axes that stay neighbours are
+    one. Axis i of the result is axis `order[i]` of the source, as in `numpy.transpose`.
+    """
+
+    lengths: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether every element stays where it is."""
+        return len(self.order) <= 1
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the minor axis stays the minor one, so that whole rows move."""
+        return self.keeps_bytes or self.order[-1] == len(self.order) - 1
+
+
+def permutation_of(shape: Sequence[int], order: Sequence[int]) -> Permutation:
+    """Return a transpose's permutation, the same however its axes are cut by reshapes."""
+    kept = [axis for axis in order if shape[axis] != 1]
+    runs: list[list[int]] = []
+    for axis in kept:
+        between = range(runs[-1][-1] + 1, axis) if runs else ()
+        follows = bool(runs) and runs[-1][-1] < axis and all(shape[a] == 1 for a in between)
+        if follows:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    ranked = sorted(range(len(runs)), key=lambda place: runs[place][0])
+    lengths = tuple(math.prod(shape[axis] for axis in runs[place]) for place in ranked)
+    rank = {place: number for number, place in enumerate(ranked)}
+    return Permutation(lengths, tuple(rank[place] for place in range(len(runs))))
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One kernel. A scan's body appears once, with its length as `repeat`.
 
     `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path that JAX
     kept, `fused` the other primitives or ops that the kernel does. `reads` and `writes` are indices
-    of buffers; `reads` has every buffer once.
+    of buffers; `reads` has every buffer once. `permutation` is that of a transpose. A conversion
+    that runs within another op is not `launched` on its own where the host launches every op.
     """
 
     type: str
@@ -124,6 +165,8 @@ class Task:
     vector: VectorWork | None = None
     repeat: int = 1
     fused: tuple[str, ...] = ()
+    permutation: Permutation | None = None
+    launched: bool = True
 
 
 @dataclass(frozen=True)

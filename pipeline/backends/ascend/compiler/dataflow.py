@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.product_operands import absorbed_transposes
 from pipeline.backends.ascend.frontend.graph import Graph, Node
 
 ROW_ELEMENTS = 32768
@@ -151,12 +152,14 @@ def _keeps_order(graph: Graph, node: Node) -> bool:
 
 
 def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
-    """Return transposes and reversals of weights and their gradients; the cube reads any order."""
+    """Return transposes and reversals of weights and their gradients, which the cube reads in any
+    order, and transposes that products absorb.
+    """
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:
             users[index].append(node)
-    rearranged = set()
+    rearranged = set(absorbed_transposes(graph))
     for position, node in enumerate(graph.nodes):
         if node.primitive not in ("transpose", "rev"):
             continue

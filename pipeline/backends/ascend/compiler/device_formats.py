@@ -42,6 +42,12 @@ def _carry(graph: Graph, dataflow: Dataflow, node: Node, axes: dict[int, int]) -
             return
 
 
+def is_aligned(shape: Sequence[int]) -> bool:
+    """Return whether both edges of a matrix are whole sixteens, so that it fills its fractals."""
+    edges = shape[-2:]
+    return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
+
+
 def padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
     """Return the elements that a layout stores.
 

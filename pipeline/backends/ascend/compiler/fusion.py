@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
+from pipeline.backends.ascend.compiler.device_formats import is_aligned
 from pipeline.backends.ascend.compiler.op_patterns import FusionPattern, Patterns
 
 
@@ -49,9 +51,26 @@ def _partner(
         if task.cost_class not in pattern.producer or pattern.phase not in (None, task.phase):
             continue
         single = len(readers) == 1 and output not in uses.outputs
-        if readers and (pattern.keep or single) and _takes(pattern, task, graph.tasks[readers[0]]):
+        if not readers or not (pattern.keep or single):
+            continue
+        first = graph.tasks[readers[0]]
+        if _takes(pattern, task, first) and not _reshaped_before(graph, task, first):
             return readers[0], pattern
     return None
+
+
+def _reshaped_before(graph: TaskGraph, task: Task, other: Task) -> bool:
+    """Return whether a product's result must leave its blocks before a kernel reads it.
+
+    MindSpore's Dense works on the rows of all samples and reshapes behind its bias. Tokens that are
+    no whole sixteens make that a conversion, so that what reads other tokens, too, can't fuse.
+    """
+    output = graph.buffers[task.writes[0]]
+    if task.cost_class != "matmul" or len(output.shape) < 3 or is_aligned(output.shape):
+        return False
+    size = math.prod(output.shape)
+    others = (index for index in other.reads if index not in task.writes)
+    return any(math.prod(graph.buffers[index].shape) == size for index in others)
 
 
 def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:

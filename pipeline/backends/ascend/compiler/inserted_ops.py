@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from pipeline.backends.ascend.chip.options import Precision
-from pipeline.backends.ascend.chip.tasks import CostClass, Layout, Task, VectorWork
+from pipeline.backends.ascend.chip.tasks import (
+    CostClass,
+    Layout,
+    Permutation,
+    Task,
+    VectorWork,
+    permutation_of,
+)
 from pipeline.backends.ascend.compiler.buffers import Buffers
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.frontend.graph import Graph
@@ -23,6 +31,8 @@ class InsertedOps:
         self.tasks: list[Task] = []
         self.laid_out: dict[int, int] = {}
         self._prepared: dict[tuple[int, Layout], int] = {}
+        self._permuted: dict[tuple[int, int, Permutation], int] = {}
+        self._channels_last: set[int] = set()
         self._deferred: list[Task] = []
 
     def add(
@@ -49,8 +59,8 @@ class InsertedOps:
         self._deferred = []
 
     def clear(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
-        """Add the MemSet of a value that a kernel accumulates into."""
-        self.add(kernel, "MemSet", "fill", (), writes[:1])
+        """Add the MemSet of a value that a kernel accumulates into, a part of its op's launch."""
+        self.add(kernel, "MemSet", "fill", (), writes[:1], launched=False)
 
     def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
         """Return a value as a product reads it: float16, in the cube's layout; converted once a
@@ -88,12 +98,27 @@ class InsertedOps:
         return copy
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
-        """Add a TransData task: a copy in another layout."""
+        """Add a TransData task: a copy in another layout, a part of the launch of who reads it."""
         copy = self.buffers.add(value, dtype, layout)
         self.buffers.change(copy, role="activation")
         work = VectorWork(self.graph.values[value].size, dtype)
-        self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work)
+        self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work, launched=False)
         return copy
+
+    def permute(self, value: int, source: int, moved: Permutation, kernel: Kernel) -> int:
+        """Return an operand's copy in another order, made once for all products that read it."""
+        key = (value, source, moved)
+        if key not in self._permuted:
+            dtype = self.buffers.all[source].dtype
+            copy = self.buffers.add(value, dtype, "ND")
+            self.buffers.change(copy, role="activation")
+            work = VectorWork(self.graph.values[value].size, dtype)
+            self.add(
+                kernel, "TransposeD", "transpose", (source,), (copy,), vector=work,
+                fused=("transpose",), permutation=moved,
+            )  # fmt: skip
+            self._permuted[key] = copy
+        return self._permuted[key]
 
     def prepare_plain(self, value: int, kernel: Kernel) -> int:
         """Return a feature map in the plain layout, converted once for all its readers."""
@@ -104,6 +129,50 @@ class InsertedOps:
             copy = self.convert(value, source, "ND", kernel, dtype) if blocked else source
             self._prepared[key] = copy
         return self._prepared[key]
+
+    def channels_last(self, value: int, kernel: Kernel) -> int:
+        """Return a feature map in the plain layout with its channels last."""
+        plain = self.prepare_plain(value, kernel)
+        images, positions, channels = self._sides(value)
+        return self.permute(
+            value, plain, permutation_of((images, channels, positions), (0, 2, 1)), kernel
+        )
+
+    def channels_first(self, value: int, kernel: Kernel) -> int:
+        """Return a map whose channels are last in blocks, as convolutions and their like read it.
+
+        That is a Transpose and a TransData, made once for all readers.
+        """
+        key: tuple[int, Layout] = (value, "NC1HWC0")
+        if key not in self._prepared:
+            source = self.buffers.of(value)
+            images, positions, channels = self._sides(value)
+            moved = permutation_of((images, positions, channels), (0, 2, 1))
+            plain = self.permute(value, source, moved, kernel)
+            dtype = self.buffers.all[source].dtype
+            self._prepared[key] = self.convert(value, plain, "NC1HWC0", kernel, dtype)
+        return self._prepared[key]
+
+    def plain_result(self, value: int) -> int:
+        """Return the buffer of a map that is written with its channels last."""
+        if value not in self.buffers.axes:
+            return self.buffers.of(value)
+        if value not in self._channels_last:
+            written = self.buffers.of(value)
+            if self.buffers.all[written].layout == "NC1HWC0":
+                self.buffers.change(written, layout="ND")
+                self._channels_last.add(value)
+        return self.buffers.of(value)
+
+    def is_channels_last(self, value: int) -> bool:
+        """Return whether a map was written with its channels last."""
+        return value in self._channels_last
+
+    def _sides(self, value: int) -> tuple[int, int, int]:
+        """Return a map's images, positions and channels."""
+        shape = self.graph.values[value].shape
+        channels = shape[self.buffers.axes.get(value, len(shape) - 1)]
+        return shape[0], math.prod(shape) // (shape[0] * channels), channels
 
     def _repeat_of(self, value: int) -> int:
         producer = self.buffers.dataflow.producer.get(value)

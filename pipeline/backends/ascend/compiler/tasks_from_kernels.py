@@ -10,7 +10,15 @@ from collections import Counter
 
 from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.options import Precision
-from pipeline.backends.ascend.chip.tasks import CostClass, Layout, Task, TaskGraph, VectorWork
+from pipeline.backends.ascend.chip.tasks import (
+    CostClass,
+    Layout,
+    Permutation,
+    Task,
+    TaskGraph,
+    VectorWork,
+    permutation_of,
+)
 from pipeline.backends.ascend.compiler.buffers import Buffers, Signature
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS
 from pipeline.backends.ascend.compiler.fusion import fuse
@@ -18,11 +26,18 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.inserted_ops import InsertedOps
 from pipeline.backends.ascend.compiler.kernels import Kernels
 from pipeline.backends.ascend.compiler.matmul_work import TYPES, convolution_work, matrix_work
+from pipeline.backends.ascend.compiler.matrix_formats import convert_formats
 from pipeline.backends.ascend.compiler.op_patterns import Features, Patterns, match_pattern
 from pipeline.backends.ascend.compiler.parameter_gradients import find_gradients
 from pipeline.backends.ascend.compiler.phases import device_dtypes, find_phases
 from pipeline.backends.ascend.compiler.pooling import lower_window
 from pipeline.backends.ascend.compiler.primitives import OPS, kind_of, passes_of
+from pipeline.backends.ascend.compiler.product_operands import (
+    absorbed_transposes,
+    is_free,
+    operand_permutation,
+    result_permutation,
+)
 from pipeline.backends.ascend.frontend.graph import Graph, Node
 from pipeline.errors import RunError
 
@@ -62,7 +77,8 @@ def lower(
             f"no rule for {names}; price with strict = false to count them by their bytes"
         )
     lowered = _Lowering(graph, signature, precision, patterns, by_op).run(unsupported)
-    return lowered if by_op else fuse(lowered, patterns)
+    fused = lowered if by_op else fuse(lowered, patterns)
+    return convert_formats(fused, op_by_op=by_op)
 
 
 class _Lowering:
@@ -88,6 +104,11 @@ class _Lowering:
         self.inserted = InsertedOps(graph, self.buffers, precision)
         self.updated = {self.alias[out] for out in signature.updates}
         self.classes: dict[int, CostClass] = {}
+        self.absorbed = {
+            graph.nodes[position].outputs[0]: graph.nodes[position]
+            for position in absorbed_transposes(graph)
+        }
+        self.makers = {out: node for node in graph.nodes for out in node.outputs}
 
     def _plain_bytes(self, index: int) -> float:
         return self.graph.values[index].size * stored_bytes(self.dtypes[index])
@@ -175,8 +196,7 @@ class _Lowering:
     def _vector_kernel(self, kernel: Kernel) -> None:
         """Add element-wise work, a reduction, or both along rows."""
         nodes = [self.graph.nodes[position] for position in kernel.nodes]
-        reads = tuple(map(self.buffers.of, kernel.sources))
-        writes = tuple(map(self.buffers.of, kernel.roots))
+        reads, writes = self._laid_out(kernel)
         if any(root in self.kernels.random for root in kernel.roots):
             self._random(kernel, reads, writes)
             return
@@ -193,6 +213,48 @@ class _Lowering:
             kernel, type_, cost_class, reads, writes,
             vector=self._vector_work(kernel, nodes), fused=names,
         )  # fmt: skip
+
+    def _laid_out(self, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what a vector kernel reads and writes, in layouts that it can work on.
+
+        Work along the channels of a position, as layer norm's on images, needs them side by side:
+        frameworks put a Transpose from NCHW to NHWC before it and one back behind it, since
+        feature maps are NCHW for everything else (ConvNeXt, Liu et al. 2022, does so in PyTorch).
+        """
+        if kernel.form == "rows" and any(map(self._is_map, kernel.sources)):
+            reads = tuple(
+                self.inserted.channels_last(index, kernel)
+                if self._is_map(index)
+                else self.buffers.of(index)
+                for index in kernel.sources
+            )
+            return reads, tuple(map(self.inserted.plain_result, kernel.roots))
+        writes = tuple(map(self.buffers.of, kernel.roots))
+        blocked = any(self.buffers.all[index].layout == "NC1HWC0" for index in writes)
+        reads = tuple(
+            self.inserted.channels_first(index, kernel)
+            if blocked and self._is_channels_last(index, kernel)
+            else self.buffers.of(index)
+            for index in kernel.sources
+        )
+        return reads, writes
+
+    def _is_map(self, index: int) -> bool:
+        """Return whether a value is a feature map in blocks, of more than one position."""
+        value, axis = self.graph.values[index], self.buffers.axes.get(index)
+        if axis is None or len(value.shape) != 4:
+            return False
+        positions = value.size // (value.shape[0] * value.shape[axis])
+        return positions > 1 and self.buffers.all[self.buffers.of(index)].layout == "NC1HWC0"
+
+    def _is_channels_last(self, index: int, kernel: Kernel) -> bool:
+        """Return whether a whole map comes from work along channels: a product, or layer norm."""
+        value = self.graph.values[index]
+        if len(value.shape) != 4 or value.size != kernel.elements:
+            return False
+        producer = self.dataflow.producer.get(index)
+        made = self.dataflow.kinds[producer] if producer is not None else ""
+        return made == "matmul" or self.inserted.is_channels_last(index)
 
     def _random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         """Add random numbers as AI CPU work; a few of them, such as keys, are scalar work."""
@@ -268,6 +330,15 @@ class _Lowering:
             else self.buffers.of(self.alias[index])
             for index, layout in zip(node.inputs, layouts, strict=False)
         )
+        if kind == "conv" and self.inserted.is_channels_last(self.alias[node.inputs[0]]):
+            first = self.inserted.channels_first(self.alias[node.inputs[0]], kernel)
+            reads = (first, *reads[1:])
+        if kind == "matmul":
+            reads = tuple(
+                self.inserted.channels_last(index, kernel) if self._is_map(index) else buffer
+                for index, buffer in zip(node.inputs, reads, strict=True)
+            )
+            reads = tuple(self._in_order(kernel, node, side, reads[side]) for side in range(2))
         writes = (self.buffers.of(node.outputs[0]),)
         if gives_gradient:
             self.inserted.clear(kernel, writes)
@@ -278,8 +349,25 @@ class _Lowering:
         if gives_gradient and kind == "matmul":
             self.inserted.convert_gradient(node.outputs[0], kernel)
 
+    def _in_order(self, kernel: Kernel, node: Node, side: int, buffer: int) -> int:
+        """Return an operand in the order in which the cube reads it. Weights are stored in it."""
+        value = self.alias[node.inputs[side]]
+        if value in self.phases.weights or self.alias[node.inputs[side]] in self.graph.constants:
+            return buffer
+        moved = operand_permutation(self.graph, node, side, self.absorbed)
+        if is_free(moved):
+            return buffer
+        return self.inserted.permute(value, buffer, moved, kernel)
+
     def _matrix_dtype(self, node: Node) -> str:
-        if self.precision in ("O2", "O3"):
+        """Return the type of a product's operands.
+
+        The cube has no float32: under every amp_level, O0 too, MindSpore's kernel selection reduces
+        the operands of MatMul and BatchMatMul to float16 by a Cast and keeps a float32 result, as
+        it does for convolutions (hardware notes 1.6; a ViT-B/16 without amp_level takes 157 ms).
+        Traced types alone (None) are those of the releases before, whose vector unit multiplies.
+        """
+        if self.precision is not None:
             return "float16"
         dtypes = {self.dtypes[index] for index in node.inputs}
         return "float32" if "float32" in dtypes else "float16"
@@ -292,7 +380,8 @@ class _Lowering:
             return
         reads = tuple(map(self.buffers.of, kernel.sources))
         writes = tuple(map(self.buffers.of, kernel.roots))
-        other: CostClass = "transpose" if node.primitive == "transpose" else "copy"
+        turned = node.primitive == "transpose"
+        other: CostClass = "transpose" if turned else "copy"
         if kind == "scatter":
             self.inserted.clear(kernel, writes)
         self.inserted.add(
@@ -304,7 +393,16 @@ class _Lowering:
             engine="hccl" if kind == "collective" else "vector",
             vector=VectorWork(self._moved(node, kind), self.dtypes[node.outputs[0]]),
             fused=(node.primitive,),
+            permutation=self._permutation(node) if turned else None,
         )
+
+    def _permutation(self, node: Node) -> Permutation:
+        """Return the permutation of a transpose's bytes: neither reshapes nor layouts change it."""
+        maker = self.makers.get(node.inputs[0])
+        if maker is not None and maker.primitive == "dot_general":
+            return result_permutation(self.graph, maker, node)
+        shape = self.graph.values[node.inputs[0]].shape
+        return permutation_of(shape, node.params["permutation"])
 
     def _slice_plainly(self, kernel: Kernel, node: Node) -> None:
         """Slice a concatenation's gradient.

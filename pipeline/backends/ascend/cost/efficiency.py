@@ -57,7 +57,11 @@ class Constants:
     gather_row_cycles: float
     scatter_row_cycles: float
     minor_row_cycles: float
+    pad_row_cycles: float
+    """One row that is no whole block, padded on its way to FRACTAL_NZ."""
     transpose_element_cycles: float
+    transpose_square_cycles: float
+    """One square of 16 x 16 numbers of 16 bits, turned."""
     bias_segment_cycles: float
     bias_bytes_per_cycle: float
     pool_block_cycles: float

@@ -211,6 +211,8 @@ def blocks_of(hw: Hardware) -> tuple[tuple[int, int], ...]:
 
 
 DEFAULT_BLOCK_COLUMNS = 16
+BUSY_CORES = 0.75
+"""Share of the cores under which the rule of thumb looks for another cut."""
 
 
 def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
@@ -218,9 +220,23 @@ def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
     shared = min(cores, product.batch)
     left = cores // shared
     block = max((b for b in blocks_of(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
-    k = min(left, product.k, max(product.images, 1))
-    pairs = _pairs(left // k, product.m, product.n)
-    return np.array([(shared, m, k, n, *block) for m, n in pairs], dtype=np.float64)
+    rows = [
+        (shared, m, k, n, *block)
+        for k in _depth_cuts(left, min(left, product.k, max(product.images, 1)))
+        for m, n in _pairs(left // k, product.m, product.n)
+    ]
+    return np.array(rows, dtype=np.float64)
+
+
+def _depth_cuts(cores: int, images: int) -> list[int]:
+    """Return the parts into which the depth may be cut: the images, or halves of their number.
+
+    Halves are tried while cores stay idle, as 14 of 32 do where each of 18 has an image.
+    """
+    cuts = [images]
+    while cuts[-1] > 1 and cuts[-1] * (cores // cuts[-1]) < BUSY_CORES * cores:
+        cuts.append(cuts[-1] // 2)
+    return cuts
 
 
 def _pairs(cores: int, most_m: int, most_n: int) -> list[tuple[int, int]]:

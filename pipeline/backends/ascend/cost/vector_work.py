@@ -5,18 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Literal
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.item_sizes import item_bytes
-from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, CubeWork, Task
+from pipeline.backends.ascend.chip.tasks import (
+    CHANNEL_BLOCK,
+    Buffer,
+    CubeWork,
+    Permutation,
+    Task,
+    permutation_of,
+)
 from pipeline.backends.ascend.cost.efficiency import Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
 
 Bound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
+BLOCK_BYTES = 32
+"""The unit of a transfer between memory and a core's buffers (INI-A: ubblock_size)."""
+
+UNIFIED_BUFFER_BYTES = 256 * 1024
+"""The vector unit's buffer of a core (INI-A)."""
+
 BIAS_CHANNELS_PER_CORE = 8
-"""BiasAddGrad ran on 8, 16, 24 and 32 cores for 64, 128, 192 and 256 channels (trace of 2023)."""
+"""Sums of float32 in a block of 32 bytes."""
 
 NORMALISATION_PASSES = 3.0
 """Operations for each element of a batch normalisation kernel. Scale and shift are one multiply-add
@@ -67,8 +81,13 @@ def vector_product(work: CubeWork, hw: Hardware) -> Work:
 
 
 def depthwise_work(work: CubeWork, traffic: Traffic, context: CostContext) -> Work:
-    """Return the work of depthwise convolutions: one lane of the vector unit per multiply-add."""
-    lanes_us = work.macs * item_bytes(work.dtype) / context.hw.vector_bytes_per_us
+    """Return the work of depthwise convolutions: a lane of the vector unit for each multiply-add.
+
+    The lanes in use are those of any vector kernel (`vector_rate`): the taps of a row are as many
+    passes over it.
+    """
+    lane_bytes = work.macs * item_bytes(work.dtype)
+    lanes_us = lane_bytes / (context.hw.vector_bytes_per_us * context.constants.vector_rate)
     return _joined(lanes_us, traffic, context, context.hw.ai_cores_count)
 
 
@@ -125,12 +144,48 @@ def _bias_grad_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     if len(source.shape) <= 2:
         return _streaming_work(task, traffic, context)
     channels = max(math.prod(context.buffers[task.writes[0]].shape), 1)
-    cores = min(context.hw.ai_cores_count, math.ceil(channels / BIAS_CHANNELS_PER_CORE))
     segments = source.shape[0] * channels
+    segment_bytes = traffic.read_bytes / segments
+    cores = _bias_cores(channels, source.shape[0], segment_bytes, context.hw)
     constants = context.constants
-    each = constants.bias_segment_cycles
-    each += traffic.read_bytes / segments / constants.bias_bytes_per_cycle
+    each = constants.bias_segment_cycles + segment_bytes / constants.bias_bytes_per_cycle
     return _joined(_cycles_us(segments, cores, each, context.hw), traffic, context, cores)
+
+
+def _reduce_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a sum: a stream, but for means over the positions of a feature map.
+
+    Those, of squeeze-and-excitation, walk one image and 16 channels after another as a bias
+    gradient walks planes: a start and a rate of each walk, which the trace of 2023 has.
+    """
+    maps = [context.buffers[index] for index in task.reads]
+    source = max(maps, key=lambda buffer: math.prod(buffer.shape), default=None)
+    sums = math.prod(context.buffers[task.writes[0]].shape)
+    spatial = source is not None and source.layout == "NC1HWC0" and len(source.shape) == 4
+    if not spatial or source is None or sums < source.shape[0] or sums % source.shape[0]:
+        return _streaming_work(task, traffic, context)
+    channels, constants = sums // source.shape[0], context.constants
+    positions = math.prod(source.shape) // sums
+    if positions == 1 or channels not in source.shape[1:]:
+        return _streaming_work(task, traffic, context)
+    walks = source.shape[0] * math.ceil(channels / CHANNEL_BLOCK)
+    each = constants.bias_segment_cycles
+    each += traffic.read_bytes / walks / constants.bias_bytes_per_cycle
+    cores = min(context.hw.ai_cores_count, walks)
+    return _joined(_cycles_us(walks, cores, each, context.hw), traffic, context, cores)
+
+
+def _bias_cores(channels: int, images: int, segment_bytes: float, hw: Hardware) -> float:
+    """Return the cores of a bias gradient: by channel, and by image where planes can be cut.
+
+    8 sums of float32 are a block of 32 bytes, which one core owns: 64, 192 and 256 channels of
+    57 x 57 and 13 x 13 ran on 8, 24 and 32 cores in the trace of 2023. 128 channels of 28 x 28,
+    planes of whole blocks, ran on 32: cores share the images and add up in memory, which is why
+    MemSet clears the sums. So do planes that no core's buffer holds twice: they are cut anyway.
+    """
+    by_channel = math.ceil(channels / BIAS_CHANNELS_PER_CORE)
+    cut = segment_bytes % BLOCK_BYTES == 0 or segment_bytes > UNIFIED_BUFFER_BYTES / 2
+    return min(hw.ai_cores_count, by_channel * images if cut else by_channel)
 
 
 def _pool_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
@@ -183,33 +238,79 @@ def _minor_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
 def _trans_data_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of TransData: a stream where rows are whole blocks of 32 bytes.
 
-    Other rows are copied one by one, short ones by element.
+    Other rows are copied one by one, short ones of feature maps by element. To and from FRACTAL_NZ
+    so are those of a matrix whose rows are no whole sixteens. On the way there each is padded with
+    zeros as well: 16,000 rows of 1 take 66 us to FRACTAL_NZ and 16 us back in the trace of 2020.
     """
     constants, cores = context.constants, _cores(traffic, context)
-    row = _plain_row(context.buffers[task.reads[0]], context.buffers[task.writes[0]])
-    if row % CHANNEL_BLOCK == 0:
+    source, output = context.buffers[task.reads[0]], context.buffers[task.writes[0]]
+    plain, blocked = (source, output) if source.layout == "ND" else (output, source)
+    row, rows = _plain_rows(plain, blocked)
+    matrix = blocked.layout == "FRACTAL_NZ"
+    whole = not matrix or blocked.shape[-2] % CHANNEL_BLOCK == 0
+    if row % CHANNEL_BLOCK == 0 and whole:
         return _joined(0.0, traffic, context, cores)
-    rows = math.prod(context.buffers[task.writes[0]].shape) // row
-    each = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
+    if matrix and output is blocked:
+        each = constants.pad_row_cycles
+    elif matrix:
+        each = constants.minor_row_cycles
+    else:
+        each = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
     return _joined(_cycles_us(rows, cores, each, context.hw), traffic, context, cores)
 
 
-def _plain_row(source: Buffer, output: Buffer) -> int:
-    """Return the adjacent elements in the plain layout: a row, or a channel's plane."""
-    plain, blocked = (source, output) if source.layout == "ND" else (output, source)
+def _plain_rows(plain: Buffer, blocked: Buffer) -> tuple[int, int]:
+    """Return the length and number of adjacent elements in the plain layout.
+
+    They are the rows of a matrix, or the planes of channels.
+    """
+    elements = math.prod(plain.shape)
     planes = blocked.layout == "NC1HWC0" and plain.shape[-1:] != blocked.shape[-1:]
-    return max(math.prod(plain.shape[2:] if planes else plain.shape[-1:]), 1)
+    row = math.prod(plain.shape[2:] if planes else plain.shape[-1:])
+    if blocked.layout == "FRACTAL_NZ" and math.prod(blocked.shape) == elements:
+        row = blocked.shape[-1]
+    return max(row, 1), elements // max(row, 1)
 
 
 def _transpose_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
-    """Return the work of a transpose: rows where the minor axis stays, else single elements."""
-    source, output = context.buffers[task.reads[0]], context.buffers[task.writes[0]]
-    cores = _cores(traffic, context)
-    if source.shape[-1:] == output.shape[-1:]:
-        return _joined(0.0, traffic, context, cores)
-    each = context.constants.transpose_element_cycles
-    elements = max(math.prod(output.shape), 1)
-    return _joined(_cycles_us(elements, cores, each, context.hw), traffic, context, cores)
+    """Return the work of a transpose by the permutation of its bytes, however it was written.
+
+    Where the minor axis stays, rows move: whole blocks of 32 bytes as a stream (Concat of such rows
+    reaches 1.9 TB/s in the trace of 2020), others as TransData moves them. Where it doesn't, the
+    vector unit turns squares of 16 x 16 numbers of 16 bits (`vnchwconv`), padded on both edges.
+    """
+    constants, cores = context.constants, _cores(traffic, context)
+    source = context.buffers[task.reads[0]]
+    moved = task.permutation or _permutation_between(source, context.buffers[task.writes[0]])
+    elements = math.prod(moved.lengths)
+    nbytes = max(item_bytes(source.dtype), 1)
+    if moved.keeps_rows:
+        row = moved.lengths[-1] if moved.lengths else 1
+        if moved.keeps_bytes or row * nbytes % BLOCK_BYTES == 0:
+            return _joined(0.0, traffic, context, cores)
+        each = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
+        walk_us = _cycles_us(elements // row, cores, each, context.hw)
+        return _joined(walk_us, traffic, context, cores)
+    before, after = moved.lengths[-1], moved.lengths[moved.order[-1]]
+    squares = math.ceil(before / CHANNEL_BLOCK) * math.ceil(after / CHANNEL_BLOCK)
+    squares *= elements // (before * after) * math.ceil(nbytes / 2)
+    by_square = squares * constants.transpose_square_cycles
+    by_element = elements * constants.transpose_element_cycles
+    walk_us = _cycles_us(min(by_square, by_element), cores, 1.0, context.hw)
+    return _joined(walk_us, traffic, context, cores)
+
+
+def _permutation_between(source: Buffer, output: Buffer) -> Permutation:
+    """Return the permutation that leads from one shape to the other, where a task has none.
+
+    Kernels of a trace tell their shapes alone: the first order that fits and moves something.
+    """
+    orders = permutations(range(len(source.shape)))
+    fitting = [order for order in orders if tuple(source.shape[a] for a in order) == output.shape]
+    if not fitting:
+        return permutation_of(source.shape, range(len(source.shape)))
+    moving = (permutation_of(source.shape, order) for order in fitting[:2])
+    return max(moving, key=lambda moved: len(moved.order))
 
 
 def _sort_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
@@ -221,6 +322,7 @@ def _sort_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
 
 WORK_BY_CLASS: Mapping[str, Callable[[Task, Traffic, CostContext], Work]] = {
     "bias_grad": _bias_grad_work,
+    "reduce": _reduce_work,
     "max_pool": _pool_work,
     "max_pool_grad": _pool_work,
     "avg_pool": _pool_work,

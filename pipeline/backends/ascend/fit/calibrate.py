@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 from scipy.optimize import least_squares
 
-from pipeline.backends.ascend.chip.options import ExecutionConfig
+from pipeline.backends.ascend.chip.options import ExecutionConfig, Software
 from pipeline.backends.ascend.cost.calibration import (
     CALIBRATION_FILE,
     GROUPS,
@@ -60,7 +60,16 @@ class Parts:
 
 def config_of(row: Published) -> ExecutionConfig:
     """Return the options that a published row was run with."""
-    return ExecutionConfig(row.precision, row.mode, 1000, row.devices, row.fusion)
+    return ExecutionConfig(
+        row.precision, row.mode, 1000, row.devices, row.fusion, software=software_of(row)
+    )
+
+
+def software_of(row: Published) -> Software:
+    """Return the stack of a published row: TensorFlow's graphs are compiled by the same engine."""
+    if row.mode != "op_by_op":
+        return "mindspore_graph"
+    return "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
 
 
 def price_row(
@@ -70,7 +79,7 @@ def price_row(
     chip = chip or chipset("ascend910")
     pricing = Pricing(traced(row), chip, calibration)
     if row.op_launch_us is not None:
-        pricing = pricing.on(op_launch_us=row.op_launch_us)
+        pricing = pricing.on(op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us)
     return pricing.step(config_of(row))
 
 

@@ -44,7 +44,8 @@ class Published:
     """One published step time and how to price the same step.
 
     `batch` is of one device, `ms` of one step; `op_launch_us` is the host's time for an op where
-    the framework differs from the chip file's.
+    the framework differs from the chip file's. `suspicion` says why a row may not show the device's
+    own speed, empty where nothing does.
     """
 
     id: str
@@ -62,6 +63,7 @@ class Published:
     quality: Quality
     framework: str
     source: str
+    suspicion: str = ""
 
 
 @cache
@@ -88,15 +90,24 @@ def _row(row: Mapping[str, str]) -> Published:
         quality=cast(Quality, row["quality"]),
         framework=row["framework"],
         source=row["source"],
+        suspicion=row.get("suspicion") or "",
     )
+
+
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "vit_s_16": ("vit_b_16", {"features": 384, "hidden": 1536, "heads": 6}),
+}
+"""Published networks without a file in conf/model: another file's, and the settings that differ."""
 
 
 def model_spec(name: str) -> ModelSpec:
     """Return a network by the name of its file in conf/model. Raises RunError."""
+    name, changes = VARIANTS.get(name, (name, {}))
     known = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
     if name not in known:
         raise RunError(f"there is no network {name!r}; there is {', '.join(known)}")
     settings: Any = OmegaConf.to_container(OmegaConf.load(known[name]))
+    settings |= changes
     return cast(ModelSpec, parts("model")[settings["name"]].model_validate(settings))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
+from pipeline.backends.ascend.chip.hardware import FIGURES, Hardware, hardware_of
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     MODES,
@@ -18,8 +18,10 @@ from pipeline.backends.ascend.chip.options import (
     Mode,
     OptionError,
     Precision,
+    Software,
     StepOptions,
     TuneMode,
+    mode_of,
     switch,
     whole,
 )
@@ -33,18 +35,20 @@ from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.simulate.feeding import device_images_per_s
 from pipeline.backends.ascend.simulate.launch_modes import schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
-from pipeline.backends.ascend.tune.autotune import TuneResult, tune
+from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneResult, tune
+from pipeline.backends.ascend.tune.bank_path import custom_bank
 
 DEFAULTS = ExecutionConfig()
 
 
 @dataclass(frozen=True)
 class PricedChip:
-    """A checked chip for pricing: its name, types and figures."""
+    """A checked chip for pricing: its name, types and figures, and the source of each figure."""
 
     name: str
     dtypes: tuple[str, ...]
     hardware: Hardware
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
 
 def price(
@@ -55,7 +59,8 @@ def price(
     hardware: str | Path | PricedChip = "ascend910",
     parameters: Callable[[Any], Any] | None = None,
     precision: Precision | None = DEFAULTS.precision,
-    mode: Mode = DEFAULTS.mode,
+    mode: Mode | None = None,
+    software: Software | None = DEFAULTS.software,
     sink_size: int = DEFAULTS.sink_size,
     devices: int = DEFAULTS.devices,
     all_reduce_fusion: Iterable[int] | None = DEFAULTS.fusion,
@@ -63,6 +68,7 @@ def price(
     data_sink: bool = DEFAULTS.data_sink,
     auto_tune: TuneMode | None = DEFAULTS.auto_tune,
     tune_bank: str | Path | None = DEFAULTS.tune_bank,
+    repeat_tune: bool = DEFAULTS.repeat_tune,
     strict: bool = DEFAULTS.strict,
 ) -> Report:
     """Price one step of training on an emulated device.
@@ -70,21 +76,25 @@ def price(
     `step(state, batch) -> (state, anything)` is any JAX function; `state` and `batch` may hold
     `jax.ShapeDtypeStruct`s, nothing is computed. `parameters` picks the trained leaves of a state
     (default: the float leaves that the loss reads and the step changes). `hardware` names a chip in
-    conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets.
+    conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets. `software` is
+    the stack whose launches and inserted conversions are priced, MindSpore's graph mode by default;
+    the eager ones run `op_by_op`, and `mode` is then theirs.
 
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
     arguments out of range. Errors that `step` itself raises when it is traced come through.
     """
     config = ExecutionConfig(
         precision=precision,
-        mode=mode,
+        mode=mode_of(software, mode),
+        software=software,
         sink_size=whole("sink_size", sink_size),
         devices=whole("devices", devices, most=MAX_DEVICES),
         fusion=_points(all_reduce_fusion),
         host_workers=whole("host_workers", host_workers) if host_workers is not None else None,
         data_sink=switch("data_sink", data_sink),
         auto_tune=_mode_of_tuning(auto_tune),
-        tune_bank=str(tune_bank) if tune_bank is not None else None,
+        tune_bank=custom_bank(tune_bank),
+        repeat_tune=switch("repeat_tune", repeat_tune),
         strict=switch("strict", strict),
     )
     for name, function in (("step", step), ("parameters", parameters)):
@@ -95,6 +105,9 @@ def price(
 
 
 def _mode_of_tuning(mode: Any) -> TuneMode | None:
+    """Return the mode in lower case: CANN writes `auto_tune_mode="RL,GA"`."""
+    if isinstance(mode, str):
+        mode = mode.lower().replace(" ", "").replace("ga,rl", "rl,ga")
     if mode is not None and mode not in get_args(TuneMode):
         raise OptionError(
             f"auto_tune: {mode!r} should be None or one of {', '.join(get_args(TuneMode))}"
@@ -125,7 +138,8 @@ def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
 
 def chipset_of(chip: Any) -> PricedChip:
     """Return a checked chip for pricing."""
-    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip))
+    sources = {name: getattr(chip, name).source for name in FIGURES}
+    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip), sources)
 
 
 class Pricing:
@@ -144,7 +158,7 @@ class Pricing:
         """Price a step under all launch modes, with its memory. Raises OptionError, RunError."""
         step = self.step(config)
         return Report(
-            **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
+            **{each.name: getattr(step, each.name) for each in fields(PricedStep)},
             memory=self.memory(config),
             tuning=self.tuning(config),
             modes=dict(self._modes(step)),
@@ -157,7 +171,7 @@ class Pricing:
                 yield mode, step
                 continue
             with suppress(OptionError):
-                yield mode, self.step(replace(step.config, mode=mode))
+                yield mode, self.step(replace(step.config, mode=mode, software=None))
 
     def step(self, config: ExecutionConfig) -> PricedStep:
         """Price a step under its own launch mode alone. Raises OptionError, RunError."""
@@ -171,6 +185,8 @@ class Pricing:
             times=times,
             timeline=self.timeline(config),
             calibration=self.calibration,
+            hardware=self.chip.hardware,
+            sources=self.chip.sources,
         )
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
@@ -185,12 +201,17 @@ class Pricing:
             )
             self._refuse_foreign_types(graph)
             hardware, efficiency = self.chip.hardware, self.calibration.efficiency
-            if config.auto_tune:
-                bank = Path(config.tune_bank) if config.tune_bank else None
+            if config.auto_tune or config.tune_bank:
                 self._tuned[key] = tune(
-                    graph, hardware, mode=config.auto_tune, bank_path=bank, efficiency=efficiency
+                    graph,
+                    hardware,
+                    mode=config.auto_tune,
+                    bank_path=Path(config.tune_bank) if config.tune_bank else None,
+                    builtin_path=BUILT_IN,
+                    repeat=config.repeat_tune,
+                    efficiency=efficiency,
                 )
-            tiles = self._tuned[key].tiles if config.auto_tune else None
+            tiles = self._tuned[key].tiles if key in self._tuned else None
             times = price_tasks(graph, hardware, efficiency, tiles)
             self._priced[key] = graph, _without_data(graph, times)
         return self._priced[key]
@@ -203,7 +224,7 @@ class Pricing:
     def _key(self, config: ExecutionConfig) -> tuple[Any, ...]:
         """Return the key of the options that tasks and their times depend on."""
         by_op, precision = config.mode == "op_by_op", self._precision(config)
-        tuning = (config.auto_tune, config.tune_bank)
+        tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
         return (precision, by_op, config.strict, config.without, tuning)
 
     def _precision(self, config: ExecutionConfig) -> Precision | None:
@@ -239,7 +260,14 @@ class Pricing:
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
             data_sink=config.data_sink,
+            op_launch_us=self._op_launch_us(config),
         )
+
+    def _op_launch_us(self, config: ExecutionConfig) -> float:
+        """Return the host's time for an op of the stack that launches it."""
+        hardware = self.chip.hardware
+        torch = config.software == "pytorch_eager"
+        return hardware.pytorch_op_launch_us if torch else hardware.op_launch_us
 
     def timeline(self, config: ExecutionConfig) -> Timeline:
         """Return one steady step under the launch mode of the options."""
@@ -258,7 +286,7 @@ class Pricing:
 
     def on(self, **figures: float) -> Pricing:
         """Return the same step on a chip with other figures. Raises OptionError."""
-        known = {field.name for field in fields(Hardware)}
+        known = {each.name for each in fields(Hardware)}
         unknown = sorted(set(figures) - known)
         if unknown:
             raise OptionError(f"hardware has no figure {unknown[0]!r}; it has {sorted(known)}")

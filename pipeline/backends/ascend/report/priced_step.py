@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipeline.backends.ascend.chip.options import ExecutionConfig
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.calibration import Calibration
+from pipeline.backends.ascend.report.explanation import (
+    LayerExplanation,
+    explain_tasks,
+    interval_sources,
+)
 from pipeline.backends.ascend.report.time_by_layer import layer_named
-from pipeline.backends.ascend.report.uncertainty import interval_of
+from pipeline.backends.ascend.report.uncertainty import class_spread, interval_of
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.communication import Communication
+from pipeline.files.error_text import no_such
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ class PricedStep:
     """The modelled time of one steady step under one `ExecutionConfig`.
 
     `batch_size` samples are of one device; `batch_pixels` is height x width of its images, None
-    where it holds none. `times` has one entry for each task of `graph`.
+    where it holds none. `times` has one entry for each task of `graph`. `sources` are those of the
+    hardware's figures, by name.
     """
 
     chip: str
@@ -59,6 +67,8 @@ class PricedStep:
     times: tuple[TaskTime, ...]
     timeline: Timeline
     calibration: Calibration
+    hardware: Hardware
+    sources: Mapping[str, str]
 
     def __repr__(self) -> str:
         low, high = self.interval_ms
@@ -164,6 +174,26 @@ class PricedStep:
             "unsupported": dict(self.graph.unsupported),
             "time": dict(by_provenance),
         }
+
+    def explain(self, layer: str) -> LayerExplanation:
+        """Return why a layer takes its time, by its name in `layers`; `print` shows it.
+
+        It has the formula of each task, the figures and constants in it with their sources, and
+        what the interval comes from. Raises OptionError where there is no such layer.
+        """
+        known = {cost.layer: cost for cost in self.layers}
+        if layer not in known:
+            raise OptionError(f"layer: {no_such('layer', str(layer), known)}")
+        pairs = zip(self.graph.tasks, self.times, strict=True)
+        of_layer = [pair for pair in pairs if layer_named(pair[0].scope, pair[0].phase) == layer]
+        spread = class_spread(self.graph, self.times, self.timeline, self.calibration)
+        return LayerExplanation(
+            layer=layer,
+            us=known[layer].us,
+            share=known[layer].share,
+            tasks=explain_tasks(of_layer, self.hardware, self.sources, self.calibration),
+            interval_sources=interval_sources(spread, self.calibration),
+        )
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:

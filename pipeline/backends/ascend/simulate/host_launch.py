@@ -39,13 +39,17 @@ def issue_times(
     """Return op-by-op launch times: the first takes at least as long as a graph's.
 
     Each iteration of a scan is launched on its own, and each all-reduce after its last gradient.
-    Getting the batch is no launch: the host copies it between steps.
+    Getting the batch is no launch: the host copies it between steps. Nor is a conversion within an
+    op, which comes with it.
     """
     tasks_us = [0.0] * len(graph.tasks)
     buckets_us = [0.0] * len(plan.costs_us)
     now = max(hw.graph_launch_us, op_launch_us) - op_launch_us
     for index in plan.order:
         task = graph.tasks[index]
+        if not task.launched:
+            tasks_us[index] = now
+            continue
         tasks_us[index] = now + op_launch_us
         now += task.repeat * op_launch_us if task.phase != "data" else 0.0
         for bucket in plan.issued_after[index]:
@@ -67,7 +71,7 @@ def launch_spans(
         launches: list[tuple[str, int | None, float, int]] = [
             (f"Launch {task.type}", index, issue.tasks_us[index], task.repeat)
         ]
-        if task.phase == "data":
+        if task.phase == "data" or not task.launched:
             launches = []
         for bucket in plan.issued_after[index]:
             launches.append(("Launch AllReduce", None, issue.buckets_us[bucket], 1))

@@ -1,9 +1,11 @@
 """AutoTune, emulated: a search for the tiling of every product, with a knowledge bank.
 
 The flow is CANN's: an operator is looked up in the custom bank, then in the built-in one. A hit is
-used as it is unless tuning is repeated on request; a miss is tuned, and the better of the tuned and
-the default tiling is stored in the custom bank. The modes are CANN's GA (genetic search over
-tilings) and RL (a tree search over a chain of decisions), besides an exhaustive one.
+used as it is unless tuning is repeated on request (REPEAT_TUNE); a miss is tuned, and the better of
+the tuned and the default tiling is stored in the custom bank. With tuning off, a miss stores the
+default. The modes are CANN's GA (genetic search over tilings) and RL (a tree search over a chain of
+decisions, guided by a policy that is learned from its walks), both of them ("RL,GA"), and an
+exhaustive one.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from pipeline.backends.ascend.cost.task_time import (
     runs_on_vector,
     task_product,
 )
-from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling
+from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling, row_of
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.errors import RunError
 from pipeline.files.knowledge_bank import Round, Status, ticks_best
 from pipeline.files.tuning_flow import Banks, operator_record, reuse_or_search
+
+BUILT_IN = Path(__file__).with_name("built_in.json")
+"""Bank of the products of ResNet-50 at a batch of 32, as `tune` finds them by all tilings."""
 
 CORE_FIGURES = (
     "ai_cores_count",
@@ -73,7 +78,7 @@ class TunedTask:
 class TuneResult:
     """Result of AutoTune for a graph. `tiles` are the tilings for `price_tasks`."""
 
-    mode: TuneMode
+    mode: TuneMode | None
     tasks: tuple[TunedTask, ...]
 
     @property
@@ -95,14 +100,14 @@ class TuneResult:
         """Return CANN's result file: times in microseconds, the bank's part as booleans."""
         operators = [_operator(task, self.mode) for task in self.tasks]
         totals = {"before_tune": self.before_us, "after_tune": self.after_us}
-        return {"mode": self.mode, "result_data": totals, "operators": operators}
+        return {"mode": self.mode or "off", "result_data": totals, "operators": operators}
 
 
 def tune(
     graph: TaskGraph,
     hw: Hardware,
     *,
-    mode: TuneMode = "exhaustive",
+    mode: TuneMode | None = "exhaustive",
     bank_path: Path | None = None,
     builtin_path: Path | None = None,
     seed: int = 0,
@@ -112,9 +117,11 @@ def tune(
     """Return tilings for every product of the graph, none slower than the vendor's default.
 
     `bank_path` is the custom bank: read first, written after; `repeat` tunes what it has again.
-    Raises RunError for an unknown mode and for a bank that is not one.
+    Without a mode nothing is searched: the banks' tilings are used, and the custom bank gets the
+    default of every product that none has. Raises RunError for an unknown mode and for a bank that
+    is not one.
     """
-    if mode not in get_args(TuneMode):
+    if mode is not None and mode not in get_args(TuneMode):
         raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
@@ -155,7 +162,7 @@ def _tune_one(
     product: Product,
     hw: Hardware,
     overlap: float,
-    mode: TuneMode,
+    mode: TuneMode | None,
     seed: int,
     repeat: bool,
 ) -> _Outcome:
@@ -166,11 +173,14 @@ def _tune_one(
 
     def search() -> _Outcome:
         default = default_tiling(product, hw, overlap).tiling
+        if mode is None:
+            kept = Objective(product, hw, overlap).times_us(row_of(default))
+            return _Outcome(default, float(kept[0]), 0, "bank_append", ())
         found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
         us = found.rounds[-1].best_us
         return _Outcome(found.tiling, us, found.trials, "bank_append", found.rounds)
 
-    tuned = reuse_or_search(banked, search, repeat=repeat)
+    tuned = reuse_or_search(banked, search, repeat=repeat and mode is not None)
     source = tuned.searched or tuned.best
     return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 
@@ -236,11 +246,18 @@ def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"tiling": list(astuple(tiling)), "us": us}
 
 
-def _operator(task: TunedTask, mode: TuneMode) -> dict[str, Any]:
+def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
+    """Return an operator of the result file, named by the list of the ops that are fused in it.
+
+    The status has a bit for each thing that happened: a hit that is tuned again is also reserved,
+    or updates the bank.
+    """
     op = [part for part in (task.scope, task.type) if part]
+    record = operator_record(op, task.key, task.before_us, task.after_us, task.status)
+    record["status_data"]["bank_hit"] = task.status != "bank_append"
     return {
-        **operator_record(op, task.key, task.before_us, task.after_us, task.status),
-        "mode": mode,
+        **record,
+        "mode": mode or "off",
         "gain": task.gain,
         "tiling": asdict(task.tiling),
         "trials": task.trials,

@@ -1,11 +1,15 @@
-"""Searches of the tile space of one product: exhaustive, genetic, and a tree of decisions."""
+"""Searches of the tile space of one product.
+
+They are exhaustive, genetic, a tree of decisions that a learned policy guides, or the last two
+together.
+"""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +32,9 @@ MUTATION_CHANCE = 0.3
 ROUNDS_COUNT, WALKS_PER_ROUND = 10, 20
 EXPLORATION = 0.5
 """Weight of the upper confidence bound; rewards are between 0 and 1, the default's is 1/2."""
+
+DECISIONS_COUNT, FEATURES_COUNT = 5, 3
+LEARNING_RATE, MEAN_RATE = 0.3, 0.05
 
 Genes = tuple[int, int, int, int, int]
 """Cores of the batch, m, k, n, and the index of the block."""
@@ -68,8 +75,21 @@ def search_tiles(
     if mode == "exhaustive":
         return _search_all(objective, default)
     generator = np.random.default_rng([seed, zlib.crc32(key.encode())])
+    if mode == "rl,ga":
+        return _better(
+            _search_tree(objective, default, generator),
+            _search_genes(objective, default, generator),
+        )
     search = _search_genes if mode == "ga" else _search_tree
     return search(objective, default, generator)
+
+
+def _better(first: Search, second: Search) -> Search:
+    """Return the better of two searches, the rounds of the second behind those of the first."""
+    reached = first.rounds[-1].best_us
+    later = tuple(replace(each, best_us=min(each.best_us, reached)) for each in second.rounds)
+    best = second if second.rounds[-1].best_us < reached else first
+    return Search(best.tiling, first.trials + second.trials, (*first.rounds, *later))
 
 
 def _tiling(row: NDArray[np.float64]) -> Tiling:
@@ -177,34 +197,83 @@ class _Node:
     children: dict[int, _Node] = field(default_factory=dict)
 
 
+class _Policy:
+    """Chances of a decision's options, linear in features, learned from the rewards of walks.
+
+    The gradient is REINFORCE's (Williams 1992): that of the log of the chance, times the reward
+    above the mean of those before. Its chances guide the tree, as in AlphaGo (Silver et al. 2016).
+    """
+
+    def __init__(self) -> None:
+        self.weights = np.zeros((DECISIONS_COUNT, FEATURES_COUNT))
+        self.mean_reward = 0.5
+
+    def chances(self, depth: int, features: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the chance of each option, whose features are the rows."""
+        scores = features @ self.weights[depth]
+        powers = np.exp(scores - scores.max())
+        return np.asarray(powers / powers.sum())
+
+    def learn(self, taken: Sequence[_Decision], reward: float) -> None:
+        """Take one step of gradient ascent on the reward of a walk."""
+        gain = LEARNING_RATE * (reward - self.mean_reward)
+        for depth, features, place in taken:
+            expected = self.chances(depth, features) @ features
+            self.weights[depth] += gain * (features[place] - expected)
+        self.mean_reward += MEAN_RATE * (reward - self.mean_reward)
+
+
+_Decision = tuple[int, NDArray[np.float64], int]
+"""Depth of a decision, the features of its options, and the place of the one taken."""
+
+
 def _search_tree(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
     """Search by walks down a chain of decisions, each chosen by its upper confidence bound."""
     ledger = _Ledger(objective, default)
-    root = _Node()
+    root, policy = _Node(), _Policy()
     for _ in range(ROUNDS_COUNT):
         for _ in range(WALKS_PER_ROUND):
-            _walk(root, ledger, objective, generator)
+            _walk(root, policy, ledger, objective, generator)
         ledger.end_round()
     return ledger.result()
 
 
 def _walk(
-    root: _Node, ledger: _Ledger, objective: Objective, generator: np.random.Generator
+    root: _Node,
+    policy: _Policy,
+    ledger: _Ledger,
+    objective: Objective,
+    generator: np.random.Generator,
 ) -> None:
     node, path = root, [root]
     chosen: list[int] = []
-    for depth in range(5):
+    taken: list[_Decision] = []
+    for depth in range(DECISIONS_COUNT):
         options = _options(depth, chosen, objective, len(ledger.blocks))
-        choice = _choose(node, options, generator)
-        chosen.append(choice)
-        node = node.children.setdefault(choice, _Node())
+        features = _features(depth, options, objective)
+        place = _choose(node, options, policy.chances(depth, features), generator)
+        taken.append((depth, features, place))
+        chosen.append(options[place])
+        node = node.children.setdefault(options[place], _Node())
         path.append(node)
     genes = _repaired(chosen, objective)
     ledger.price([genes])
     reward = 1 / (1 + ledger.known[genes] / ledger.default_us)
+    policy.learn(taken, reward)
     for node in path:
         node.visits += 1
         node.reward += reward
+
+
+def _features(depth: int, options: Sequence[int], objective: Objective) -> NDArray[np.float64]:
+    """Return what the policy sees of each option: its size, and whether it divides its limit."""
+    sizes = np.array(options, dtype=np.float64)
+    if depth == DECISIONS_COUNT - 1:
+        share = (sizes + 1) / len(options)
+        return np.stack([share, share**2, np.zeros_like(share)], axis=1)
+    cores, limit = objective.hw.ai_cores_count, _limits(objective)[depth]
+    share = np.log2(sizes + 1) / math.log2(cores + 1)
+    return np.stack([share, share**2, (limit % sizes == 0).astype(np.float64)], axis=1)
 
 
 def _options(depth: int, chosen: Sequence[int], objective: Objective, blocks: int) -> list[int]:
@@ -219,14 +288,22 @@ def _options(depth: int, chosen: Sequence[int], objective: Objective, blocks: in
     return sorted(powers | {max(most, 1)})
 
 
-def _choose(node: _Node, options: Sequence[int], generator: np.random.Generator) -> int:
-    fresh = [option for option in options if option not in node.children]
+def _choose(
+    node: _Node,
+    options: Sequence[int],
+    chances: NDArray[np.float64],
+    generator: np.random.Generator,
+) -> int:
+    """Return the place of an option: one that is new, by its chance, else by its bound."""
+    fresh = [place for place, option in enumerate(options) if option not in node.children]
     if fresh:
-        return fresh[int(generator.integers(len(fresh)))]
+        weights = chances[fresh] / chances[fresh].sum()
+        return int(generator.choice(fresh, p=weights))
 
-    def bound(option: int) -> float:
-        child = node.children[option]
+    def bound(place: int) -> float:
+        child = node.children[options[place]]
         wonder = math.sqrt(math.log(node.visits + 1) / child.visits)
+        wonder *= 0.5 + 0.5 * chances[place] * len(options)
         return child.reward / child.visits + EXPLORATION * wonder
 
-    return max(options, key=bound)
+    return max(range(len(options)), key=bound)

@@ -1,0 +1,167 @@
+"""Conversions between the plain format ND and the cube's FRACTAL_NZ around matrix products.
+
+A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16; the trace of AlexNet (2023) has a TransData
+behind the product of its 10 classes and before its gradient, and none between products of 4,096
+features, whose element-wise work stays in blocks. CANN's element-wise ops, softmax and layer norm
+take FRACTAL_NZ where both edges of a matrix are whole sixteens (`op_select_format` of softmax_v2,
+layer_norm), and so does a Reshape between tokens and rows; other matrices are converted behind a
+product and before the next one. Eager frameworks run one op at a time between plain tensors, so
+that every product converts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from pipeline.backends.ascend.chip.item_sizes import stored_bytes
+from pipeline.backends.ascend.chip.tasks import (
+    CHANNEL_BLOCK,
+    Buffer,
+    Task,
+    TaskGraph,
+    VectorWork,
+)
+from pipeline.backends.ascend.compiler.device_formats import is_aligned
+
+Matrices = tuple[int, int, int]
+"""Batch, rows and columns."""
+
+
+def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
+    """Return the graph with a TransData wherever a product meets a matrix in the plain format."""
+    conversion = _Conversion(graph, op_by_op)
+    places = [conversion.add(task) for task in graph.tasks]
+    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
+    buffers, tasks = tuple(conversion.buffers), tuple(conversion.tasks)
+    return replace(graph, buffers=buffers, tasks=tasks, gradients=gradients)
+
+
+@dataclass
+class _Conversion:
+    """One pass over the tasks of a graph."""
+
+    graph: TaskGraph
+    op_by_op: bool
+    buffers: list[Buffer] = field(init=False)
+    tasks: list[Task] = field(init=False, default_factory=list)
+    blocked: dict[int, int] = field(init=False, default_factory=dict)
+    """Buffer -> its copy in FRACTAL_NZ."""
+    written: dict[int, Task] = field(init=False, default_factory=dict)
+    readers: dict[int, list[Task]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.buffers = list(self.graph.buffers)
+        self.readers = defaultdict(list)
+        for task in self.graph.tasks:
+            for index in task.reads:
+                self.readers[index].append(task)
+
+    def add(self, task: Task) -> int:
+        """Add a task between its conversions. Return its place."""
+        if not multiplies_matrices(task):
+            self.tasks.append(task)
+            self.written.update(dict.fromkeys(task.writes, task))
+            return len(self.tasks) - 1
+        assert task.cube is not None
+        operands = self._operands(task)
+        reads = tuple(self._in_blocks(index, task, operands) for index in task.reads)
+        plain = [index for index in task.writes if self._leaves_blocks(index)]
+        result = (task.cube.batch, task.cube.m, task.cube.n)
+        copies = {index: self._copy(index, result) for index in plain}
+        for index in plain:
+            self.buffers[index] = replace(self.buffers[index], layout="ND")
+        writes = tuple(copies.get(index, index) for index in task.writes)
+        self.tasks.append(replace(task, reads=tuple(dict.fromkeys(reads)), writes=writes))
+        place = len(self.tasks) - 1
+        self.written.update(dict.fromkeys(task.writes, task))
+        for index, copy in copies.items():
+            self.tasks.append(self._conversion(task, copy, index))
+            if not self.op_by_op:
+                self.blocked[index] = copy
+        return place
+
+    def _operands(self, task: Task) -> dict[int, Matrices]:
+        """Return a product's operands as matrices; what a fused kernel reads besides is none."""
+        work = task.cube
+        assert work is not None
+        shapes = {
+            work.batch * work.k * work.n: (work.batch, work.n, work.k),
+            work.batch * work.m * work.k: (work.batch, work.m, work.k),
+        }
+        sizes = {index: math.prod(self.buffers[index].shape) for index in task.reads}
+        return {index: shapes[size] for index, size in sizes.items() if size in shapes}
+
+    def _in_blocks(self, index: int, task: Task, operands: dict[int, Matrices]) -> int:
+        """Return an operand in FRACTAL_NZ, converted once for all products of a graph."""
+        if index in self.blocked:
+            return self.blocked[index]
+        if index not in operands or not self._is_plain(index):
+            return index
+        copy = self._copy(index, operands[index])
+        self.tasks.append(self._conversion(task, index, copy))
+        if not self.op_by_op:
+            self.blocked[index] = copy
+        return copy
+
+    def _is_plain(self, index: int) -> bool:
+        """Return whether a product's operand is not in blocks.
+
+        Parameters, their copies and a batch's images are laid out where they are prepared.
+        """
+        maker, buffer = self.written.get(index), self.buffers[index]
+        if maker is None or maker.type in ("TransData", "Cast") or buffer.role == "parameter":
+            return False
+        if multiplies_matrices(maker) and not self.op_by_op:
+            return False
+        return self.op_by_op or not is_aligned(buffer.shape)
+
+    def _leaves_blocks(self, index: int) -> bool:
+        """Return whether something other than a product reads a result that blocks don't suit."""
+        buffer = self.buffers[index]
+        if buffer.role == "gradient" or not (self.op_by_op or not is_aligned(buffer.shape)):
+            return False
+        readers = self.readers[index]
+        return not readers or any(not multiplies_matrices(reader) for reader in readers)
+
+    def _copy(self, index: int, matrices: Matrices) -> int:
+        """Add the copy of a buffer as matrices in FRACTAL_NZ: a shape (batch, rows, columns).
+
+        The cube takes either order; a matrix with one edge of whole sixteens has it as its rows'
+        length, as attention's heads have their features.
+        """
+        buffer, place = self.buffers[index], len(self.buffers)
+        batch, rows, columns = matrices
+        if columns % CHANNEL_BLOCK and not rows % CHANNEL_BLOCK:
+            rows, columns = columns, rows
+        elements = batch * _blocks(rows) * _blocks(columns)
+        self.buffers.append(
+            replace(
+                buffer,
+                index=place,
+                shape=(batch, rows, columns),
+                layout="FRACTAL_NZ",
+                nbytes=math.ceil(elements * stored_bytes(buffer.dtype)),
+                role="activation",
+                within=None,
+            )
+        )
+        return place
+
+    def _conversion(self, task: Task, source: int, copy: int) -> Task:
+        plain = self.buffers[min(source, copy)]
+        work = VectorWork(math.prod(plain.shape), plain.dtype)
+        return Task(
+            "TransData", task.scope, "vector", task.phase, "trans_data", (source,), (copy,),
+            vector=work, repeat=task.repeat, launched=False,
+        )  # fmt: skip
+
+
+def multiplies_matrices(task: Task) -> bool:
+    """Return whether a task is a product of matrices on the cube."""
+    return task.cube is not None and task.cost_class == "matmul" and task.cube.dtype == "float16"
+
+
+def _blocks(length: int) -> int:
+    return math.ceil(length / CHANNEL_BLOCK) * CHANNEL_BLOCK
