@@ -26,6 +26,7 @@ class Event(Enum):
     SINK_END = "sink end"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
+    DUMP = "dump"
 
 
 NOWHERE: Mapping[Event, Collection[int]] = MappingProxyType({})

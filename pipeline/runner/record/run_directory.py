@@ -2,7 +2,8 @@
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
-Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/.
+Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/,
+dumps leave dump/.
 Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad step that ends a run
 leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a resume. On an emulated
 device also price.json, trace.json, timeline.html, and AutoTune's result.
@@ -53,7 +54,9 @@ REPORT = "report"
 """The page and the files of `report`."""
 RANKS = "ranks"
 """The logs of a run's processes."""
-FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT)
+DUMP = "dump"
+"""The tensors of steps, by the time at which they were dumped."""
+FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, DUMP)
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
 """Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
@@ -81,6 +84,7 @@ FREE_TO_CHANGE = (
     ("checkpoint",),
     ("eval",),
     ("monitor",),
+    ("dump",),
     ("cache",),
     ("parallel", "devices"),
     ("parallel", "mesh"),
