@@ -76,11 +76,13 @@ def test_help_comes_at_once_and_lists_everything(command: Callable[..., Any]) ->
 WORDS = {
     "autopsy": "RUN_DIR",
     "columns": "FILE",
+    "compare": "against=CHANGES",
     "convert": "convert records OUT",
     "convert weights": "like=FILE",
     "convert records": "--overwrite",
     "diff": "RUN_A",
     "doctor": "+recipe=NAME",
+    "dump": "step=N",
     "explain": "hydra.run.dir=DIR",
     "export": "FOLDER",
     "forecast": "--check",

@@ -15,6 +15,7 @@ from pydantic import (
 
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.callbacks.callback import CallbackSpec
+from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
 from pipeline.data.dataset_spec import DatasetSpec
@@ -236,6 +237,7 @@ class Recipe(Spec):
     checkpoint: CheckpointSpec
     eval: EvalSpec
     monitor: MonitorSpec
+    dump: DumpSpec
     cache: CacheSpec
     profile: ProfileSpec
     parallel: ParallelSpec

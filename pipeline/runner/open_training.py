@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.autopsy.archive import set_aside_autopsy
 from pipeline.autosink.choose_sink import SinkPlan
-from pipeline.backends.base import Backend
+from pipeline.backends.base import Backend, Executable
 from pipeline.callbacks.callback import Callback
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import SampleUnit
@@ -30,6 +30,9 @@ from pipeline.stages.train.loop import Training
 from pipeline.stages.train.rollback import Rollbacks
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import TrainState
+
+if TYPE_CHECKING:
+    from pipeline.dumps.run_dumps import RunDumps
 
 
 @contextmanager
@@ -62,16 +65,23 @@ def open_training(
     with signals.held(), ExitStack() as stack:
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(context, save_periods, stack)
+        dumps = _dumps(context, built, executable, backend)
         training = Training(
             recipe,
             built.run_schedule,
             executable,
             sink.mechanism,
-            [observers.monitor, *([context.pruner] if context.pruner else [])],
+            [
+                observers.monitor,
+                *([context.pruner] if context.pruner else []),
+                *([dumps] if dumps else []),
+            ],
             evaluations.unless_stopped,
             checkpoints,
             sink.kept,
             signals,
+            dump=dumps,
+            dump_at=frozenset() if dumps is None else frozenset(dumps.steps),
             pruner=context.pruner,
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
             # What an examination runs on one device is spread over several processes.
@@ -106,6 +116,27 @@ def _collector(
         compiles=context.recipe.train.mode == "graph",
         of_gradients=context.ranks.size == 1,
     )
+
+
+def _dumps(
+    context: RunContext, built: Built, executable: Executable, backend: Backend
+) -> RunDumps | None:
+    """Return the dumps of a run; None without any, and in one of several processes."""
+    recipe = context.recipe
+    if recipe.dump.steps is None:
+        return None
+    if context.ranks.size > 1:
+        text = "none in a run of several processes; the command dump makes it from a checkpoint"
+        context.reporter.warn(f"dump.steps = {recipe.dump.steps}: {text}")
+        return None
+    # Few runs need it, and all would wait for its import.
+    from pipeline.dumps.run_dumps import RunDumps
+
+    name = backend.describe()["device"]
+    about = recipe, context.run_dir, built.parts, executable, backend.device, name
+    dumps = RunDumps(*about, context.reporter)
+    dumps.require_possible(built)
+    return dumps
 
 
 def _callbacks(

@@ -27,6 +27,7 @@ class Event(Enum):
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
     COLLECT = "collect"
+    DUMP = "dump"
 
 
 NOWHERE: Mapping[Event, Collection[int]] = MappingProxyType({})

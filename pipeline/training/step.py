@@ -157,16 +157,21 @@ def _updated(
 def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
     """Gradients of the loss times its scale: of a batch that is cut to its bucket, or, in shards,
     of one that is not yet."""
-    dropout = jax.random.fold_in(_key(batch.seed, 1), state.step)
+    dropout = dropout_key(batch, state.step)
     if config.shards is not None:
         return _shard_gradients(config, config.shards, state, batch, dropout)
 
     def compute(ops: Ops) -> Gradients:
-        images, labels = _mapped(config, ops, batch)
+        images, labels = mapped_batch(config, ops, batch)
         scale = state.loss_scale
         return compute_gradients(config, state, images, labels, batch.count, dropout, scale)
 
     return _with_drawn_ops(config, batch, state.step, compute)
+
+
+def dropout_key(batch: Batch, step: Array | int) -> Array:
+    """The key of the dropout of a step; `step` counts those done before it."""
+    return jax.random.fold_in(_key(batch.seed, 1), step)
 
 
 def _with_drawn_ops(
@@ -198,7 +203,7 @@ def _shard_gradients(
 
     def of_shard(shard: Batch, number: Array) -> Gradients:
         def compute(cut: Batch, ops: Ops) -> Gradients:
-            images, labels = _mapped(config, ops, cut)
+            images, labels = mapped_batch(config, ops, cut)
             key, scale = jax.random.fold_in(dropout, number), state.loss_scale
             return compute_gradients(config, state, images, labels, cut.count, key, scale, divisor)
 
@@ -219,7 +224,7 @@ def _valid_labels(config: StepConfig, shards: Shards, batch: Batch, step: Array)
 
     def of_shard(shard: Batch, number: Array) -> Array:
         def compute(cut: Batch, ops: Ops) -> Array:
-            _, labels = _mapped(config, ops, cut)
+            _, labels = mapped_batch(config, ops, cut)
             weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cut.count)
             assert weight is not None, "there is a label to ignore"
             return weight
@@ -232,7 +237,7 @@ def _valid_labels(config: StepConfig, shards: Shards, batch: Batch, step: Array)
 
 
 @jax.named_scope(DATA)
-def _mapped(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
+def mapped_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
     """Images NHWC float32 and labels of a batch after its map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.pass_, batch.sample)
     sizes = batch.columns[SIZE] if config.padding_mask else None
@@ -376,7 +381,7 @@ def _evaluate_shards(
 
 
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-    images, labels = _mapped(config, config.eval_ops, batch)
+    images, labels = mapped_batch(config, config.eval_ops, batch)
     params = state.params
     if config.average is not None:
         params = merge(params, state.average)

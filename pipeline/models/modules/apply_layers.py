@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import partial, singledispatch
 from typing import Any, TypeVar
 
 from flax import linen as nn
@@ -121,11 +121,33 @@ def noting_layers(note: Note) -> Iterator[None]:
         _noted.reset(token)
 
 
+Around = Callable[[LayerSpec, Callable[[Array], Array], Array, LayerContext], Array]
+"""(layer, its computation, x, its context) -> its result, of every layer that is applied."""
+_around: ContextVar[Around | None] = ContextVar("_around", default=None)
+
+
+@contextmanager
+def around_layers(around: Around) -> Iterator[None]:
+    """Have `around` compute each layer of a list that is applied or traced in the body.
+
+    It is given the layer's own computation, and its result stands for that of the layer.
+    """
+    token = _around.set(around)
+    try:
+        yield
+    finally:
+        _around.reset(token)
+
+
 def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) -> Array:
     """Apply layers one after the other, each in the scope of its name."""
+    around = _around.get()
     for name, layer in zip(scope_names(stack), stack, strict=True):
         inside = context.inside(name)
-        x = _in_its_type(layer, x, inside) if context.rules else apply_layer(layer, x, inside)
+        if around is None:
+            x = _in_its_type(layer, x, inside)
+        else:
+            x = around(layer, partial(_in_its_type, layer, context=inside), x, inside)
         note = _noted.get()
         if note is not None:
             note(inside.path, layer.name, x)
@@ -135,8 +157,10 @@ def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) 
 def _in_its_type(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     """Apply a layer in the type that the rules give it, and cast x to that type first.
 
-    Layers inside it that no rule covers compute in that type too.
+    Layers inside it that no rule covers compute in that type too. Without rules x is not cast.
     """
+    if not context.rules:
+        return apply_layer(layer, x, context)
     rule = rule_for(context.rules, layer.name, context.path)
     dtype = context.dtype if rule is None else rule.dtype
     # A lookup reads whole numbers, which do not fit into 16 bits.

@@ -141,7 +141,7 @@ class _Taps:
             )
         self.inputs[path], self.outputs[path] = args[0], outputs
         self.windows[path] = _window(module, args[0])
-        return outputs if self._slots is None else _tap(outputs, self._slots[path])
+        return outputs if self._slots is None else tap(outputs, self._slots[path])
 
 
 def _is_captured(module: nn.Module) -> bool:
@@ -162,8 +162,8 @@ def _window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:
 
 
 @jax.custom_vjp
-def _tap(outputs: Array, slot: Array) -> Array:
-    """The outputs; their cotangent is also that of the slot."""
+def tap(outputs: Array, slot: Array) -> Array:
+    """Return the outputs, whose cotangent is also that of `slot`, an array like them."""
     return outputs
 
 
@@ -175,4 +175,4 @@ def _tap_backward(_: None, cotangent: Array) -> tuple[Array, Array]:
     return cotangent, cotangent
 
 
-_tap.defvjp(_tap_forward, _tap_backward)
+tap.defvjp(_tap_forward, _tap_backward)

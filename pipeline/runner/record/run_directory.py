@@ -3,10 +3,10 @@
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
                                  provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
 Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/,
-a profile profile/, and what is exported, converted or reproduced is noted in descendants.jsonl.
-Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad step that ends a run
-leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a resume. On an emulated
-device also price.json, trace.json, timeline.html, and AutoTune's result.
+a profile profile/, dumps dump/, and what is exported, converted or reproduced is noted in
+descendants.jsonl. Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad
+step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a
+resume. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ REPORT = "report"
 """The page and the files of `report`."""
 RANKS = "ranks"
 """The logs of a run's processes."""
-FOLDERS = ("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE)
+DUMP = "dump"
+"""The tensors of steps, by the time at which they were dumped."""
+FOLDERS = (
+    *("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
+    DUMP,
+)
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
 """Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
@@ -85,6 +90,7 @@ FREE_TO_CHANGE = (
     ("checkpoint",),
     ("eval",),
     ("monitor",),
+    ("dump",),
     ("cache",),
     ("profile",),
     ("parallel", "devices"),

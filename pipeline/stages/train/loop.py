@@ -75,6 +75,10 @@ class Training:
     """The rollbacks, where the recipe answers bad steps by them."""
     examine: Callable[[TrainState, int], None] | None = None
     """Examine a step that ended the run, from the state before it."""
+    dump: Callable[[TrainState, int], None] | None = None
+    """Dump the step that follows a number of steps; the state stays as it is."""
+    dump_at: frozenset[int] = frozenset()
+    """Numbers of steps done at which there is a dump."""
     pruner: Pruner | None = None
     """The monitor that may end the run at a boundary, as not worth continuing."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
@@ -161,6 +165,7 @@ class _Loop:
             here, due = self._history.step, frozenset({Event.EVALUATE, Event.CHECKPOINT})
             yield from self._at_boundary(Segment(here, here, due))
         self._agree()
+        self._dump()
         for segment in self._segments():
             if self._is_over():
                 break
@@ -183,6 +188,7 @@ class _Loop:
             at = {
                 Event.EVALUATE: self._granted.evaluate_at,
                 Event.CHECKPOINT: self._granted.save_at,
+                Event.DUMP: self._training.dump_at,
             }
             self._cuts_changed = False
             for segment in run_schedule.segments(self._history.step, every, at):
@@ -233,14 +239,22 @@ class _Loop:
             self._answer_bad_step(telemetry)
             self._tell("on_steps", telemetry)
             if self._history.step == segment.stop:
-                # Before any other save: a resumed run starts after the events of this boundary.
-                yield from self._at_boundary(segment)
+                # A dump alone is no boundary: requests take effect where they would without it.
+                if segment.events != {Event.DUMP}:
+                    # Before any other save: a resumed run starts after this boundary's events.
+                    yield from self._at_boundary(segment)
+                self._dump()
             else:
                 self._end_if_failed()
             if self._is_save_due():
                 self._save()
                 self._saved_at, self._answered_saves = time.monotonic(), self._signals.saves
             self._agree()
+
+    def _dump(self) -> None:
+        """Dump the step that follows, where one is due."""
+        if self._training.dump is not None and self._history.step in self._training.dump_at:
+            self._training.dump(self._state, self._history.step)
 
     def _dispatch(self, until: int) -> Telemetry:
         """Run one dispatch towards `until`, short enough to answer a signal in time."""

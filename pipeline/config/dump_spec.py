@@ -1,0 +1,70 @@
+"""The section `dump` of a recipe: which tensors of which steps are written (V-02)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
+
+from pipeline.registry import FilePath, Seq, Spec
+
+MAX_DUMPED = 10_000
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+What = Literal["input", "output", "all"]
+Content = Literal["statistics", "tensors"]
+
+
+def parse_steps(text: str) -> tuple[int, ...]:
+    """Return the steps of `0|5|10`, of `5-10`, or of both together, ascending, each once.
+
+    Raises ValueError for anything else, and for more than `MAX_DUMPED` steps.
+    """
+    steps: set[int] = set()
+    for part in text.split("|"):
+        found = _PART.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"must be steps such as 0|5|10 or 5-10, and {part!r:.40} is none")
+        first = int(found[1])
+        last = int(found[2] or first)
+        if last < first:
+            raise ValueError(f"{part}: must not end before it begins")
+        if last - first >= MAX_DUMPED:
+            raise ValueError(f"{part}: must be at most {MAX_DUMPED:,} steps")
+        steps.update(range(first, last + 1))
+    if len(steps) > MAX_DUMPED:
+        raise ValueError(f"{len(steps):,} steps; must be at most {MAX_DUMPED:,}")
+    return tuple(sorted(steps))
+
+
+def _checked(text: str) -> str:
+    parse_steps(text)
+    return text
+
+
+Steps = Annotated[
+    str,
+    # YAML reads 500 as a number.
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    AfterValidator(_checked),
+]
+"""Numbers of steps done, as `0|5|10` or `5-10`; 0 is the fresh state."""
+
+
+class DumpSpec(Spec):
+    """Dumps during a run: the tensors of the step that follows each of `steps`."""
+
+    steps: Steps | None
+    """Numbers of steps done, as 0|5|10 or 5-10; null: no dump. Sinks are cut there."""
+    layers: Seq[str]
+    """Patterns of layers, such as conv_*; [] for all."""
+    what: What
+    """input: what reaches a layer, in the forward and in the backward pass; output: what it gives;
+    all: both."""
+    content: Content
+    """tensors: whole arrays as .npy files; statistics: their smallest, largest, mean and others."""
+    path: FilePath | None
+    """A folder that exists; null: `dump` in the run directory."""
+    max_mib: Annotated[PositiveInt, Field(le=1_000_000)]
+    """Limit of the arrays of one step, in MiB; of tensors beyond it there are statistics alone."""
