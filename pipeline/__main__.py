@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pipeline import cli
-from pipeline.cli._usage import asks_for_help
+from pipeline.cli.arguments.usage import asks_for_help
 from pipeline.errors import report_errors
 from pipeline.files.package_paths import PACKAGE
 from pipeline.host.allocator import reexec_with_malloc_tunables

@@ -88,6 +88,7 @@ LEVELS = [
     "parts",
     ".",
     "sweep",
+    "cli.arguments",
     "cli",
     "__main__",
 ]

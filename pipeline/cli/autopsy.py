@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.autopsy.examine import examine
 from pipeline.autopsy.reproducer import read_reproducer
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import UsageError, printable_lines
 
 USAGE = "autopsy takes RUN_DIR or its reproducer"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.fit_table import read_table

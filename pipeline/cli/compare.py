@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.cli.dump import split_patterns
 from pipeline.compare.cause_hints import cause_hints, layer_lines
 from pipeline.compare.sides import (

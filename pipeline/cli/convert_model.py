@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import RecipeError, RunError, UsageError, printable
 from pipeline.files.atomic_write import write_whole
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.cache import cache_root
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
 from pipeline.data.records.record_format import RecordsSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import UsageError
 from pipeline.runner.record.compare_steps import compare_steps
 from pipeline.runner.record.log_lines import METRICS

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from packaging.requirements import Requirement
 
 from pipeline.cache import PROGRAMS, cache_root, find_exposure
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe

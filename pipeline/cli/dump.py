@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.dump_spec import Content, What, parse_steps
 from pipeline.dumps.dump_step import DumpRequest, dump_step, loss_check
 from pipeline.dumps.layer_programs import Weights, layer_kinds

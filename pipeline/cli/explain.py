@@ -43,7 +43,7 @@ from pipeline.autosink.explanation import (
 )
 from pipeline.autosink.timed_runs import TimedRuns, Variant
 from pipeline.backends.base import Backend, SinkPrice
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import DataError, UsageError, printable
 from pipeline.runner.record.descendants import note_descendant
 from pipeline.runner.record.run_directory import run_of

@@ -12,7 +12,7 @@ from pipeline.autosink.dispatch_costs import first_look
 from pipeline.autosink.timed_runs import TimedRuns
 from pipeline.backends.base import Backend
 from pipeline.cache import cache_root
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.cli._text_requests import (
+from pipeline.cli.arguments.text_requests import (
     TextRequest,
     classified_texts,
     print_continuation,
     take_text_options,
 )
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.data.targets import Targets
 from pipeline.errors import DataError, UsageError, printable
 from pipeline.files.csv_file import write_csv

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import RunError, UsageError
 from pipeline.files.package_paths import PROJECT
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from pipeline.cli import train
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.overrides import key_of
 from pipeline.config.profile_spec import profiling_overrides
 from pipeline.errors import UsageError

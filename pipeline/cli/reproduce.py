@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import check_tree
 from pipeline.config.overrides import key_of, quoted, value_of
 from pipeline.errors import DataError, RecipeError, RunError, UsageError

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import DataError, UsageError, printable
 from pipeline.files.error_text import no_such
 from pipeline.registry import parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.schema import recipe_schema
 from pipeline.errors import RecipeError
 

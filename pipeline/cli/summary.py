@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.cli._usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, UsageError

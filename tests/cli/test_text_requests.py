@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli._text_requests import take_text_options
+from pipeline.cli.arguments.text_requests import take_text_options
 from pipeline.cli.convert_records import main as convert_records
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer

@@ -1,0 +1,1 @@
+"""What commands have in common: usage texts, and arguments that ask something of texts."""
