@@ -172,10 +172,12 @@ class XlaExecutable:
         return self.programs.init(self.placement.put(self.work.seed))
 
     def put(self, state: TrainState) -> TrainState:
-        """A copy of a state on the device."""
-        host = jax.tree.map(np.array, state)
+        """A copy of a state on the device, made array by array."""
         cuts = self.work.cuts
-        return self.placement.put(host, cuts and cuts.of_state(host, self.placement))
+        if cuts is None:
+            return jax.tree.map(lambda array: self.placement.put(np.array(array)), state)
+        host = jax.tree.map(np.array, state)
+        return self.placement.put(host, cuts.of_state(host, self.placement))
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, which are an argument of the program."""

@@ -86,12 +86,11 @@ def initial_state(
     into memory.
     """
     _require_room(context.recipe, built)
-    state: TrainState = executable.init()
-    host = HostState()
+    found = _resumed(context, built) if context.resuming and restored is None else None
+    # Weights that are drawn only to be replaced would take as much memory again.
+    state, host = found or (executable.init(), HostState())
     if restored is not None:
         state = _warm(context, restored, state)
-    elif context.resuming:
-        state, host = _resumed(context, built, state)
     return executable.put(state), host
 
 
@@ -116,25 +115,25 @@ def _warm(context: RunContext, restored: Restored, fresh: TrainState) -> TrainSt
     return state
 
 
-def _resumed(context: RunContext, built: Built, fresh: TrainState) -> tuple[TrainState, HostState]:
-    """Return what the run saved last; `fresh` where it saved nothing."""
+def _resumed(context: RunContext, built: Built) -> tuple[TrainState, HostState] | None:
+    """Return what the run saved last; None where it saved nothing."""
     tree = context.recipe.model_dump(mode="json")
     ranks, warn, found = context.ranks, context.reporter.warn, None
     if ranks.is_first:
-        found = restore_state(context.run_dir, fresh, tree, warn)
-    step = ranks.agree(lambda: int((found[0] if found else fresh).step))
+        found = restore_state(context.run_dir, built.state, tree, warn)
+    step = ranks.agree(lambda: int(found[0].step) if found else 0)
     if not ranks.is_first and step:
         # After the first one has set aside what is damaged, and never what it writes meanwhile.
-        found = restore_state(context.run_dir, fresh, tree, warn)
-    state, host = found or (fresh, HostState())
-    if int(state.step) != step:
+        found = restore_state(context.run_dir, built.state, tree, warn)
+    read = int(found[0].step) if found else 0
+    if read != step:
         raise RunError(
-            f"{context.run_dir}: process {ranks.own} reads step {int(state.step)} there, the first "
-            f"one step {step}; all need the same files"
+            f"{context.run_dir}: process {ranks.own} reads step {read} there, the first one step "
+            f"{step}; all need the same files"
         )
     total = built.run_schedule.total
     if step > total:
         raise RecipeError([f"train: {total} steps in all, and {context.run_dir} has done {step}"])
     context.summary.resumed_from = {"run": str(context.run_dir), "step": step}
     context.reporter.stage("resume", f"{context.run_dir} from step {step}")
-    return state, host
+    return found
