@@ -168,7 +168,7 @@ def slow(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def healthy(root: Path | None) -> Iterator[tuple[str, ...]]:
     """Yield a row for each recipe that nothing makes slow."""
     for name, overrides in HEALTHY:
-        given = [word.format(root=root) for word in overrides]
+        given = [word.replace("{root}", str(root)) for word in overrides]
         if any("{root}" in word for word in overrides) and root is None:
             continue
         recipe = name.partition(",")[0]
