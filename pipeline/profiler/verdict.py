@@ -32,6 +32,8 @@ EVENTS = 0.2
 CONVERTING = 0.15
 OF_MEMORY = 0.5
 """Share of the memory's bandwidth from which an operator is limited by it."""
+IN_CACHE = 8_000_000
+"""Bytes up to which a cache may hold all that an operator reads and writes."""
 OF_PEAK = 0.4
 """Share of the peak from which an operator is limited by computation."""
 MOSTLY = 0.5
@@ -313,7 +315,8 @@ def _limited(evidence: Evidence, *, by_memory: bool) -> Iterator[OperatorTime]:
         if one.of_flops is None or one.of_bytes is None:
             continue
         below = one.flops < peaks.ridge * one.nbytes
-        if by_memory and below and one.of_bytes > OF_MEMORY:
+        large = one.nbytes > IN_CACHE * one.calls
+        if by_memory and below and large and one.of_bytes > OF_MEMORY:
             yield one
         if not by_memory and one.of_flops > OF_PEAK:
             yield one

@@ -128,5 +128,7 @@ def test_layers_without_products_are_named() -> None:
 def test_roofs_decide_between_memory_and_computation() -> None:
     fast = replace(PRODUCT, of_flops=0.7, flops=1e9, nbytes=1e6)
     assert decide(evidence(fast, RELU)).name == "compute-bound"
-    wide = replace(PRODUCT, of_bytes=0.8, flops=1e6, nbytes=1e6)
+    wide = replace(PRODUCT, of_bytes=0.8, flops=1e7, nbytes=1e7)
     assert decide(evidence(wide, RELU)).name == "memory-bound"
+    # A cache may hold it all.
+    assert decide(evidence(replace(wide, nbytes=1e6, flops=1e6), RELU)).name == "operators"
