@@ -77,6 +77,9 @@ def test_compilations_name_the_function_and_its_shapes() -> None:
     assert "jit(f) 4 times, for float32[3] then float32[4]" in found.why
     assert found.change is not None
     assert found.change.gain == pytest.approx(2.0)
+    # Each of an evaluation's own is compiled once.
+    once = tuple(replace(one, name=f"jit(f{n})") for n, one in enumerate(later))
+    assert decide(evidence(compilations=once, compiled_steps=400)).name == "operators"
 
 
 def test_calls_of_python_name_their_layer() -> None:
