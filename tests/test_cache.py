@@ -48,10 +48,10 @@ def programs(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def test_programs_are_kept_in_a_folder_of_this_user(tmp_path: Path) -> None:
-    assert programs(tmp_path / "new") == (tmp_path / "new" / "xla", [])
-    (tmp_path / "xla").mkdir(0o755)
+    assert programs(tmp_path / "new") == (tmp_path / "new" / "xla-2", [])
+    (tmp_path / "xla-2").mkdir(0o755)
     (tmp_path / "link").symlink_to(tmp_path)
-    assert programs(tmp_path / "link") == (tmp_path / "link" / "xla", [])
+    assert programs(tmp_path / "link") == (tmp_path / "link" / "xla-2", [])
     assert program_folder(CacheSpec(root=tmp_path, compiled=False), pytest.fail) is None
 
 
@@ -61,12 +61,12 @@ def test_where_everybody_may_write_there_are_no_programs(
     mode: int, inside: bool, tmp_path: Path
 ) -> None:
     root = tmp_path / "my cache"
-    (root / "xla").mkdir(parents=True)
-    folder = root / "xla" if inside else root
+    (root / "xla-2").mkdir(parents=True)
+    folder = root / "xla-2" if inside else root
     folder.chmod(mode)
     (tmp_path / "link").symlink_to(root)
     for name in (root, tmp_path / "link"):
-        shown = name / "xla" if inside else name
+        shown = name / "xla-2" if inside else name
         quoted = f"'{shown}'" if name == root else str(shown)
         assert programs(name) == (
             None,
@@ -79,18 +79,18 @@ def test_where_everybody_may_write_there_are_no_programs(
 
 def test_the_sticky_bit_protects_a_folder_inside_and_not_the_programs(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    assert programs(tmp_path) == (tmp_path / "xla", [])
-    (tmp_path / "xla").mkdir()
-    (tmp_path / "xla").chmod(0o1777)
+    assert programs(tmp_path) == (tmp_path / "xla-2", [])
+    (tmp_path / "xla-2").mkdir()
+    (tmp_path / "xla-2").chmod(0o1777)
     assert programs(tmp_path)[0] is None
 
 
-@pytest.mark.parametrize("name", [".", "xla"])
+@pytest.mark.parametrize("name", [".", "xla-2"])
 def test_a_folder_of_somebody_else_has_no_programs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for root: whose it is may put there what root would run."""
-    (tmp_path / "xla").mkdir()
+    (tmp_path / "xla-2").mkdir()
     if os.geteuid() == 0:
         os.chown(tmp_path / name, 65534, 65534)
     else:

@@ -24,7 +24,7 @@ from pipeline.profiler.iterations import (
     iteration_times,
     typical,
 )
-from pipeline.profiler.peaks import Peaks
+from pipeline.profiler.peaks import TRIAD, Peaks
 from pipeline.profiler.profiled_executable import ProfiledExecutable, TimedDispatch
 from pipeline.profiler.step_profile import (
     Coverage,
@@ -265,8 +265,10 @@ def program_memory(program: Any) -> dict[str, int]:
 
 
 def exceeds_peaks(profile: StepProfile) -> bool:
-    """Whether a product that takes a good part of the step is faster than the measured peak."""
+    """Whether an operator that takes a good part of the step is faster than the measured peaks;
+    memory counts where no cache holds its operands."""
     return any(
-        one.of_flops is not None and one.of_flops > 1 and one.share > NOTABLE
+        (one.of_flops or 0.0) > 1 or ((one.of_bytes or 0.0) > 1 and one.nbytes > TRIAD * one.calls)
         for one in profile.operators
+        if one.share > NOTABLE
     )

@@ -23,6 +23,8 @@ from pipeline.profiler.step_profile import (
 
 RECOMPILING = 0.05
 """Share of a step that later compilations take."""
+AGAIN = 3
+"""Compilations of one function from which its shapes change."""
 WAITING = 0.1
 CALLING = 0.1
 HOST = 0.2
@@ -32,10 +34,14 @@ EVENTS = 0.2
 CONVERTING = 0.15
 OF_MEMORY = 0.5
 """Share of the memory's bandwidth from which an operator is limited by it."""
+IN_CACHE = 8_000_000
+"""Bytes up to which a cache may hold all that an operator reads and writes."""
 OF_PEAK = 0.4
 """Share of the peak from which an operator is limited by computation."""
 MOSTLY = 0.5
 """Share of the operators' time that decides between memory and computation."""
+ELEMENTWISE = 0.6
+"""Share of the operators' time in layers without products from which these limit a step."""
 SHOWN = 2
 COUNTED = "counted from the trace"
 PRODUCTS = ("matrix products", "convolutions")
@@ -113,21 +119,22 @@ def _without(evidence: Evidence, ms: float, what: str, basis: str = COUNTED) -> 
 
 
 def _recompiling(evidence: Evidence) -> StepVerdict | None:
-    seconds = sum(one.seconds for one in evidence.compilations)
+    by_name: dict[str, list[Compilation]] = defaultdict(list)
+    for one in evidence.compilations:
+        by_name[one.name].append(one)
+    # Anything that runs for the first time, such as an evaluation, is compiled once or twice.
+    by_name = {name: own for name, own in by_name.items() if len(own) >= AGAIN}
+    seconds = sum(one.seconds for own in by_name.values() for one in own)
     ms = 1000 * seconds / evidence.compiled_steps if evidence.compiled_steps else 0.0
     share = min(evidence.host.share(ms), 1.0)
     if share < RECOMPILING:
         return None
-    by_name: dict[str, list[Compilation]] = defaultdict(list)
-    for one in evidence.compilations:
-        by_name[one.name].append(one)
     name, own = max(by_name.items(), key=lambda item: sum(one.seconds for one in item[1]))
     shapes = list(dict.fromkeys(one.shapes for one in own if one.shapes))
     of_shapes = f", for {' then '.join(shapes[-SHOWN:])}" if len(shapes) > 1 else ""
-    times = "time" if len(own) == 1 else "times"
     why = (
         f"{share:.0%} of a step is compiling after the first dispatch: {name or 'a program'} "
-        f"{len(own)} {times}{of_shapes}"
+        f"{len(own)} times{of_shapes}"
     )
     return StepVerdict(
         "recompiling", share, why, _without(evidence, ms, "keep its shapes the same")
@@ -247,13 +254,15 @@ def _elementwise(evidence: Evidence) -> StepVerdict | None:
     """
     ops = evidence.profile.operators
     with_products = {one.layer for one in ops if one.kind.startswith(PRODUCTS)}
+    # Attention is a layer, whose products are in layers inside of it.
+    with_products |= {layer.rpartition("/")[0] for layer in with_products}
     found = [
         one
         for one in ops
         if one.layer not in with_products and one.phase in ("forward", "backward")
     ]
     share = _share_of_operators(evidence, found)
-    if share < MOSTLY:
+    if share < ELEMENTWISE:
         return None
     by_layer: dict[str, float] = defaultdict(float)
     for one in found:
@@ -313,7 +322,8 @@ def _limited(evidence: Evidence, *, by_memory: bool) -> Iterator[OperatorTime]:
         if one.of_flops is None or one.of_bytes is None:
             continue
         below = one.flops < peaks.ridge * one.nbytes
-        if by_memory and below and one.of_bytes > OF_MEMORY:
+        large = one.nbytes > IN_CACHE * one.calls
+        if by_memory and below and large and one.of_bytes > OF_MEMORY:
             yield one
         if not by_memory and one.of_flops > OF_PEAK:
             yield one

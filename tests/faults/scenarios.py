@@ -16,7 +16,7 @@ from tests.faults.runs import Nursery
 
 RUN, CACHE, DATA = "run", "cache", "data"
 """Folders of a case: the run directory, the cache, a dataset."""
-PROGRAMS = f"{CACHE}/xla"
+PROGRAMS = f"{CACHE}/xla-2"
 SHORT = (
     "+recipe=lenet5_digits",
     "model=mlp",

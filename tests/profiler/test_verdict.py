@@ -77,6 +77,9 @@ def test_compilations_name_the_function_and_its_shapes() -> None:
     assert "jit(f) 4 times, for float32[3] then float32[4]" in found.why
     assert found.change is not None
     assert found.change.gain == pytest.approx(2.0)
+    # Each of an evaluation's own is compiled once.
+    once = tuple(replace(one, name=f"jit(f{n})") for n, one in enumerate(later))
+    assert decide(evidence(compilations=once, compiled_steps=400)).name == "operators"
 
 
 def test_calls_of_python_name_their_layer() -> None:
@@ -128,5 +131,7 @@ def test_layers_without_products_are_named() -> None:
 def test_roofs_decide_between_memory_and_computation() -> None:
     fast = replace(PRODUCT, of_flops=0.7, flops=1e9, nbytes=1e6)
     assert decide(evidence(fast, RELU)).name == "compute-bound"
-    wide = replace(PRODUCT, of_bytes=0.8, flops=1e6, nbytes=1e6)
+    wide = replace(PRODUCT, of_bytes=0.8, flops=1e7, nbytes=1e7)
     assert decide(evidence(wide, RELU)).name == "memory-bound"
+    # A cache may hold it all.
+    assert decide(evidence(replace(wide, nbytes=1e6, flops=1e6), RELU)).name == "operators"

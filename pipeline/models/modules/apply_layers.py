@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial, singledispatch
 from typing import Any, TypeVar
 
+import jax
 from flax import linen as nn
 from jax import Array
 
@@ -77,7 +78,9 @@ def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     A layer of the user's own has a method `compute`; those of the package are registered with
     `computes`. Raises TypeError for a layer without either.
     """
-    result: Array = layer.compute(x, context)
+    # One without a flax module would have no name in a profile, nor where it isn't finite.
+    with jax.named_scope(context.name):
+        result: Array = layer.compute(x, context)
     return result
 
 
