@@ -1,6 +1,7 @@
 """The table of a sweep: the changed keys and the result of each job.
 
-It is written again from the jobs' summaries after every job, by the process that ran it.
+It is written again from the jobs' summaries after a job, by the process that ran it, and at the end
+of the sweep. Since all jobs are read for it, a large table is left as it is for a while.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
 
 TABLE = "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
+BYTES_PER_S = 1500
+"""Bytes of a table that may be rewritten each second."""
 NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that are not printed, for want of room."""
 
@@ -111,6 +115,25 @@ def _curves(rows: Sequence[JobRow]) -> dict[str, dict[int, float]]:
             others = (f"{key}={value}" for key, value in row.changed.items() if key != SINK_SIZE)
             curves.setdefault(", ".join(others), {})[size] = step_ms
     return {others: points for others, points in curves.items() if len(points) > 1}
+
+
+def update_table(sweep_dir: Path) -> None:
+    """Rewrite `sweep.csv` as `write_table` does, unless that was done a moment ago.
+
+    A table of n bytes stays for n / `BYTES_PER_S` seconds, some 100 for that of 1,000 jobs, so that
+    tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
+    """
+    if _is_due(sweep_dir / TABLE):
+        write_table(sweep_dir)
+
+
+def _is_due(file: Path) -> bool:
+    try:
+        status = file.stat()
+    except OSError:
+        return True
+    # A clock that was set back is no reason to wait.
+    return not 0 <= time.time() - status.st_mtime < status.st_size / BYTES_PER_S
 
 
 def write_table(sweep_dir: Path) -> None:

@@ -179,6 +179,25 @@ def test_a_summary_that_was_cut_short_is_none(tiny: Compose, tmp_path: Path) -> 
     assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
+def test_auto_parses_no_recipe_of_a_run_that_is_done(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        done = make(tmp_path / "2026-01-01" / f"{number}_done")
+        write_recipe(done, tiny())
+        (done / SUMMARY).write_text('{"status": "done"}')
+    parsed: list[Path] = []
+    monkeypatch.setattr(
+        "pipeline.runner.record.run_directory.changed_keys",
+        lambda recipe, run_dir: parsed.append(run_dir) or ["another"],
+    )
+    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert parsed == []
+    (done / SUMMARY).write_text('{"status": "failed"}')
+    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert parsed == [done]
+
+
 def test_auto_without_such_a_run_starts_a_new_one(tiny: Compose, tmp_path: Path) -> None:
     leave(tmp_path / "day" / "done", tiny(), "done")
     assert to_resume(tiny("train.resume=auto"), tmp_path) is None
