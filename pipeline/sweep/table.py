@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from pipeline.errors import RunError, printable
 from pipeline.files.atomic_write import write_whole
+from pipeline.runner.record.run_directory import OVERRIDES, SUMMARY, written_at_ns
 from pipeline.sweep.amortization import write_amortisation
 from pipeline.sweep.directory import find_jobs, read_overrides, read_state
 from pipeline.sweep.job_summary import JobSummary, read_summary
@@ -28,7 +30,8 @@ from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
 
 TABLE = "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
-BYTES_PER_S = 1500
+JOBS_KEPT = 1 << 14
+BYTES_PER_S = 750
 """Bytes of a table that may be rewritten each second."""
 NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that are not printed, for want of room."""
@@ -87,8 +90,22 @@ def read_jobs(sweep_dir: Path) -> list[JobRow]:
 
 
 def _row(folder: Path) -> JobRow:
-    summary = read_summary(folder) or JobSummary(status=read_state(folder))
-    return JobRow(folder.name, read_overrides(folder) or {}, summary)
+    changed = _overrides(folder, written_at_ns(folder / OVERRIDES))
+    written_ns = written_at_ns(folder / SUMMARY)
+    ended = _summary(folder, written_ns) if written_ns else None
+    return JobRow(folder.name, changed, ended or JobSummary(status=read_state(folder)))
+
+
+@lru_cache(JOBS_KEPT)
+def _overrides(folder: Path, written_ns: int) -> Mapping[str, Any]:
+    """The overrides that were written then: a process writes many tables of the same jobs."""
+    return read_overrides(folder) or {}
+
+
+@lru_cache(JOBS_KEPT)
+def _summary(folder: Path, written_ns: int) -> JobSummary | None:
+    """The summary that was written then."""
+    return read_summary(folder)
 
 
 def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
@@ -120,8 +137,8 @@ def _curves(rows: Sequence[JobRow]) -> dict[str, dict[int, float]]:
 def update_table(sweep_dir: Path) -> None:
     """Rewrite `sweep.csv` as `write_table` does, unless that was done a moment ago.
 
-    A table of n bytes stays for n / `BYTES_PER_S` seconds, some 100 for that of 1,000 jobs, so that
-    tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
+    A table of n bytes stays for n / `BYTES_PER_S` seconds, three minutes for that of 1,000 jobs, so
+    that tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
     """
     if _is_due(sweep_dir / TABLE):
         write_table(sweep_dir)
