@@ -25,6 +25,7 @@ from pipeline.runner.record.run_directory import (
     PRICES,
     REPLACED,
     SUMMARY,
+    changed_keys,
     create,
     make,
     make_unique,
@@ -485,3 +486,18 @@ def test_every_name_that_a_run_writes_is_looked_at() -> None:
     assert {PROVENANCE, SUMMARY} < {*REPLACED}
     assert {CHECKPOINTS} < {*FOLDERS}
     assert {PRICE, TRACE, PICTURE} == {*PRICES}
+
+
+def test_an_equal_recipe_is_compared_without_defaults(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that is done already asks this of every job."""
+    write_recipe(tmp_path, tiny("train.resume=auto"))
+    filled: list[object] = []
+    module = "pipeline.runner.record.run_directory"
+    monkeypatch.setattr(f"{module}.normalised", lambda tree: filled.append(tree) or tree)
+    assert changed_keys(tiny(), tmp_path) == []
+    assert filled == []
+    (line,) = changed_keys(tiny("seed=3"), tmp_path)
+    assert line.startswith("seed = 3: was 1")
+    assert filled != []
