@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from pipeline.__main__ import main
 from pipeline.errors import RunError
 from pipeline.sweep.directory import claimed, write_overrides
-from pipeline.sweep.table import conclude, read_jobs, write_table
+from pipeline.sweep.table import conclude, read_jobs, update_table, write_table
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
@@ -223,6 +223,26 @@ def test_a_job_without_a_summary_waits_or_was_interrupted_or_is_running(tmp_path
     states = ["waiting", "interrupted", "running", "done"]
     assert [row["status"] for row in read_table(tmp_path)] == states
     assert [file.name for file in tmp_path.glob("*.part")] == []
+
+
+def test_a_large_table_is_left_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one job a second, all tables of a sweep read a small multiple of its jobs."""
+    file, read, done = tmp_path / "sweep.csv", list[int](), list[int]()
+
+    def write(_: Path) -> None:
+        file.write_text("x" * 130 * len(done))
+        read.append(len(done))
+
+    monkeypatch.setattr("pipeline.sweep.table.write_table", write)
+    for job in range(1000):
+        done.append(job)
+        if read:
+            then = file.stat().st_mtime - 1
+            os.utime(file, (then, then))
+        update_table(tmp_path)
+    assert read[:5] == [1, 2, 3, 4, 5]
+    assert sum(read) < 8 * 1000
+    assert 1000 - read[-1] < 200
 
 
 @pytest.mark.parametrize(

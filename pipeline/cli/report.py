@@ -15,7 +15,8 @@ HELP = """usage: python -m pipeline report RUN_DIR [--out=FOLDER]
 
 Evaluate a run's checkpoint on its evaluation split, and write what it gets right and wrong: a page
 without server or network (index.html), and files: every prediction, the table of classes, the
-confusion matrix, the worst mistakes, the curves of training.
+confusion matrix, the worst mistakes, the curves of training. The page ends with the lineage of the
+run, and with its profile and dumps where it has any.
 
   RUN_DIR        a run that has saved a checkpoint, or one of its checkpoints
   --out=FOLDER   where to write; RUN_DIR/report without it. Files of an earlier report are replaced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
     if path.exists() and not path.is_file():
         raise ValueError("is no regular file")
     with path.open("rb") as file:
-        content = file.read(at_most_bytes + 1)
+        # Not the limit at once, for which Python would allocate memory.
+        first = min(os.fstat(file.fileno()).st_size, at_most_bytes) + 1
+        content = file.read(first)
+        if len(content) == first:
+            content += file.read(at_most_bytes + 1 - first)
     if len(content) > at_most_bytes:
         raise ValueError(f"has more than {at_most_bytes:,} bytes")
     return content
@@ -41,7 +46,8 @@ def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
         document = json.loads(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    if _is_deeper(document, MAX_DEPTH):
+    # Nothing is nested deeper than it has brackets.
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deeper(document, MAX_DEPTH):
         raise ValueError(TOO_DEEP)
     return document
 

@@ -232,9 +232,10 @@ def _open(path: Path) -> BinaryIO:
 def digest_of(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
     """Return the SHA-256 object of the next bytes of a file; None where the file is shorter."""
     digest, left = hashlib.sha256(), size_bytes
-    while left and (chunk := file.read(min(left, CHUNK_BYTES))):
-        digest.update(chunk)
-        left -= len(chunk)
+    buffer = memoryview(bytearray(min(size_bytes, CHUNK_BYTES)))
+    while left and (count := file.readinto(buffer[: min(left, CHUNK_BYTES)])):  # type: ignore[attr-defined]
+        digest.update(buffer[:count])
+        left -= count
     return None if left else digest
 
 

@@ -89,13 +89,16 @@ def log_by_level(reporter: Reporter, chosen: LogLevel | None) -> Iterator[None]:
         return
     handler = ReporterHandler(reporter)
     loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [logger.level for logger in loggers]
+    before = [(logger.level, logger.propagate) for logger in loggers]
     try:
         for logger in loggers:
             logger.addHandler(handler)
             logger.setLevel(reporter.level)
+            # absl, which orbax imports, has a handler of its own at the root.
+            logger.propagate = False
         yield
     finally:
         for logger, kept in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
-            logger.setLevel(kept)
+            logger.setLevel(kept[0])
+            logger.propagate = kept[1]

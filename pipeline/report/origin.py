@@ -137,7 +137,9 @@ def _cell(value: Any) -> str:
 
 def _dumps(run_dir: Path) -> Iterator[dict[str, str]]:
     root = run_dir / DUMP
-    for file in sorted(root.glob(f"**/{ABOUT}"))[:MOST_DUMPS] if root.is_dir() else []:
+    # Steps are names of folders: 9 comes before 10.
+    found = sorted(root.glob(f"**/{ABOUT}"), key=lambda file: (len(str(file)), str(file)))
+    for file in found[:MOST_DUMPS]:
         about = _object(file) or {}
         keys = ("step", "content", "precision", "loss", "run_loss", "stopped")
         facts = {key: _cell(about[key]) if _is_plain(about.get(key)) else "" for key in keys}

@@ -17,9 +17,10 @@ from pydantic import BaseModel, RootModel, ValidationError
 from pipeline.config.overrides import value_of
 from pipeline.errors import SUCCEEDED, DataError, listed
 from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_text
 from pipeline.files.error_text import describe
 from pipeline.files.folder_lock import LOCK, locked_file
-from pipeline.files.safe_yaml import parse_yaml, read_yaml, yaml_text
+from pipeline.files.safe_yaml import MAX_BYTES, parse_written_yaml, parse_yaml, yaml_text
 from pipeline.runner.record.run_directory import (
     CLAIM,
     OVERRIDES,
@@ -106,8 +107,12 @@ def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
     """The keys that distinguish a job; None where there is no job. Raises as `read_kept` does."""
-    changed = read_kept(job_dir / OVERRIDES, read_yaml, RootModel[dict[str, Any]])
+    changed = read_kept(job_dir / OVERRIDES, _read_written, RootModel[dict[str, Any]])
     return None if changed is None else changed.root
+
+
+def _read_written(file: Path) -> Any:
+    return parse_written_yaml(read_text(file, MAX_BYTES))
 
 
 def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept | None:

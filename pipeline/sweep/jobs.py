@@ -28,7 +28,7 @@ from pipeline.sweep.directory import (
     values_of,
     write_overrides,
 )
-from pipeline.sweep.table import write_table
+from pipeline.sweep.table import update_table
 from pipeline.sweep.threads import limit_threads
 
 OnChanged = Literal["refuse", "allow"]
@@ -67,7 +67,7 @@ class Job:
             self._run_claimed(config, job_dir, signals)
         if signals.stop is not None or read_status(job_dir) == "stopped":
             raise KeyboardInterrupt
-        write_table(sweep_dir)
+        update_table(sweep_dir)
 
     def _run_claimed(self, config: DictConfig, job_dir: Path, signals: Signals) -> None:
         """Run a job that this process has claimed, after removing an earlier try's summary."""

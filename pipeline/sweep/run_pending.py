@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.utils import JobReturn, JobStatus
@@ -13,6 +14,7 @@ from hydra.plugins.launcher import Launcher
 from pipeline.errors import RunError, printable, printable_lines
 from pipeline.sweep.directory import is_finished, is_held
 from pipeline.sweep.plan import PlannedJob
+from pipeline.sweep.threads import sharing_processors
 
 POLL_S = 0.5
 """Interval of looking whether other processes have ended their jobs."""
@@ -79,5 +81,12 @@ def launch(
     for start in range(0, len(jobs), size):
         batch = jobs[start : start + size]
         placed = [job.placed for job in batch]
-        returns += launcher.launch(placed, initial_job_idx=batch[0].number)
+        with sharing_processors(_settings(launcher), len(batch)):
+            returns += launcher.launch(placed, initial_job_idx=batch[0].number)
     return returns
+
+
+def _settings(launcher: Launcher) -> Mapping[str, Any]:
+    """The section `hydra.launcher`; empty where the launcher keeps none."""
+    config = getattr(launcher, "config", None)
+    return {} if config is None else config.hydra.launcher

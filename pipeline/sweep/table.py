@@ -1,6 +1,7 @@
 """The table of a sweep: the changed keys and the result of each job.
 
-It is written again from the jobs' summaries after every job, by the process that ran it.
+It is written again from the jobs' summaries after a job, by the process that ran it, and at the end
+of the sweep. Since all jobs are read for it, a large table is left as it is for a while.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import csv
 import io
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from rich.table import Table
 
 from pipeline.errors import RunError, printable
 from pipeline.files.atomic_write import write_whole
+from pipeline.runner.record.run_directory import OVERRIDES, SUMMARY, written_at_ns
 from pipeline.sweep.amortization import write_amortisation
 from pipeline.sweep.directory import find_jobs, read_overrides, read_state
 from pipeline.sweep.job_summary import JobSummary, read_summary
@@ -26,6 +30,9 @@ from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
 
 TABLE = "sweep.csv"
 SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
+JOBS_KEPT = 1 << 14
+BYTES_PER_S = 750
+"""Bytes of a table that may be rewritten each second."""
 NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that are not printed, for want of room."""
 
@@ -83,8 +90,22 @@ def read_jobs(sweep_dir: Path) -> list[JobRow]:
 
 
 def _row(folder: Path) -> JobRow:
-    summary = read_summary(folder) or JobSummary(status=read_state(folder))
-    return JobRow(folder.name, read_overrides(folder) or {}, summary)
+    changed = _overrides(folder, written_at_ns(folder / OVERRIDES))
+    written_ns = written_at_ns(folder / SUMMARY)
+    ended = _summary(folder, written_ns) if written_ns else None
+    return JobRow(folder.name, changed, ended or JobSummary(status=read_state(folder)))
+
+
+@lru_cache(JOBS_KEPT)
+def _overrides(folder: Path, written_ns: int) -> Mapping[str, Any]:
+    """The overrides that were written then: a process writes many tables of the same jobs."""
+    return read_overrides(folder) or {}
+
+
+@lru_cache(JOBS_KEPT)
+def _summary(folder: Path, written_ns: int) -> JobSummary | None:
+    """The summary that was written then."""
+    return read_summary(folder)
 
 
 def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
@@ -111,6 +132,25 @@ def _curves(rows: Sequence[JobRow]) -> dict[str, dict[int, float]]:
             others = (f"{key}={value}" for key, value in row.changed.items() if key != SINK_SIZE)
             curves.setdefault(", ".join(others), {})[size] = step_ms
     return {others: points for others, points in curves.items() if len(points) > 1}
+
+
+def update_table(sweep_dir: Path) -> None:
+    """Rewrite `sweep.csv` as `write_table` does, unless that was done a moment ago.
+
+    A table of n bytes stays for n / `BYTES_PER_S` seconds, three minutes for that of 1,000 jobs, so
+    that tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
+    """
+    if _is_due(sweep_dir / TABLE):
+        write_table(sweep_dir)
+
+
+def _is_due(file: Path) -> bool:
+    try:
+        status = file.stat()
+    except OSError:
+        return True
+    # A clock that was set back is no reason to wait.
+    return not 0 <= time.time() - status.st_mtime < status.st_size / BYTES_PER_S
 
 
 def write_table(sweep_dir: Path) -> None:

@@ -135,3 +135,19 @@ def test_a_mark_that_can_be_none_is_none(change: str, value: Any) -> None:
     assert read_mark(tree, 3) == of(lines(1, 3), lines(2, 3))
     assert read_mark({**tree, change: value}, 3) is None
     assert read_mark(None, 3) is None
+
+
+def test_going_on_parses_the_tail_alone(log: KeptLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the log is, so that a long run is resumed as fast as a short one."""
+    monkeypatch.setattr(kept_log, "TAIL_BYTES", 100)
+    parsed: list[bytes] = []
+    parse = kept_log.parse_line
+    log.append(lines(1, 5000))
+    mark = log.mark(5000)
+    log._file.flush()
+    monkeypatch.setattr(
+        kept_log, "parse_line", lambda text, where: parsed.append(text) or parse(text, where)
+    )
+    with closing(KeptLog(log.path, every_step=True)) as resumed:
+        assert resumed.continue_from(mark, 5000)
+    assert len(parsed) <= 5

@@ -96,6 +96,6 @@ def test_messages_go_where_the_variable_says(
 
 def test_loggers_are_left_as_they_were(tmp_path: Path) -> None:
     loggers = [logging.getLogger(name) for name in ("pipeline", "jax")]
-    before = [(one.level, list(one.handlers)) for one in loggers]
+    before = [(one.level, one.propagate, list(one.handlers)) for one in loggers]
     spoken("debug", tmp_path)
-    assert [(one.level, list(one.handlers)) for one in loggers] == before
+    assert [(one.level, one.propagate, list(one.handlers)) for one in loggers] == before

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.sweep.threads import THREADS, jobs_at_once, limit_threads
+from pipeline.sweep.threads import (
+    THREADS,
+    jobs_at_once,
+    limit_threads,
+    sharing_processors,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,3 +35,41 @@ def test_processors_are_shared_out(
     environment[THREADS] = "5"
     limit_threads({"n_jobs": jobs})
     assert environment[THREADS] == "5"
+
+
+SUBMITIT = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
+RAY = {"_target_": "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "given", "at_once"),
+    [
+        (SUBMITIT, 5, 5),
+        (RAY, 20, 8),
+        ({**RAY, "ray": {"init": {"num_cpus": 2}}}, 20, 2),
+        ({**RAY, "ray": {"init": {"num_cpus": 6}, "remote": {"num_cpus": 3}}}, 20, 2),
+        ({**RAY, "ray": {"init": {"num_cpus": 6}}}, 3, 3),
+        ({**RAY, "ray": {"init": {"address": "auto"}}}, 20, 1),
+        ({"_target_": SUBMITIT["_target_"].replace("Local", "Slurm")}, 20, 1),
+        ({"n_jobs": 2}, 20, 2),
+        ({}, 20, 1),
+    ],
+)
+def test_jobs_in_processes_of_their_own_share_the_processors(
+    launcher: dict[str, Any], given: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.sweep.threads.processors", lambda: 8)
+    environment: dict[str, str] = {}
+    monkeypatch.setattr("pipeline.sweep.threads.os.environ", environment)
+    assert jobs_at_once(launcher, given) == at_once
+    with sharing_processors(launcher, given):
+        assert environment.get(THREADS) == (str(8 // at_once) if at_once > 1 else None)
+        limit_threads(launcher)
+    environment.clear()
+    with sharing_processors(launcher, given):
+        pass
+    assert environment == {}
+    environment[THREADS] = "5"
+    with sharing_processors(launcher, given):
+        assert environment == {THREADS: "5"}
+    assert environment == {THREADS: "5"}

@@ -25,11 +25,11 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.text.text_format import TOKENIZER
 from pipeline.errors import DataError, RecipeError, RunError, printable
 from pipeline.files.atomic_write import write_whole
-from pipeline.files.bounded_read import read_json
+from pipeline.files.bounded_read import read_json, read_text
 from pipeline.files.error_text import show
 from pipeline.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.files.real_files import require_real, require_real_trees
-from pipeline.files.safe_yaml import read_yaml
+from pipeline.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
 from pipeline.files.tree_diff import differences
 from pipeline.runner.record.descendants import DESCENDANTS
 
@@ -269,6 +269,13 @@ def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     Raises RecipeError where there is no recipe to be read.
     """
     free = [where for where in FREE_TO_CHANGE if where not in LENGTH]
+    try:
+        # One that this version has written needs no defaults of newer keys, which take longer.
+        written = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
+    except (OSError, ValueError):
+        written = None
+    if isinstance(written, dict) and not any(_differences(recipe, written, free)):
+        return []
     return list(_differences(recipe, _recipe_to_resume(run_dir, str(run_dir)), free))
 
 

@@ -25,6 +25,7 @@ from pipeline.runner.record.run_directory import (
     PRICES,
     REPLACED,
     SUMMARY,
+    changed_keys,
     create,
     make,
     make_unique,
@@ -177,6 +178,25 @@ def test_a_summary_that_was_cut_short_is_none(tiny: Compose, tmp_path: Path) -> 
     wanted = leave(tmp_path / "day" / "run", tiny())
     (wanted / "summary.json").write_text('{"status": "do')
     assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+def test_auto_parses_no_recipe_of_a_run_that_is_done(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        done = make(tmp_path / "2026-01-01" / f"{number}_done")
+        write_recipe(done, tiny())
+        (done / SUMMARY).write_text('{"status": "done"}')
+    parsed: list[Path] = []
+    monkeypatch.setattr(
+        "pipeline.runner.record.run_directory.changed_keys",
+        lambda recipe, run_dir: parsed.append(run_dir) or ["another"],
+    )
+    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert parsed == []
+    (done / SUMMARY).write_text('{"status": "failed"}')
+    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert parsed == [done]
 
 
 def test_auto_without_such_a_run_starts_a_new_one(tiny: Compose, tmp_path: Path) -> None:
@@ -468,3 +488,18 @@ def test_every_name_that_a_run_writes_is_looked_at() -> None:
     assert {PROVENANCE, SUMMARY} < {*REPLACED}
     assert {CHECKPOINTS} < {*FOLDERS}
     assert {PRICE, TRACE, PICTURE} == {*PRICES}
+
+
+def test_an_equal_recipe_is_compared_without_defaults(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that is done already asks this of every job."""
+    write_recipe(tmp_path, tiny("train.resume=auto"))
+    filled: list[object] = []
+    module = "pipeline.runner.record.run_directory"
+    monkeypatch.setattr(f"{module}.normalised", lambda tree: filled.append(tree) or tree)
+    assert changed_keys(tiny(), tmp_path) == []
+    assert filled == []
+    (line,) = changed_keys(tiny("seed=3"), tmp_path)
+    assert line.startswith("seed = 3: was 1")
+    assert filled != []

@@ -1,0 +1,209 @@
+"""What grows with the number of runs, jobs and steps, and how fast: a row for each cost.
+
+    python -m benchmarks.scale
+    python -m benchmarks.scale --rows planning table --save
+
+Each row is measured at several sizes, in processor time of this process, which other users of the
+machine change little. The growth exponent is the slope of a line through the logarithms of size and
+cost: 0 is constant, 1 proportional, 2 quadratic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import add_save, heading, publish, table
+from pipeline import load_recipe
+
+PACKAGES = ("hydra-core", "numpy")
+SUMMARY = {
+    "status": "done",
+    "metrics": {"accuracy": 0.9, "loss": 0.1},
+    "steps": 100,
+    "time": {"step_ms": 1.5, "train_s": 0.2},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cost, in seconds, at several sizes."""
+
+    what: str
+    sizes: tuple[int, ...]
+    measure: Callable[[int], float]
+    goal: str
+
+
+@contextmanager
+def processor_time() -> Iterator[list[float]]:
+    """Measure the body; the seconds are in the list afterwards."""
+    seconds: list[float] = []
+    began = time.process_time()
+    yield seconds
+    seconds.append(time.process_time() - began)
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """Work in a new folder, which is removed afterwards."""
+    before, folder = Path.cwd(), Path(tempfile.mkdtemp(prefix="scale-"))
+    os.chdir(folder)
+    try:
+        yield folder
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder)
+
+
+def resume_auto(runs: int) -> float:
+    """Find the run to resume among as many finished ones."""
+    from pipeline.runner.record.run_directory import to_resume, write_recipe
+
+    recipe = load_recipe("lenet5_digits", ["train.resume=auto"])
+    with own_folder() as folder:
+        first = folder / "outputs" / "2026-01-01" / "0"
+        first.mkdir(parents=True)
+        write_recipe(first, recipe)
+        (first / "summary.json").write_text(_summary_of_a_run())
+        for number in range(1, runs):
+            shutil.copytree(first, first.with_name(str(number)))
+        with processor_time() as seconds:
+            assert to_resume(recipe) is None
+    return seconds[0]
+
+
+def _summary_of_a_run() -> str:
+    """A summary as long as those of real runs."""
+    numbers = {f"class_{number}": number / 7 for number in range(30)}
+    metrics = {"accuracy": 0.9, "precision": numbers, "recall": numbers, "f1": numbers}
+    return json.dumps({**SUMMARY, "metrics": metrics, "versions": {"jax": "0.10.2"}}, indent=2)
+
+
+def planning(jobs: int) -> float:
+    """Plan the jobs of a new grid over learning rates and sink sizes."""
+    from pipeline.cli import train
+    from pipeline.sweep import grid
+
+    rates = ",".join(str(number / 10**6) for number in range(1, jobs // 2 + 1))
+    spent: list[float] = []
+    before = grid.plan_grid, grid.run_all, train.conclude
+
+    def plan(*given: Any) -> Any:
+        with processor_time() as seconds:
+            planned = before[0](*given)
+        spent.extend(seconds)
+        return planned
+
+    keys = [f"train.optimizer.lr={rates}", "train.sink_size=10,100", "hydra.sweep.dir=sweep"]
+    patched: Any = grid, train
+    patched[0].plan_grid, patched[0].run_all = plan, lambda *_: None
+    patched[1].conclude = lambda _: 0
+    try:
+        with own_folder():
+            train.main(["-m", "+recipe=lenet5_digits", *keys])
+    finally:
+        patched[0].plan_grid, patched[0].run_all, patched[1].conclude = before
+    return spent[0]
+
+
+def tables(jobs: int) -> float:
+    """Write all tables of a sweep whose jobs take a second each, the one at its end included."""
+    from pipeline.sweep.directory import write_overrides
+    from pipeline.sweep.table import TABLE, conclude, update_table
+
+    spent = 0.0
+    with own_folder() as folder:
+        for number in range(jobs):
+            job = folder / str(number)
+            job.mkdir()
+            write_overrides(job, {"train.optimizer.lr": number / 1e4, "seed": number})
+        for number in range(jobs):
+            (folder / str(number) / "summary.json").write_text(json.dumps(SUMMARY))
+            with processor_time() as seconds:
+                update_table(folder)
+            spent += seconds[0]
+            then = (folder / TABLE).stat().st_mtime - 1
+            os.utime(folder / TABLE, (then, then))
+        with redirect_stdout(io.StringIO()), processor_time() as seconds:
+            conclude(folder)
+    return spent + seconds[0]
+
+
+def resumed_log(steps: int) -> float:
+    """Open metrics.jsonl of so many steps where a checkpoint has its mark."""
+    from pipeline.observe.metrics_log import MetricsLog
+    from pipeline.sink.schedule import RunSchedule
+    from pipeline.sink.telemetry import Telemetry
+
+    schedule, block = RunSchedule(2 * steps, 100, 100), 10_000
+    rows = np.ones((block, 5), np.float32)
+    rows[:, :3], rows[:, 4] = np.random.default_rng(0).random((block, 3), np.float32), 0
+    with own_folder() as folder:
+        log = MetricsLog(folder, schedule, 0, {})
+        for start in range(0, steps, block):
+            log.on_steps(Telemetry.from_rows(start, rows), 1.0)
+            log.flush()
+        marks = log.marks(steps)
+        log.close()
+        with processor_time() as seconds:
+            again = MetricsLog(folder, schedule, steps, marks)
+        again.close()
+    return seconds[0]
+
+
+ROWS = {
+    "resume_auto": Row("train.resume=auto, by finished runs", (200, 2000), resume_auto, "< 0.3 s"),
+    "planning": Row("planning a grid, by jobs", (20, 100, 400), planning, "< 10 ms a job"),
+    "table": Row("sweep.csv in all, by jobs", (100, 1000), tables, "< 3 s at 1,000"),
+    "resumed_log": Row(
+        "opening metrics.jsonl to resume, by steps", (100_000, 1_000_000), resumed_log, "< 0.1 s"
+    ),
+}
+"""The rows by name."""
+
+
+def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
+    """The slope of a line through the logarithms."""
+    floor = 1e-6
+    logs = np.log(np.maximum(np.array([sizes, costs], float), floor))
+    return float(np.polyfit(logs[0], logs[1], 1)[0])
+
+
+def main() -> None:
+    """Measure and print a Markdown table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    add_save(parser, "scale.md")
+    args = parser.parse_args()
+    lines = []
+    for name in args.rows:
+        row = ROWS[name]
+        costs = [row.measure(size) for size in row.sizes]
+        shown = ", ".join(
+            f"{size:,}: {cost:.3f} s" for size, cost in zip(row.sizes, costs, strict=True)
+        )
+        lines.append([row.what, shown, f"{exponent(row.sizes, costs):.2f}", row.goal])
+        print(f"{row.what}: {shown}", file=sys.stderr)
+    head = heading("Scale", f"python -m benchmarks.scale --rows {' '.join(args.rows)}", PACKAGES)
+    rows = table(["cost", "processor time", "growth exponent", "goal"], lines)
+    publish(f"{head}\nLoad {os.getloadavg()[2]:.0f}.\n\n{rows}", args.save)
+
+
+if __name__ == "__main__":
+    main()
