@@ -93,7 +93,7 @@ class _Lowering:
         by_op: bool,
     ) -> None:
         self.graph, self.signature, self.patterns = graph, signature, patterns
-        self.precision = precision
+        self.precision, self.by_op = precision, by_op
         self.phases = find_phases(graph, set(signature.parameters))
         every_input = {*signature.parameters, *signature.state, *signature.inputs}
         self.dtypes = device_dtypes(graph, self.phases, every_input, precision)
@@ -203,7 +203,7 @@ class _Lowering:
         type_, cost_class = match_pattern(self._features(kernel, nodes), self.patterns)
         if cost_class == "elementwise" and kernel.phase == "forward":
             reads = self.inserted.cast_biases(kernel, reads)
-        if cost_class == "bias_grad":
+        if cost_class == "bias_grad" or (cost_class == "reduce" and self._is_plain_mean(kernel)):
             reads = self.inserted.plain(kernel, reads)
         if cost_class in ("bias_grad", "reduce"):
             self.inserted.clear(kernel, writes)
@@ -213,6 +213,14 @@ class _Lowering:
             kernel, type_, cost_class, reads, writes,
             vector=self._vector_work(kernel, nodes), fused=names,
         )  # fmt: skip
+
+    def _is_plain_mean(self, kernel: Kernel) -> bool:
+        """Return whether a sum over the positions of each image reads a plain tensor.
+
+        Eager frameworks' means do; ReduceMean in a graph takes blocks of channels.
+        """
+        sums = self.graph.values[kernel.roots[0]]
+        return self.by_op and sum(size > 1 for size in sums.shape) > 1
 
     def _laid_out(self, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return what a vector kernel reads and writes, in layouts that it can work on.

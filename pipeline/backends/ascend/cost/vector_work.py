@@ -153,26 +153,24 @@ def _bias_grad_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
 
 
 def _reduce_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
-    """Return the work of a sum: a stream, but for means over the positions of a feature map.
+    """Return the work of a sum: a stream, but for means over the planes of plain feature maps.
 
-    Those, of squeeze-and-excitation, walk one image and 16 channels after another as a bias
-    gradient walks planes: a start and a rate of each walk, which the trace of 2023 has.
+    Those, of squeeze-and-excitation in eager frameworks, walk one image and channel after another
+    as a bias gradient does, whose kernels the trace of 2023 has; blocks of channels stream.
     """
     maps = [context.buffers[index] for index in task.reads]
     source = max(maps, key=lambda buffer: math.prod(buffer.shape), default=None)
+    if source is None or source.layout != "ND" or len(source.shape) != 4:
+        return _streaming_work(task, traffic, context)
+    planes = math.prod(source.shape[:2])
     sums = math.prod(context.buffers[task.writes[0]].shape)
-    spatial = source is not None and source.layout == "NC1HWC0" and len(source.shape) == 4
-    if not spatial or source is None or sums < source.shape[0] or sums % source.shape[0]:
+    if sums != planes or math.prod(source.shape) == sums:
         return _streaming_work(task, traffic, context)
-    channels, constants = sums // source.shape[0], context.constants
-    positions = math.prod(source.shape) // sums
-    if positions == 1 or channels not in source.shape[1:]:
-        return _streaming_work(task, traffic, context)
-    walks = source.shape[0] * math.ceil(channels / CHANNEL_BLOCK)
+    constants = context.constants
     each = constants.bias_segment_cycles
-    each += traffic.read_bytes / walks / constants.bias_bytes_per_cycle
-    cores = min(context.hw.ai_cores_count, walks)
-    return _joined(_cycles_us(walks, cores, each, context.hw), traffic, context, cores)
+    each += traffic.read_bytes / planes / constants.bias_bytes_per_cycle
+    cores = min(context.hw.ai_cores_count, planes)
+    return _joined(_cycles_us(planes, cores, each, context.hw), traffic, context, cores)
 
 
 def _bias_cores(channels: int, images: int, segment_bytes: float, hw: Hardware) -> float:

@@ -1,0 +1,32 @@
+"""Write AutoTune's built-in bank: `python -m pipeline.backends.ascend.fit.built_in_bank`.
+
+It has every product of ResNet-50 at a batch of 32 in O2, tuned by all tilings. Which operators the
+vendor's own built-in bank has is not published.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pipeline.backends.ascend.chip.chip_files import load_chip
+from pipeline.backends.ascend.chip.hardware import hardware_of
+from pipeline.backends.ascend.fit.workloads import image_step
+from pipeline.backends.ascend.tune.autotune import BUILT_IN, check_tile_entry, tune
+from pipeline.files.knowledge_bank import read_bank, write_bank
+
+
+def main() -> None:
+    """Tune and write the bank."""
+    graph = image_step("resnet50", 32, 224, 1000).tasks("O2")
+    hardware = hardware_of(load_chip("ascend910"))
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "bank.json"
+        tune(graph, hardware, mode="exhaustive", bank_path=found)
+        entries = read_bank(found, check_tile_entry)
+    write_bank(BUILT_IN, entries)
+    print(f"{len(entries)} products in {BUILT_IN.name}")
+
+
+if __name__ == "__main__":
+    main()
