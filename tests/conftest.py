@@ -124,8 +124,7 @@ def forked(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedPro
     return run
 
 
-@pytest.fixture
-def quick_programs() -> Iterator[None]:
+def _with_few_optimizations() -> Iterator[None]:
     """Compile with few optimizations, in half of the time.
 
     For tests of what a run does, not of its speed or of the bits of different programs.
@@ -133,6 +132,10 @@ def quick_programs() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+quick_programs = pytest.fixture(_with_few_optimizations)
+quick_programs_of_module = pytest.fixture(_with_few_optimizations, scope="module")
 
 
 @pytest.fixture(scope="session")

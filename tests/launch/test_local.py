@@ -157,14 +157,14 @@ def test_a_stopped_run_goes_on_with_one_process(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """Stopped in order by a signal, resumed alone: equal to a run that was not stopped."""
-    length = ("train.steps=4000", "train.dispatch_seconds=0.2")
+    length = ("train.steps=2000", "train.dispatch_seconds=0.2")
     process = start(*length, *TWO)
     wait_for(lambda: has_trained(tmp_path))
     process.terminate()
     assert process.wait(60) == 1
     summary = outcome.read_summary(tmp_path / "run")
     assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
-    assert summary["steps"] < 4000
+    assert summary["steps"] < 2000
     assert start(*length, "train.resume=run").wait(120) == 0
     assert start(*length, "parallel.devices=4", run_dir="whole").wait(120) == 0
     assert normal(tmp_path / "run") == normal(tmp_path / "whole")

@@ -16,6 +16,7 @@ from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.lowerings.problem.lowering import ROLES, Engine, Lowering, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 from tests.lowerings.engines import engines_here
+from tests.models.build import QUICK
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02, "float16": 1e-3}
 """Of the largest value: sums in another order in float32; operands rounded in bfloat16; the result
@@ -67,13 +68,16 @@ def slide(window: ConvWindow, images: jax.Array, kernel: jax.Array) -> jax.Array
 
 
 def expected(
-    role: Role, window: ConvWindow, images: jax.Array, kernel: jax.Array, cotangent: jax.Array
-) -> jax.Array:
-    """The result of jax, outside any loop."""
-    if role == "forward":
-        return slide(window, images, kernel)
-    _, pull = jax.vjp(lambda x, k: slide(window, x, k), images, kernel)
-    return pull(cotangent.astype(jnp.float32))[ROLES.index(role) - 1]
+    window: ConvWindow, images: jax.Array, kernel: jax.Array, cotangent: jax.Array
+) -> dict[Role, np.ndarray]:
+    """The results of jax by role, in float32, outside any loop."""
+
+    def results(x: jax.Array, k: jax.Array, by_result: jax.Array) -> tuple[jax.Array, ...]:
+        result, pull = jax.vjp(lambda x, k: slide(window, x, k), x, k)
+        return result, *pull(by_result.astype(jnp.float32))
+
+    found = jax.jit(results, compiler_options=QUICK)(images, kernel, cotangent)
+    return {role: np.asarray(r, np.float32) for role, r in zip(ROLES, found, strict=True)}
 
 
 def problem(role: Role, window: ConvWindow, dtype: str) -> ConvolutionProblem:
@@ -91,16 +95,16 @@ def assert_all_equal(
         "images_gradient": (kernel, cotangent),
         "kernel_gradient": (images, cotangent),
     }
+    truths = expected(window, images, kernel, cotangent)
     for role in roles:
-        asked = problem(role, window, dtype)
+        asked, truth = problem(role, window, dtype), truths[role]
         lowerings = candidates(asked, engines)
         # The formulas are what is tested; compiling them well would take most of the time.
         quickly = jax.jit(
             lambda a, b, p=asked, lowerings=lowerings: [compute(p, w, a, b) for w in lowerings],
-            compiler_options={"xla_backend_optimization_level": "0"},
+            compiler_options=QUICK,
         )
         results = quickly(*reads[role])
-        truth = np.asarray(expected(role, window, images, kernel, cotangent), np.float32)
         for lowering, result in zip(lowerings, results, strict=True):
             assert result.dtype == dtype
             error = np.abs(np.asarray(result, np.float32) - truth).max()

@@ -2,7 +2,7 @@
 
     python -m tests.planner.compiled CASE
 
-A process of its own, as the number of devices is fixed when jax starts.
+The number of devices is fixed when jax starts: tests/conftest.py asks for as many.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pipeline.planner.parallel_plan import Axes, ParallelPlan
 from pipeline.planner.rates import LinkRates, host_rates
 from pipeline.planner.search import search
 from pipeline.planner.traced_loss import LossToPlan
+from tests.models.build import QUICK
 from tests.planner.recipes import GPT2, network_to_plan
 
 DEVICES = 8
@@ -87,14 +88,13 @@ def compile_plan(
     samples = sharding(mesh, (plan.batch,))
     batch = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=samples) for x in step.batch)
     out = (jax.tree.map(lambda leaf: leaf.sharding, params), sharding(mesh, ()))
-    compiled = jax.jit(update, out_shardings=out).lower(params, batch).compile()
+    compiled = jax.jit(update, out_shardings=out).lower(params, batch).compile(QUICK)
     memory: Any = compiled.memory_analysis()
     return read_collectives(compiled.as_text()), memory.temp_size_in_bytes
 
 
-def main(name: str) -> None:
-    """Print, for each plan of a case, what the planner and XLA say."""
-    jax.config.update("jax_num_cpu_devices", DEVICES)
+def compiled_rows(name: str) -> list[dict[str, Any]]:
+    """What the planner and XLA say of each plan of a case; takes 8 devices."""
     network, links = CASES[name]
     step, _ = network_to_plan(*network, sync_batch_norm=True)
     rates = replace(host_rates(), links=links, far_links=links)
@@ -106,7 +106,13 @@ def main(name: str) -> None:
             row = {"mesh": str(plan.mesh), "strategy": plan.strategy, "temporaries": temporaries}
             row |= {"predicted": dict(plan.collective_bytes)}
             rows.append(row | {"compiled": [asdict(one) for one in collectives]})
-    print(json.dumps(rows))
+    return rows
+
+
+def main(name: str) -> None:
+    """Print the rows of a case."""
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    print(json.dumps(compiled_rows(name)))
 
 
 if __name__ == "__main__":

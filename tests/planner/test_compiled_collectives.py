@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.planner.compiled import compiled_rows
+
 NEAR = 0.05
 
 pytestmark = pytest.mark.slow
 
 
-@cache
-def compiled(case: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "tests.planner.compiled", case]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert result.returncode == 0, result.stderr[-2000:]
-    rows: list[dict[str, Any]] = json.loads(result.stdout.splitlines()[-1])
-    return rows
+compiled = cache(compiled_rows)
 
 
 def sums(row: dict[str, Any]) -> tuple[float, float]:

@@ -39,13 +39,18 @@ Start = Callable[..., Process]
 @pytest.fixture
 def start(cache: Path, tmp_path: Path) -> Start:
     """Run the command with the plug-in, in the test's folder, to be killed at `kill`."""
-    shutil.copy(OWN, tmp_path / "own.py")
+    return starter(cache, tmp_path)
+
+
+def starter(cache: Path, folder: Path) -> Start:
+    """The function that runs the command in a folder."""
+    shutil.copy(OWN, folder / "own.py")
 
     def go(
         *overrides: str, flags: Sequence[str] = ("--plugin", "own.py"), kill: str = ""
     ) -> Process:
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "KILL": kill or ":0"}
-        return run_forked([*flags, *RUN, *overrides], tmp_path, environment)
+        return run_forked([*flags, *RUN, *overrides], folder, environment)
 
     return go
 
@@ -147,20 +152,29 @@ def test_what_several_processes_can_not_do_ends_them_all(start: Start, tmp_path:
     assert max(outcome.checkpoints(tmp_path / "run")) == 16
 
 
+PLATEAU = "{name: reduce_on_plateau, metric: margin, patience: 1, min_delta: 9.0, factor: 0.5}"
+ACTING = f"train.callbacks=[{PLATEAU}]"
+
+
+@pytest.fixture(scope="module")
+def acted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in sinks of 8 whose learning rate a callback halves."""
+    folder = tmp_path_factory.mktemp("acted")
+    done(starter(cache, folder)(ACTING, "hydra.run.dir=one"))
+    return folder / "one"
+
+
 @pytest.mark.parametrize(
     "override", ["train.sink=false", "train.sink_size=5", "train.mode=eager", "device=ascend910"]
 )
 def test_what_callbacks_do_does_not_depend_on_how_steps_are_run(
-    override: str, start: Start, tmp_path: Path
+    override: str, acted: Path, start: Start, tmp_path: Path
 ) -> None:
     """Where they act at evaluations; the ends of sinks are others."""
-    plateau = "{name: reduce_on_plateau, metric: margin, patience: 1, min_delta: 9.0, factor: 0.5}"
-    acting = f"train.callbacks=[{plateau}]"
-    done(start(acting, "hydra.run.dir=one"))
-    done(start(acting, override, "hydra.run.dir=other"))
+    done(start(ACTING, override, "hydra.run.dir=other"))
     one, other = (
-        [(line["loss"], line["learning_rate"]) for line in outcome.metrics(tmp_path / name)]
-        for name in ("one", "other")
+        [(line["loss"], line["learning_rate"]) for line in outcome.metrics(run_dir)]
+        for run_dir in (acted, tmp_path / "other")
     )
     # Operation by operation, last digits are others.
     within = 1e-5 if override == "train.mode=eager" else 0

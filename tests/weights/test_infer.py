@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -99,7 +100,7 @@ def test_run_and_export_agree_to_the_last_digits(
     trained: Path, exported: Path, samples: tuple[np.ndarray, np.ndarray]
 ) -> None:
     network, images = read_trained_run(trained), samples[0]
-    expected = np.asarray(make_predict(network)(network.arrays, images))
+    expected = np.asarray(jax.jit(make_predict(network))(network.arrays, images))
     program = read_export(exported)
     for count in (1, 3, 40):
         found = np.asarray(program.program.call(program.arrays, images[:count]))

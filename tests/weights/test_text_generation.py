@@ -23,6 +23,8 @@ from pipeline.weights.text_generation import (
 from pipeline.weights.trained_run import TrainedRun, read_trained_run
 from tests.weights.text_runs import GPT, RHYME, gpt
 
+pytestmark = pytest.mark.usefixtures("quick_programs_of_module")
+
 PROMPT = "the dog"
 LENGTH = 12
 
@@ -84,11 +86,13 @@ def test_at_temperature_0_tokens_are_those_of_full_passes(
 @pytest.mark.slow
 def test_logits_with_a_cache_are_those_without(trained: TrainedRun, cached: Decoder) -> None:
     tokens = np.arange(LENGTH, dtype=np.uint8) % 7
-    expected = np.asarray(make_predict(trained)(trained.arrays, tokens.reshape(1, -1, 1, 1)))[0]
+    predict = jax.jit(make_predict(trained))
+    expected = np.asarray(predict(trained.arrays, tokens.reshape(1, -1, 1, 1)))[0]
     cache = jax.tree.map(lambda kept: jnp.full(kept.shape, 9e9, kept.dtype), cached.shapes)
+    step = jax.jit(cached.step)
     for position, token in enumerate(tokens):
         numbers = jnp.int32(token), jnp.int32(position)
-        logits, cache = cached.step(trained.arrays, cache, *numbers)
+        logits, cache = step(trained.arrays, cache, *numbers)
         np.testing.assert_allclose(logits, expected[position], rtol=1e-4, atol=1e-5)
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache as cache_calls
 from functools import partial
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def compose(cache: Path, *overrides: str) -> Recipe:
     return load_recipe("lenet5_digits", [*DIGITS, f"cache.root={cache}", *overrides])
 
 
+@cache_calls
 def choice(engine: Engine, cache: Path) -> dict[str, str]:
     """A lowering by this engine for every computation in `DIGITS`.
 
