@@ -261,6 +261,7 @@ FREE = {
     "checkpoint": "checkpoint.keep=3",
     "eval": "eval.every_steps=3",
     "monitor": "monitor.loss_every=3",
+    "dump": "dump.steps=3",
     "cache": "cache.compiled=false",
     # Both with parallel.mode=data: tests/parallel/test_layouts.py.
     "parallel.devices": None,
