@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.compare.layer_errors import Finding, LayerError, findings, layer_errors
+from pipeline.compare.layer_errors import BlamedLayer, LayerError, findings, layer_errors
 from pipeline.dumps.captured_step import CapturedStep, StepPass, join
 from pipeline.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
 
@@ -16,7 +16,7 @@ class ForcedComparison:
     """The errors of all layers of a side, and the layers to blame, the worst first."""
 
     errors: tuple[LayerError, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[BlamedLayer, ...]
 
 
 @dataclass

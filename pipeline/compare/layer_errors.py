@@ -27,7 +27,7 @@ PATTERN = 12.0
 """How many times the expected ratio of variances makes a finding of an error of 16 bits."""
 FEW, PATTERN_SIZE = 6.0, 256
 """The factor grows by 1 + FEW / sqrt(n) for n elements, whose errors are a small sample; an error
-has a pattern with so many elements."""
+has a pattern of as many elements."""
 MAX_KIND = 3.0
 """The most by which the errors of other layers of its kind excuse a layer."""
 LEAST = 0.25
@@ -81,7 +81,7 @@ class LayerError:
 
 
 @dataclass(frozen=True)
-class Finding:
+class BlamedLayer:
     """A layer that makes more error than its type explains, by its worst tensor."""
 
     layer: str
@@ -228,14 +228,14 @@ def _kind_of(error: LayerError) -> tuple[str, str, str]:
     return error.kind, error.dtype, error.name.role
 
 
-def findings(errors: Sequence[LayerError]) -> list[Finding]:
+def findings(errors: Sequence[LayerError]) -> list[BlamedLayer]:
     """Return the layers that make more error than their type explains, the worst first."""
     worst: dict[str, LayerError] = {}
     for one in errors:
         before = worst.get(one.name.layer)
         if before is None or one.score > before.score:
             worst[one.name.layer] = one
-    blamed = [Finding(layer, one.kind, one) for layer, one in worst.items() if one.score > 1]
+    blamed = [BlamedLayer(layer, one.kind, one) for layer, one in worst.items() if one.score > 1]
     return sorted(blamed, key=lambda one: -one.worst.score)
 
 

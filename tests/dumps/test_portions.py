@@ -25,7 +25,7 @@ CUTS = {
     "whole": (),
     "microbatches": ("train.accumulate_steps=2",),
     "shards": ("parallel.mode=data", "parallel.devices=2"),
-    "float16": ("train.precision=O2",),
+    "float16": ("train.precision=O3",),
 }
 
 
@@ -46,11 +46,14 @@ def test_loss_statistics_and_gradients_are_those_of_the_step(
     step = opened.built.step_on(opened.built.parts.shards)
     state = opened.fresh_state()
     after, record = jax.jit(step.step)(state, jax.tree.map(jnp.asarray, batch), jnp.ones(9))
-    assert found.loss == pytest.approx(float(record.loss), rel=2e-6)
+    narrow = name == "float16"
+    assert found.loss == pytest.approx(float(record.loss), rel=1e-3 if narrow else 2e-6)
     norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in found.parameters.values()))
-    assert norm == pytest.approx(float(record.grad_norm), rel=2e-3 if name == "float16" else 2e-5)
+    assert norm == pytest.approx(float(record.grad_norm), rel=2e-2 if narrow else 2e-5)
     for path, statistics in flatten_dict(after.batch_stats, sep="/").items():
-        np.testing.assert_allclose(found.statistics[path], statistics, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            found.statistics[path], statistics, rtol=1e-2 if narrow else 2e-5, atol=1e-6
+        )
 
 
 def test_tensors_are_those_of_layers_one_by_one(tiny: Callable[..., Recipe]) -> None:
