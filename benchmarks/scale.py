@@ -70,7 +70,7 @@ def own_folder() -> Iterator[Path]:
 
 
 def resume_auto(runs: int) -> float:
-    """Find the run to resume among as many finished ones."""
+    """Find the run to resume among that many finished ones."""
     from pipeline.runner.record.run_directory import to_resume, write_recipe
 
     recipe = load_recipe("lenet5_digits", ["train.resume=auto"])
@@ -144,7 +144,7 @@ def tables(jobs: int) -> float:
 
 
 def resumed_log(steps: int) -> float:
-    """Open metrics.jsonl of so many steps where a checkpoint has its mark."""
+    """Open metrics.jsonl of a number of steps where a checkpoint has its mark."""
     from pipeline.observe.metrics_log import MetricsLog
     from pipeline.sink.schedule import RunSchedule
     from pipeline.sink.telemetry import Telemetry

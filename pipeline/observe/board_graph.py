@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class GraphNode:
+class BoardNode:
     """An operation, or what the network reads; nodes whose names begin alike are grouped."""
 
     name: str
@@ -20,7 +20,7 @@ class GraphNode:
     dtype: str
 
 
-def graph_definition(nodes: Sequence[GraphNode]) -> bytes:
+def graph_definition(nodes: Sequence[BoardNode]) -> bytes:
     """Encode nodes as a GraphDef; the shape stands at the edges that leave a node."""
     from tensorboardX.proto.attr_value_pb2 import AttrValue
     from tensorboardX.proto.graph_pb2 import GraphDef
@@ -28,7 +28,7 @@ def graph_definition(nodes: Sequence[GraphNode]) -> bytes:
     from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
     from tensorboardX.proto.versions_pb2 import VersionDef
 
-    def definition(node: GraphNode) -> NodeDef:
+    def definition(node: BoardNode) -> NodeDef:
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in node.shape])
         shapes = AttrValue(list=AttrValue.ListValue(shape=[shape]))
         attributes = {"_output_shapes": shapes, "dtype": AttrValue(s=node.dtype.encode())}

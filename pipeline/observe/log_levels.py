@@ -31,7 +31,7 @@ class LogSettings:
     level: LogLevel = "warning"
     to: LogPlace = "console"
     problem: str = ""
-    """What is wrong with the environment; empty where nothing is."""
+    """The variables that make no sense, and why; empty where all do."""
 
 
 def log_settings(chosen: LogLevel | None, environment: Mapping[str, str]) -> LogSettings:

@@ -16,7 +16,7 @@ from pipeline.files.folder_lock import Lock
 from pipeline.observe.background import BackgroundMonitor
 from pipeline.observe.bad_steps import BadStepMonitor
 from pipeline.observe.best_effort import BestEffortMonitor
-from pipeline.observe.board_graph import GraphNode
+from pipeline.observe.board_graph import BoardNode
 from pipeline.observe.functional_lines import EVERY, FunctionalMonitor
 from pipeline.observe.histograms import Histogram
 from pipeline.observe.lock_monitor import LockMonitor
@@ -80,7 +80,7 @@ class Observers:
         """Show histograms after a step, by name, in TensorBoard."""
         self._on_tensorboard(lambda board: board.add_histograms(step, histograms))
 
-    def show_graph(self, nodes: Sequence[GraphNode]) -> None:
+    def show_graph(self, nodes: Sequence[BoardNode]) -> None:
         """Show the graph of the network in TensorBoard."""
         self._on_tensorboard(lambda board: board.add_graph(nodes))
 

@@ -18,7 +18,7 @@ import yaml
 from pipeline.backends.base import Estimate
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.errors import printable
-from pipeline.observe.board_graph import GraphNode, graph_definition
+from pipeline.observe.board_graph import BoardNode, graph_definition
 from pipeline.observe.captioned_pictures import captioned, stretched
 from pipeline.observe.event_file import VERSION, EventFile
 from pipeline.observe.histograms import Histogram
@@ -223,7 +223,7 @@ class TensorBoard(MonitorBase):
         self.flush()
         self._add(Summary(value=values), step)
 
-    def add_graph(self, nodes: Sequence[GraphNode]) -> None:
+    def add_graph(self, nodes: Sequence[BoardNode]) -> None:
         """Add the graph of the network."""
         from tensorboardX.proto.event_pb2 import Event
 

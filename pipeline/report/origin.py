@@ -43,7 +43,7 @@ def origin_sections(run_dir: Path) -> list[str]:
 
 
 def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
-    """What the run came from, the run, and what came of it."""
+    """Rows of the origin of a run, its processes, and what was made of it."""
 
     def row(what: str, name: str, when: str = "") -> dict[str, str]:
         return {"what": what, "name": name, "when": _time(when)}

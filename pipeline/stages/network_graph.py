@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from pipeline.models.modules.name_stack import layer_of
-from pipeline.observe.board_graph import GraphNode
+from pipeline.observe.board_graph import BoardNode
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
@@ -29,7 +29,7 @@ INLINED: Mapping[str, str] = MappingProxyType(
 stay one operation."""
 
 
-def network_graph(parts: StepConfig, state: TrainState) -> list[GraphNode]:
+def network_graph(parts: StepConfig, state: TrainState) -> list[BoardNode]:
     """Return the operations of a network's inference on one image, in their order.
 
     Names have the path of the layer: `conv_0/conv_general_dilated`. `state` needs shapes only, and
@@ -61,7 +61,7 @@ class _Trace:
     """The nodes of a jaxpr as they are found."""
 
     def __init__(self) -> None:
-        self.nodes: list[GraphNode] = []
+        self.nodes: list[BoardNode] = []
         self._names: Counter[str] = Counter()
 
     def add(self, name: str, op: str, inputs: Sequence[str], result: Any) -> str:
@@ -70,7 +70,7 @@ class _Trace:
         number = self._names[name] - 1
         own = f"{name}_{number}" if number else name
         shape, dtype = tuple(getattr(result.aval, "shape", ())), str(result.aval.dtype)
-        self.nodes.append(GraphNode(own, op, tuple(dict.fromkeys(inputs)), shape, dtype))
+        self.nodes.append(BoardNode(own, op, tuple(dict.fromkeys(inputs)), shape, dtype))
         return own
 
     def run(self, jaxpr: Any, inputs: Sequence[str], around: str) -> list[str]:

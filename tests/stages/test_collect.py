@@ -149,3 +149,22 @@ def test_gradients_of_other_steps(
     assert compared
     for step, norm in compared.items():
         assert np.sqrt(squares[step]) == pytest.approx(norm, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_collects_each_step_once(
+    tiny: Callable[..., Recipe], tmp_path: Path, collected: tuple[Path, Path]
+) -> None:
+    run_dir = tmp_path / "run"
+    run(tiny(*COLLECTED, "train.steps=40"), run_dir)
+    run(tiny(*COLLECTED, f"train.resume={run_dir}"))
+    one, other = events(run_dir), events(collected[1])
+    assert one.Tags()["histograms"] == other.Tags()["histograms"]
+    for tag in one.Tags()["histograms"]:
+        ours, theirs = one.Histograms(tag), other.Histograms(tag)
+        # A run of 40 steps has no batch after its last one.
+        expected = [0, 20] if tag.startswith("gradients/") else [0, 20, 40]
+        assert [event.step for event in ours] == expected
+        assert [event.histogram_value for event in ours] == [
+            event.histogram_value for event in theirs[: len(expected)]
+        ]

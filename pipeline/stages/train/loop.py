@@ -88,7 +88,7 @@ class Training:
     learning_rates: np.ndarray | None = None
     """The learning rates by update, which callbacks may change, or have changed."""
     collect: Callable[[TrainState, int], None] | None = None
-    """Show the weights and gradients of a state after so many steps, which it leaves as it is."""
+    """Show the weights and gradients of a state after a number of steps, and leave it as it is."""
     agree: Agree = decide_alone
     """Of several processes, returns the first one's decision about what depends on time."""
 
