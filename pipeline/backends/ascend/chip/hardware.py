@@ -28,7 +28,7 @@ class Hardware:
     vector_bytes_per_cycle: float
     core_pipelines_count: float
     """Queues of a core that run side by side: cube, vector, scalar, and three that move data."""
-    core_gb_per_s: float
+    core_bytes_per_cycle: float
     """Traffic of one core with the L2 and device memory, each way."""
     fp32_matmul_gmacs_per_s: float
     """Rate of float32 products, which run on the vector unit of one core."""

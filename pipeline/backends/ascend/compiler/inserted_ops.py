@@ -33,6 +33,7 @@ class InsertedOps:
         self._prepared: dict[tuple[int, Layout], int] = {}
         self._permuted: dict[tuple[int, int, Permutation], int] = {}
         self._channels_last: set[int] = set()
+        self._channels_first: dict[int, int] = {}
         self._deferred: list[Task] = []
 
     def add(
@@ -143,15 +144,15 @@ class InsertedOps:
 
         That is a Transpose and a TransData, made once for all readers.
         """
-        key: tuple[int, Layout] = (value, "NC1HWC0")
-        if key not in self._prepared:
+        if value not in self._channels_first:
             source = self.buffers.of(value)
             images, positions, channels = self._sides(value)
             moved = permutation_of((images, positions, channels), (0, 2, 1))
             plain = self.permute(value, source, moved, kernel)
             dtype = self.buffers.all[source].dtype
-            self._prepared[key] = self.convert(value, plain, "NC1HWC0", kernel, dtype)
-        return self._prepared[key]
+            copy = self.convert(value, plain, "NC1HWC0", kernel, dtype)
+            self._channels_first[value] = copy
+        return self._channels_first[value]
 
     def plain_result(self, value: int) -> int:
         """Return the buffer of a map that is written with its channels last."""

@@ -338,9 +338,14 @@ class _Lowering:
             else self.buffers.of(self.alias[index])
             for index, layout in zip(node.inputs, layouts, strict=False)
         )
-        if kind == "conv" and self.inserted.is_channels_last(self.alias[node.inputs[0]]):
-            first = self.inserted.channels_first(self.alias[node.inputs[0]], kernel)
-            reads = (first, *reads[1:])
+        if kind == "conv":
+            values = [self.alias[index] for index in node.inputs]
+            reads = tuple(
+                self.inserted.channels_first(value, kernel)
+                if self.inserted.is_channels_last(value)
+                else buffer
+                for value, buffer in zip(values, reads, strict=True)
+            )
         if kind == "matmul":
             reads = tuple(
                 self.inserted.channels_last(index, kernel) if self._is_map(index) else buffer

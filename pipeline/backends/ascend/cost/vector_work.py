@@ -106,6 +106,9 @@ def _joined(lanes_us: float, traffic: Traffic, context: CostContext, cores: floa
     l2_bytes_per_us = hw.ai_cores_count * hw.ai_core_clock_mhz * hw.l2_read_bytes_per_cycle
     l2_us = traffic.l2_bytes / l2_bytes_per_us
     us = join(lanes_us, hbm_us + l2_us, power=constants.vector_overlap)
+    # A kernel on few cores is held up at their own ports.
+    port_bytes_per_us = cores * hw.core_bytes_per_cycle * hw.ai_core_clock_mhz
+    us = max(us, max(traffic.read_bytes, traffic.write_bytes) / port_bytes_per_us)
     stages: tuple[tuple[float, Bound], ...] = (
         (lanes_us, "vector"),
         (hbm_us, "memory"),

@@ -6,20 +6,34 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 
-from pipeline.backends.ascend.cost.calibration import GROUPS, TRACED
+from pipeline.backends.ascend.cost.calibration import CALIBRATION_FILE, GROUPS, TRACED
 from pipeline.backends.ascend.fit.calibrate import (
     HUBER,
+    PROBES,
     TASK_US_PRIOR,
     TRACED_LOG_SD,
     UNTRACED_LOG_SD,
     Parts,
     fit,
+    split_by_group,
+    unit_ms,
 )
 from pipeline.backends.ascend.fit.workloads import Quality, published_steps
 
 PRIOR = np.array([0.0] * len(GROUPS) + [TASK_US_PRIOR[0]])
 SPREADS = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GROUPS]
+
+
+@pytest.mark.slow
+def test_the_calibration_is_of_the_model_as_it_is() -> None:
+    """Else `python -m pipeline.backends.ascend.fit.calibrate` has to be run again."""
+    probes = yaml.safe_load(CALIBRATION_FILE.read_text())["probes"]
+    assert set(probes) == set(PROBES)
+    for row in published_steps():
+        if row.id in probes:
+            assert unit_ms(split_by_group(row)) == pytest.approx(probes[row.id], rel=1e-3)
 
 
 def _parts(log_errors: list[float], quality: Quality = "device") -> list[Parts]:

@@ -1,0 +1,112 @@
+"""Conversions that the compiler inserts: around products, under O0, around layer norm on images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import Array
+
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
+from pipeline.backends.ascend.cost.vector_work import _bias_cores
+from tests.backends.ascend.made_up import HW
+from tests.backends.ascend.steps import gradient_step, normalised, of, only
+
+
+def attention(p: dict[str, Array], x: Array) -> Array:
+    """Self-attention of 4 heads, its heads moved by einsum alone."""
+    heads = (*x.shape[:2], 4, x.shape[2] // 4)
+    query, key, value = ((x @ p[name]).reshape(heads) for name in ("q", "k", "v"))
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", query, key), axis=-1)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape) @ p["o"]
+
+
+def lowered(tokens: int, *, by_op: bool = False) -> TaskGraph:
+    parameters = {name: of(256, 256) for name in ("q", "k", "v", "o")}
+    return gradient_step(attention, parameters, of(32, tokens, 256)).tasks("O2", by_op=by_op)
+
+
+def converted(graph: TaskGraph) -> list[Task]:
+    """The conversions of activations: those of weights come with their Cast, of gradients late."""
+    return [
+        task
+        for task in only(graph, "trans_data")
+        if task.phase != "optimizer"
+        and all(len(graph.buffers[index].shape) > 2 for index in task.reads)
+    ]
+
+
+def test_whole_sixteens_stay_in_blocks_and_other_tokens_are_converted() -> None:
+    whole, odd = lowered(48), lowered(50)
+    assert not only(whole, "transpose")
+    assert len(converted(odd)) > len(converted(whole)) + 15
+    assert len(only(odd, "transpose")) >= 8
+
+
+def test_every_transpose_of_heads_moves_whole_rows() -> None:
+    for task in only(lowered(50), "transpose"):
+        assert task.permutation is not None
+        assert task.permutation.keeps_rows
+        assert task.permutation.lengths[-1] == 64
+
+
+def test_eager_frameworks_convert_every_product() -> None:
+    assert len(converted(lowered(48, by_op=True))) > 3 * len(converted(lowered(48)))
+
+
+def test_conversions_come_with_the_launch_of_their_op() -> None:
+    assert not any(task.launched for task in converted(lowered(48, by_op=True)))
+
+
+def test_the_cube_reads_and_writes_either_order() -> None:
+    def turned(p: dict[str, Array], x: Array) -> Array:
+        return jnp.swapaxes(x @ p["w"], -1, -2) @ x
+
+    step = gradient_step(turned, {"w": of(256, 256)}, of(8, 192, 256))
+    assert not only(step.tasks("O2"), "transpose")
+
+
+@pytest.mark.parametrize("precision", ["O0", "O2", "O3"])
+def test_products_run_on_the_cube_under_every_level(precision: Any) -> None:
+    def product(p: dict[str, Array], x: Array) -> Array:
+        return x @ p["w"]
+
+    graph = gradient_step(product, {"w": of(256, 256)}, of(512, 256)).tasks(precision)
+    cubes = [task.cube for task in only(graph, "matmul")]
+    assert {cube.dtype for cube in cubes if cube} == {"float16"}
+    results = {graph.buffers[task.writes[0]].dtype for task in only(graph, "matmul", "forward")}
+    assert results == ({"float32"} if precision == "O0" else results)
+    casts = [task for task in only(graph, "cast") if task.phase == "forward"]
+    assert len(casts) >= (2 if precision == "O0" else 1)
+
+
+def test_layer_norm_on_images_goes_by_way_of_nhwc_and_back() -> None:
+    def block(p: dict[str, Array], x: Array) -> Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, p["in"], (1, 1), "SAME", dimension_numbers=numbers)
+        x = normalised(x, p["scale"], p["shift"], (3,))
+        return jax.lax.conv_general_dilated(x, p["out"], (1, 1), "SAME", dimension_numbers=numbers)
+
+    parameters = {
+        "in": of(3, 3, 64, 64), "out": of(3, 3, 64, 64), "scale": of(64), "shift": of(64),
+    }  # fmt: skip
+    graph = gradient_step(block, parameters, of(8, 32, 32, 64)).tasks("O2")
+    forward = only(graph, "transpose", "forward")
+    assert [task.permutation.lengths for task in forward if task.permutation] == [
+        (8, 64, 1024),
+        (8, 1024, 64),
+    ]
+    assert only(graph, "transpose", "backward")
+
+
+@pytest.mark.parametrize(
+    ("channels", "images", "plane", "cores"),
+    [(64, 32, 57 * 57, 8), (192, 32, 169, 24), (256, 32, 169, 32), (128, 32, 28 * 28, 32),
+     (64, 16, 400 * 400 + 1, 32)],
+)  # fmt: skip
+def test_cores_of_a_bias_gradient_are_those_of_the_trace(
+    channels: int, images: int, plane: int, cores: int
+) -> None:
+    assert _bias_cores(channels, images, 2.0 * plane, HW) == cores
