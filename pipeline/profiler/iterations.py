@@ -88,7 +88,7 @@ class Traced:
     gap_ns: float
     """Time in which no operation ran, from the first begin to the last end."""
     span_ns: float
-    """From the first begin to the last end."""
+    """From the first begin to the last end, without evaluations."""
 
 
 def phase_of(scope: str) -> StepPhase:
@@ -146,6 +146,7 @@ def divide(
     branch, belong to the step in which they began. `fp_point` and `bp_point` name the operations at
     which the forward pass begins and the backward pass ends.
     """
+    events, evaluated_ns = _of_training(events, program.name)
     operations = {
         event.name: operation_of(event.name, event.module, program)
         for event in {event.name: event for event in events}.values()
@@ -155,20 +156,36 @@ def divide(
     for event in leaves:
         by_name[event.name].append(event)
     busy = {name: sum(event.ns for event in own) for name, own in by_name.items()}
-    wall, gap = share_clock(leaves)
+    wall, gap, left_out = share_clock(leaves, evaluated_ns)
     times = {name: OperationTime(busy[name], wall[name], len(own)) for name, own in by_name.items()}
     points = _iterations(by_name, operations, steps, fp_point, bp_point)
-    span = max((e.end_ns for e in leaves), default=0.0) - min(
-        (e.begin_ns for e in leaves), default=0.0
-    )
+    last = max((e.end_ns for e in leaves), default=0.0)
+    span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
     return Traced(operations, times, points, leaves, gap, span)
 
 
-def share_clock(events: Iterable[TracedOp]) -> tuple[dict[str, float], float]:
-    """Return the time of the clock in ns by operation, and that in which none ran.
+def _of_training(
+    events: Sequence[TracedOp], module: str
+) -> tuple[Sequence[TracedOp], tuple[float, ...]]:
+    """Return the events without those of an evaluation, whose program has a module of the same
+    name, and the begins of these, ascending."""
+    counts = Counter(event.program for event in events if event.module == module)
+    if not module or len(counts) < 2:
+        return events, ()
+    ((main, _),) = counts.most_common(1)
+    own = [event for event in events if event.module != module or event.program == main]
+    other = [e.begin_ns for e in events if e.module == module and e.program != main]
+    return own, tuple(sorted(other))
+
+
+def share_clock(
+    events: Iterable[TracedOp], left_out_ns: Sequence[float] = ()
+) -> tuple[dict[str, float], float, float]:
+    """Return the time of the clock in ns by operation, that in which none ran, and that left out.
 
     Where several run at once, each has an equal part, so that all add up to the time from the first
-    begin to the last end.
+    begin to the last end. Of the times without an operation those with an instant of `left_out_ns`,
+    ascending, are left out.
     """
     marks: list[tuple[float, int, str]] = []
     for event in events:
@@ -176,7 +193,7 @@ def share_clock(events: Iterable[TracedOp]) -> tuple[dict[str, float], float]:
     # Ends before begins at the same time: an event of no length is none.
     marks.sort(key=lambda mark: (mark[0], mark[1]))
     active: Counter[str] = Counter()
-    running, gap = 0, 0.0
+    running, gap, left_out = 0, 0.0, 0.0
     wall: dict[str, float] = {mark[2]: 0.0 for mark in marks}
     last = marks[0][0] if marks else 0.0
     for at, change, name in marks:
@@ -184,6 +201,8 @@ def share_clock(events: Iterable[TracedOp]) -> tuple[dict[str, float], float]:
             if running:
                 for other, count in active.items():
                     wall[other] += (at - last) * count / running
+            elif bisect.bisect_left(left_out_ns, last) < bisect.bisect_left(left_out_ns, at):
+                left_out += at - last
             else:
                 gap += at - last
             last = at
@@ -191,7 +210,7 @@ def share_clock(events: Iterable[TracedOp]) -> tuple[dict[str, float], float]:
         active[name] += change
         if not active[name]:
             del active[name]
-    return wall, gap
+    return wall, gap, left_out
 
 
 def _iterations(

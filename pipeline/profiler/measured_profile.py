@@ -67,7 +67,7 @@ def measured_profile(
     events = executable.traced or ()
     traced = divide(events, program, steps, spec.fp_point, spec.bp_point)
     own = [one for one in executable.dispatches if one.traced]
-    traced_ms = 1000 * (own[-1].end_s - own[0].begin_s) / steps
+    traced_ms = 1000 * _clock_s(own, executable) / steps
     host = host_time(executable, compilations)
     # Shares of the trace, times of the untraced step: tracing lengthens short operations. Between
     # several dispatches there is the host, too.
@@ -103,6 +103,17 @@ def measured_profile(
         nbytes=sum(one.nbytes for one in operators),
     )
     return Measured(profile, traced, tuple(compilations))
+
+
+def _clock_s(own: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
+    """Seconds from the begin of the first dispatch to the end of the last, but for the times
+    between two in which something was evaluated."""
+    between = sum(
+        other.begin_s - one.end_s
+        for one, other in pairwise(own)
+        if not any(one.end_s <= begin < other.begin_s for begin, _ in executable.evaluations_s)
+    )
+    return sum(one.seconds for one in own) + between
 
 
 def untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:

@@ -26,6 +26,8 @@ class TracedOp:
     thread: int
     begin_ns: float
     end_ns: float
+    program: int = 0
+    """Number of the compiled program: two of them may have modules of one name."""
 
     @property
     def ns(self) -> float:
@@ -91,4 +93,5 @@ def _operations(planes: Iterable[Any]) -> Iterator[TracedOp]:
                 if name is None or stats.get("device_ordinal", FIRST_DEVICE) != FIRST_DEVICE:
                     continue
                 module = str(stats.get("hlo_module", ""))
-                yield TracedOp(str(name), module, thread, event.start_ns, event.end_ns)
+                program = int(stats.get("program_id", 0))
+                yield TracedOp(str(name), module, thread, event.start_ns, event.end_ns, program)

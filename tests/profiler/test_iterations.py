@@ -99,13 +99,23 @@ def test_of_other_programs_the_module_is_known() -> None:
     assert (other.kind, other.is_named) == ("program jit_norm", False)
 
 
+def test_an_evaluation_between_steps_is_left_out() -> None:
+    later = [(name, begin + 900, end + 900) for name, begin, end in STEP]
+    evaluation = [TracedOp("dot.1", "jit_loop", 1, 100 + 9 * n, 105 + 9 * n, 7) for n in range(3)]
+    found = divide([*traced(*STEP), *evaluation, *traced(*later)], PROGRAM, 2)
+    assert found.times["dot.1"].calls == 2
+    assert found.span_ns == 160
+    assert found.gap_ns == 4
+
+
 spans = st.tuples(st.sampled_from("abc"), st.integers(0, 1000), st.integers(0, 100))
 
 
 @given(st.lists(spans, min_size=1, max_size=30))
 def test_shares_of_the_clock_add_up_to_it(given: list[tuple[str, int, int]]) -> None:
     events = [TracedOp(name, "m", 1, begin, begin + length) for name, begin, length in given]
-    wall, gap = share_clock(events)
+    wall, gap, left_out = share_clock(events)
+    assert left_out == 0
     span = max(e.end_ns for e in events) - min(e.begin_ns for e in events)
     assert sum(wall.values()) + gap == pytest.approx(span)
     assert all(wall[name] <= sum(e.ns for e in events if e.name == name) + 1e-6 for name in wall)
