@@ -40,7 +40,11 @@ class ReferenceStep:
         expected = [self.expected_in(network, scale)]
         if (network.dtype, network.rules) == (own.dtype, own.rules):
             expected.append(self.step.joined())
-        errors = layer_errors(forced, expected, self.in_float64(), self.step.joined())
+        chosen = getattr(network.policy, "chosen", ())
+        errors = layer_errors(
+            *(forced, expected, self.in_float64(), self.step.joined()),
+            has_winograd=any(how.family.startswith("winograd") for _, how in chosen),
+        )
         return ForcedComparison(tuple(errors), tuple(findings(errors)))
 
     def in_float64(self) -> LayerTensors:

@@ -25,6 +25,9 @@ FACTOR, FACTOR_FLOAT32 = 2.0, 3.0
 both sides do at the same places, and in float32, where sums are rounded in another order."""
 PATTERN = 12.0
 """How many times the expected ratio of variances makes a finding of an error of 16 bits."""
+FACTOR_WINOGRAD = 12.0
+"""The same for convolutions of a side that computes some by Winograd's formulas, whose sums before
+and after the products lose digits: 4.5 times the error of a convolution was measured."""
 FEW, PATTERN_SIZE = 6.0, 256
 """The factor grows by 1 + FEW / sqrt(n) for n elements, whose errors are a small sample; an error
 has a pattern of as many elements."""
@@ -55,6 +58,8 @@ class LayerError:
     expected_pattern: float
     excused: float = 1.0
     """The median ratio of the other layers of its kind."""
+    has_winograd: bool = False
+    """Whether it is of a convolution, some of which Winograd's formulas compute."""
     misshapen: str = ""
     """The shapes of both sides where they differ."""
 
@@ -74,6 +79,7 @@ class LayerError:
             return inf
         narrow = self.dtype in ("float16", "bfloat16")
         factor = FACTOR if narrow else FACTOR_FLOAT32
+        factor = FACTOR_WINOGRAD if self.has_winograd else factor
         by_size = self.ratio / self.excused / (factor * (1 + FEW / sqrt(self.size)))
         if narrow and self.size >= PATTERN_SIZE and self.ratio > 0.5:
             by_size = max(by_size, self.pattern / max(self.expected_pattern, 1.0) / PATTERN)
@@ -106,12 +112,14 @@ def layer_errors(
     expected: Sequence[LayerTensors],
     wide: LayerTensors,
     read: LayerTensors,
+    *,
+    has_winograd: bool = False,
 ) -> list[LayerError]:
     """Return the errors of everything that layers make, in the order of the layers.
 
     `examined` are the forced tensors of the side that is examined, `expected` those whose errors
     its types explain, of which the largest counts, `wide` those in float64, and `read` what all of
-    them were forced to read.
+    them were forced to read. `has_winograd`: the side computes convolutions by those formulas.
     """
     arrays = [dict(_made(tensors)) for tensors in (examined, wide, *expected)]
     found = []
@@ -123,7 +131,8 @@ def layer_errors(
         kind, dtype = (form.kind, form.dtype) if form is not None else ("loss", "float32")
         smallest = _unit(dtype) * _cancelled(name, true, read)
         others = [one[name] for one in arrays[2:] if name in one and one[name].shape == true.shape]
-        found.append(_error(name, kind, dtype, own, true, others, smallest))
+        error = _error(name, kind, dtype, own, true, others, smallest)
+        found.append(replace(error, has_winograd=has_winograd and kind == "conv"))
     return _with_excuses(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_a_precision_explains_its_error(
     status, text = told([str(runs["A"]), "against=train.precision=bf16", f"out={file}"], capsys)
     assert status == 0, text
     assert "no layer makes more error than its type explains" in text
-    rows = list(csv.DictReader(file.open()))
+    rows = list(csv.DictReader(io.StringIO(file.read_text())))
     outputs = {row["LeftOp"]: row for row in rows if row["TensorIndex"] == "output:0"}
     assert list(outputs) == [
         "dataset.train.ops",

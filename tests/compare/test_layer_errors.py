@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.compare.layer_errors import pattern_of
+from pipeline.compare.layer_errors import LayerError, pattern_of
+from pipeline.dumps.tensor_names import TensorName
 from tests.injected_layers import (
     CleanPair,
     Fault,
@@ -85,3 +86,10 @@ def test_rounding_has_no_pattern_and_a_wrong_statistic_has_one() -> None:
     by_sample = noise + 3 * np.random.default_rng(1).normal(size=(32, 1))
     assert pattern_of(by_sample) > 100
     assert pattern_of(noise[:2, :4]) == 1.0
+
+
+def test_the_measured_error_of_winograd_is_no_finding() -> None:
+    about = TensorName("conv_1", "input_gradient"), "conv", "float32", 8192
+    assert LayerError(*about, 4.46e-7, 1e-7, 1.0, 1.0).score > 1
+    assert LayerError(*about, 4.46e-7, 1e-7, 1.0, 1.0, has_winograd=True).score < 1
+    assert LayerError(*about, 1e-4, 1e-7, 1.0, 1.0, has_winograd=True).score > 1
