@@ -175,9 +175,7 @@ def _register_part_of_recipe(recipe: Path, group: str, path: str) -> str:
     return name
 
 
-def _register_recipe(
-    name: str, file: Path, chosen: Collection[str]
-) -> tuple[bool, Sequence[str]]:
+def _register_recipe(name: str, file: Path, chosen: Collection[str]) -> tuple[bool, Sequence[str]]:
     """Register a file as an option of Hydra's group `recipe`.
 
     Returns whether it is complete, and the names of the recipes that it starts from.
