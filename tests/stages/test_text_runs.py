@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -102,7 +103,7 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
     for row, sample in enumerate(padded):
         value = column.value(row)  # type: ignore[attr-defined]
         sample[: len(value)] = value
-    found = np.asarray(make_predict(trained)(trained.arrays, padded)).argmax(axis=-1)
+    found = np.asarray(jax.jit(make_predict(trained))(trained.arrays, padded)).argmax(axis=-1)
     assert (found == labels).mean() == pytest.approx(summary.metrics["accuracy"])
 
 
