@@ -167,13 +167,14 @@ def divide(
 def _of_training(
     events: Sequence[TracedOp], module: str
 ) -> tuple[Sequence[TracedOp], tuple[float, ...]]:
-    """Return the events without those of an evaluation, whose program has a module of the same
-    name, and the begins of these, ascending."""
+    """Return the events of the training loop, and the begins of an evaluation's, ascending, whose
+    program has a module of the same name. What the host runs between two dispatches is no part of
+    a step. Without a module, in eager mode, every event is."""
     counts = Counter(event.program for event in events if event.module == module)
-    if not module or len(counts) < 2:
+    if not module or not counts:
         return events, ()
     ((main, _),) = counts.most_common(1)
-    own = [event for event in events if event.module != module or event.program == main]
+    own = [event for event in events if event.module == module and event.program == main]
     other = [e.begin_ns for e in events if e.module == module and e.program != main]
     return own, tuple(sorted(other))
 
