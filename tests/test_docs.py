@@ -88,23 +88,13 @@ def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
 
 
 ELSEWHERE = {
-    "dump.json",
     "JOB/overrides.yaml", "amortisation.html", "autopsy.json", "classes.csv", "confusion.csv",
-<<<<<<< HEAD
     "dump.json", "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json",
     "mine/sweep.csv", "model.json", "numbers.csv", "peaks.json", "predict.py",
     "predictions.csv", "price.json", "profile.json", "provenance.json", "recipe.yaml",
     "records.json", "summary.json", "sweep.csv", "sweep.yaml",
     "tests/utils/resource/run_1/normal_run/profiler/timeline_display_1.json", "timeline.html",
     "tokenizer.json", "trace.json", "tune_result_pid..._....json",
-=======
-    "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json", "numbers.csv",
-    "mine/sweep.csv", "model.json", "peaks.json", "predict.py", "predictions.csv", "price.json",
-    "profile.json", "provenance.json", "recipe.yaml",
-    "records.json", "summary.json", "sweep.csv", "sweep.yaml", "timeline.html", "tokenizer.json",
-    "trace.json", "tune_result_pid..._....json",
-    "tests/utils/resource/run_1/normal_run/profiler/timeline_display_1.json",
->>>>>>> prof
 }  # fmt: skip
 """Files that documents name and that runs write, or another project has."""
 
