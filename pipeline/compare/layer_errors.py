@@ -27,7 +27,7 @@ PATTERN = 12.0
 """How many times the expected ratio of variances makes a finding of an error of 16 bits."""
 FACTOR_WINOGRAD = 12.0
 """The same for convolutions of a side that computes some by Winograd's formulas, whose sums before
-and after the products lose digits: 4.5 times the error of a convolution was measured."""
+and after the products lose digits: 3.9 and 4.5 times the expected error were measured."""
 FEW, PATTERN_SIZE = 6.0, 256
 """The factor grows by 1 + FEW / sqrt(n) for n elements, whose errors are a small sample; an error
 has a pattern of as many elements."""
