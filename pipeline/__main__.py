@@ -27,7 +27,7 @@ COLLECT_SELDOM = (100_000, 20, 100)
 COMMANDS = frozenset(
     module.name
     for module in pkgutil.iter_modules(cli.__path__)
-    if "_" not in module.name and module.name not in ("train", "help")
+    if not (module.ispkg or "_" in module.name or module.name in ("train", "help"))
 )
 """Modules of `pipeline.cli`, each with a `main(args)`. A command line without one trains."""
 

@@ -152,8 +152,7 @@ def mechanisms_of(recipe: Recipe, executable: Executable) -> tuple[SinkMechanism
 
 def measured_bounds(recipe: Recipe, run_schedule: RunSchedule, executable: Executable) -> Bounds:
     """Return the bounds of a dispatch on the device at hand."""
-    window = executable.feed.window(0)
-    return bounds_of(recipe, run_schedule, window.stop - window.start)
+    return bounds_of(recipe, run_schedule, executable.feed.window(0).most_steps)
 
 
 def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:

@@ -128,9 +128,10 @@ def _unseen(terminal: bool) -> Iterator[Console]:
 
 
 def _without_events(recipe: Recipe) -> Recipe:
-    """Return the recipe without evaluations: they take as long in sinks as without."""
+    """Return the recipe without evaluations and collections, which take as long in sinks."""
     evaluation = recipe.eval.model_copy(update={"every_steps": None, "every_passes": None})
-    return recipe.model_copy(update={"eval": evaluation})
+    monitor = recipe.monitor.model_copy(update={"collect_every": None})
+    return recipe.model_copy(update={"eval": evaluation, "monitor": monitor})
 
 
 def _never(state: TrainState) -> NoReturn:

@@ -218,6 +218,21 @@ def _require_alike(left: DumpRecord, right: DumpRecord, mapped: Mapped) -> None:
         )
 
 
+def _is_there(argument: str) -> bool:
+    try:
+        return Path(argument).exists()
+    except OSError:
+        # It is too long for the name of a file.
+        return False
+
+
+def _overrides_in(value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise UsageError([f"against={value}"], f"{error}; quote it as a shell does") from error
+
+
 def _parse(args: Sequence[str]) -> CompareArguments:
     keys: dict[str, str] = {}
     against: list[str] = []
@@ -225,12 +240,12 @@ def _parse(args: Sequence[str]) -> CompareArguments:
     for arg in args:
         key, equals, value = arg.partition("=")
         if key == "against" and equals:
-            against += shlex.split(value)
-        elif key in KEYS and equals and not Path(arg).exists():
+            against += _overrides_in(value)
+        elif key in KEYS and equals and not _is_there(arg):
             keys[key] = value
         else:
             rest.append(arg)
-    overrides = [arg for arg in rest if "=" in arg and not Path(arg).exists()]
+    overrides = [arg for arg in rest if "=" in arg and not _is_there(arg)]
     sides = [arg for arg in rest if arg not in overrides]
     flags = [arg for arg in sides if arg.startswith("-")]
     from_recipe = any(arg.startswith("+recipe=") for arg in overrides)

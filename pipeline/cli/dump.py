@@ -154,6 +154,6 @@ def _choice(key: str, value: str, known: Sequence[str]) -> int:
 
 
 def _positive(key: str, value: str) -> int:
-    if not value.isdecimal() or not 0 < int(value) <= 1_000_000:
+    if not value.isdecimal() or len(value) > 7 or not 0 < int(value) <= 1_000_000:
         raise UsageError([f"{key}={value}"], "must be a whole number from 1 to 1,000,000")
     return int(value)

@@ -210,7 +210,7 @@ def dispatch_of(measured: Measurement) -> Dispatch:
 def memory_of(feed: Feed) -> Memory:
     """Device memory of the batches, in bytes, measured on the first window."""
     window = feed.window(0)
-    steps, inputs = window.stop - window.start, window.inputs
+    steps, inputs = window.most_steps, window.inputs
     copied = [inputs.indices, inputs.passes, inputs.counts]
     copied += [] if inputs.resident else list(inputs.columns.values())
     total = sum(array.nbytes for array in jax.tree.leaves(copied))

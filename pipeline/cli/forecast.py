@@ -24,6 +24,7 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import propose
 from pipeline.stages.lower import lower
+from pipeline.stages.plan_devices import find_plan, with_plan
 
 CHECK = "--check"
 
@@ -64,6 +65,11 @@ def forecast_recipe(recipe: Recipe, reporter: Reporter, *, check: bool) -> str:
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
+    if recipe.parallel.mode == "auto":
+        recipe = with_plan(
+            recipe, find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
+        )
+        backend = recipe.device.open(recipe.parallel)
     proposal = propose(recipe, dataset, built)
     estimate = backend.estimate(proposal)
     if estimate is not None:

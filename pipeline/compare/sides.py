@@ -27,10 +27,11 @@ from pipeline.dumps.opened_recipe import (
 )
 from pipeline.dumps.portions import portions_of
 from pipeline.dumps.tensor_names import DATA, TensorName, is_wanted, named_tensors, require_layers
-from pipeline.errors import DataError
+from pipeline.errors import DataError, first_line
 from pipeline.files.error_text import nearest
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_directory import RECIPE
+from pipeline.stages.checkpoint.checkpoint_folder import FOLDER, saved_steps
 from pipeline.stages.checkpoint.restore import by_path, listed
 from pipeline.training.state import TrainState
 from pipeline.weights.trained_run import read_run_recipe
@@ -135,9 +136,7 @@ def compare_step(
     try:
         free = _captured(programs[1], own, batch, step, left.name)
     except (ValueError, TypeError) as error:
-        if isinstance(error, DataError):
-            raise
-        notes.append(f"the left side can't be computed as a whole: {str(error).splitlines()[0]}")
+        notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if free is None else _rows(free, reference.step, layers, what, mapped)
     if left.run_dir is not None and not left.changed:
         notes += _distance_of_weights(left, step, weights)
@@ -240,7 +239,7 @@ def _rows(
 def _distance_of_weights(left: Side, step: int, weights: Weights) -> list[str]:
     """How far the left run's own weights of the step are from those that both sides use."""
     assert left.run_dir is not None, "the side of a run"
-    if step not in require_checkpoints(left.run_dir):
+    if step not in saved_steps(left.run_dir / FOLDER):
         return [f"{left.name} has no checkpoint of step {step}: its own weights are not compared"]
     own = Weights.of(kept_state(left.opened, left.run_dir, step, Reporter()).state)
     one, other = by_path(own.params), by_path(weights.params)

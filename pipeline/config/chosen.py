@@ -187,7 +187,7 @@ def _register_recipe(name: str, file: Path, chosen: Collection[str]) -> tuple[bo
     own_part = partial(_register_part_of_recipe, file)
     tree = {"name": name, **with_part_files(read_recipe_file(file), own_part)}
     started_from = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
-    bases = [item for item in started_from if isinstance(item, str)]
+    bases = [item.removesuffix(".yaml") for item in started_from if isinstance(item, str)]
     complete = names_every_part(tree)
     if complete:
         tree = fill_missing(drop_foreign_keys(tree))

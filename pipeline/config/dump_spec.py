@@ -33,8 +33,8 @@ def parse_steps(text: str) -> tuple[int, ...]:
         if last - first >= MAX_DUMPED:
             raise ValueError(f"{part}: must be at most {MAX_DUMPED:,} steps")
         steps.update(range(first, last + 1))
-    if len(steps) > MAX_DUMPED:
-        raise ValueError(f"{len(steps):,} steps; must be at most {MAX_DUMPED:,}")
+        if len(steps) > MAX_DUMPED:
+            raise ValueError(f"{len(steps):,} steps or more; must be at most {MAX_DUMPED:,}")
     return tuple(sorted(steps))
 
 

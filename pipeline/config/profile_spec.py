@@ -25,10 +25,10 @@ class ProfileSpec(Spec):
     mode: Annotated[
         Literal["off", "on", "only"],
         # YAML reads an unquoted `off` as false, and `on` as true.
-        BeforeValidator(lambda mode: {False: "off", True: "on"}.get(mode, mode)),
+        BeforeValidator(lambda mode: ("on" if mode else "off") if isinstance(mode, bool) else mode),
     ]
-    """on: trace some steps of the run; only: train no longer than that takes, without evaluation
-    or checkpoints, as the command `profile` does."""
+    """on: trace some steps of the run; only: train no longer than that takes, as the command
+    `profile` does."""
     start: NonNegativeInt | None
     """Steps before the first traced one; null: once the run is warm."""
     steps: Annotated[int, Field(ge=LEAST_STEPS, le=MOST_STEPS)] | None

@@ -26,6 +26,8 @@ FOR_THE_USER: Mapping[tuple[str, ...], Any] = {
     ("train", "resume"): None,
     ("train", "resume_changed"): "refuse",
     ("dataset", "follow_links"): False,
+    ("profile", "output"): None,
+    ("dump", "path"): None,
 }
 """Keys that decide where a run writes, or let data lie elsewhere or change, with the harmless value
 of each."""

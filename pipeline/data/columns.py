@@ -53,11 +53,14 @@ def rows_at(indices: Any, samples: int) -> np.ndarray:
         return np.arange(*indices.indices(samples))
     chosen = np.asarray(indices)
     if chosen.dtype == bool:
+        if chosen.shape != (samples,):
+            raise IndexError(f"a mask of shape {chosen.shape}; there are {samples} samples")
         return np.flatnonzero(chosen)
+    chosen = chosen.astype(np.int64)
     outside = chosen[(chosen < -samples) | (chosen >= samples)]
     if outside.size:
         raise IndexError(f"index {outside[0]} is out of bounds; there are {samples} samples")
-    return np.where(chosen < 0, chosen + samples, chosen).astype(np.int64)
+    return np.where(chosen < 0, chosen + samples, chosen)
 
 
 @dataclass(frozen=True)

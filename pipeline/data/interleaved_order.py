@@ -83,7 +83,7 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
     """
     # A place that finds the end of its file loses that turn, and opens the next file in the one
     # after, as in tf.data.
-    free = [(0, place) for place in range(cycle_length)]
+    free = [(0, place) for place in range(min(cycle_length, len(files)))]
     places, turns = [], []
     for size in files:
         turn, place = heapq.heappop(free)

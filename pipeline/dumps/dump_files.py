@@ -28,7 +28,7 @@ from pipeline.dumps.tensor_names import TensorName, parse_name
 from pipeline.dumps.tensor_statistics import statistics_of
 from pipeline.errors import DataError, printable
 from pipeline.files.atomic_write import write_whole
-from pipeline.files.bounded_read import read_json, read_text
+from pipeline.files.bounded_read import read_bytes, read_json, read_text
 from pipeline.files.npy import parse_npy
 from pipeline.files.strict_json import json_text
 
@@ -37,6 +37,8 @@ MODEL_ID = 1
 """Number of the model in V-03's layout: a run has one."""
 MAX_INDEX_BYTES = 256 << 20
 MAX_TENSOR_BYTES = 64 << 30
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""Errors of an index that something else than a dump has written."""
 
 
 @dataclass(frozen=True)
@@ -188,12 +190,14 @@ class DumpRecord:
         try:
             if path.is_symlink() or not path.is_file():
                 raise ValueError("is missing")
-            content = path.read_bytes()
+            content = read_bytes(path, MAX_TENSOR_BYTES)
             if hashlib.sha256(content).hexdigest() != entry.sha256:
                 raise ValueError("is not as it was written")
             array = parse_npy(path.stem, content)
             if array.shape != entry.shape:
                 raise ValueError(f"has shape {array.shape}, and {TENSORS} says {entry.shape}")
+            if array.dtype.kind not in "biuf":
+                raise ValueError(f"holds {array.dtype}; must be numbers")
         except (OSError, ValueError) as error:
             raise DataError(printable(f"{path}: damaged dump: {error}")) from error
         return array
@@ -232,7 +236,7 @@ def read_dump(folder: Path) -> DumpRecord:
             entries[entry.name] = entry
         if len(entries) != about.get("tensors"):
             raise ValueError(f"has {len(entries)} tensors, and {ABOUT} says {about.get('tensors')}")
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (*_DAMAGED, OSError) as error:
         raise DataError(printable(f"{folder / TENSORS}: damaged dump: {error}")) from error
     return DumpRecord(folder, about, entries)
 

@@ -131,7 +131,7 @@ def _banked_us(entry: Mapping[str, Any] | None, chosen: Lowering | None) -> floa
 def _by_peaks(problem: Problem, peaks: HostPeaks) -> float:
     """Return the time of a problem at the rate that one of its kind and role reached."""
     flops: float = getattr(problem, "flops", 0.0)
-    moved = 4.0 * sum(_size(shape) for shape in problem.operand_shapes)
+    moved = item_bytes(problem.dtype) * sum(_size(shape) for shape in problem.operand_shapes)
     stream_us = peaks.stream_us(moved)
     rate = peaks.flops.get((problem.kind, problem.role))
     if rate is None:

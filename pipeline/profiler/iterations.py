@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import re
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -286,8 +285,3 @@ def typical(times: Sequence[IterationTimes]) -> IterationTimes | None:
     if not times:
         return None
     return sorted(times, key=lambda one: one.iteration)[len(times) // 2]
-
-
-def median_ms(times: Sequence[IterationTimes]) -> float:
-    """Return the median iteration time in ms."""
-    return statistics.median(time.iteration for time in times)

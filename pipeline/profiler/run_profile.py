@@ -20,6 +20,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.errors import RecipeError, RunError
+from pipeline.observe.monitors import writing
 from pipeline.observe.reporter import Reporter
 from pipeline.profiler.ascend_profile import modelled_profile
 from pipeline.profiler.compilations import Compilation, Compilations, watch_compilations
@@ -65,6 +66,11 @@ def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
         problems.append(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
     if processes > 1:
         problems.append(f"profile: must be off in a run of {processes} processes")
+    if recipe.profile.mode == "only" and recipe.train.resume is not None:
+        problems.append(
+            f"train.resume = {recipe.train.resume}: must be null with profile, which would end "
+            "that run; profile.mode=on profiles it while it goes on"
+        )
     if "train" not in recipe.stages:
         problems.append(f"stages = {list(recipe.stages)}: must have train, whose steps are traced")
     if problems:
@@ -147,9 +153,12 @@ class RunProfiler:
 
         Raises RecipeError where the trace has no operation, RunError where a file can't be written.
         """
-        if self.executable.traced is None:
+        traced = sum(one.steps for one in self._dispatches())
+        if self.executable.traced is None or traced < self._window.steps:
             # The run was stopped, or ended early.
-            raise RunError("profile: the run ended before its traced steps")
+            raise RunError(
+                f"profile: the run ended after {traced} of {self._window.steps} traced steps"
+            )
         device = backend.describe()["device"]
         if not self.executable.traced:
             raise RecipeError(
@@ -174,7 +183,8 @@ class RunProfiler:
         if modelled is not None:
             profiles.append(modelled)
         report = ProfileReport(tuple(profiles), verdict, found.traced, tuple(self._dispatches()))
-        folder = write_profile(report, recipe.profile.output or run_dir / "profile")
+        with writing(recipe.profile.output or run_dir / "profile"):
+            folder = write_profile(report, recipe.profile.output or run_dir / "profile")
         self._reporter.say(str(report))
         self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
         return report
@@ -197,7 +207,7 @@ class RunProfiler:
         feed = self._raw.feed
         reported = feed.report()
         if feed.kind == "stream" and reported.wait_ms_per_step is None:
-            # It had one window alone, which was read before it trained.
+            # It had short first windows alone, for which it had to wait in any case.
             host = replace(host, wait=max(host.wait, self._starved_ms(host.device)))
             host = replace(host, step=host.device + host.wait + host.between)
         evidence = Evidence(
@@ -219,8 +229,11 @@ class RunProfiler:
         """Return the wait for a step once all windows are read ahead: the reader's pace, measured
         on the first window, less that of the device."""
         feed = self._raw.feed
-        window = feed.window(0)
-        read_ms = feed.report().first_wait_ms / max(1, window.stop - window.start)
+        try:
+            window = feed.window(0)
+        finally:
+            feed.close()
+        read_ms = feed.report().first_window_ms / max(1, window.stop - window.start)
         return max(0.0, read_ms - device_ms)
 
     def _sink_gain(self) -> SinkGain | None:

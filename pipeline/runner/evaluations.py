@@ -81,7 +81,11 @@ class Evaluations:
         from pipeline.stages.embeddings import embed_samples
 
         parts = self.built.parts
-        embedded = embed_samples(self.context.recipe, parts, state, self.dataset)
+        try:
+            embedded = embed_samples(self.context.recipe, parts, state, self.dataset)
+        except Exception as error:  # a network of the user's own may do anything
+            self.context.reporter.warn(f"monitor.embeddings: {first_line(error)}")
+            return
         if embedded is None:
             self.context.reporter.warn(
                 "monitor.embeddings: there are none of labels of positions, of images in buckets, "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.data.dataset import Dataset
-from pipeline.errors import RunError
+from pipeline.errors import RecipeError, first_line
 from pipeline.runner.context import RunContext
 from pipeline.stages.build import Built
 from pipeline.training.state import TrainState
@@ -46,10 +46,10 @@ class OpenProfile:
         about = dataset, backend, estimate, state, context.run_dir
         try:
             self.profiler.conclude(*about)
-        except RunError as error:
+        except Exception as error:  # a trace is read from what another library wrote
             if context.recipe.profile.mode == "only":
                 raise
-            context.reporter.warn(str(error))
+            context.reporter.warn(f"no profile: {first_line(error)}")
 
 
 def to_profile(context: RunContext, built: Built, backend: Backend) -> Built:
@@ -69,12 +69,20 @@ def open_profile(
 ) -> OpenProfile:
     """Choose the steps to trace after the first `done`; without a profile, nothing changes.
 
-    `whole` is the run before it was shortened. Raises RecipeError where it has too few steps.
+    `whole` is the run before it was shortened. Raises RecipeError where it has too few steps; one
+    that goes on with what it has done goes on without a profile then.
     """
     recipe = context.recipe
     if recipe.profile.mode == "off" or "train" not in recipe.stages:
         return OpenProfile(context, built, executable)
     from pipeline.profiler.run_profile import RunProfiler
 
-    profiler = RunProfiler(recipe, whole, built, executable, context.reporter, done)
+    try:
+        profiler = RunProfiler(recipe, whole, built, executable, context.reporter, done)
+    except RecipeError as error:
+        if recipe.profile.mode == "only" or not done:
+            raise
+        # A run that is resumed near its end was profiled before, or goes on without a profile.
+        context.reporter.warn(error.problems[0])
+        return OpenProfile(context, built, executable)
     return OpenProfile(context, profiler.built, profiler.executable, profiler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,29 +38,30 @@ class DataUse:
 
 def links_of(runs: Sequence[KeptRun]) -> list[Link]:
     """Return what the runs began with, in the order of the runs."""
-    return [link for run in runs for link in _links(run, runs)]
+    noted = {os.path.abspath(made.to) for run in runs for made in run.made}
+    folders = {os.path.abspath(run.run_dir): run for run in runs}
+    return [link for run in runs for link in _links(run, folders, noted)]
 
 
-def _links(run: KeptRun, runs: Sequence[KeptRun]) -> Iterator[Link]:
+def _links(run: KeptRun, folders: Mapping[str, KeptRun], noted: Collection[str]) -> Iterator[Link]:
     for relation, source in run.sources.items():
         if relation == "resumed":
             yield Link(f"{run.name}, {source}", "goes on as", run.name)
         else:
-            yield Link(_name_of(source, runs), "gave its weights to", run.name)
+            yield Link(_name_of(source, folders), "gave its weights to", run.name)
     for made in run.made:
-        yield Link(run.name, f"was {made.made} as", _name_of(made.to, runs))
-    noted = {os.path.abspath(made.to) for one in runs for made in one.made}
+        yield Link(run.name, f"was {made.made} as", _name_of(made.to, folders))
     if run.name.endswith(REPRODUCED) and os.path.abspath(run.run_dir) not in noted:
         recipe = run.name.rpartition("/")[2].partition("_")[2].removesuffix(REPRODUCED)
         yield Link(recipe, "was repeated by", run.name)
 
 
-def _name_of(path: str, runs: Sequence[KeptRun]) -> str:
+def _name_of(path: str, folders: Mapping[str, KeptRun]) -> str:
     """Return the name of the run that a path lies in; the path where it lies in none."""
-    where = os.path.abspath(path)
-    for run in runs:
-        folder = os.path.abspath(run.run_dir)
-        if where == folder or where.startswith(folder + os.sep):
+    where = Path(os.path.abspath(path))
+    for folder in (where, *where.parents):
+        run = folders.get(str(folder))
+        if run is not None:
             inside = os.path.relpath(where, folder)
             return run.name if inside == "." else f"{run.name}, {inside}"
     return path

@@ -84,8 +84,9 @@ def _feeds(
 
     kind, placement = recipe.train.feed, backend.placement
     stop, eval_stop = built.run_schedule.total, dataset.eval_order.steps_per_pass
+    train = dataset.train, dataset.train_order, placement, kind
     return (
-        make_feed(dataset.train, dataset.train_order, placement, kind, stop=stop, notify=report),
+        make_feed(*train, stop=stop, notify=report, short_first=True),
         make_feed(dataset.eval, dataset.eval_order, placement, kind, stop=eval_stop),
     )
 

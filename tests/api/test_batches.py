@@ -53,7 +53,7 @@ def test_batches_are_those_that_training_sees(
 ) -> None:
     """In eager mode, where the values of a step can be looked at; over two passes."""
     seen: list[tuple[np.ndarray, np.ndarray]] = []
-    mapped: Any = stage._mapped  # type: ignore[attr-defined]
+    mapped: Any = stage.mapped_batch
 
     def note(config: Any, ops: Any, batch: Batch) -> Any:
         images, labels = mapped(config, ops, batch)
@@ -61,7 +61,7 @@ def test_batches_are_those_that_training_sees(
             seen.append((np.asarray(images), np.asarray(labels)))
         return images, labels
 
-    monkeypatch.setattr(stage, "_mapped", note)
+    monkeypatch.setattr(stage, "mapped_batch", note)
     recipe = tiny("model=mlp", "train.steps=8", "train.mode=eager", OPS, "eval.every_passes=null")
     run(recipe, tmp_path / "run")
     trainer = Trainer(recipe)

@@ -9,8 +9,6 @@ import pytest
 from benchmarks import recommend, scale
 from benchmarks.scale import Row, exponent
 
-optuna = pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")
-
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
 def test_the_exponent_is_that_of_a_power(power: float) -> None:

@@ -219,7 +219,7 @@ def test_the_calendar_is_that_of_the_segments_of_a_run(tiny: Compose) -> None:
     segments = list(run_schedule.segments(0, event_periods(recipe, 6)))
     evaluated = [s.stop for s in segments if Event.EVALUATE in s.events]
     saved = [s.stop for s in segments if Event.CHECKPOINT in s.events]
-    assert told.counts == {"evaluate": len(evaluated), "checkpoint": len(saved)}
+    assert told.counts == {"evaluate": len(evaluated), "checkpoint": len(saved), "collect": 0}
     assert told.longest == max(s.stop - s.start for s in segments)
     assert told.first == (
         (10, "evaluate"),

@@ -105,17 +105,20 @@ def make_feed(
     stop: int | None = None,
     notify: Notify | None = None,
     clock: Clock = time.perf_counter,
+    short_first: bool = False,
 ) -> Feed:
     """Make a feed of the kind; `auto` is resident where the split fits.
 
     No step from boundary `stop` on is prepared ahead; `notify` is called when training has to wait.
+    `short_first` begins with short windows, each of which costs the transfer of a full one.
     """
     fits = split_bytes(split) <= RESIDENT_LIMIT_BYTES
     if kind == "resident" or (kind == "auto" and fits):
         return Feed(ResidentWindows(split, order, placement, WINDOW_STEPS, stop), notify, clock)
     batch_bytes = max(1, split.sample_bytes * order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
-    return Feed(StreamedWindows(split, order, placement, steps, stop, clock), notify, clock)
+    windows = StreamedWindows(split, order, placement, steps, stop, clock, short_first=short_first)
+    return Feed(windows, notify, clock)
 
 
 def split_bytes(split: Split) -> int:

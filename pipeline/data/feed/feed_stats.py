@@ -81,7 +81,7 @@ class WindowHandoff:
 
 @dataclass(frozen=True)
 class FeedReport:
-    """Feed statistics, for summary.json. Shares and means are None before a second window."""
+    """Feed statistics, for summary.json. Shares and means are None before a full window."""
 
     kind: Literal["resident", "stream"]
     starved: bool

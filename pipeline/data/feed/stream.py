@@ -36,8 +36,11 @@ class StreamedWindows:
         window_steps: int,
         stop: int | None,
         clock: Clock,
+        *,
+        short_first: bool = False,
     ) -> None:
-        self._plan = ReadPlan(split, order, placement, window_steps, stop, clock)
+        about = split, order, placement, window_steps, stop, clock
+        self._plan = ReadPlan(*about, short_first=short_first)
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes
         self._reader: Reader | None = None
 

@@ -53,6 +53,11 @@ class Window:
     early: bool = False
     """Whether it is one of the short windows after a jump, for which to wait is no starvation."""
 
+    @property
+    def most_steps(self) -> int:
+        """Steps that a window of this feed can have."""
+        return int(self.inputs.counts.shape[0])
+
 
 def put_inputs(
     columns: Mapping[str, Array],

@@ -41,6 +41,8 @@ class ReadPlan:
     stop: int | None
     """No window that starts here or later is read ahead, and of the last no sample after it."""
     clock: Clock
+    short_first: bool = False
+    """Whether windows after a jump are short at first."""
 
     @property
     def rows(self) -> slice:
@@ -70,7 +72,7 @@ class ReadPlan:
 
     def span(self, jump: int, number: int) -> range:
         """The steps of a window, by its number after a jump to boundary `jump`."""
-        first = max(1, self.window_steps // FIRST_SHARE)
+        first = self._first_steps
         # Windows double until one is full.
         doublings = (-(-self.window_steps // first) - 1).bit_length()
         early = min(number, doublings)
@@ -82,7 +84,12 @@ class ReadPlan:
 
     def is_early(self, number: int) -> bool:
         """Whether a window is one of those after a jump that are shorter than a full one."""
-        return max(1, self.window_steps // FIRST_SHARE) * 2**number < self.window_steps
+        return self._first_steps * 2**number < self.window_steps
+
+    @property
+    def _first_steps(self) -> int:
+        share = FIRST_SHARE if self.short_first else 1
+        return max(1, self.window_steps // share)
 
 
 class WindowBuffer:

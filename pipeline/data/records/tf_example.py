@@ -5,7 +5,7 @@ Source of the field numbers: tensorflow/core/example/example.proto and feature.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,7 @@ def parse_example(content: bytes) -> Mapping[str, Feature]:
         example = _example_type().FromString(content)
     except DecodeError as error:
         raise ValueError(f"is no tf.train.Example: {error}") from error
-    return {name: _values(feature) for name, feature in example.features.feature.items()}
+    return _Features(example.features.feature)
 
 
 def make_example(features: Mapping[str, Feature]) -> bytes:
@@ -46,6 +46,27 @@ def make_example(features: Mapping[str, Feature]) -> bytes:
         else:
             feature.int64_list.value.extend(values.tolist())
     return bytes(example.SerializeToString(deterministic=True))
+
+
+class _Features(Mapping[str, Feature]):
+    """Features whose values are converted when they are asked for."""
+
+    def __init__(self, features: Any) -> None:
+        self._features = features
+
+    def __getitem__(self, name: str) -> Feature:
+        if name not in self._features:
+            raise KeyError(name)
+        return _values(self._features[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._features
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
 
 
 def _values(feature: Any) -> Feature:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 
-MAX_RECORD_BYTES = 2**28
+MAX_RECORD_BYTES = 2**26
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8

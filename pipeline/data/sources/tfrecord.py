@@ -72,6 +72,13 @@ class TFRecord(LocalDatasetSpec):
         train = self._examples(self.train_files)
         if self.split is None:
             evaluated = self._examples(self._eval_pattern())
+            both = {one.path for one in train.images.files}
+            both &= {one.path for one in evaluated.images.files}
+            if both:
+                raise DataError(
+                    f"{min(both)}: is both trained on and evaluated; dataset.train_files and "
+                    "dataset.eval_files must name different files"
+                )
         else:
             train, evaluated = self._held_out(train, self.split)
         if train.images.value_shape != evaluated.images.value_shape:
@@ -119,10 +126,14 @@ class TFRecord(LocalDatasetSpec):
         )
 
     def _held_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
-        classes = examples.labels.ndim == 1
-        groups = examples.labels if classes else np.zeros(len(examples.labels), np.int64)
-        names = [str(number) for number in range(int(groups.max(initial=0)) + 1)]
+        labels = examples.labels
         try:
+            if labels.ndim == 1:
+                self._require_classes(labels, examples.label_key)
+                groups = labels - self.first_label
+            else:
+                groups = np.zeros(len(labels), np.int64)
+            names = [str(n) for n in range(self.first_label, self.first_label + MAX_CLASSES)]
             train, evaluated = hold_out(groups, names, share, self.split_seed)
         except ValueError as error:
             raise DataError(f"{self.root}: {error}") from error
@@ -136,15 +147,19 @@ class TFRecord(LocalDatasetSpec):
             count, key = train.labels.shape[1], train.label_key
             names = (key,) if count == 1 else tuple(f"{key}_{k}" for k in range(count))
             return standardised(train.labels, evaluated.labels, names)
-        both = [half.labels - self.first_label for half in (train, evaluated)]
-        lowest, highest = (int(f(np.concatenate(both))) for f in (np.min, np.max))
-        limit = MAX_CLASSES if self.classes is None else len(self.classes)
-        if lowest < 0 or highest >= limit:
-            raise ValueError(
-                f"{train.label_key} goes from {lowest + self.first_label} to "
-                f"{highest + self.first_label}; must be {self.first_label} to "
-                f"{limit + self.first_label - 1}, by dataset.classes and dataset.first_label"
-            )
+        both, first = np.concatenate([train.labels, evaluated.labels]), self.first_label
+        self._require_classes(both, train.label_key)
+        names = self.classes or tuple(str(n) for n in range(first, int(both.max()) + 1))
+        labels = [(half.labels - first).astype(np.int32) for half in (train, evaluated)]
+        return labels[0], labels[1], Targets(tuple(names))
+
+    def _require_classes(self, labels: np.ndarray, key: str) -> None:
+        """Raise ValueError for labels that no class has."""
         first = self.first_label
-        names = self.classes or tuple(str(number + first) for number in range(highest + 1))
-        return both[0].astype(np.int32), both[1].astype(np.int32), Targets(tuple(names))
+        last = first + (MAX_CLASSES if self.classes is None else len(self.classes)) - 1
+        lowest, highest = int(labels.min()), int(labels.max())
+        if lowest < first or highest > last:
+            raise ValueError(
+                f"{key} goes from {lowest} to {highest}; must be {first} to {last}, by "
+                "dataset.classes and dataset.first_label"
+            )

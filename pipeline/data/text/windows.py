@@ -37,7 +37,7 @@ class TokenWindows:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The windows at an integer array of indices, or at a slice."""
-        starts = self.first + _rows(indices, self.count) * self.stride
+        starts = self.first + np.arange(self.count)[indices] * self.stride
         places = starts[..., np.newaxis] + np.arange(self.length)
         return self.tokens[places].reshape(*starts.shape, self.length, *self.trailing)
 
@@ -60,10 +60,3 @@ def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, To
 def narrow(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     """Tokens as uint8 where that holds them, else int32."""
     return tokens.astype(np.uint8 if vocabulary <= 256 else np.int32)
-
-
-def _rows(indices: Any, count: int) -> np.ndarray:
-    """The windows that an array of indices, or a slice, chooses, without a list of all."""
-    if isinstance(indices, slice):
-        return np.arange(*indices.indices(count))
-    return np.asarray(indices)

@@ -239,8 +239,12 @@ class _Loop:
             self._answer_bad_step(telemetry)
             self._tell("on_steps", telemetry)
             if self._history.step == segment.stop:
-                # A dump alone is no boundary: requests take effect where they would without it.
-                if segment.events != {Event.DUMP}:
+                if Event.COLLECT in segment.events:
+                    self._collect()
+                if segment.events and segment.events <= {Event.DUMP, Event.COLLECT}:
+                    # It is no boundary: requests take effect where they would without it.
+                    self._end_if_failed()
+                else:
                     # Before any other save: a resumed run starts after this boundary's events.
                     yield from self._at_boundary(segment)
                 self._dump()
@@ -286,8 +290,6 @@ class _Loop:
             for monitor in self._training.monitors:
                 monitor.on_sink(report)
             self._tell("on_sink", report)
-        if Event.COLLECT in segment.events:
-            self._collect()
         if Event.EVALUATE in segment.events:
             # Before it: a signal may interrupt it, and parameters that were set would be lost.
             self._grant()

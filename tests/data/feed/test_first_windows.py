@@ -18,14 +18,15 @@ from tests.data.feed.feeding import DEVICE, CountedColumn, make, make_order, mak
 
 
 @pytest.fixture(autouse=True)
-def short_windows_first(_full_windows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def short_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_buffer, "FIRST_SHARE", 4)
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
 
 
 def plan(window_steps: int, stop: int | None = None) -> ReadPlan:
     placement = DevicePlacement((DEVICE,))
-    return ReadPlan(make_split(), make_order(), placement, window_steps, stop, lambda: 0.0)
+    about = make_split(), make_order(), placement, window_steps, stop, lambda: 0.0
+    return ReadPlan(*about, short_first=True)
 
 
 def test_windows_double_until_they_are_full() -> None:
@@ -50,7 +51,7 @@ def test_windows_follow_one_another_up_to_the_end(window_steps: int, jump: int, 
 def test_the_first_window_needs_few_samples() -> None:
     column = CountedColumn(np.arange(11, dtype=np.int32))
     order = make_order(shuffle=False)
-    feed = make("stream", Split({"label": column}), order, stop=40)
+    feed = make("stream", Split({"label": column}), order, stop=40, short_first=True)
     first = feed.window(0)
     assert (first.start, first.stop, first.early) == (0, 2, True)
     for step in count(1):
@@ -71,6 +72,7 @@ def test_waiting_for_short_windows_is_no_starvation() -> None:
         Split({"label": column}),
         notify=lambda starves, text: lines.append(text),
         clock=lambda: float(next(times)),
+        short_first=True,
     )
     feed.window(0)
     feed.window(2)

@@ -180,6 +180,18 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     assert "has no files nothing*" in refusal(tmp_path, eval_files="nothing*")
 
 
+def test_a_file_is_not_both_trained_on_and_evaluated(tmp_path: Path) -> None:
+    folder = dataset(tmp_path)
+    said = refusal(folder, train_files="*.tfrecord")
+    assert "validation.tfrecord: is both trained on and evaluated" in said
+
+
+@pytest.mark.parametrize("label", [10**12, -5])
+def test_a_label_that_is_no_class_is_not_split(tmp_path: Path, label: int) -> None:
+    write(tmp_path / "train", [plain(1, [0]), plain(2, [label])])
+    assert "must be 0 to 1048575" in refusal(tmp_path, split=0.5)
+
+
 def test_a_compressed_file_is_told(tmp_path: Path) -> None:
     folder = dataset(tmp_path, files=1)
     file = folder / "train-0-of-1.tfrecord"
@@ -188,7 +200,7 @@ def test_a_compressed_file_is_told(tmp_path: Path) -> None:
 
 
 def test_a_length_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    for length, said in ((2**27, "cut short"), (2**62, "at most 268,435,456 are read")):
+    for length, said in ((2**25, "cut short"), (2**62, "at most 67,108,864 are read")):
         header = struct.pack("<Q", length)
         content = header + struct.pack("<I", masked_checksum(header)) + b"x" * 40
         (tmp_path / "train").write_bytes(content)
