@@ -296,6 +296,8 @@ def test_a_recipe_may_start_from_another(folder: Path) -> None:
         ("train: {resume_changed: allow}\n", "train.resume_changed"),
         ("dataset: {follow_links: true}\n", "dataset.follow_links"),
         ("device: {tune_bank: /etc/passwd}\n", "device.tune_bank"),
+        ("profile: {mode: 'on', output: /tmp/elsewhere}\n", "profile.output"),
+        ("dump: {steps: '0', path: /tmp}\n", "dump.path"),
     ],
 )
 def test_where_to_write_is_the_users_to_say(text: str, key: str) -> None:

@@ -14,6 +14,7 @@ from jax._src.source_info_util import ExtendNameStackContextManager
 
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.observe.reporter import Reporter
 from pipeline.profiler import run_profile
@@ -129,6 +130,36 @@ def test_a_run_that_is_too_short_is_refused(
     given = [*TINY, "train.steps=25", f"cache.root={cache}"]
     assert main(["profile", *given]) == 2
     assert "the run has 25 steps, too few to profile" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_near_its_end_goes_on_without_a_profile(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    run(tiny("train.steps=80"), tmp_path)
+    summary = run(tiny(SHORT, "profile.mode=on", f"train.resume={tmp_path}"))
+    assert (summary.status, summary.steps) == ("done", 90)
+    assert "too few to profile" in (tmp_path / "run.log").read_text()
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.slow
+def test_a_profile_that_fails_does_not_end_its_run(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_profile, "write_profile", fail)
+    summary = run(tiny(SHORT, "profile.mode=on"), tmp_path)
+    assert summary.status == "done"
+    assert "no profile: " in (tmp_path / "run.log").read_text()
+    assert "No space left on device" in (tmp_path / "run.log").read_text()
+
+
+def test_a_run_to_resume_is_not_ended_by_its_profile(tiny: Compose) -> None:
+    with pytest.raises(RecipeError, match="must be null with profile"):
+        run_profile.require_profilable(tiny("profile.mode=only", "train.resume=auto"), "cpu", 1)
 
 
 @pytest.mark.slow

@@ -15,8 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.proto.graph_pb2 import GraphDef
 
 from pipeline import load_run, run
+from pipeline.callbacks.callback import Callback, RunControl
 from pipeline.config.recipe import Recipe
 from pipeline.observe.reporter import Reporter
+from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.collect import Collector
 from pipeline.stages.data import load_data
 from tests.conftest import compose_tiny
@@ -149,6 +151,26 @@ def test_gradients_of_other_steps(
     assert compared
     for step, norm in compared.items():
         assert np.sqrt(squares[step]) == pytest.approx(norm, rel=2e-3)
+
+
+class Slower(Callback):
+    """A callback that asks for another rate in the middle of a sink."""
+
+    def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
+        """Ask at once, to have it at the next boundary."""
+        run.set_learning_rate(0.001)
+
+
+@pytest.mark.slow
+def test_what_callbacks_ask_for_takes_effect_where_it_would_without_a_collection(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    sinks = ("train.sink_size=15", "eval.every_passes=null")
+    for name, added in (("plain", ()), ("full", COLLECTED)):
+        run(tiny(*sinks, *added), tmp_path / name, callbacks=[Slower()])
+    rates = [[step["learning_rate"] for step in numbers(tmp_path / n)] for n in ("plain", "full")]
+    assert rates[0] == rates[1]
+    assert rates[0][14] != rates[0][15]
 
 
 @pytest.mark.slow
