@@ -1,4 +1,4 @@
-"""What a step will take here: products by the lowerings' bank or measured peaks, the rest by bytes.
+"""Forecast of a step here: products by the lowerings' bank or measured peaks, the rest by bytes.
 
 The kernels of the rest are those that the emulated device's compiler forms of the traced step:
 XLA, too, fuses element-wise work up to what must be in memory.

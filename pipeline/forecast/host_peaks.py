@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from pipeline.host.shortest_time import shortest_s
 
 BUDGET_S = 0.15
 """Time of each probe after it is compiled."""
@@ -71,17 +72,24 @@ def _of_convolutions(dtype: str) -> dict[str, float]:
 
     count = 2.0 * np.prod(IMAGES) * 9 * features
     calls = dict(zip(ROLES, (forward, gradient(0), gradient(1)), strict=True))
-    return {role: count / _least_s(jax.jit(call), images, kernel) for role, call in calls.items()}
+    return {
+        role: count / shortest_s(jax.jit(call), images, kernel, budget_s=BUDGET_S)
+        for role, call in calls.items()
+    }
 
 
 def _of_matrices(dtype: str) -> float:
     matrix = jnp.ones((EDGE, EDGE), dtype)
-    return 2.0 * EDGE**3 / _least_s(jax.jit(jnp.dot), matrix, matrix)
+    return 2.0 * EDGE**3 / shortest_s(jax.jit(jnp.dot), matrix, matrix, budget_s=BUDGET_S)
 
 
 def _stream(elements: int) -> float:
     one, two = jnp.ones(elements), jnp.ones(elements)
-    return 3.0 * one.nbytes / _least_s(jax.jit(lambda a, b: a + 3.0 * b), one, two)
+    return (
+        3.0
+        * one.nbytes
+        / shortest_s(jax.jit(lambda a, b: a + 3.0 * b), one, two, budget_s=BUDGET_S)
+    )
 
 
 def _op_us() -> float:
@@ -93,20 +101,9 @@ def _op_us() -> float:
             x = jnp.cumsum(x, 0) / 32
         return x
 
-    return 1e6 * _least_s(jax.jit(chain), small) / CHAIN
+    return 1e6 * shortest_s(jax.jit(chain), small, budget_s=BUDGET_S) / CHAIN
 
 
 def _dispatch_us() -> float:
     many = [jnp.ones(8) for _ in range(32)]
-    return 1e6 * _least_s(jax.jit(lambda xs: [x + 1 for x in xs]), many)
-
-
-def _least_s(run: Callable[..., Any], *arguments: Any) -> float:
-    jax.block_until_ready(run(*arguments))
-    times: list[float] = []
-    until = time.perf_counter() + BUDGET_S
-    while len(times) < 3 or time.perf_counter() < until:
-        began = time.perf_counter()
-        jax.block_until_ready(run(*arguments))
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return 1e6 * shortest_s(jax.jit(lambda xs: [x + 1 for x in xs]), many, budget_s=BUDGET_S)

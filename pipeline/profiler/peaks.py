@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
 from pipeline.files.strict_json import json_text
 from pipeline.host.limits import read_limits
+from pipeline.host.shortest_time import shortest_s
 
 FILE = "peaks.json"
 BUDGET_S = 0.5
@@ -24,7 +23,6 @@ SIZES = {"cpu": 1024}
 OTHER_SIZE = 8192
 TRIAD = 1 << 24
 """Elements of each array of the triad, more than any cache holds."""
-LEAST_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -93,18 +91,7 @@ def measure_peaks(device: jax.Device) -> Peaks:
         share = BUDGET_S / 3
         of_product = 2.0 * size**3
         return Peaks(
-            flops=of_product / _best_s(lambda: product(matrix, matrix), share),
-            bf16_flops=of_product / _best_s(lambda: product(half, half), share),
-            bytes_per_s=3.0 * one.nbytes / _best_s(lambda: triad(one, two), share),
+            flops=of_product / shortest_s(product, matrix, matrix, budget_s=share),
+            bf16_flops=of_product / shortest_s(product, half, half, budget_s=share),
+            bytes_per_s=3.0 * one.nbytes / shortest_s(triad, one, two, budget_s=share),
         )
-
-
-def _best_s(run: Callable[[], Any], budget_s: float) -> float:
-    jax.block_until_ready(run())
-    times: list[float] = []
-    until = time.perf_counter() + budget_s
-    while len(times) < LEAST_RUNS or time.perf_counter() < until:
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - began)
-    return min(times)

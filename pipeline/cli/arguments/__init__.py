@@ -1,1 +1,1 @@
-"""What commands have in common: usage texts, and arguments that ask something of texts."""
+"""Usage texts that commands show, and arguments that ask something of texts."""
