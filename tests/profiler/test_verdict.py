@@ -14,7 +14,7 @@ from pipeline.profiler.step_profile import HostTime, OperatorTime, StepProfile
 from pipeline.profiler.verdict import EventCost, Evidence, SinkGain, decide
 
 PEAKS = Peaks(flops=1e11, bf16_flops=2e11, bytes_per_s=1e10)
-FEED = FeedReport("resident", False, 0.0, None, None, None, {}, None)
+FEED = FeedReport("resident", False, 0.0, 0.0, None, None, None, {}, None)
 
 
 def operator(name: str, ms: float, kind: str, layer: str, **more: Any) -> OperatorTime:
