@@ -51,7 +51,8 @@ class Window:
     stop: int
     inputs: Inputs
     early: bool = False
-    """Whether it is one of the short windows after a jump, for which to wait is no starvation."""
+    """Whether it is one of the short windows after a jump, or follows the last of them: to wait for
+    it is no starvation."""
 
     @property
     def most_steps(self) -> int:

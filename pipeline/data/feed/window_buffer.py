@@ -83,8 +83,8 @@ class ReadPlan:
         )
 
     def is_early(self, number: int) -> bool:
-        """Whether a window is one of those after a jump that are shorter than a full one."""
-        return self._first_steps * 2**number < self.window_steps
+        """Whether a window after a jump is read while a short one is in use, or is the first."""
+        return self._first_steps * 2 ** max(0, number - 1) < self.window_steps
 
     @property
     def _first_steps(self) -> int:

@@ -62,7 +62,7 @@ def _partner(
 def _reshaped_before(graph: TaskGraph, task: Task, other: Task) -> bool:
     """Return whether a product's result must leave its blocks before a kernel reads it.
 
-    MindSpore's Dense works on the rows of all samples and reshapes behind its bias. Tokens that are
+    MindSpore's Dense works on the rows of all samples and reshapes after its bias. Tokens that are
     no whole sixteens make that a conversion, so that what reads other tokens, too, can't fuse.
     """
     output = graph.buffers[task.writes[0]]

@@ -1,10 +1,10 @@
 """Conversions between the plain format ND and the cube's FRACTAL_NZ around matrix products.
 
 A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16; the trace of AlexNet (2023) has a TransData
-behind the product of its 10 classes and before its gradient, and none between products of 4,096
+after the product of its 10 classes and before its gradient, and none between products of 4,096
 features, whose element-wise work stays in blocks. CANN's element-wise ops, softmax and layer norm
 take FRACTAL_NZ where both edges of a matrix are whole sixteens (`op_select_format` of softmax_v2,
-layer_norm), and so does a Reshape between tokens and rows; other matrices are converted behind a
+layer_norm), and so does a Reshape between tokens and rows; other matrices are converted after a
 product and before the next one. Eager frameworks run one op at a time between plain tensors, so
 that every product converts.
 """

@@ -4,7 +4,7 @@ A MatMul takes either operand transposed (`transpose_x1`, `transpose_x2` of the 
 either order as well: swapping the rows and columns of a product's operand or result costs nothing.
 Where a permutation moves whole fractals of 16 x 16, as that of attention's heads does with tokens
 and features of whole sixteens, MindSpore's `matmul_confusiontranspose` pass lets the product write
-its blocks to their new place. Any other permutation is a Transpose of its own before or behind the
+its blocks to their new place. Any other permutation is a Transpose of its own before or after the
 product, also one that JAX keeps in a `dot_general`'s dimension numbers.
 """
 
@@ -55,7 +55,7 @@ def _moves_whole_fractals(moved: Permutation) -> bool:
 
 
 def result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutation:
-    """Return what is left of a transpose behind a product that may write either order."""
+    """Return what is left of a transpose after a product that may write either order."""
     (left_sum, _), (left_batch, _) = product.params["dimension_numbers"]
     left = graph.values[product.inputs[0]].shape
     shape, order = graph.values[product.outputs[0]].shape, transpose.params["permutation"]

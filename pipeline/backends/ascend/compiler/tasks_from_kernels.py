@@ -226,7 +226,7 @@ class _Lowering:
         """Return what a vector kernel reads and writes, in layouts that it can work on.
 
         Work along the channels of a position, as layer norm's on images, needs them side by side:
-        frameworks put a Transpose from NCHW to NHWC before it and one back behind it, since
+        frameworks put a Transpose from NCHW to NHWC before it and one back after it, since
         feature maps are NCHW for everything else (ConvNeXt, Liu et al. 2022, does so in PyTorch).
         """
         if kernel.form == "rows" and any(map(self._is_map, kernel.sources)):

@@ -15,7 +15,7 @@ WIDTH = 100
 
 
 @dataclass(frozen=True)
-class Formula:
+class KernelFormula:
     """Formula of a class of kernels, and the chip's figures and fitted constants in it."""
 
     text: str
@@ -27,71 +27,73 @@ _FLOOR = ("task_floor_one_core_us", "task_floor_all_cores_us")
 _STREAM = (*_FLOOR, "hbm_sustained_gb_per_s", "l2_read_bytes_per_cycle", "vector_bytes_per_cycle")
 _OVERLAP = ("hbm_read", "hbm_write", "vector_overlap")
 
-PRODUCT = Formula(
+PRODUCT = KernelFormula(
     "floor + the p-norm of cube (16 x 16 x 16 a cycle and core, padded) / rate, reads, writes",
     (*_FLOOR, "ai_cores_count", "ai_core_clock_mhz", "cube_fp16_macs_per_cycle",
      "hbm_sustained_gb_per_s", "l2_read_bytes_per_cycle", "ub_to_l2_bytes_per_cycle"),
     ("cube_overlap", "hbm_read", "hbm_write"),
 )  # fmt: skip
-STREAM = Formula(
+STREAM = KernelFormula(
     "floor + the p-norm of lanes (operations of each element) and traffic, / rate",
     _STREAM,
     (*_OVERLAP, "vector_rate", "heavy_operations"),
 )
-FLOAT32 = Formula(
+FLOAT32 = KernelFormula(
     "floor + multiply-adds of 16 rows a core at the rate of its vector unit",
     (*_FLOOR, "fp32_matmul_gmacs_per_s"),
 )
-FORMULAS: Mapping[CostClass, Formula] = {
-    "depthwise": Formula(
+FORMULAS: Mapping[CostClass, KernelFormula] = {
+    "depthwise": KernelFormula(
         "floor + the p-norm of lanes (one for each multiply-add) and traffic, / rate",
         _STREAM,
         (*_OVERLAP, "vector_rate"),
     ),
-    "transpose": Formula(
+    "transpose": KernelFormula(
         "floor + the p-norm of traffic and of turned squares, or of rows that are no whole blocks, "
         "/ rate; by the permutation of bytes alone",
         _STREAM,
         (*_OVERLAP, "transpose_square_cycles", "transpose_element_cycles", "minor_row_cycles"),
     ),
-    "trans_data": Formula(
+    "trans_data": KernelFormula(
         "floor + the p-norm of traffic and of rows that are no whole blocks, / rate",
         _STREAM,
         (*_OVERLAP, "minor_row_cycles", "pad_row_cycles"),
     ),
-    "bias_grad": Formula(
+    "bias_grad": KernelFormula(
         "floor + the p-norm of traffic and of a walk of each image and channel, / rate",
         _STREAM,
         (*_OVERLAP, "bias_segment_cycles", "bias_bytes_per_cycle"),
     ),
-    "rows": Formula(
+    "rows": KernelFormula(
         "floor + the p-norm of traffic and of lanes with a start of each row, / rate",
         _STREAM,
         (*_OVERLAP, "minor_row_cycles", "vector_rate", "heavy_operations"),
     ),
-    "gather": Formula(
+    "gather": KernelFormula(
         "floor + the p-norm of traffic and of a latency of each row, / rate",
         _STREAM, (*_OVERLAP, "gather_row_cycles"),
     ),
-    "scatter": Formula(
+    "scatter": KernelFormula(
         "floor + the p-norm of traffic and of a latency of each row, / rate",
         _STREAM, (*_OVERLAP, "scatter_row_cycles"),
     ),
-    "max_pool": Formula(
+    "max_pool": KernelFormula(
         "floor + the p-norm of traffic and of a walk of 16 channels of an image by taps, / rate",
         _STREAM, (*_OVERLAP, "pool_block_cycles", "pool_tap_cycles"),
     ),
-    "max_pool_grad": Formula(
+    "max_pool_grad": KernelFormula(
         "floor + the p-norm of traffic and of a walk of 16 channels of an image by taps, / rate",
         _STREAM, (*_OVERLAP, "pool_grad_block_cycles", "pool_grad_tap_cycles"),
     ),
-    "ai_cpu": Formula("one time for every operator on the AI CPU", ("ai_cpu_task_us",)),
-    "all_reduce": Formula("priced with the links, not with its layer", ("hccs_bus_gb_per_s",)),
+    "ai_cpu": KernelFormula("one time for every operator on the AI CPU", ("ai_cpu_task_us",)),
+    "all_reduce": KernelFormula(
+        "priced with the links, not with its layer", ("hccs_bus_gb_per_s",)
+    ),
 }  # fmt: skip
 _PRODUCTS: tuple[CostClass, ...] = ("conv", "conv_input_grad", "conv_kernel_grad", "matmul")
 
 
-def formula_of(task: Task) -> Formula:
+def formula_of(task: Task) -> KernelFormula:
     """Return the formula that a task is priced by."""
     if task.cost_class in _PRODUCTS:
         return FLOAT32 if runs_on_vector(task) else PRODUCT

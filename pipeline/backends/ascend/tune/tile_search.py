@@ -85,7 +85,7 @@ def search_tiles(
 
 
 def _better(first: Search, second: Search) -> Search:
-    """Return the better of two searches, the rounds of the second behind those of the first."""
+    """Return the better of two searches, the rounds of the second after those of the first."""
     reached = first.rounds[-1].best_us
     later = tuple(replace(each, best_us=min(each.best_us, reached)) for each in second.rounds)
     best = second if second.rounds[-1].best_us < reached else first
