@@ -44,6 +44,7 @@ def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.slow
 def test_lenet5_takes_cifar10(
     shared_data: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

@@ -21,6 +21,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_a_run_is_read_back(trained: Path) -> None:
     loaded = pipeline.load_run(trained)
     saved = outcome.arrays(trained)

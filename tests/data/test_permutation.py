@@ -27,6 +27,7 @@ def test_a_place_does_not_depend_on_those_asked_with_it(size: int, seed: int, pl
     assert together[0] == permuted(places[:1], size, seed, 3)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 100])
 def test_numbers_are_at_every_place_equally_often(size: int) -> None:
     draws = 6000

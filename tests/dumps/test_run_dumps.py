@@ -107,6 +107,7 @@ def test_a_dump_that_is_impossible_is_refused_before_training(
     assert saved_steps(tmp_path / "run" / "checkpoints") == []
 
 
+@pytest.mark.slow
 def test_a_dump_of_a_run_is_that_of_the_run_itself(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

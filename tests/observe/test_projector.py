@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from google.protobuf import text_format
 from PIL import Image
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
@@ -38,6 +39,7 @@ def test_samples_that_are_no_images_have_no_sheet(tmp_path: Path) -> None:
     assert not embedding.HasField("sprite")
 
 
+@pytest.mark.slow
 def test_a_sheet_of_many_large_pictures_stays_small(tmp_path: Path) -> None:
     write_embeddings(
         tmp_path, np.ones((400, 1), np.float32), ["x"] * 400, np.zeros((400, 224, 224, 3), np.uint8)

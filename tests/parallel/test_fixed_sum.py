@@ -36,6 +36,7 @@ def add_by_hand(terms: list[np.ndarray]) -> np.ndarray:
     return total
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 24), seed=st.integers(0, 2**16), stacked=st.booleans())
 def test_leaves_are_added_in_the_order_of_the_tree(count: int, seed: int, stacked: bool) -> None:

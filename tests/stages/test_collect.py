@@ -47,6 +47,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Pa
     return folder / "plain", folder / "full"
 
 
+@pytest.mark.slow
 def test_losses_are_the_same_bits(collected: tuple[Path, Path]) -> None:
     plain, full = map(numbers, collected)
     assert len(plain) == 45

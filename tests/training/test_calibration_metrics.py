@@ -105,6 +105,7 @@ def test_samples_with_several_labels_are_refused(metric: MetricSpec) -> None:
         add_own(zero_sums(3, (metric,)), (metric,), logits, labels, jnp.ones(4, bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [CalibrationError(), BrierScore()], ids=lambda m: m.name)
 def test_ignored_labels_do_not_count(metric: MetricSpec) -> None:
     """Of positions of samples, of which each label then is a sample."""

@@ -42,6 +42,7 @@ def counted(ignored: set[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(true), np.array(guessed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [None, 255, 1])
 def test_mean_iou_is_that_of_sets(ignored: int | None) -> None:
     true, guessed = counted({ignored} if ignored is not None else set())

@@ -82,6 +82,7 @@ def test_labels_are_counted_as_one_by_one(seed: int, batch: int) -> None:
     assert found["micro_f1"] == pytest.approx(2 * total[0] / total[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([24, 7]), st.sampled_from([None, 1]))
 def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | None) -> None:

@@ -339,6 +339,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="the CIFAR-10 archive is not here")
 def test_real_cifar10_is_read(cache: Path) -> None:
     data = Cifar10(**section(root=REAL)).read(cache)

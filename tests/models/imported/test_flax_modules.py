@@ -46,6 +46,7 @@ def test_a_module_has_its_own_names_and_results(imported: Build) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"), [("ConvNet", {}), ("Untyped", {}), ("NnxNet", {"width": 4})]
 )
@@ -94,6 +95,7 @@ def test_all_layers_compute_in_the_type_of_the_recipe(
     assert kept == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_an_nnx_module_has_its_own_results_and_statistics(imported: Build) -> None:
     module = imported("flax", "NnxNet", width=4)
     variables = initialise(module, IMAGES)

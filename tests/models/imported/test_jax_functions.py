@@ -22,6 +22,7 @@ def test_parameters_are_named_by_their_place_in_the_pytree(imported: Build) -> N
     assert found == {"0/0": (4, 3), "0/1": (3,), "1/0": (3, 10), "1/1": (10,)}
 
 
+@pytest.mark.slow
 def test_functions_get_parameters_as_they_gave_them(imported: Build) -> None:
     module = imported("function", "perceptron", width=3)
     variables = initialise(module, IMAGES)

@@ -35,6 +35,7 @@ def plain(x: Laid) -> np.ndarray:
     return np.transpose(np.asarray(x.array), np.argsort(x.order))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(laid_arrays(), st.data())
 def test_a_permutation_is_numpys(x: Laid, data: st.DataObject) -> None:
@@ -44,6 +45,7 @@ def test_a_permutation_is_numpys(x: Laid, data: st.DataObject) -> None:
     assert found.array is x.array
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(laid_arrays(), st.data())
 def test_a_reshape_is_numpys(x: Laid, data: st.DataObject) -> None:
@@ -60,6 +62,7 @@ def test_a_reshape_is_numpys(x: Laid, data: st.DataObject) -> None:
     np.testing.assert_array_equal(plain(found), plain(x).reshape(shape))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(laid_arrays(), laid_arrays())
 def test_a_sum_broadcasts_as_numpys(x: Laid, other: Laid) -> None:
@@ -72,6 +75,7 @@ def test_a_sum_broadcasts_as_numpys(x: Laid, other: Laid) -> None:
     np.testing.assert_array_equal(plain(Laid(first + second, order)), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(laid_arrays(), st.data())
 def test_a_reduction_is_numpys(x: Laid, data: st.DataObject) -> None:

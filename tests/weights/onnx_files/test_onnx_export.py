@@ -195,6 +195,7 @@ def exported(trained: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
     trained: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ def test_fresh_weights_are_the_modules_own() -> None:
         np.testing.assert_array_equal(array, theirs[path])
 
 
+@pytest.mark.slow
 def test_dropout_is_a_function_of_the_key() -> None:
     first, again, other = (np.asarray(train_logits("dropped", key)) for key in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -71,6 +72,7 @@ def test_convolutions_products_and_maxima_go_through_the_policy() -> None:
     assert forward["PoolingProblem"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_activations_have_the_recipes_type(dtype: str) -> None:
     graph, theirs = golden_graph("mobile"), golden_results("mobile")
