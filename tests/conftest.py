@@ -14,11 +14,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import settings
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.plugins import loading
 from tests.forked import run_forked
+
+# A deadline by the clock fails on a machine that others use too.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 # As many devices as runs on several ask for: their number can't change once one is open.
 jax.config.update("jax_num_cpu_devices", 8)
