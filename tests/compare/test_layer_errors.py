@@ -33,7 +33,7 @@ LONGER: list[tuple[str, str, Fault, str]] = [
 ]
 
 
-def _is_named(network: str, dtype: str, fault: Fault, path: str, cache: Path) -> None:
+def assert_named(network: str, dtype: str, fault: Fault, path: str, cache: Path) -> None:
     verdict = inject(Injection(network, dtype, fault, path, ""), cache)
     assert verdict.effect > 2
     assert verdict.named == path
@@ -42,7 +42,7 @@ def _is_named(network: str, dtype: str, fault: Fault, path: str, cache: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("network", "dtype", "fault", "path"), SAMPLE)
 def test_a_fault_is_named(network: str, dtype: str, fault: Fault, path: str, cache: Path) -> None:
-    _is_named(network, dtype, fault, path, cache)
+    assert_named(network, dtype, fault, path, cache)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_fault_is_named(network: str, dtype: str, fault: Fault, path: str, cac
 def test_a_fault_in_a_deeper_network_is_named(
     network: str, dtype: str, fault: Fault, path: str, cache: Path
 ) -> None:
-    _is_named(network, dtype, fault, path, cache)
+    assert_named(network, dtype, fault, path, cache)
 
 
 @pytest.mark.slow
