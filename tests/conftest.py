@@ -19,6 +19,7 @@ from hypothesis import settings
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.plugins import loading
+from tests.compiling import compile_quickly, optimized
 from tests.forked import run_forked
 
 # A deadline by the clock fails on a machine that others use too.
@@ -27,6 +28,7 @@ settings.load_profile("shared")
 
 # As many devices as runs on several ask for: their number can't change once one is open.
 jax.config.update("jax_num_cpu_devices", 8)
+compile_quickly(True)
 
 ROOT = Path(__file__).parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -129,18 +131,14 @@ def forked(cache: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedPro
     return run
 
 
-def _with_few_optimizations() -> Iterator[None]:
-    """Compile with few optimizations, in half of the time.
-
-    For tests of what a run does, not of its speed or of the bits of different programs.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def _optimized() -> Iterator[None]:
+    """Compile programs as a user's are, where bits of different ones are compared."""
+    with optimized():
+        yield
 
 
-quick_programs = pytest.fixture(_with_few_optimizations)
-quick_programs_of_module = pytest.fixture(_with_few_optimizations, scope="module")
+optimized_programs = pytest.fixture(_optimized)
+optimized_programs_of_module = pytest.fixture(_optimized, scope="module")
 
 
 @pytest.fixture(scope="session")

@@ -163,7 +163,6 @@ def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_a_failed_run_returns_1(say: Say) -> None:
     said = say(*TINY, STEPS, "train.optimizer.lr=1e30")
     assert said.status == 1

@@ -115,7 +115,6 @@ def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     recipe = load_recipe(name, [*twin(TRAINED[name]), f"cache.root={cache}"])
@@ -128,7 +127,6 @@ def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_recipe_of_texts_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     small = ["model.features=16", "model.hidden=16", "model.heads=2", "model.blocks=1"]
@@ -142,7 +140,6 @@ def test_a_recipe_of_texts_trains_end_to_end(name: str, cache: Path, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize("name", OF_FILES)
 def test_a_recipe_of_files_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     root = OF_FILES[name](tmp_path / "files")

@@ -47,7 +47,6 @@ def test_a_pass_has_every_sample_once(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_batches_are_those_that_training_sees(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_python_in_a_layer_runs_at_every_step_and_sees_values(
     tiny: Compose, calls: list[bool], tmp_path: Path
 ) -> None:
@@ -68,7 +67,6 @@ def test_numbers_are_those_of_the_graph(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=4"])
 def test_sinks_change_nothing(sink: str, tiny: Compose, tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
@@ -78,7 +76,6 @@ def test_sinks_change_nothing(sink: str, tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_divergence_stops_at_its_step(tiny: Compose, tmp_path: Path) -> None:
     """C-02."""
     with pytest.raises(RunError, match="Invalid loss, terminating training"):
@@ -87,7 +84,6 @@ def test_divergence_stops_at_its_step(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_single_layers_are_compiled_while_python_runs_in_the_others(
     tiny: Compose, calls: list[bool], tmp_path: Path
 ) -> None:

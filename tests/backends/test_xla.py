@@ -104,7 +104,6 @@ def test_another_seed_is_another_run(reference: Path, tiny: Compose, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=20"])
 def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
     sink: str, tiny: Compose, tmp_path: Path
@@ -129,7 +128,6 @@ def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize("mechanism", ["loop", "soft"])
 def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
     mechanism: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,7 +164,6 @@ def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -179,7 +176,6 @@ def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         run(tiny("train.optimizer.lr=1e30"), tmp_path)

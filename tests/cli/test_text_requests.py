@@ -16,8 +16,6 @@ from pipeline.errors import DataError, RecipeError, UsageError
 from pipeline.runner.run import run
 from tests.weights.text_runs import bert, gpt
 
-pytestmark = pytest.mark.usefixtures("quick_programs_of_module")
-
 TEXTS = ("Draw a circle with the pen.", "Return a string of the message header.")
 
 

@@ -95,6 +95,7 @@ def normal(folder: Path) -> list[object]:
     return [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")]
 
 
+@pytest.mark.usefixtures("optimized_programs")
 def test_two_processes_have_the_bits_of_one(
     start: Callable[..., Process], tiny: Compose, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_nothing_is_left_where_the_command_itself_is_killed(
     assert "error:" not in (tmp_path / "said").read_text()
 
 
+@pytest.mark.usefixtures("optimized_programs")
 def test_a_stopped_run_goes_on_with_one_process(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:

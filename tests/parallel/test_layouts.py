@@ -15,6 +15,8 @@ from pipeline.runner.run import run
 from pipeline.stages.checkpoint.restore import read_saved
 from tests import outcome
 
+pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
+
 Compose = Callable[..., Recipe]
 MLP = ("model=mlp", "model.hidden=[12]", "train.optimizer.lr=0.05")
 SHORT = ("train.steps=20", "train.sink_size=7", "eval.every_steps=10", "parallel.mode=data")

@@ -46,6 +46,7 @@ def program_text(recipe: Recipe) -> str:
         return compile_programs(recipe, dataset, built, backend, reporter).program_text
 
 
+@pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 def test_scopes_change_no_instruction(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny(SHORT, "cache.compiled=false")
@@ -71,6 +72,7 @@ def without_metadata(text: str) -> list[str]:
     return [line for line in lines if " = " in line]
 
 
+@pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["train.sink_size=20", "train.mechanism=soft", "train.sink=false"])
 def test_a_profile_changes_no_bit(how: str, tiny: Compose, tmp_path: Path) -> None:

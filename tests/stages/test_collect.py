@@ -23,6 +23,8 @@ from pipeline.stages.collect import Collector
 from pipeline.stages.data import load_data
 from tests.conftest import compose_tiny
 
+pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
+
 COLLECTED = ["monitor.tensorboard=true", "monitor.collect_every=20"]
 SHOWN = ["monitor.graph=true", "monitor.embeddings=30"]
 

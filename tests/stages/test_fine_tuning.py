@@ -109,6 +109,7 @@ def test_a_run_is_resumed_in_every_phase(
     outcome.assert_same_run(run_dir, whole)
 
 
+@pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 def test_shards_and_microbatches_thaw_too(tiny: Compose, tmp_path: Path) -> None:
     """The same bits on one device and on two."""
@@ -120,7 +121,6 @@ def test_shards_and_microbatches_thaw_too(tiny: Compose, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_eager_mode_thaws_as_the_program_does(tiny: Compose, tmp_path: Path) -> None:
     short = ["train.steps=4", "train.unfreeze=[{pattern: '*', after_steps: 2}]"]
     for mode in ("graph", "eager"):

@@ -141,6 +141,7 @@ def test_any_sink_and_a_resumed_run_give_the_same(
     )
 
 
+@pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sizes", "balanced", "masks"])
 def test_any_number_of_devices_gives_the_same(name: str, compose: Compose, tmp_path: Path) -> None:

@@ -117,7 +117,6 @@ def test_groups_are_the_same_however_the_run_sinks(how: str, tiny: Compose, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_groups_are_the_same_in_eager_mode(tiny: Compose, tmp_path: Path) -> None:
     np.testing.assert_allclose(*losses_of_groups("train.mode=eager", tiny, tmp_path), rtol=2e-5)
 

@@ -159,6 +159,7 @@ def test_a_metric_that_fails_is_named() -> None:
 METRICS = "eval.metrics=[brier, {name: calibration_error, bins: 7}]"
 
 
+@pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 def test_sums_of_shards_do_not_depend_on_the_devices(tiny: Compose, tmp_path: Path) -> None:
     """Nor on the number of samples, which 4 does not divide."""

@@ -115,6 +115,7 @@ def test_a_run_with_sam_takes_the_steps_that_are_written_out(tiny: Compose, tmp_
         np.testing.assert_allclose(lines[step]["loss"], loss(before, images, labels), rtol=1e-4)
 
 
+@pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["plain", "sam"])
 def test_gradients_of_shards_do_not_depend_on_the_devices(

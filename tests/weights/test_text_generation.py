@@ -23,8 +23,6 @@ from pipeline.weights.text_generation import (
 from pipeline.weights.trained_run import TrainedRun, read_trained_run
 from tests.weights.text_runs import GPT, RHYME, gpt
 
-pytestmark = pytest.mark.usefixtures("quick_programs_of_module")
-
 PROMPT = "the dog"
 LENGTH = 12
 

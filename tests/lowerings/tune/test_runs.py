@@ -28,7 +28,7 @@ from pipeline.stages.lowering_problems import list_problems
 from tests import outcome
 from tests.lowerings.engines import require
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
 
 CONVOLUTIONS = [
     "{name: conv, features: 8, kernel: 3, bias: true}",

@@ -70,7 +70,6 @@ def test_the_run_is_the_same_however_it_sinks(how: str, tiny: Compose, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_steps_that_a_loop_slows_down_run_without_one_and_come_to_the_same(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -83,7 +82,6 @@ def test_steps_that_a_loop_slows_down_run_without_one_and_come_to_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_a_run_without_a_loop_resumes_and_ends_at_a_bad_step(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="Step 2 of 12"):
         run(tiny(*VOLUME, *SHORT, "train.optimizer.lr=3e38"), tmp_path / "bad")
@@ -106,7 +104,6 @@ def test_nothing_is_said_where_all_is_lowered(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize(
     "how",
     [
@@ -141,7 +138,6 @@ def test_an_emulated_device_prices_its_layers_by_name(tiny: Compose, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_programs")
 def test_an_autopsy_names_its_layer(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="Invalid loss"):
         run(tiny(*CONV, *SHORT, "train.optimizer.lr=1e38"), tmp_path / "run")
