@@ -24,6 +24,8 @@ from tests.forked import run_forked
 
 # A deadline by the clock fails on a machine that others use too.
 settings.register_profile("shared", deadline=None)
+# The same examples each time, so that a change is judged by what it changes: .ci/run.
+settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.load_profile("shared")
 
 # As many devices as runs on several ask for: their number can't change once one is open.
