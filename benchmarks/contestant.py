@@ -20,10 +20,13 @@ from typing import Any, Protocol
 from benchmarks.child import child_process
 from benchmarks.tasks import Task
 from pipeline.host.allocator import SETTINGS
+from pipeline.host.cuda import PLATFORMS, share_memory
 
 PROOF_STEPS = 3
 """Steps whose losses are compared: the third depends on gradients, momentum and weight decay."""
 
+GPU_SHARES = 3
+"""Contestants of JAX that share a GPU's memory; PyTorch takes what it needs."""
 GROWTH = 8
 """How many times longer than the stretch before a stretch of the warm-up is at most."""
 
@@ -121,11 +124,22 @@ def started(module: str, task: Task, round_s: float) -> Iterator[Contestant]:
 
     A round lasts about `round_s` seconds.
     """
-    # As `python -m pipeline` begins; what is set in the shell, all contestants have.
-    environment = SETTINGS if module == "benchmarks.ours" else {}
+    environment = environment_of(module, on_gpu=task.on_gpu)
     child = child_process(_serve, module, task, round_s, daemon=True, environment=environment)
     with child as (process, pipe):
         yield Contestant(process, pipe)
+
+
+def environment_of(module: str, *, on_gpu: bool) -> dict[str, str]:
+    """Variables of a contestant's process; what is set in the shell, all contestants have.
+
+    On the CPU ours begins as `python -m pipeline` does, and JAX leaves GPUs to others. On a GPU
+    all contestants live side by side, and none may take most of its memory.
+    """
+    if on_gpu:
+        return share_memory(GPU_SHARES)
+    settings = SETTINGS if module == "benchmarks.ours" else {}
+    return {**settings, PLATFORMS: "cpu"}
 
 
 def _serve(pipe: Connection, module: str, task: Task, round_s: float) -> None:

@@ -6,11 +6,14 @@ import argparse
 import datetime
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
+
+from pipeline.host.cuda import cuda_versions
 
 T = TypeVar("T")
 
@@ -51,6 +54,19 @@ def machine() -> str:
     )
 
 
+def gpus() -> str:
+    """The GPUs with their driver, CUDA and cuDNN, in one line; empty where there is none."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    names = "; ".join(found.stdout.strip().splitlines())
+    libraries = {name: text for name, text in cuda_versions().items() if name != "driver"}
+    told = ", ".join(f"{name} {text}" for name, text in libraries.items())
+    return f"{names} ({told})" if told else names
+
+
 def _cpu_facts() -> dict[str, str]:
     """The first processor of /proc/cpuinfo; empty where there is none."""
     path = Path("/proc/cpuinfo")
@@ -85,7 +101,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def heading(title: str, command: str, packages: Iterable[str]) -> str:
     """How a result begins: what it is, the command that made it, when, where, with what."""
-    return f"# {title}\n\n    {command}\n\n{today()}; {machine()}; {versions(packages)}\n"
+    where = "; ".join(filter(None, (machine(), gpus())))
+    return f"# {title}\n\n    {command}\n\n{today()}; {where}; {versions(packages)}\n"
 
 
 def add_save(parser: argparse.ArgumentParser, name: str) -> None:

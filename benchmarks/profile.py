@@ -6,7 +6,7 @@ The step is that of `benchmarks.train`, traced by JAX's profiler behind some tha
 Every operation that XLA runs is counted among one kind. Some run at the same time, so the kinds add
 up to more than the step. Bytes are those of operands and results, each read or written once; what a
 cache keeps from one operation to the next makes a rate exceed that of the memory, which is measured
-beside it by copying an array.
+beside it by copying an array, on the GPU where that computes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measure import RESULTS, add_save, heading, publish, table, usable_cores
@@ -58,6 +59,13 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--root", type=Path, help="dataset.root; default: download the data")
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for the recipe, as device=gpu, which is traced without CUDA graphs",
+    )
     add_save(parser, "")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -69,6 +77,7 @@ def main() -> None:
             precision=args.precision,
             sink_size=args.steps,
             threads=usable_cores(),
+            overrides=traceable(args.override),
         )
         training = OursTraining(task)
         program = parse_program(training.program_text)
@@ -76,7 +85,15 @@ def main() -> None:
     save = (
         RESULTS / f"profile_{args.task}_{args.precision}.md" if args.save == RESULTS else args.save
     )
-    publish(_report(task, profile, program, copied_gb_s()), save)
+    copied = gpu_copied_gb_s() if task.on_gpu else copied_gb_s()
+    publish(_report(task, profile, program, copied, args.override), save)
+
+
+def traceable(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides, on a GPU without CUDA graphs, which have no names of operations."""
+    graphs = [one for one in overrides if one.startswith("device.graphs=")]
+    off = ["device.graphs=off"] if "device=gpu" in overrides and not graphs else []
+    return (*overrides, *off)
 
 
 def take_profile(training: OursTraining, steps: int, folder: Path) -> Profile:
@@ -109,7 +126,25 @@ def copied_gb_s() -> float:
     return 2 * COPIED_BYTES / min(times_s) / 1e9
 
 
-def _report(task: Task, profile: Profile, program: HloProgram, memory_gb_s: float) -> str:
+def gpu_copied_gb_s() -> float:
+    """Gigabytes a second, read and written, of copying an array on the GPU; the best of some."""
+    source = jax.device_put(np.ones(COPIED_BYTES, np.uint8), jax.devices("gpu")[0])
+    copy = jax.jit(jnp.copy)
+    times_s = []
+    for _ in range(COPIES + 1):
+        begun = time.perf_counter()
+        jax.block_until_ready(copy(source))
+        times_s.append(time.perf_counter() - begun)
+    return 2 * COPIED_BYTES / min(times_s) / 1e9
+
+
+def _report(
+    task: Task,
+    profile: Profile,
+    program: HloProgram,
+    memory_gb_s: float,
+    overrides: Sequence[str] = (),
+) -> str:
     busy_ms, moved_gb, operations = Counter[str](), Counter[str](), Counter[str]()
     for name, us in profile.busy_us.items():
         kind = program.kind_of(name)
@@ -132,11 +167,13 @@ def _report(task: Task, profile: Profile, program: HloProgram, memory_gb_s: floa
     header = ["operations", "ms a step", "share", "how many", "GB", "GB/s"]
     said = f"--task {task.name}"
     said += f" --precision {task.precision}" if task.precision != "float32" else ""
+    said += "".join(f" --override {one}" for one in overrides)
+    whose = "The GPU" if task.on_gpu else "One core"
     title = f"{task.name}, batch {task.batch_size}, {task.precision}: where a step goes"
     return (
         heading(title, f"python -m benchmarks.profile {said} --steps {profile.steps}", PACKAGES)
         + f"\nA step took {1000 * profile.seconds / profile.steps:,.2f} ms while it was traced. "
-        f"One core copies {memory_gb_s:.0f} GB/s.\n\n" + table(header, rows)
+        f"{whose} copies {memory_gb_s:.0f} GB/s.\n\n" + table(header, rows)
     )
 
 

@@ -81,6 +81,11 @@ class Task:
     threads: int
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether all contestants train on a GPU: where our recipe is told to."""
+        return "device=gpu" in self.overrides
+
+    @property
     def images(self) -> Path:
         """x_train, y_train, x_test, y_test: uint8 (n, H, W, C) and int32 (n,)."""
         return self.folder / "images.npz"

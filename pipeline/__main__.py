@@ -23,6 +23,7 @@ from pipeline.host.signals import interrupt_command
 from pipeline.plugins.loading import name_for_all, take_flags
 from pipeline.registry import load_all
 
+ON_GPU = "device=gpu"
 COLLECT_SELDOM = (100_000, 20, 100)
 COMMANDS = frozenset(
     module.name
@@ -34,7 +35,8 @@ COMMANDS = frozenset(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of the arguments and return the exit status."""
-    if arguments is None:
+    if arguments is None and ON_GPU not in sys.argv:
+        # What it speeds up is the memory of programs of the processor.
         reexec_with_malloc_tunables()
     started_at = time.perf_counter()
     interrupt_command()

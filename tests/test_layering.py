@@ -62,6 +62,7 @@ LEVELS = [
     "backends.ascend.pricing",
     "backends.ascend.fit",
     "backends.ascend",
+    "backends.gpu",
     "backends.devices",
     "planner",
     "config",

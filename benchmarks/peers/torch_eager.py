@@ -1,7 +1,8 @@
 """PyTorch, eagerly: forward, backward and optimizer call by call, as most training loops are.
 
 Timed is, per step: a slice of the normalised images in memory, zero_grad, forward (under autocast
-for bf16), backward, SGD. Losses are left on the device until the round ends.
+for bf16), backward, SGD. Losses are left on the device until the round ends. With `device=gpu`
+images and network lie on the GPU, and a round ends when it has done all of it.
 
 A strided convolution pads both sides alike, as PyTorch networks do; our `same` puts the odd row
 behind. It is the same work, but other losses, so the steps that prove that all train the same pad
@@ -44,12 +45,14 @@ class TorchTraining:
 
     def __init__(self, task: Task, *, compiled: bool) -> None:
         torch.set_num_threads(task.threads)
+        self._device = _device(task)
         batches = load_batches(task)
         # A slice in channel-first order has the strides of channels_last.
-        self._images = torch.from_numpy(batches.images).permute(0, 1, 4, 2, 3)
-        self._labels = torch.from_numpy(batches.labels).long()
+        images = torch.from_numpy(batches.images).to(self._device)
+        self._images = images.permute(0, 1, 4, 2, 3)
+        self._labels = torch.from_numpy(batches.labels).long().to(self._device)
         network = _Stack(task.layers, load_weights(task), channels=self._images.shape[2])
-        self._network = network.to(memory_format=torch.channels_last)
+        self._network = network.to(self._device, memory_format=torch.channels_last)
         self._forward = torch.compile(self._loss) if compiled else self._loss
         self._bf16 = task.precision == "bf16"
         self._optimizer = torch.optim.SGD(
@@ -78,13 +81,28 @@ class TorchTraining:
         for _ in range(steps):
             position = self._step % len(self._labels)
             self._optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
                 loss = forward(self._images[position], self._labels[position])
             loss.backward()
             self._optimizer.step()
             losses.append(loss.detach())
             self._step += 1
-        return Result(float(torch.stack(losses).float().mean()))
+        mean = float(torch.stack(losses).float().mean())
+        if self._device.type == "cuda":
+            # The last update, too, is part of the round.
+            torch.cuda.synchronize()
+        return Result(mean)
+
+
+def _device(task: Task) -> torch.device:
+    """The GPU where ours has it, with the products that XLA's default precision allows: TF32."""
+    if not task.on_gpu:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError("this PyTorch sees no GPU; device=gpu needs a build with CUDA")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    return torch.device("cuda")
 
 
 class _Stack(nn.Sequential):

@@ -35,6 +35,10 @@ class Program:
     cache: Literal["hit", "miss", "off"]
     temporary_bytes: int
     flops: float | None
+    figures: Mapping[str, Any] | None = None
+    """What it launches on a chip that is not there, as JSON; None on one that runs it."""
+    lines: tuple[str, ...] = ()
+    """The same for the user to read."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class CompileInputs:
     """Compile one step, or one batch of an evaluation, without a loop around it."""
     train_sample: Feed | None = None
     """Training samples that are evaluated, as many as there are evaluation samples."""
+    dispatch_steps: int | None = None
+    """The most steps of a dispatch, where the recipe says; 1 where each has one of its own."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]

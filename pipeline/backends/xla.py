@@ -67,9 +67,13 @@ class LoopCarry:
 class XlaBackend:
     """The devices that XLA compiles a run for."""
 
-    def __init__(self, placement: DevicePlacement) -> None:
+    def __init__(
+        self, placement: DevicePlacement, options: Mapping[str, str | bool] | None = None
+    ) -> None:
         self.placement = placement
         self.device = placement.device
+        self.options = dict(options or {})
+        """Options of the compiler, for every program."""
 
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that decide its numbers."""
@@ -106,15 +110,15 @@ class XlaBackend:
         the layers of `jit_layers` are compiled when they are first called. Raises RunError where
         XLA refuses a program.
         """
-        rates = self.placement.put(_in_blocks(work.learning_rates))
+        rates = self.placement.put(in_blocks(work.learning_rates))
         specs = _program_specs(work, rates, self.placement)
         if work.eager:
             programs, report = [spec.function for spec in specs], CompileReport(())
         else:
-            compiled = [_compile(spec, watch) for spec in specs]
+            compiled = [compile_program(spec.with_options(self.options), watch) for spec in specs]
             programs = [program for program, _ in compiled]
             report = CompileReport(tuple(facts for _, facts in compiled), work.single_steps)
-        buffers = self.placement.put(_empty_buffers(work.train.window(0).inputs))
+        buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
         return XlaExecutable(work, self.placement, report, Programs(*programs), rates, buffers)
 
     def estimate(self, proposal: StepToPrice) -> None:
@@ -122,7 +126,7 @@ class XlaBackend:
 
 
 @dataclass(frozen=True)
-class _ProgramSpec:
+class ProgramSpec:
     """A program to compile; `donated` is the argument whose memory it may reuse."""
 
     name: str
@@ -132,6 +136,17 @@ class _ProgramSpec:
     out_shardings: Any = None
     """Where results lie; None where that follows from the arguments."""
     compiler_options: dict[str, str | bool] | None = None
+    in_shardings: Any = None
+    """Where arguments lie, and in which layouts; None where they say so themselves."""
+    platforms: tuple[str, ...] | None = None
+    """What to compile for where no such device is there; None: the device of the arguments."""
+    cached: bool = True
+
+    def with_options(self, options: dict[str, str | bool]) -> ProgramSpec:
+        """The same program with more options of the compiler; its own win."""
+        if not options:
+            return self
+        return replace(self, compiler_options={**options, **(self.compiler_options or {})})
 
 
 class Programs(NamedTuple):
@@ -181,7 +196,7 @@ class XlaExecutable:
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, which are an argument of the program."""
-        self.rates = self.placement.put(_in_blocks(rates))
+        self.rates = self.placement.put(in_blocks(rates))
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
@@ -189,7 +204,7 @@ class XlaExecutable:
         """Run steps `start + 1 .. stop`, window by window; `soft` dispatches them one by one."""
         carry = LoopCarry(state, *self.buffers)
         rows = []
-        for inputs, first, count in _split_at_windows(self.work.train, start, stop):
+        for inputs, first, count in split_at_windows(self.work.train, start, stop):
             stride = count if mechanism == "loop" and not self.work.single_steps else 1
             for position in range(first, first + count, stride):
                 span = np.int32(position), np.int32(position + stride)
@@ -197,10 +212,10 @@ class XlaExecutable:
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         self.buffers = carry.telemetry_buffer, carry.should_continue
-        telemetry = _until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
+        telemetry = until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
         if telemetry.bad_step is not None:
             # Reset, or no later call would run a step: steps that were only timed may diverge.
-            empty = _empty_buffers(self.work.train.window(start).inputs)
+            empty = empty_buffers(self.work.train.window(start).inputs)
             self.buffers = self.placement.put(empty)
         return carry.state, telemetry
 
@@ -221,7 +236,7 @@ class XlaExecutable:
             before = self.placement.put(self.work.step.zero_sums())
         sums, feed = before, self.work.train_sample if on_train else self.work.eval
         assert feed is not None, "the recipe asks for training samples"
-        for inputs, first, count in _split_at_windows(feed, start, stop):
+        for inputs, first, count in split_at_windows(feed, start, stop):
             stride = 1 if self.work.single_steps else count
             for position in range(first, first + count, stride):
                 span = np.int32(position), np.int32(position + stride)
@@ -231,14 +246,14 @@ class XlaExecutable:
 
 def _program_specs(
     work: CompileInputs, rates: Array, placement: DevicePlacement
-) -> tuple[_ProgramSpec, _ProgramSpec, _ProgramSpec]:
+) -> tuple[ProgramSpec, ProgramSpec, ProgramSpec]:
     """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
     step, seed = work.step, placement.put(work.seed)
     train, evaluated = work.train.window(0).inputs, work.eval.window(0).inputs
     state = jax.eval_shape(step.init, seed)
     shardings = None if work.cuts is None else work.cuts.of_state(state, placement)
     state = placement.shapes(state, shardings)
-    carry = LoopCarry(state, *placement.shapes(jax.eval_shape(_empty_buffers, train)))
+    carry = LoopCarry(state, *placement.shapes(jax.eval_shape(empty_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
     bound = placement.shapes(np.int32(0))
     train_args = (carry, train, rates, bound, bound)
@@ -249,17 +264,17 @@ def _program_specs(
     if work.cuts is not None:
         # Layers' results are cut as the recipe says.
         cut_step = _intercepted(step, work.cuts.constrain(placement))
-        loops = _train_loop(cut_step, repeat), _eval_loop(cut_step, repeat)
+        loops = train_loop(cut_step, repeat), _eval_loop(cut_step, repeat)
         lie: tuple[Any, ...] = (shardings, placement.whole, placement.whole)
         return _specs_of_xla((step.init, *loops), args, shardings, LoopCarry(*lie), placement)
     if work.jit_layers:
         step = _intercepted(step, compile_layers(work.jit_layers))
-    loops = _train_loop(step, repeat), _eval_loop(step, repeat)
+    loops = train_loop(step, repeat), _eval_loop(step, repeat)
     return _specs_on_mesh((step.init, *loops), args, train, evaluated, placement)
 
 
 Functions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
-Specs = tuple[_ProgramSpec, _ProgramSpec, _ProgramSpec]
+Specs = tuple[ProgramSpec, ProgramSpec, ProgramSpec]
 Args = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
 
@@ -269,9 +284,9 @@ def _specs_of_xla(
     """Programs of the whole batch, which XLA divides among the devices."""
     init, train, evaluate = functions
     return (
-        _ProgramSpec("initialisation", init, args[0], out_shardings=state),
-        _ProgramSpec("training step", train, args[1], donated=0, out_shardings=carried),
-        _ProgramSpec("evaluation", evaluate, args[2], donated=1, out_shardings=placement.whole),
+        ProgramSpec("initialisation", init, args[0], out_shardings=state),
+        ProgramSpec("training step", train, args[1], donated=0, out_shardings=carried),
+        ProgramSpec("evaluation", evaluate, args[2], donated=1, out_shardings=placement.whole),
     )
 
 
@@ -290,9 +305,9 @@ def _specs_on_mesh(
     quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
     options = quick if placement.device.platform == "cpu" else None
     return (
-        _ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
-        _ProgramSpec("training step", train_on, args[1], donated=0),
-        _ProgramSpec("evaluation", eval_on, args[2], donated=1),
+        ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
+        ProgramSpec("training step", train_on, args[1], donated=0),
+        ProgramSpec("evaluation", eval_on, args[2], donated=1),
     )
 
 
@@ -333,19 +348,19 @@ def _window_specs(inputs: Inputs) -> Any:
     return Inputs(**cuts, resident=inputs.resident, samples=inputs.samples)
 
 
-def _in_blocks(rates: np.ndarray) -> np.ndarray:
+def in_blocks(rates: np.ndarray) -> np.ndarray:
     """The table, with its last row repeated to a full block: most lengths share a program."""
     rows = (0, -len(rates) % RATES_BLOCK)
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
 
-def _empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
+def empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
     """A telemetry row for every step of a window, and `should_continue`, True."""
     rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
     return rows, jnp.asarray(True)
 
 
-def _until_bad(telemetry: Telemetry) -> Telemetry:
+def until_bad(telemetry: Telemetry) -> Telemetry:
     """Telemetry without the rows after the step that ended the loop: those steps did not run."""
     if telemetry.bad_step is None:
         return telemetry
@@ -354,7 +369,7 @@ def _until_bad(telemetry: Telemetry) -> Telemetry:
     return Telemetry(telemetry.start, *columns)
 
 
-def _split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
+def split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
     """Split steps `start + 1 .. stop` at the ends of windows: inputs, first position, count."""
     while start < stop:
         window = feed.window(start)
@@ -380,7 +395,7 @@ def _once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry:
     return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
 
 
-def _train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
+def train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
     """Steps at positions first .. last - 1 of a window; stops after one that ends the run."""
 
     def loop(
@@ -419,16 +434,23 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
     return loop
 
 
-def _compile(spec: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
+def compile_program(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
     """Compile ahead of time. Raises RunError with XLA's first line where it refuses."""
     started_at = time.perf_counter()
     with watch(spec.name), _cache_events() as events:
         try:
+            given = {} if spec.in_shardings is None else {"in_shardings": spec.in_shardings}
             program = jax.jit(
-                spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings
+                spec.function,
+                donate_argnums=spec.donated,
+                out_shardings=spec.out_shardings,
+                **given,
             )
-            lowered = program.lower(*spec.args)
-            keep = CALLS not in lowered.as_text()
+            if spec.platforms is None:
+                lowered = program.lower(*spec.args)
+            else:
+                lowered = program.trace(*spec.args).lower(lowering_platforms=spec.platforms)
+            keep = spec.cached and CALLS not in lowered.as_text()
             with nullcontext() if keep else no_compile_cache():
                 compiled = lowered.compile(compiler_options=spec.compiler_options)
         except jax.errors.JaxRuntimeError as error:

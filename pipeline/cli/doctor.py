@@ -121,6 +121,11 @@ def device(recipe: Recipe) -> Iterator[CheckResult]:
     backend = recipe.device.open(recipe.parallel)
     properties = backend.describe()
     name = ", ".join(v if k == "device" else f"{k} {v}" for k, v in properties.items())
+    if getattr(recipe.device, "target", None) is not None:
+        yield CheckResult("ok", "device", f"{name}; XLA can compile for it")
+        return
+    free_bytes = backend.placement.free_bytes
+    name += "" if free_bytes is None else f", {free_bytes / GB:,.1f} GB of its memory for JAX"
     numbers = jax.device_put(jnp.arange(8.0), backend.device)
     total = float(jax.jit(jnp.sum)(numbers))
     if total != 28.0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pipeline.backends.devices.xla import Gpu
+from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
 from pipeline.files.error_text import show
 from pipeline.parallel.launch_spec import DEFAULT_PROCESSES
@@ -11,6 +13,8 @@ from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.parallel.shards import num_shards
 
 EMULATED = "ascend"
+COMPILING = ("data", "build", "compile")
+"""Stages that run nothing on a device."""
 
 
 def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
@@ -178,6 +182,28 @@ def processes_know_features(recipe: Recipe, processes: int) -> Iterator[str]:
         )
 
 
+def target_is_compiled_alone(recipe: Recipe) -> Iterator[str]:
+    """A chip that is not there is described, and programs for it are compiled but never run."""
+    device = recipe.device
+    if not isinstance(device, Gpu) or device.target is None:
+        return
+    given = f"device.target = {show(device.target)}"
+    try:
+        read_target(device.target)
+    except ValueError as error:
+        yield f"{given}: {error}"
+    running = [stage for stage in recipe.stages if stage not in COMPILING]
+    if running:
+        yield (
+            f"{given}: is a chip to compile for, on which nothing runs; stages must be "
+            f"[{','.join(COMPILING)}], and has {', '.join(running)}"
+        )
+    if recipe.parallel.mode != "none":
+        yield f"parallel.mode = {recipe.parallel.mode}: must be none with device.target"
+    if recipe.train.mode == "eager":
+        yield "train.mode = eager: must be graph with device.target, which compiles the step"
+
+
 def _is_exact(parallel: ParallelSpec) -> bool:
     return parallel.reproducible == "exact"
 
@@ -189,4 +215,5 @@ RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     features_know_devices,
     cuts_are_of_one_process,
     processes_are_several,
+    target_is_compiled_alone,
 )

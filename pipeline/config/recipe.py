@@ -79,7 +79,7 @@ class TrainSpec(Spec):
     precision: Literal[Level, "auto"]
     """The type that layers compute in, weights and loss being float32 (P-01). O0: float32; O1:
     convolutions, dense layers and ReLU in float16; O2: all in float16 but batch and layer norm; O3:
-    all in float16; bf16: all in bfloat16; auto: O2 on a GPU, O3 on Ascend, O0 on the CPU."""
+    all in float16; bf16: all in bfloat16; auto: bf16 on a GPU, O3 on Ascend, O0 on the CPU."""
     to_float: Seq[ToFloat]
     """Types by layer; the last matching rule wins (M-07). Only with level O0."""
     loss_scale: LossScale

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import jax
-from jax._src import distributed
+from jax._src import distributed, xla_bridge
 from jax.extend.backend import clear_backends
 
-from pipeline.errors import RunError
+from pipeline.errors import RunError, first_line
+from pipeline.host.cuda import plugin, why_no_gpu
 from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.parallel.placement import DevicePlacement
 from pipeline.parallel.ranks import Ranks
 from pipeline.parallel.shards import DEFAULT_SHARDS, shards_of
 
 Platform = Literal["cpu", "gpu"]
+PLATFORMS = "jax_platforms"
 
 
 def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlacement:
@@ -42,7 +47,7 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlace
             whose = f" of process {process}" if processes > 1 else ""
             raise RunError(
                 f"parallel.devices = {wanted}: {own} devices{whose} are needed, and JAX sees "
-                f"{len(there)} of {platform}{_hint(platform)}"
+                f"{len(there)} of {platform}{_hint(platform, '')}"
             )
         devices += there[:own]
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
@@ -108,23 +113,73 @@ def provide_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
+def leave_gpus_alone() -> None:
+    """Let JAX open the host's processor alone, before it has opened anything: its plug-in for CUDA
+    takes most of a GPU's memory at once. What the user says of platforms is kept."""
+    configured: Any = jax.config
+    opened = xla_bridge.backends_are_initialized()
+    if configured.jax_platforms or opened or plugin() is None:
+        return
+    jax.config.update(PLATFORMS, "cpu")
+    _left_alone.append(True)
+
+
+_left_alone: list[bool] = []
+"""Whether `leave_gpus_alone` has told JAX to."""
+
+
+def _take_gpus() -> None:
+    """Let JAX open GPUs again; arrays that were made before are lost."""
+    if _left_alone:
+        _left_alone.clear()
+        jax.config.update(PLATFORMS, None)
+        clear_backends()
+
+
 def find_device(platform: Platform, index: int) -> jax.Device:
-    """Return a device of this process. Raises RunError that names the devices there are."""
-    try:
-        return jax.local_devices(backend=platform)[index]
-    except (RuntimeError, IndexError):
-        there = ", ".join(sorted({f"{d.platform}:{d.id}" for d in jax.devices()}))
-        raise RunError(
-            f"device {platform}:{index}: JAX sees {there} only{_hint(platform)}"
-        ) from None
+    """Return a device of this process. Raises RunError that names the devices there are, and why
+    there is no GPU."""
+    if platform == "gpu":
+        _take_gpus()
+    with _plugin_failures() as failures:
+        try:
+            return jax.local_devices(backend=platform)[index]
+        except (RuntimeError, IndexError) as error:
+            there = sorted({f"{d.platform}:{d.id}" for d in jax.devices()})
+            said = failures[0] if failures else first_line(error)
+    # A GPU that is there needs no advice about its software.
+    hint = "" if any(one.startswith(platform) for one in there) else _hint(platform, said)
+    raise RunError(f"device {platform}:{index}: JAX sees {', '.join(there)} only{hint}")
 
 
 def _devices(platform: Platform) -> list[jax.Device]:
+    if platform == "gpu":
+        _take_gpus()
     try:
         return sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
     except RuntimeError:
         return []
 
 
-def _hint(platform: Platform) -> str:
-    return "; install the `gpu` extra, pip install '.[gpu]'" if platform == "gpu" else ""
+def _hint(platform: Platform, said: str) -> str:
+    return f"; {why_no_gpu(said)}" if platform == "gpu" else ""
+
+
+@contextmanager
+def _plugin_failures() -> Iterator[list[str]]:
+    """Collect why JAX's plug-ins fail to start, and keep their tracebacks out of the log."""
+    reasons: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if "plugin configuration error" not in record.getMessage():
+            return True
+        failure = record.exc_info[1] if record.exc_info else None
+        reasons.append(record.getMessage() if failure is None else first_line(failure))
+        return False
+
+    log = logging.getLogger(xla_bridge.__name__)
+    log.addFilter(keep)
+    try:
+        yield reasons
+    finally:
+        log.removeFilter(keep)

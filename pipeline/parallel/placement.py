@@ -52,6 +52,16 @@ class DevicePlacement:
         return next(device for device in self.devices if device.process_index == own)
 
     @property
+    def free_bytes(self) -> int | None:
+        """Bytes that JAX may still take on the fullest GPU of this process; None for other devices,
+        which don't tell."""
+        own = [device for device in self.devices if device.platform == "gpu"]
+        own = [device for device in own if device.process_index == jax.process_index()]
+        stats = [known for device in own if (known := device.memory_stats())]
+        free = (known.get("bytes_limit", 0) - known.get("bytes_in_use", 0) for known in stats)
+        return max(0, min(free)) if stats else None
+
+    @property
     def whole(self) -> Sharding:
         """Sharding of an array of which every device has a copy."""
         return self.cut(PartitionSpec())

@@ -34,6 +34,7 @@ FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcas
 CALLBACK = "python"
 """Part of the name of a custom call that calls Python on the host."""
 ONEDNN = "onednn$"
+CUDNN, CUBLAS = "__cudnn$", "__cublas$"
 CONVERSIONS = "conversions of types"
 FARTHEST = 4
 """Instructions between one without a scope and the one whose scope it gets, at most."""
@@ -94,12 +95,19 @@ class HloProgram:
         known = self.instructions.get(name)
         if known is None or known.opcode in CONTAINERS:
             return None
-        return _kind(known.inside)
+        return _library_kind(known.target) or _kind(known.inside)
 
     def bytes_of(self, name: str) -> int:
         """Return the bytes of operands and results together."""
         known = self.find(name)
         return known.moved_bytes if known is not None else 0
+
+
+def _library_kind(target: str) -> str | None:
+    """Return the kind of a call of NVIDIA's libraries, by its target; None for any other."""
+    if target.startswith(CUDNN):
+        return "convolutions, by cuDNN" if "$conv" in target else "other calls of cuDNN"
+    return "matrix products, by cuBLAS" if target.startswith(CUBLAS) else None
 
 
 def _kind(inside: frozenset[str]) -> str:

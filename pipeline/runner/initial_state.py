@@ -77,15 +77,20 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
 
 
 def initial_state(
-    context: RunContext, built: Built, executable: Executable, restored: Restored | None
+    context: RunContext,
+    built: Built,
+    executable: Executable,
+    restored: Restored | None,
+    free_bytes: int | None = None,
 ) -> tuple[TrainState, HostState]:
     """Return fresh weights, restored ones, or the last checkpoint of the run to resume.
 
-    The state is on the device, the host's part of the checkpoint beside it. Raises RecipeError when
+    The state is on the device, the host's part of the checkpoint beside it. `free_bytes` are those
+    of a GPU; None: the host's memory counts. Raises RecipeError when
     the run to resume is longer than the recipe says, RunError where weights and optimizer don't fit
     into memory.
     """
-    _require_room(context.recipe, built)
+    _require_room(context.recipe, built, free_bytes)
     found = _resumed(context, built) if context.resuming and restored is None else None
     # Weights that are drawn only to be replaced would take as much memory again.
     state, host = found or (executable.init(), HostState())
@@ -94,13 +99,19 @@ def initial_state(
     return executable.put(state), host
 
 
-def _require_room(recipe: Recipe, built: Built) -> None:
-    if recipe.device.name == "gpu":
-        return
+def _require_room(recipe: Recipe, built: Built, free_bytes: int | None) -> None:
+    """Raise RunError where the state fits into no memory; `free_bytes` are those of a GPU."""
     leaves = jax.tree.leaves(built.state)
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    what = f"the weights and the optimizer of {recipe.model.name}"
     try:
-        require_room(size_bytes, f"the weights and the optimizer of {recipe.model.name}")
+        if free_bytes is None:
+            require_room(size_bytes, what)
+        elif size_bytes > free_bytes:
+            raise ValueError(
+                f"{what} would take {size_bytes / 1e9:,.1f} GB of the GPU's memory, "
+                f"{free_bytes / 1e9:,.1f} GB are free there"
+            )
     except ValueError as error:
         raise RunError(str(error)) from error
 

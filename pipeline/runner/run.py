@@ -39,6 +39,7 @@ from pipeline.runner.initial_state import initial_state, read_restored
 from pipeline.runner.open_profile import open_profile, to_profile
 from pipeline.runner.open_training import open_training, record_overflows
 from pipeline.runner.record import run_directory
+from pipeline.runner.record.compiled_programs import write_figures
 from pipeline.runner.record.continuity import require_same_origin
 from pipeline.runner.record.environment import describe_process
 from pipeline.runner.record.guards import (
@@ -309,10 +310,12 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         built = to_profile(context, built, backend)
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     summary.time["compile_s"] = executable.report.compile_s
+    write_figures(run_dir, executable.report)
     if not (trains or evaluates):
         return
 
-    state, host = initial_state(context, built, executable, restored)
+    free_bytes = backend.placement.free_bytes
+    state, host = initial_state(context, built, executable, restored, free_bytes)
     if trains:
         sink = sinks_of_run(context, built, executable, backend, estimate, host)
         summary.sink = sink.summary()

@@ -37,6 +37,7 @@ def compile_programs(
         cuts=cuts_of(recipe.parallel),
         single_steps=built.single_steps,
         train_sample=_train_sample(recipe, dataset, backend) if recipe.eval.on_train else None,
+        dispatch_steps=_dispatch_steps(recipe, built),
     )
 
     device = backend.describe()["device"]
@@ -54,6 +55,8 @@ def compile_programs(
         reporter.stage("compile", f"no program: in eager mode every operation runs by itself{but}")
     for program in executable.report.programs:
         reporter.stage("compile", _line(program))
+        for line in program.lines:
+            reporter.stage("compile", line)
     if len(backend.placement.devices) > 1:
         reporter.stage("compile", _collectives(executable.program_text))
     reporter.stage(
@@ -62,6 +65,14 @@ def compile_programs(
         f"{train.device_bytes / 1e6:,.1f} MB on the device",
     )
     return executable
+
+
+def _dispatch_steps(recipe: Recipe, built: Built) -> int | None:
+    """Return the most steps of a dispatch; None where the size of sinks is measured later."""
+    train = recipe.train
+    if not train.sink or train.mechanism == "soft":
+        return 1
+    return built.run_schedule.sink_steps if train.sink_size != "auto" else None
 
 
 def _collectives(program_text: str) -> str:

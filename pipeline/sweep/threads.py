@@ -1,4 +1,4 @@
-"""Number of threads for a job, where a launcher runs several jobs on one machine."""
+"""Threads and GPU memory of a job, where a launcher runs several jobs on one machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from pipeline.host.cuda import share_memory
 
 THREADS = "NPROC"
 """The variable that tells XLA how many processors to use."""
@@ -16,12 +18,14 @@ BY_PROCESSORS = "ray_launcher.RayLauncher"
 
 
 def limit_threads(launcher: Mapping[str, Any]) -> None:
-    """Divide this machine's processors among the jobs that a launcher runs on it at once.
+    """Divide this machine's processors, and the memory of its GPU, among the jobs that a launcher
+    runs on it at once.
 
     Call before jax is asked for its devices. A number that the user has set is kept, as is that of
     `sharing_processors`.
     """
     jobs = jobs_at_once(launcher)
+    os.environ.update(share_memory(jobs))
     if jobs > 1 and THREADS not in os.environ:
         os.environ[THREADS] = str(share_of(jobs))
 
@@ -34,14 +38,15 @@ def sharing_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]
     own jax may be in use, is not affected.
     """
     at_once = jobs_at_once(launcher, jobs)
-    if at_once < 2 or THREADS in os.environ:
-        yield
-        return
-    os.environ[THREADS] = str(share_of(at_once))
+    shares = share_memory(at_once)
+    if at_once > 1 and THREADS not in os.environ:
+        shares[THREADS] = str(share_of(at_once))
+    os.environ.update(shares)
     try:
         yield
     finally:
-        os.environ.pop(THREADS, None)
+        for name in shares:
+            os.environ.pop(name, None)
 
 
 def share_of(jobs: int) -> int:

@@ -14,6 +14,7 @@ from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.errors import DataError
 from pipeline.files.bounded_read import read_json
+from pipeline.host.cuda import plugin
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, run_of
 from pipeline.stages.checkpoint.restore import listed, read_saved
 from pipeline.weights.files.named_arrays import Arrays
@@ -66,6 +67,11 @@ def read_trained_run(folder: Path) -> TrainedRun:
     if run_dir is None:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)
+    if recipe.device.name != "gpu" and plugin() is not None:
+        # Else JAX would take most of a GPU's memory, beside a run that is on it.
+        from pipeline.parallel.devices import leave_gpus_alone
+
+        leave_gpus_alone()
     saved = read_saved(folder)
     if changes := saved.changes(recipe.model_dump(mode="json")):
         raise DataError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from types import SimpleNamespace
 
 import numpy
+import pytest
 
 from benchmarks import measure
 
@@ -22,6 +24,20 @@ def test_the_machine_is_described_by_what_decides() -> None:
     text = measure.machine()
     assert f"{len(os.sched_getaffinity(0))} cores" in text
     assert re.search(r"\d+ GiB", text)
+
+
+def test_gpus_are_named_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "cuda_versions", lambda: {"driver": "580.1", "cudnn": "9.8.0"})
+    told = SimpleNamespace(stdout="NVIDIA H200, 580.1, 143771 MiB\n")
+    monkeypatch.setattr(measure.subprocess, "run", lambda *_, **__: told)
+    assert measure.gpus() == "NVIDIA H200, 580.1, 143771 MiB (cudnn 9.8.0)"
+    assert "GiB, Linux" in measure.heading("t", "c", ())
+
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(measure.subprocess, "run", missing)
+    assert measure.gpus() == ""
 
 
 def test_versions_say_what_is_not_installed() -> None:

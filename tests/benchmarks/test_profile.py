@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.profile import Profile, _report, copied_gb_s
+from benchmarks.profile import Profile, _report, copied_gb_s, traceable
 from pipeline.profiler.hlo_program import HloInstruction, HloProgram
 
 PROGRAM = HloProgram(
@@ -32,7 +32,7 @@ def test_kinds_are_told_by_their_time_a_step_without_what_contains_others() -> N
         },
         calls={"scaled": 2, "shifted": 2, "loop": 2, "ffi_call.1__onednn$matmul": 2},
     )
-    task: Any = SimpleNamespace(name="mlp", batch_size=64, precision="bf16")
+    task: Any = SimpleNamespace(name="mlp", batch_size=64, precision="bf16", on_gpu=False)
     lines = _report(task, profile, PROGRAM, 25.4).splitlines()
     assert lines[0] == "# mlp, batch 64, bf16: where a step goes"
     assert lines[2] == "    python -m benchmarks.profile --task mlp --precision bf16 --steps 2"
@@ -42,6 +42,23 @@ def test_kinds_are_told_by_their_time_a_step_without_what_contains_others() -> N
         "| matrix products, by oneDNN | 6.00 | 75% | 1 | 0.002 | 0 |",
         "| element by element | 2.00 | 25% | 2 | 0.004 | 2 |",
     ]
+
+
+def test_a_gpu_is_traced_without_graphs() -> None:
+    assert traceable(["train.ema.decay=0.9"]) == ("train.ema.decay=0.9",)
+    assert traceable(["device=gpu"]) == ("device=gpu", "device.graphs=off")
+    assert traceable(["device=gpu", "device.graphs=step"]) == ("device=gpu", "device.graphs=step")
+
+
+def test_calls_of_nvidias_libraries_are_told_apart() -> None:
+    def kind(target: str) -> str | None:
+        call = HloInstruction("custom-call", frozenset({"custom-call"}), 8, target=target)
+        return HloProgram({"one": call}).kind_of("one")
+
+    assert kind("__cudnn$convBackwardFilter") == "convolutions, by cuDNN"
+    assert kind("__cudnn$norm") == "other calls of cuDNN"
+    assert kind("__cublas$lt$matmul") == "matrix products, by cuBLAS"
+    assert kind("something") == "element by element"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.host.cuda import MEMORY_SHARE
 from pipeline.sweep.threads import (
     THREADS,
     jobs_at_once,
@@ -71,5 +72,9 @@ def test_jobs_in_processes_of_their_own_share_the_processors(
     assert environment == {}
     environment[THREADS] = "5"
     with sharing_processors(launcher, given):
-        assert environment == {THREADS: "5"}
+        share = {MEMORY_SHARE: f"{0.75 / at_once:.3f}"} if at_once > 1 else {}
+        assert environment == {THREADS: "5", **share}
+        environment |= dict.fromkeys(share, "0.2")
+        limit_threads({**launcher, "n_jobs": at_once})
+        assert environment.get(MEMORY_SHARE) == ("0.2" if share else None)
     assert environment == {THREADS: "5"}

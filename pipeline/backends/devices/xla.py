@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import NonNegativeInt
+from pydantic import BeforeValidator, NonNegativeInt
 
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.models.layers.precision import Level
@@ -24,23 +24,45 @@ class Cpu(DeviceSpec):
     def open(self, parallel: ParallelSpec) -> Backend:
         """XLA on the host, whose processor can stand for several devices."""
         from pipeline.backends.xla import XlaBackend
-        from pipeline.parallel.devices import place
+        from pipeline.parallel.devices import leave_gpus_alone, place
 
+        leave_gpus_alone()
         return XlaBackend(place("cpu", 0, parallel))
 
 
 @part("device")
 class Gpu(DeviceSpec):
-    """NVIDIA GPUs."""
+    """NVIDIA GPUs, or one that is described and not there."""
 
-    auto_precision: ClassVar[Level] = "O2"
+    auto_precision: ClassVar[Level] = "bf16"
     name: Literal["gpu"] = "gpu"
     index: NonNegativeInt
     """Index among the visible GPUs, where one is used."""
+    target: str | None
+    """A chip to compile for that need not be there: h200, or a YAML file of a chip's figures."""
+    graphs: Annotated[
+        Literal["auto", "off", "step", "loop"],
+        # YAML reads an unquoted `off` as false.
+        BeforeValidator(lambda graphs: "off" if graphs is False else graphs),
+    ]
+    """CUDA graphs. auto: as XLA has them, parts of a step without convolutions; step: all of a
+    step; loop: a whole sink; off: none."""
+    deterministic: bool
+    """Only algorithms whose results are the same in every run on one GPU; slower ones, at times."""
 
     def open(self, parallel: ParallelSpec) -> Backend:
         """XLA on one GPU or several. Raises RunError where JAX sees fewer."""
-        from pipeline.backends.xla import XlaBackend
-        from pipeline.parallel.devices import place
+        from pipeline.backends.gpu.chip_target import read_target
+        from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend, GpuBackend
+        from pipeline.parallel.devices import leave_gpus_alone, place, place_host
 
-        return XlaBackend(place("gpu", self.index, parallel))
+        if self.target is not None:
+            leave_gpus_alone()
+            return AbsentGpuBackend(
+                read_target(self.target),
+                place_host(parallel),
+                self.graphs,
+                deterministic=self.deterministic,
+            )
+        devices = place("gpu", self.index, parallel)
+        return GpuBackend(devices, self.graphs, deterministic=self.deterministic)

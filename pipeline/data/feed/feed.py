@@ -19,7 +19,11 @@ from pipeline.data.order import SampleOrder
 from pipeline.parallel.placement import DevicePlacement
 
 RESIDENT_LIMIT_BYTES = 2 << 30
-"""The largest split kept on the device; MindSpore's device cache has the same bound (S-15)."""
+"""The largest split kept on the device; MindSpore's device cache has the same bound (S-15). A GPU
+may keep more."""
+
+RESIDENT_SHARE = 0.5
+"""Share of a GPU's free memory that a split may take; the rest is left to the step."""
 
 WINDOW_LIMIT_BYTES = 256 << 20
 """The most bytes that are transferred to the device at once (S-15)."""
@@ -112,13 +116,19 @@ def make_feed(
     No step from boundary `stop` on is prepared ahead; `notify` is called when training has to wait.
     `short_first` begins with short windows, each of which costs the transfer of a full one.
     """
-    fits = split_bytes(split) <= RESIDENT_LIMIT_BYTES
+    fits = split_bytes(split) <= resident_limit_bytes(placement)
     if kind == "resident" or (kind == "auto" and fits):
         return Feed(ResidentWindows(split, order, placement, WINDOW_STEPS, stop), notify, clock)
     batch_bytes = max(1, split.sample_bytes * order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
     windows = StreamedWindows(split, order, placement, steps, stop, clock, short_first=short_first)
     return Feed(windows, notify, clock)
+
+
+def resident_limit_bytes(placement: DevicePlacement) -> float:
+    """The size of the largest split that is kept on the devices: a share of what a GPU has free."""
+    free = placement.free_bytes
+    return RESIDENT_LIMIT_BYTES if free is None else RESIDENT_SHARE * free
 
 
 def split_bytes(split: Split) -> int:

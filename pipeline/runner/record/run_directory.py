@@ -6,7 +6,8 @@ Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `repor
 a profile profile/, dumps dump/, and what is exported, converted or reproduced is noted in
 descendants.jsonl. Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad
 step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a
-resume. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's result.
+resume. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's result; for
+a device.target compiled.json.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ PLAN = "plan.yaml"
 """Which devices share what, as it was searched."""
 LOWERINGS = "lowerings.json"
 """The lowerings of the run's layers."""
+COMPILED = "compiled.json"
+"""Figures of programs for a chip that is not there."""
 AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
 """The findings about a bad step that ended the run, and the files that repeat it."""
 EARLIER_AUTOPSY = "earlier_autopsy"
@@ -48,7 +51,10 @@ OVERRIDES, CLAIM = "overrides.yaml", ".claim"
 
 APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
 """Files that are changed in place."""
-REPLACED = (RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER)
+REPLACED = (
+    *(RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER),
+    COMPILED,
+)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
 PROFILE = "profile"

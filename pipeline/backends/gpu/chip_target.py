@@ -1,0 +1,127 @@
+"""A GPU that need not be there: the figures that XLA's compiler asks of it, from a YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, ValidationError
+
+from pipeline.errors import first_line
+from pipeline.files.error_text import describe, no_such
+from pipeline.files.safe_yaml import read_yaml
+from pipeline.registry import Spec
+
+FOLDER = Path(__file__).parent / "targets"
+"""The targets that the package has, a file each."""
+SHOWN = 3
+"""Problems of a file that are shown."""
+
+Count = Annotated[int, Field(gt=0)]
+Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]
+Version = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}\.\d{1,4}$")]
+ShortVersion = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}$")]
+
+
+class ChipTarget(Spec):
+    """A chip and the software on it, as XLA's compiler sees them; sizes are in bytes.
+
+    `cores` are streaming multiprocessors. What ends in `optin` is the most that a kernel may ask
+    for.
+    """
+
+    chip: Annotated[str, Field(pattern=r"^[\w .()-]{1,80}$")]
+    compute_capability: ShortVersion
+    cores: Count
+    fpus_per_core: Count
+    clock_ghz: PositiveFloat
+    memory_bytes: Bytes
+    memory_bytes_per_s: Bytes
+    l2_bytes: Bytes
+    shared_memory_per_block_bytes: Bytes
+    shared_memory_per_block_optin_bytes: Bytes
+    shared_memory_per_core_bytes: Bytes
+    threads_per_warp: Count
+    threads_per_block: Count
+    threads_per_core: Count
+    registers_per_block: Count
+    registers_per_core: Count
+    block_dim_x: Count
+    block_dim_y: Count
+    block_dim_z: Count
+    driver: Version
+    cuda_runtime: Version
+    cuda_toolkit: Version
+    cudnn: ShortVersion
+
+    def to_text(self) -> str:
+        """Return the description in the text format of XLA's `GpuTargetConfigProto`."""
+        major, minor = self.compute_capability.split(".")
+        dnn_major, dnn_minor = self.cudnn.split(".")
+        runtime = self.cuda_runtime.split(".")
+        device = {
+            "threads_per_block_limit": self.threads_per_block,
+            "threads_per_warp": self.threads_per_warp,
+            "shared_memory_per_block": self.shared_memory_per_block_bytes,
+            "shared_memory_per_core": self.shared_memory_per_core_bytes,
+            "threads_per_core_limit": self.threads_per_core,
+            "core_count": self.cores,
+            "fpus_per_core": self.fpus_per_core,
+            "block_dim_limit_x": self.block_dim_x,
+            "block_dim_limit_y": self.block_dim_y,
+            "block_dim_limit_z": self.block_dim_z,
+            "memory_bandwidth": self.memory_bytes_per_s,
+            "l2_cache_size": self.l2_bytes,
+            "clock_rate_ghz": self.clock_ghz,
+            "device_memory_size": self.memory_bytes,
+            "shared_memory_per_block_optin": self.shared_memory_per_block_optin_bytes,
+            "registers_per_core_limit": self.registers_per_core,
+            "registers_per_block_limit": self.registers_per_block,
+            "driver_version": f'"{self.driver}"',
+            "runtime_version": f'"{self.cuda_runtime}"',
+            "compile_time_toolkit_version": f'"{self.cuda_toolkit}"',
+        }
+        fields = " ".join(f"{name}: {value}" for name, value in device.items())
+        capability = f"cuda_compute_capability {{ major: {major} minor: {minor} }}"
+        version = f"major: {runtime[0]} minor: {runtime[1]} patch: {runtime[2]}"
+        return (
+            f'gpu_device_info {{ {fields} {capability} }} platform_name: "CUDA" '
+            f"dnn_version_info {{ major: {dnn_major} minor: {dnn_minor} }} "
+            f'runtime_version {{ {version} }} device_description_str: "{self.chip}"'
+        )
+
+
+def shipped_targets() -> tuple[str, ...]:
+    """Return the names of the targets that the package describes."""
+    return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
+
+
+def read_target(named: str) -> ChipTarget:
+    """Return the target of a shipped name, or of a YAML file of the same form.
+
+    Raises ValueError that says what is wrong with the name or the file.
+    """
+    if named in shipped_targets():
+        return _read(FOLDER / f"{named}.yaml")
+    if not named.endswith((".yaml", ".yml")):
+        shipped = shipped_targets()
+        raise ValueError(f"{no_such('target', named, shipped)}; or name a YAML file of that form")
+    return _read(Path(named).expanduser())
+
+
+def _read(file: Path) -> ChipTarget:
+    try:
+        tree = read_yaml(file)
+    except OSError as error:
+        raise ValueError(f"{file}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: is no YAML: {first_line(error)}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{file}: must have keys and values, as {FOLDER / 'h200.yaml'} has")
+    try:
+        return ChipTarget.model_validate(tree)
+    except ValidationError as error:
+        problems = describe(error, tree)
+        more = len(problems) - SHOWN
+        rest = f"; {more} more" if more > 0 else ""
+        raise ValueError(f"{file}: {'; '.join(problems[:SHOWN])}{rest}") from error

@@ -1,0 +1,138 @@
+"""NVIDIA GPUs as a backend, and a chip that is not there, for which programs are compiled alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NoReturn
+
+import jax
+
+from pipeline.backends.base import (
+    CompileInputs,
+    CompileReport,
+    Executable,
+    Mechanism,
+    ProgressClock,
+    StepToPrice,
+)
+from pipeline.backends.gpu.absent_chip import open_absent_chip
+from pipeline.backends.gpu.chip_target import ChipTarget
+from pipeline.backends.gpu.gpu_executable import GpuExecutable
+from pipeline.backends.gpu.program_figures import compile_and_look
+from pipeline.backends.gpu.step_programs import Chip, Graphs, compile_for_gpu, compiler_options
+from pipeline.backends.xla import XlaBackend, empty_buffers, in_blocks
+from pipeline.host.cuda import cuda_versions
+from pipeline.lowerings.problem.lowering import Problem
+from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.parallel.placement import DevicePlacement
+
+LOOPS: Mapping[Graphs, str] = {
+    "loop": "one CUDA graph loops over the steps of a sink, and ends on the device",
+    "step": "programs of a fixed number of steps, each step one CUDA graph",
+}
+LOOP = "programs of a fixed number of steps, so that the device never waits for the host"
+SOFT = "requested: one asynchronous dispatch per step, by a program without a loop"
+
+
+class GpuBackend(XlaBackend):
+    """One GPU or several. Several run the programs of other devices, with the options of a GPU."""
+
+    def __init__(
+        self, placement: DevicePlacement, graphs: Graphs = "auto", *, deterministic: bool = True
+    ) -> None:
+        super().__init__(placement, compiler_options(graphs, deterministic=deterministic))
+        self.graphs = graphs
+
+    def describe(self) -> Mapping[str, str]:
+        """Return the device, JAX's versions, and those of driver, CUDA and cuDNN."""
+        return {**super().describe(), **cuda_versions()}
+
+    def mechanism(
+        self, requested: Literal["auto", "loop", "soft"], *, sink: bool
+    ) -> tuple[Mechanism, str]:
+        """A sink runs as programs of several steps unless requested otherwise."""
+        mechanism, why = super().mechanism(requested, sink=sink)
+        if len(self.placement.devices) > 1 or mechanism == "none":
+            return mechanism, why
+        return mechanism, SOFT if mechanism == "soft" else LOOPS.get(self.graphs, LOOP)
+
+    def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
+        """Compile initialisation, steps and evaluation. Raises RunError where XLA refuses one."""
+        if len(self.placement.devices) > 1 or work.eager or work.cuts is not None:
+            return super().compile(work, watch)
+        chip = Chip(self.device, _host())
+        programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
+        rates = self.placement.put(in_blocks(work.learning_rates))
+        buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
+        report = CompileReport(reports)
+        return GpuExecutable(work, self.placement, report, programs, rates, buffers)
+
+
+class AbsentGpuBackend:
+    """A chip that is described and not there: programs are compiled for it, and none can run.
+
+    Data is kept by the host's processor.
+    """
+
+    def __init__(
+        self,
+        target: ChipTarget,
+        host: DevicePlacement,
+        graphs: Graphs,
+        *,
+        deterministic: bool,
+    ) -> None:
+        self.target, self.graphs = target, graphs
+        self.placement = host
+        self.device = open_absent_chip(target)
+        self.options = compiler_options(graphs, deterministic=deterministic)
+
+    def describe(self) -> Mapping[str, str]:
+        """Return the chip, that it is not there, and the versions of JAX."""
+        host = XlaBackend(self.placement).describe()
+        return {**host, "device": f"{self.target.chip}, which is described and not there"}
+
+    def mechanism(
+        self, requested: Literal["auto", "loop", "soft"], *, sink: bool
+    ) -> tuple[Mechanism, str]:
+        """Nothing runs, by whatever mechanism."""
+        return "none", f"{self.target.chip} is not there"
+
+    def choose_lowerings(
+        self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
+    ) -> LoweringChoice:
+        """XLA's own: others are of the CPU alone."""
+        return LoweringChoice()
+
+    def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
+        """Compile as for a chip that is there, and look at what it would launch.
+
+        Raises RunError where XLA refuses a program.
+        """
+        chip = Chip(self.device, self.placement.device, ("cuda",))
+        look = compile_and_look(self.target)
+        _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, look)
+        return CompiledOnly(work, CompileReport(reports))
+
+    def estimate(self, proposal: StepToPrice) -> None:
+        """Return None: a compiler knows no times."""
+
+
+class CompiledOnly:
+    """Programs of a chip that is not there: their report, and nothing that could run."""
+
+    def __init__(self, work: CompileInputs, report: CompileReport) -> None:
+        self.report, self.feed, self.program_text = report, work.train, ""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise AssertionError("the recipe's rules refuse stages that would run these programs")
+
+    init = put = set_learning_rates = run = evaluate = _refuse
+
+
+def _host() -> jax.Device | None:
+    """The host's processor; None where JAX may not use it, as with JAX_PLATFORMS=cuda."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
