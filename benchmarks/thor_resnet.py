@@ -41,7 +41,7 @@ SETTINGS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         for lr, damping in ((0.02, 0.1), (0.05, 0.1), (0.05, 0.3), (0.1, 0.3))
     ),
 }
-"""What each optimizer is tuned by: Momentum by its learning rate, THOR by learning rate and damping.
+"""Settings to tune by: of Momentum its learning rate, of THOR learning rate and damping.
 A large damping goes with a large learning rate, as docs/thor.md found for LeNet-5."""
 
 
