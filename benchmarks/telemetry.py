@@ -27,6 +27,7 @@ from rich.console import Console
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.observe.event_file import PREFIX
 from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import WARNING, Reporter
 from pipeline.runner.record.log_lines import METRICS, last_step
@@ -114,7 +115,7 @@ def _written_bytes(folder: Path, steps: int) -> int:
     log = (folder / "run.log").read_text(encoding="utf-8")
     if WARNING in log or last_step(folder / METRICS) != steps:
         raise SystemExit(f"benchmarks.telemetry: not all of {steps} steps was written\n{log}")
-    files = [folder / METRICS, *(folder / "tensorboard").glob("*")]
+    files = [folder / METRICS, *folder.glob(f"{PREFIX}*")]
     return sum(file.stat().st_size for file in files)
 
 

@@ -99,7 +99,7 @@ def test_importing_costs_nothing() -> None:
 @pytest.mark.slow
 def test_a_run_can_be_made_again_from_the_recipe_it_left(tmp_path: Path) -> None:
     """A whole recipe stands for itself: no default shows through, whatever the parts were."""
-    first = load_recipe("mlp_fashion_mnist", ["optimizer=adamw", "train.steps=7", "model=resnet20"])
+    first = load_recipe("mlp_quickstart", ["optimizer=adamw", "train.steps=7", "model=resnet20"])
     write_recipe(tmp_path, first)
     again = load_recipe(str(tmp_path / "recipe.yaml"))
     assert again == first

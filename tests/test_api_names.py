@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline import load_recipe
+from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.recipe import Recipe
 from pipeline.plugins.loading import FLAG
 from pipeline.registry import parts
@@ -49,6 +50,8 @@ def tree() -> dict[str, Any]:
 
 def is_key(name: str) -> bool:
     """Whether a recipe has a key."""
+    if name in {f"train.{word}" for word in AdapterWords.model_fields}:
+        return True
     node: Any = tree()
     for key in name.partition("=")[0].split("."):
         if not isinstance(node, dict) or key not in node:

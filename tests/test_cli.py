@@ -337,7 +337,7 @@ def test_the_shown_recipe_is_whole_and_resolved(name: str, say: Say) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lenet5_digits", "mlp_fashion_mnist"])
+@pytest.mark.parametrize("name", ["lenet5_digits", "mlp_quickstart"])
 def test_the_shown_recipe_is_one_that_can_be_run(name: str, say: Say, tmp_path: Path) -> None:
     """And so is recipe.yaml of a run directory, which holds the same."""
     (tmp_path / "shown.yaml").write_text(say("--cfg", "job", f"+recipe={name}").out)

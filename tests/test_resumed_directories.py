@@ -162,7 +162,7 @@ def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["run.log", "metrics.jsonl", "evals.jsonl", "tensorboard", "checkpoints", "checkpoints/32"],
+    ["run.log", "metrics.jsonl", "evals.jsonl", "embeddings", "checkpoints", "checkpoints/32"],
 )
 def test_a_resumed_run_writes_through_no_link(name: str, half: Path, tiny: Compose) -> None:
     """Whoever made the directory would have files of this user written, cut and deleted."""

@@ -311,7 +311,7 @@ def test_a_clock_that_jumps_changes_nothing(
     assert 0 < run(recipe, tmp_path, pruner=At(20, jump)).time["total_s"] < 600
     assert (tmp_path / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
     assert outcome.checkpoints(tmp_path) == outcome.checkpoints(unbroken)
-    assert list(scalars(tmp_path / "tensorboard", "train/loss")) == ALL_STEPS
+    assert list(scalars(tmp_path, "train/loss")) == ALL_STEPS
 
 
 # Neighbours.

@@ -83,7 +83,7 @@ def test_a_job_that_is_wrong_leaves_the_others_alone(
 
 def hparams(run_dir: Path) -> dict[str, float]:
     """A job's row in TensorBoard's table of hparams."""
-    accumulated = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    accumulated = EventAccumulator(str(run_dir)).Reload()
     content = accumulated.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
     row = HParamsPluginData.FromString(content).session_start_info.hparams
     return {name: value.number_value for name, value in row.items()}

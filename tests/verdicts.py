@@ -113,7 +113,7 @@ HEALTHY: tuple[tuple[str, Sequence[str]], ...] = (
     ("mlp_mnist", ["dataset.root={root}/mnist"]),
     ("mlp_mnist, batch 256", ["dataset.root={root}/mnist", "train.batch_size=256"]),
     ("mlp_mnist, bf16", ["dataset.root={root}/mnist", "train.precision=bf16"]),
-    ("mlp_fashion_mnist", ["dataset.name=synthetic", "+dataset.like=fashion_mnist"]),
+    ("mlp_quickstart", ["dataset.root={root}/mnist"]),
     ("resnet20_cifar10", [*CIFAR, "train.batch_size=16"]),
     ("resnet18_cifar10", [*CIFAR, "train.batch_size=8"]),
     ("resnet9_cifar10_speedrun", [*CIFAR, "train.batch_size=8"]),

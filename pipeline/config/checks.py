@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from pipeline.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.config import device_checks
+from pipeline.config.adapter_words import loop_problems
 from pipeline.config.precision import level_of, precision_of
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.data.columns import ColumnSpec, Facts
@@ -74,6 +75,19 @@ def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
     size = recipe.train.sink_size
     if size != "auto" and (size == 0 or size < -1):
         yield f"train.sink_size = {size}: must be -1 (a sink per pass), positive or auto"
+
+
+@rule
+def loops_of_adapters_fit(recipe: Recipe) -> Iterator[str]:
+    """S-13: loops are of one length, and of one step where the host takes part in each."""
+    facts = known_facts(recipe)
+    before = (one_length, length_in_range, batch_fits)
+    if any(list(check(recipe)) for check in before):
+        return
+    total = recipe.train.steps
+    if facts is not None:
+        total = total_steps(recipe.train, batching(recipe, facts.train_size).steps_per_pass)
+    yield from loop_problems(recipe.train, total)
 
 
 @rule

@@ -15,6 +15,7 @@ from pydantic import (
 
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.callbacks.callback import CallbackSpec
+from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
@@ -52,7 +53,7 @@ Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 """A time in seconds, at most a year."""
 
 
-class TrainSpec(Spec):
+class TrainSpec(AdapterWords):
     """Training: the parts of a step, the number of steps and how they sink."""
 
     batch_size: PositiveInt
@@ -135,6 +136,16 @@ class CheckpointSpec(Spec):
     every_seconds: Seconds | None
     keep: PositiveInt
     """Number of newest checkpoints to keep, besides the best."""
+    keep_minutes: Annotated[PositiveInt, Field(le=366 * 24 * 60)] | None = None
+    """Also keep one checkpoint of every N minutes, the first of them (K-01)."""
+    prefix: Annotated[
+        Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=100)] | None,
+        Expected("the beginning of a file's name: letters, digits, _, +, - and ., at most 100"),
+    ] = None
+    """Also write each checkpoint's weights as MindSpore's `{prefix}-{epoch}_{step}.ckpt`, of which
+    as many are kept; null: the network's name where `directory` is given (K-01)."""
+    directory: FilePath | None = None
+    """The folder of these files; null: `ckpt` in the run directory."""
     best: str | None
     """Also keep the checkpoint with the best value of this metric; null keeps the newest only."""
     restore: FilePath | None

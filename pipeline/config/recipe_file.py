@@ -28,6 +28,7 @@ FOR_THE_USER: Mapping[tuple[str, ...], Any] = {
     ("dataset", "follow_links"): False,
     ("profile", "output"): None,
     ("dump", "path"): None,
+    ("checkpoint", "directory"): None,
 }
 """Keys that decide where a run writes, or let data lie elsewhere or change, with the harmless value
 of each."""

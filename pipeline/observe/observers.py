@@ -30,7 +30,7 @@ from pipeline.observe.monitors import (
     TimeMonitor,
 )
 from pipeline.observe.reporter import Reporter
-from pipeline.observe.tensorboard import TensorBoard
+from pipeline.observe.tensorboard import TensorBoard, board_folder
 from pipeline.sink.schedule import RunSchedule
 
 
@@ -146,7 +146,7 @@ def open_observers(
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
     if recipe.monitor.tensorboard:
-        board = TensorBoard(run_dir / "tensorboard", first, batch_size, estimate, unit)
+        board = TensorBoard(board_folder(run_dir), first, batch_size, estimate, unit)
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)

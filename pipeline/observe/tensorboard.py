@@ -20,7 +20,7 @@ from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.errors import printable
 from pipeline.observe.board_graph import BoardNode, graph_definition
 from pipeline.observe.captioned_pictures import captioned, stretched
-from pipeline.observe.event_file import VERSION, EventFile
+from pipeline.observe.event_file import PREFIX, VERSION, EventFile
 from pipeline.observe.histograms import Histogram
 from pipeline.observe.monitors import TRAINED, Evaluation, MonitorBase, SinkReport, writing
 from pipeline.observe.projector import write_embeddings
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 STEP_TAGS = tuple(f"train/{name}" for name in COLUMNS[:-1])
 SKIPPED_TAGS = (f"train/{COLUMNS[-1]}",)
 ROLLBACK_TAGS = ("train/updates_undone",)
+OLDER_FOLDER = "tensorboard"
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
@@ -39,8 +40,17 @@ MAX_NAMES = 10_000
 """Classes that are named in the text."""
 
 
+def board_folder(run_dir: Path) -> Path:
+    """Return the folder of a run's events: its directory, by which TensorBoard names the run.
+
+    Older versions wrote them into `tensorboard` there; such a run goes on so.
+    """
+    older = run_dir / OLDER_FOLDER
+    return older if any(older.glob(f"{PREFIX}*")) else run_dir
+
+
 class TensorBoard(MonitorBase):
-    """Write `tensorboard/` of a run; on resume, events after boundary `first` are purged.
+    """Write the events of a run; on resume, those after boundary `first` are purged.
 
     Steps and sinks are collected and written together by `flush`. The libraries for pictures and
     protocol buffers are imported when they are first needed, on the thread that writes. Raises

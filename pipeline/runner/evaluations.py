@@ -13,6 +13,7 @@ from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.errors import first_line
+from pipeline.observe.class_table import class_table, never_predicted
 from pipeline.observe.monitors import Evaluation
 from pipeline.observe.observers import Observers
 from pipeline.parallel.ranks import Agree, decide_alone
@@ -65,6 +66,7 @@ class Evaluations:
             assert evaluation is not None, "nobody gives it up"
             self._show_masks(state)
             observers.monitor.on_eval(history.step, evaluation)
+        self._show_classes(evaluation)
         # `train_loss` stays that of the last step.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
         observers.add_hparams(context.changed or _main_parameters(recipe), evaluation)
@@ -73,6 +75,19 @@ class Evaluations:
             if shown is not None:
                 observers.show_predictions(history.step, shown.images, shown.captions, shown.wrong)
             self._show_embeddings(state)
+
+    def _show_classes(self, evaluation: Evaluation) -> None:
+        """Print the figures of each class, where there are few, and warn of those never predicted.
+
+        Tokens are no classes that anyone would look through.
+        """
+        if not self.context.ranks.is_first or self.dataset.targets.task != "classification":
+            return
+        reporter, monitor = self.context.reporter, self.observers.monitor
+        for line in class_table(evaluation):
+            monitor.submit(reporter.stage, "", line)
+        if (problem := never_predicted(evaluation)) is not None:
+            monitor.submit(reporter.warn, problem)
 
     def _show_embeddings(self, state: TrainState) -> None:
         if not self.context.recipe.monitor.embeddings:

@@ -21,7 +21,7 @@ from pipeline.runner.context import RunContext
 from pipeline.runner.evaluations import Evaluations
 from pipeline.sink.schedule import Event
 from pipeline.stages.build import Built
-from pipeline.stages.checkpoint.checkpointer import Checkpoints, NoCheckpoints
+from pipeline.stages.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
 from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
@@ -64,7 +64,7 @@ def open_training(
 
     with signals.held(), ExitStack() as stack:
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
-        checkpoints = _open_checkpoints(context, save_periods, stack)
+        checkpoints = _open_checkpoints(context, built, save_periods, stack)
         dumps = _dumps(context, built, executable, backend)
         training = Training(
             recipe,
@@ -196,7 +196,7 @@ def _set_autopsy_aside(context: RunContext) -> None:
 
 
 def _open_checkpoints(
-    context: RunContext, save_periods: tuple[int, ...], stack: ExitStack
+    context: RunContext, built: Built, save_periods: tuple[int, ...], stack: ExitStack
 ) -> Checkpoints | NoCheckpoints | None:
     recipe = context.recipe
     if "checkpoint" not in recipe.stages:
@@ -205,7 +205,20 @@ def _open_checkpoints(
         return NoCheckpoints()
     held = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
     tree = recipe.model_dump(mode="json")
-    return stack.enter_context(Checkpoints(context.run_dir, recipe.checkpoint, tree, held))
+    copies = _checkpoint_files(context, built)
+    return stack.enter_context(Checkpoints(context.run_dir, recipe.checkpoint, tree, held, copies))
+
+
+def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
+    """Return what writes MindSpore's files; None where neither prefix nor folder is given."""
+    spec = context.recipe.checkpoint
+    if spec.prefix is None and spec.directory is None:
+        return None
+    # Few runs need it, and all would wait for its import.
+    from pipeline.weights.mindspore_copies import MindSporeCopies
+
+    prefix = spec.prefix or context.recipe.model.name
+    return MindSporeCopies(context.run_dir, spec.directory, prefix, built.run_schedule)
 
 
 def _rollbacks(

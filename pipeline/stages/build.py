@@ -43,7 +43,7 @@ from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.class_metrics import ClassCountMetric
 from pipeline.training.freezing import config_at
 from pipeline.training.losses import label_mask, sample_losses
-from pipeline.training.metrics import add_own, zero_sums
+from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
@@ -321,7 +321,10 @@ def _check_task(recipe: Recipe, dataset: Dataset, metrics: Sequence[MetricSpec])
         problem = f"{', '.join(of_classes)} is of classes, which {task} has not; leave it out"
         raise RecipeError([f"eval.metrics: {problem}"])
     names = [metric.name for metric in metrics]
-    known_names = [*(METRICS if task == "classification" else ["loss"]), *names]
+    standard = [*METRICS] if task == "classification" else ["loss"]
+    if task == "classification" and len(dataset.targets) <= ALL_IN_TOP5:
+        standard.remove("top5")
+    known_names = [*standard, *names]
     doubled = sorted({name for name in known_names if known_names.count(name) > 1})
     if doubled:
         raise RecipeError([f"eval.metrics: {task} has {', '.join(doubled)} already; leave it out"])

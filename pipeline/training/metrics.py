@@ -17,6 +17,8 @@ from pipeline.training.part_specs import MetricSpec
 
 MAX_CONFUSION_CLASSES = 10_000
 """The most classes with a confusion matrix, which then has 400 MB."""
+ALL_IN_TOP5 = 5
+"""The most classes of which every one is among the highest five, so that top5 says nothing."""
 
 
 @register_dataclass
@@ -225,8 +227,8 @@ def _in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
 def summarize(
     sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
 ) -> dict[str, Any]:
-    """Mean loss, count and the metric parts of `sums`; of classes also accuracy, top5, precision,
-    recall and f1.
+    """Mean loss, count and the metric parts of `sums`; of classes also accuracy, precision, recall
+    and f1, and top5 where there are more than ALL_IN_TOP5 of them.
 
     Precision, recall and f1 are {"macro", "micro", "per_class": {name: value}}. A ratio whose
     denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
@@ -252,7 +254,7 @@ def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> d
         )
     return {
         "accuracy": int(hits.sum()) / count,
-        "top5": int(sums.top5) / count,
+        **({"top5": int(sums.top5) / count} if len(hits) > ALL_IN_TOP5 else {}),
         "precision": _averages(hits, predicted, class_names),
         "recall": _averages(hits, actual, class_names),
         "f1": _averages(2 * hits, actual + predicted, class_names),

@@ -55,11 +55,16 @@ def write_checkpoints(
     written = []
     for saved in _checkpoints(source, run_dir):
         schedule = schedule or _schedule(recipe, saved)
-        place = schedule.place(saved.step)
-        file = folder / f"{free}-{place.sink}_{place.sink_step}{SUFFIX}"
-        write_weights(file, _arrays(saved, optimizer=optimizer))
+        file = folder / file_name(free, schedule, saved.step)
+        write_weights(file, weight_arrays(saved, optimizer=optimizer))
         written.append(file)
     return written
+
+
+def file_name(prefix: str, schedule: RunSchedule, step: int) -> str:
+    """The name of the checkpoint of a step, `{prefix}-{epoch}_{step}.ckpt`."""
+    place = schedule.place(step)
+    return f"{prefix}-{place.sink}_{place.sink_step}{SUFFIX}"
 
 
 def free_prefix(folder: Path, prefix: str) -> str:
@@ -92,7 +97,8 @@ def _schedule(recipe: Recipe, saved: Checkpoint) -> RunSchedule:
     return RunSchedule(saved.step, dataset.train_order.steps_per_pass, None)
 
 
-def _arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
+def weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
+    """The parameters of a checkpoint by path; with `optimizer` the state of the optimizer too."""
     arrays = {path.removeprefix("params/"): array for path, array in saved.weights().items()}
     if not optimizer:
         return arrays

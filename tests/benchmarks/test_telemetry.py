@@ -31,7 +31,7 @@ def test_every_step_is_in_both_files_before_the_clock_stops(
         losses = np.array([line.fields["loss"] for line in lines], np.float32)
         np.testing.assert_array_equal(losses, rows[:, 0])
         size = (folder / METRICS).stat().st_size
-        if board := next((folder / "tensorboard").glob("*"), None):
+        if board := next(folder.glob("events.*"), None):
             events = EventAccumulator(str(board), size_guidance={"scalars": 0}).Reload()
             for name, column in zip(COLUMNS[:-1], rows.T, strict=False):
                 shown = [event.value for event in events.Scalars(f"train/{name}")]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
 from pipeline.config.recipe import Recipe
@@ -72,18 +73,33 @@ def test_tensorboard_gets_samples_recipe_and_hparams(tiny: Compose, tmp_path: Pa
         observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
         observers.monitor.on_eval(3, EVALUATION)
         observers.add_hparams({"seed": 2}, EVALUATION)
-    accumulated = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    accumulated = EventAccumulator(str(tmp_path)).Reload()
     assert set(accumulated.Tags()["images"]) == {"train/images", "eval/confusion"}
     assert accumulated.Tags()["tensors"] == ["recipe/text_summary", "custom_scalars__config__"]
     assert accumulated.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.plugin_name == "hparams"
     assert '"step": 3' in (tmp_path / "evals.jsonl").read_text()
 
 
+def test_tensorboard_names_a_run_by_its_directory(tiny: Compose, tmp_path: Path) -> None:
+    """And goes on in the folder where an older version has begun."""
+    runs = {"2026-11-21/14-46-29_one": "", "2026-11-22/09-00-00_two": "tensorboard"}
+    for name, older in runs.items():
+        run_dir = tmp_path / name
+        run_dir.mkdir(parents=True)
+        if older:
+            (run_dir / older).mkdir()
+            (run_dir / older / "events.out.tfevents.1.host.0").touch()
+        with opened(tiny("monitor.tensorboard=true"), run_dir):
+            pass
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    assert set(multiplexer.Runs()) == {str(Path(name) / older) for name, older in runs.items()}
+
+
 def test_without_parameters_and_samples_there_are_none(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
         observers.show_samples(np.zeros((0, 4, 4, 1), np.float32))
         observers.add_hparams({}, EVALUATION)
-    tags = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tags()
+    tags = EventAccumulator(str(tmp_path)).Reload().Tags()
     assert (tags["images"], tags["tensors"]) == ([], ["recipe/text_summary"])
 
 
@@ -91,4 +107,4 @@ def test_without_tensorboard_nothing_is_written_for_it(tiny: Compose, tmp_path: 
     with opened(tiny(), tmp_path) as observers:
         observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
         observers.add_hparams({"seed": 2}, EVALUATION)
-    assert not (tmp_path / "tensorboard").exists()
+    assert not list(tmp_path.glob("events.*"))

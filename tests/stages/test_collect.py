@@ -37,7 +37,7 @@ def numbers(run_dir: Path) -> list[dict[str, Any]]:
 
 def events(run_dir: Path) -> EventAccumulator:
     sizes = {"histograms": 0, "compressedHistograms": 1}
-    return EventAccumulator(str(run_dir / "tensorboard"), size_guidance=sizes).Reload()
+    return EventAccumulator(str(run_dir), size_guidance=sizes).Reload()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_the_graph_has_every_layer_and_no_loose_end(collected: tuple[Path, Path]
 
 
 def test_embeddings_are_what_the_last_layer_reads(collected: tuple[Path, Path]) -> None:
-    board, trained = collected[1] / "tensorboard", load_run(collected[1])
+    board, trained = collected[1], load_run(collected[1])
     vectors = np.loadtxt(board / "embeddings" / "vectors.tsv", dtype=np.float64)
     assert vectors.shape == (30, 84)
     labels = (board / "embeddings" / "labels.tsv").read_text().splitlines()

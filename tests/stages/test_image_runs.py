@@ -197,7 +197,7 @@ def test_masks_are_learned_shown_and_written(
     summary = run(compose("masked", *overrides), tmp_path / "run")
     assert summary.metrics["mean_iou"] > 0.8
     assert summary.metrics["count"] == 6 * 56  # a row of each image is not counted
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"images": 0}).Reload()
+    events = EventAccumulator(str(tmp_path / "run"), {"images": 0}).Reload()
     tags = [tag for tag in events.Tags()["images"] if tag.startswith("eval/masks")]
     assert tags == [f"eval/masks/{number}" for number in range(3)]
     shown = events.Images(tags[0])

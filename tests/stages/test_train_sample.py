@@ -55,7 +55,7 @@ def test_the_other_metrics_are_those_without_it(trained: Path, cache: Path, tmp_
 
 
 def test_tensorboard_has_pictures_classes_and_hparams(trained: Path) -> None:
-    tags = EventAccumulator(str(trained / "tensorboard")).Reload().Tags()
+    tags = EventAccumulator(str(trained)).Reload().Tags()
     assert {"train/images", "eval/predictions"} <= set(tags["images"])
     assert "classes/text_summary" in tags["tensors"]
     assert {"train/accuracy", "eval/accuracy"} <= set(tags["scalars"])

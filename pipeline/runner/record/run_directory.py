@@ -1,13 +1,14 @@
 """Run directories: created so that no two runs share one, and found to resume.
 
 outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
-                                 provenance.json  lowerings.json  checkpoints/  tensorboard/  .lock
+                                 provenance.json  lowerings.json  checkpoints/  .lock  events of
+                                 TensorBoard, which names a run by the folder that they lie in
 Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/,
-a profile profile/, dumps dump/, and what is exported, converted or reproduced is noted in
-descendants.jsonl. Several processes also leave ranks/, and parallel.mode=auto plan.yaml. A bad
-step that ends a run leaves autopsy.json and reproducer/, which are in earlier_autopsy/ after a
-resume. On an emulated device also price.json, trace.json, timeline.html, and AutoTune's result; for
-a device.target compiled.json.
+a profile profile/, dumps dump/, `checkpoint.prefix` ckpt/ and ckpt.json, and what is exported,
+converted or reproduced is noted in descendants.jsonl. Several processes also leave ranks/, and
+parallel.mode=auto plan.yaml. A bad step that ends a run leaves autopsy.json and reproducer/, which
+are in earlier_autopsy/ after a resume. On an emulated device also price.json, trace.json,
+timeline.html, and AutoTune's result; for a device.target compiled.json.
 """
 
 from __future__ import annotations
@@ -51,9 +52,13 @@ OVERRIDES, CLAIM = "overrides.yaml", ".claim"
 
 APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
 """Files that are changed in place."""
+CHECKPOINT_FILES, CHECKPOINT_NAMES = "ckpt", "ckpt.json"
+"""Checkpoints as MindSpore's files, and a list of these by step."""
+BOARD_FOLDERS, BOARD_CONFIG = ("tensorboard", "embeddings"), "projector_config.pbtxt"
+"""TensorBoard's: older runs have all in the first, others only what its projector shows."""
 REPLACED = (
     *(RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER),
-    COMPILED,
+    *(CHECKPOINT_NAMES, BOARD_CONFIG, COMPILED),
 )
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
@@ -66,8 +71,8 @@ RANKS = "ranks"
 DUMP = "dump"
 """The tensors of steps, by the time at which they were dumped."""
 FOLDERS = (
-    *("checkpoints", "tensorboard", REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
-    DUMP,
+    *("checkpoints", *BOARD_FOLDERS, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
+    *(DUMP, CHECKPOINT_FILES),
 )
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
 """Files that may be there before a run begins: a sweep's notes, and lowerings to use."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -45,12 +45,23 @@ from pipeline.training.state import TrainState
 LOG = logging.getLogger(__name__)
 
 
+class Copies(Protocol):
+    """Files that are written of each checkpoint for other programs."""
+
+    def add(self, checkpoint: Path) -> None:
+        """Write that of a complete checkpoint. Raises OSError, DataError."""
+
+    def remove(self, step: int) -> None:
+        """Remove that of a step, where there is any. Raises OSError."""
+
+
 class Checkpoints:
     """The checkpoints of one run: the newest `keep`, and the best by the recipe's metric.
 
     `recipe` is the run's, as JSON. Of the checkpoints at multiples of the periods `held`, the
     newest `keep` are kept, whatever else is saved between them. Raises RunError where the folder
-    can't be made.
+    can't be made. Each checkpoint that is complete is also given to `copies`, and each step that is
+    removed.
     """
 
     def __init__(
@@ -59,11 +70,13 @@ class Checkpoints:
         spec: CheckpointSpec,
         recipe: Mapping[str, Any] | None = None,
         held: Sequence[int] = (),
+        copies: Copies | None = None,
     ) -> None:
         silence_orbax()
         self._root = (run_dir / FOLDER).absolute()
         self._recipe = dict(recipe or {})
-        self._retention = Retention(spec.keep, spec.best, held)
+        self._retention = Retention(spec.keep, spec.best, held, spec.keep_minutes)
+        self._copies = copies
         self._requested: int | None = None
         self._written: Future[None] | None = None
         with self._writing("make it"):
@@ -118,6 +131,8 @@ class Checkpoints:
             # Where the disk is full, the summary needs the room.
             remove_draft(draft)
             raise
+        if self._copies is not None:
+            self._copies.add(self._root / str(step))
         self._remove_old()
 
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -130,6 +145,8 @@ class Checkpoints:
         for step in self._retention.removable(self._root, saved_steps(self._root)):
             with self._writing(f"remove step {step}"):
                 remove_checkpoint(self._root / str(step))
+                if self._copies is not None:
+                    self._copies.remove(step)
 
     def finish(self) -> None:
         """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""

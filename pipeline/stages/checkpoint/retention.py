@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.sink.schedule import is_due
-from pipeline.stages.checkpoint.checkpoint_folder import DRAFT, METRICS
+from pipeline.stages.checkpoint.checkpoint_folder import DRAFT, MANIFEST, METRICS
 from pipeline.stages.checkpoint.manifest import DamagedError, read_json
 from pipeline.training.part_specs import metric_directions
 
@@ -19,11 +19,14 @@ class Retention:
     """Keep the newest `keep`, of those at multiples of `held` as well, and the best by a metric.
 
     A rollback goes back to those of `held`, however often a signal or a clock makes the run save.
+    With `minutes` the first checkpoint is kept, and from each one kept so the first that is at
+    least that much younger (K-01: MindSpore's keep_checkpoint_per_n_minutes).
     """
 
     keep: int
     best: str | None = None
     held: Sequence[int] = ()
+    minutes: int | None = None
 
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
         """Return the steps, of these ascending ones, whose checkpoints need not be kept."""
@@ -31,6 +34,8 @@ class Retention:
         kept: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
         if self.best is not None:
             kept.add(_best(root, steps, self.best))
+        if self.minutes is not None:
+            kept.update(_spaced(root, steps, 60.0 * self.minutes))
         return [step for step in steps if step not in kept]
 
 
@@ -46,6 +51,22 @@ def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """Return the content of a checkpoint's file of metrics."""
     return json.dumps(dict(metrics))
+
+
+def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
+    """Yield the first step, and each that was saved `seconds` or more after the last one yielded.
+
+    A checkpoint was saved when its manifest was written.
+    """
+    last: float | None = None
+    for step in steps:
+        try:
+            saved_at = (root / str(step) / MANIFEST).stat().st_mtime
+        except OSError:
+            continue
+        if last is None or saved_at - last >= seconds:
+            last = saved_at
+            yield step
 
 
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:

@@ -1,0 +1,180 @@
+"""THOR against Momentum on a ResNet for CIFAR-10: passes and seconds to an accuracy (L-06).
+
+    python -m benchmarks.thor_resnet RESULTS --root DIR                       # ResNet-20, 80 %
+    python -m benchmarks.thor_resnet RESULTS --root DIR --blocks 1 --share 4 --accuracy 0.6
+    python -m benchmarks.thor_resnet RESULTS --table
+
+Both start from `resnet20_cifar10`, crop and flip, batch 128, a cosine to 0 over `--passes`. Each is
+tuned with the first seed by the settings below; the best of each, by the steps to the accuracy and
+where none got there by the accuracy at the end, is trained with the other seeds. A training ends
+once an evaluation of all 10,000 test images has shown the accuracy. RESULTS gets one JSON line for
+each training that ended: called again, those that are there are not done again, so it may be
+stopped at any time. `--blocks 1` makes ResNet-8, `--share 4` trains on a quarter of the images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+PER_PASS = 2
+"""Evaluations a pass."""
+THOR, _DECAY = "optimizer=thor", "decay_rate: 0.87, decay_steps: 390"
+SETTINGS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "momentum": tuple((f"train.optimizer.lr={lr}",) for lr in (0.05, 0.1, 0.2)),
+    "thor": tuple(
+        (
+            THOR,
+            f"train.optimizer.lr={lr}",
+            "train.optimizer.momentum=0.9",
+            "train.optimizer.weight_decay=5.0e-4",
+            "train.optimizer.frequency=100",
+            f"train.optimizer.damping={{initial: {damping}, {_DECAY}}}",
+        )
+        for lr, damping in ((0.02, 0.1), (0.05, 0.1), (0.05, 0.3), (0.1, 0.3))
+    ),
+}
+"""Settings to tune by: of Momentum its learning rate, of THOR learning rate and damping.
+A large damping goes with a large learning rate, as docs/thor.md found for LeNet-5."""
+
+
+def main() -> None:
+    """Train what RESULTS does not have yet; then, or with --table, print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--root", help="dataset.root")
+    parser.add_argument("--accuracy", type=float, default=0.8)
+    parser.add_argument("--passes", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=3, help="residual blocks of each stage")
+    parser.add_argument("--share", type=int, default=1, help="train on one of so many shards")
+    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    if not args.table:
+        for setting, seed in _open(args.results, seeds):
+            line = train(setting, seed, args)
+            with args.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+    print("\n".join(table(_lines(args.results))))
+
+
+def _open(results: Path, seeds: list[int]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """What is to be trained next, in turn: tuning first, then the other seeds of the best."""
+    for position in range(max(map(len, SETTINGS.values()))):
+        for settings in SETTINGS.values():
+            if position < len(settings):
+                yield from _unless_done(results, settings[position], seeds[0])
+    for name in SETTINGS:
+        for seed in seeds[1:]:
+            yield from _unless_done(results, best(_lines(results), name), seed)
+
+
+def _unless_done(
+    results: Path, setting: tuple[str, ...], seed: int
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    if not any(_is(line, setting) and line["seed"] == seed for line in _lines(results)):
+        yield setting, seed
+
+
+def train(setting: tuple[str, ...], seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Train once, and return when it reached the accuracy and what it took."""
+    from pipeline import load_recipe, run
+    from pipeline.errors import RunError
+
+    steps = 50_000 // args.share // 128
+    keys = [
+        *(f"dataset.root={args.root}", f"seed={seed}", f"train.passes={args.passes}"),
+        *(f"model.blocks=[{args.blocks},{args.blocks},{args.blocks}]", "monitor.loss_every=0"),
+        *("eval.every_passes=null", f"eval.every_steps={steps // PER_PASS}"),
+        *("monitor.tensorboard=false", "checkpoint.every_passes=null", "checkpoint.keep=1"),
+        f"train.callbacks=[{{name: stop_at, metric: accuracy, value: {args.accuracy}}}]",
+        *([f"dataset.train.num_shards={args.share}"] if args.share > 1 else []),
+        *(["dataset.train.shard_id=0"] if args.share > 1 else []),
+    ]
+    line: dict[str, Any] = {"setting": list(setting), "seed": seed, "accuracy": args.accuracy}
+    line |= {"passes": args.passes, "blocks": args.blocks, "share": args.share}
+    began, used = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            summary = run(load_recipe("resnet20_cifar10", [*keys, *setting]), Path(folder))
+        except RunError as error:
+            return {**line, "reached_step": None, "last": math.nan, "ended": str(error)[:200]}
+        evals = [
+            json.loads(found)
+            for found in (Path(folder) / "evals.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+    reached = next((e["step"] for e in evals if e["accuracy"] >= args.accuracy), None)
+    return {
+        **line,
+        "reached_step": reached,
+        "steps_per_pass": steps,
+        "last": evals[-1]["accuracy"],
+        "curve": [[e["step"], e["accuracy"]] for e in evals],
+        "median_step_ms": summary.time["median_step_ms"],
+        "wall_s": time.perf_counter() - began,
+        "processor_s": time.process_time() - used,
+    }
+
+
+def _lines(results: Path) -> list[dict[str, Any]]:
+    if not results.exists():
+        return []
+    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line]
+
+
+def _is(line: Mapping[str, Any], setting: tuple[str, ...]) -> bool:
+    return tuple(line["setting"]) == setting
+
+
+def best(lines: list[dict[str, Any]], name: str) -> tuple[str, ...]:
+    """The setting of an optimizer that got to the accuracy first, or nearest to it."""
+
+    def rank(setting: tuple[str, ...]) -> tuple[float, float]:
+        found = next((line for line in lines if _is(line, setting)), None)
+        if found is None or math.isnan(found["last"]):
+            return math.inf, math.inf
+        step = found["reached_step"]
+        return math.inf if step is None else step, -found["last"]
+
+    return min(SETTINGS[name], key=rank)
+
+
+def table(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """The rows of a Markdown table, a line for each setting."""
+    yield "| optimizer | seeds | passes to the accuracy | accuracy at the end | processor s |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, settings in SETTINGS.items():
+        for setting in settings:
+            found = [line for line in lines if _is(line, setting)]
+            if not found:
+                continue
+            keys = ", ".join(
+                key.removeprefix("train.optimizer.")
+                for key in setting
+                if "lr=" in key or "damping" in key
+            )
+            passes = ", ".join(
+                "never"
+                if line["reached_step"] is None
+                else f"{line['reached_step'] / line['steps_per_pass']:.2f}"
+                for line in found
+            )
+            ends = ", ".join(f"{line['last']:.4f}" for line in found)
+            seconds = statistics.median(line.get("processor_s", math.nan) for line in found)
+            seeds = ", ".join(str(line["seed"]) for line in found)
+            yield f"| {name}, {keys} | {seeds} | {passes} | {ends} | {seconds:.0f} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The checkpoints of a run that goes on, as MindSpore's `.ckpt` files beside them (K-01).
+
+`ckpt.json` in the run directory lists the files by step, so that a resumed run goes on with its
+own names, and nobody else's file is ever removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from pipeline.errors import RunError
+from pipeline.files.atomic_write import write_whole
+from pipeline.files.bounded_read import read_json
+from pipeline.runner.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
+from pipeline.sink.schedule import RunSchedule
+from pipeline.stages.checkpoint.checkpoint_folder import step_of
+from pipeline.stages.checkpoint.restore import read_checkpoint
+from pipeline.weights.files.weight_files import write_weights
+from pipeline.weights.mindspore_checkpoints import file_name, free_prefix, weight_arrays
+
+
+class MindSporeCopies:
+    """The files of one run: `{prefix}-{epoch}_{step}.ckpt` in `directory`, by default in `ckpt`.
+
+    Where the folder has files of that prefix from another run, `_1`, `_2` and so on is added to it.
+    Raises RunError where the folder can't be made, or the list of the files be read.
+    """
+
+    def __init__(
+        self, run_dir: Path, directory: Path | None, prefix: str, schedule: RunSchedule
+    ) -> None:
+        self._folder = (directory or run_dir / CHECKPOINT_FILES).absolute()
+        self._list, self._schedule = run_dir / CHECKPOINT_NAMES, schedule
+        self._names = self._listed(prefix)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            mine = [name.rpartition("-")[0] for name in self._names.values()]
+            self._prefix = mine[0] if mine else free_prefix(self._folder, prefix)
+        except OSError as error:
+            problem = f"checkpoint.directory = {self._folder}: can't be written: {error.strerror}"
+            raise RunError(problem) from error
+
+    def add(self, checkpoint: Path) -> None:
+        """Write the file of a complete checkpoint, and list it."""
+        step = step_of(checkpoint)
+        assert step is not None, "a checkpoint is named by its step"
+        name = file_name(self._prefix, self._schedule, step)
+        # Listed before it is written: a file that is killed in between is this run's to remove.
+        self._names[step] = name
+        self._write_list()
+        saved = read_checkpoint(checkpoint)
+        write_weights(self._folder / name, weight_arrays(saved, optimizer=False))
+
+    def remove(self, step: int) -> None:
+        """Remove the file of a step, where this run has written one."""
+        name = self._names.pop(step, None)
+        if name is not None:
+            (self._folder / name).unlink(missing_ok=True)
+            self._write_list()
+
+    def _write_list(self) -> None:
+        by_step = {str(step): name for step, name in sorted(self._names.items())}
+        files = {"folder": str(self._folder), "files": by_step}
+        write_whole(self._list, json.dumps(files, indent=1) + "\n")
+
+    def _listed(self, prefix: str) -> dict[int, str]:
+        """Return the names of this run's files in the folder by step; empty before there are any.
+
+        The list may be a stranger's: only names that a run would give are believed.
+        """
+        try:
+            kept = read_json(self._list)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self._list}: can't be read: {error}") from error
+        files = kept.get("files") if isinstance(kept, dict) else None
+        if not isinstance(files, dict):
+            raise RunError(f"{self._list}: must list files by step")
+        if kept.get("folder") != str(self._folder):
+            return {}
+        given = re.compile(rf"{re.escape(prefix)}(_\d+)?-\d+_\d+\.ckpt")
+        return {
+            int(step): name
+            for step, name in files.items()
+            if step.isdecimal() and isinstance(name, str) and given.fullmatch(name)
+        }

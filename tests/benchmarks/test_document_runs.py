@@ -1,0 +1,83 @@
+"""Tables of the documents' own runs: what they are made from, and what is run next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import parity, quickstart, thor_resnet
+
+
+def test_the_quick_start_has_a_row_for_each_framework_and_initialiser() -> None:
+    lines = [
+        json.dumps({"framework": "ours", "init": "x", "seed": n, "course": [[a, 0.5], [0.9, 0.25]]})
+        for n, a in enumerate((0.8, 0.84, 0.85))
+    ]
+    assert list(quickstart.table([*lines, ""]))[2:] == [
+        "| the documents | not said | 85.3% | 0.529 | 90.2% | 0.335 |",
+        "| ours, 3 seeds | x | 84.00% (80.00% to 85.00%) | 0.500 (0.500 to 0.500) | "
+        "90.00% (90.00% to 90.00%) | 0.250 (0.250 to 0.250) |",
+    ]
+
+
+def test_a_loss_parts_from_the_judges_where_it_first_differs_by_more() -> None:
+    judged = np.array([2.0, 2.0, -4.0])
+    off = judged + np.array([0, 0.1, 0.3])
+    assert parity._first_above(off, judged, 0.04) == 2
+    assert parity._first_above(off, judged, 0.06) == 3
+    assert parity._first_above(judged, judged, 0.0) is None
+    assert parity._range([300, 100, None]) == "100 to > 1000"
+    assert parity._range([None, None]) == "> 1000"
+    assert parity._range([7, 7]) == "7"
+
+
+def test_kernels_elsewhere_have_their_outputs_first() -> None:
+    generator = np.random.default_rng(0)
+    kernel = generator.normal(size=(5, 5, 1, 6))
+    assert parity._as_elsewhere("conv_0/kernel", kernel).shape == (6, 1, 5, 5)
+    # A dense layer after (5, 5, 16) images, flattened by channel elsewhere.
+    dense, image = generator.normal(size=(400, 120)), generator.normal(size=(5, 5, 16))
+    turned = parity._as_elsewhere("dense_0/kernel", dense)
+    expected = image.reshape(-1) @ dense
+    np.testing.assert_allclose(turned @ image.transpose(2, 0, 1).reshape(-1), expected)
+
+
+def done(setting: tuple[str, ...], step: int | None, last: float, seed: int = 1) -> str:
+    line = {"setting": setting, "seed": seed, "reached_step": step, "last": last}
+    return json.dumps({**line, "steps_per_pass": 100, "processor_s": 7.0})
+
+
+def test_the_best_setting_of_each_optimizer_is_trained_with_the_other_seeds(
+    tmp_path: Path,
+) -> None:
+    """And what is done is not done again."""
+    results = tmp_path / "results.jsonl"
+    slow, fast, never = thor_resnet.SETTINGS["momentum"]
+    thors = thor_resnet.SETTINGS["thor"]
+    lines = [done(slow, 300, 0.8), done(fast, 200, 0.8), done(never, None, 0.79)]
+    lines += [
+        done(setting, None, end) for setting, end in zip(thors, (0.5, 0.7, 0.6), strict=False)
+    ]
+    results.write_text("\n".join(lines) + "\n")
+    assert next(thor_resnet._open(results, [1, 2])) == (thors[3], 1)
+    lines.append(done(thors[3], None, float("nan")))
+    results.write_text("\n".join(lines) + "\n")
+    assert list(thor_resnet._open(results, [1, 2])) == [(fast, 2), (thors[1], 2)]
+    results.write_text("\n".join([*lines, done(fast, 250, 0.8, 2), done(thors[1], 90, 0.8, 2)]))
+    assert list(thor_resnet._open(results, [1, 2])) == []
+    rows = list(thor_resnet.table(thor_resnet._lines(results)))
+    assert rows[3] == "| momentum, lr=0.1 | 1, 2 | 2.00, 2.50 | 0.8000, 0.8000 | 7 |"
+
+
+def test_nothing_is_done_before_anything_is(tmp_path: Path) -> None:
+    assert thor_resnet._lines(tmp_path / "none") == []
+    first = next(thor_resnet._open(tmp_path / "none", [1]))
+    assert first == (thor_resnet.SETTINGS["momentum"][0], 1)
+
+
+@pytest.mark.parametrize("name", ["momentum", "thor"])
+def test_settings_differ(name: str) -> None:
+    assert len(set(thor_resnet.SETTINGS[name])) == len(thor_resnet.SETTINGS[name])
