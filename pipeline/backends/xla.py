@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import (
@@ -30,6 +30,7 @@ from pipeline.backends.base import (
     ProgressClock,
     StepToPrice,
 )
+from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
 from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.errors import RunError
@@ -111,7 +112,10 @@ class XlaBackend:
         if work.eager:
             programs, report = [spec.function for spec in specs], CompileReport(())
         else:
-            compiled = [_compile(spec, watch) for spec in specs]
+            compiled = [
+                _compile_initialisation(work, specs[0], self.placement, watch),
+                *(_compile(spec, watch) for spec in specs[1:]),
+            ]
             programs = [program for program, _ in compiled]
             report = CompileReport(tuple(facts for _, facts in compiled), work.single_steps)
         buffers = self.placement.put(_empty_buffers(work.train.window(0).inputs))
@@ -286,9 +290,7 @@ def _specs_on_mesh(
         _on_mesh(function, placement, specs)
         for function, specs in zip(functions, ((whole,), train_specs, eval_specs), strict=True)
     )
-    # Runs once: on the CPU, optimising it takes several times as long as it saves.
-    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-    options = quick if placement.device.platform == "cpu" else None
+    options = UNOPTIMIZED if placement.device.platform == "cpu" else None
     return (
         _ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
         _ProgramSpec("training step", train_on, args[1], donated=0),
@@ -422,18 +424,14 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
 def _compile(spec: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
     """Compile ahead of time. Raises RunError with XLA's first line where it refuses."""
     started_at = time.perf_counter()
-    with watch(spec.name), _cache_events() as events:
-        try:
-            program = jax.jit(
-                spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings
-            )
-            lowered = program.lower(*spec.args)
-            keep = CALLS not in lowered.as_text()
-            with nullcontext() if keep else no_compile_cache():
-                compiled = lowered.compile(compiler_options=spec.compiler_options)
-        except jax.errors.JaxRuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RunError(f"compiling {spec.name}: {reason}") from error
+    with watch(spec.name), _cache_events() as events, _xla_errors(spec.name):
+        program = jax.jit(
+            spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings
+        )
+        lowered = program.lower(*spec.args)
+        keep = CALLS not in lowered.as_text()
+        with nullcontext() if keep else no_compile_cache():
+            compiled = lowered.compile(compiler_options=spec.compiler_options)
     seconds = time.perf_counter() - started_at
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     return compiled, Program(
@@ -444,6 +442,46 @@ def _compile(spec: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
         # XLA does not look into the calls of another library.
         flops=cost.get("flops") if cost and keep else None,
     )
+
+
+def _compile_initialisation(
+    work: CompileInputs, spec: _ProgramSpec, placement: DevicePlacement, watch: ProgressClock
+) -> tuple[Any, Program]:
+    """Compile the initialisation: on CPUs that have whole parameters as programs for its parts."""
+    if work.cuts is not None or placement.device.platform != "cpu":
+        return _compile(spec, watch)
+    temporary_bytes = [0]
+
+    def compiled(function: Callable[..., Any], args: Any, options: Any) -> Any:
+        program = jax.jit(function).lower(*args).compile(compiler_options=options)
+        memory = program.memory_analysis()
+        temporary_bytes.append(int(memory.temp_size_in_bytes) if memory is not None else 0)
+        return program
+
+    def on_one(function: Callable[..., Any], args: Any, options: Any) -> Any:
+        sharding = SingleDeviceSharding(placement.device)
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in args]
+        return compiled(function, shapes, options)
+
+    def on_all(function: Callable[..., Any]) -> Any:
+        on_mesh = _on_mesh(function, placement, (PartitionSpec(),))
+        return compiled(on_mesh, spec.args, spec.compiler_options)
+
+    started_at = time.perf_counter()
+    with watch(spec.name), _cache_events() as events, _xla_errors(spec.name):
+        init = compile_initialisation(work.step.init, work.seed, placement, on_one, on_all)
+    seconds = time.perf_counter() - started_at
+    cache = _cache_outcome(events)
+    return init, Program(spec.name, seconds, cache, max(temporary_bytes), flops=None)
+
+
+@contextmanager
+def _xla_errors(name: str) -> Iterator[None]:
+    """Raise RunError with XLA's first line where it refuses a program."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise RunError(f"compiling {name}: {str(error).splitlines()[0]}") from error
 
 
 @contextmanager
@@ -461,6 +499,7 @@ def _cache_events() -> Iterator[list[str]]:
 
 
 def _cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
-    if "/jax/compilation_cache/cache_hits" in events:
-        return "hit"
-    return "miss" if "/jax/compilation_cache/cache_misses" in events else "off"
+    """Whether the cache had all programs that were compiled meanwhile."""
+    if "/jax/compilation_cache/cache_misses" in events:
+        return "miss"
+    return "hit" if "/jax/compilation_cache/cache_hits" in events else "off"
