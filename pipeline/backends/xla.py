@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ from pipeline.backends.base import (
     StepToPrice,
 )
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
+from pipeline.backends.programs_in_process import compiled_once
 from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.errors import RunError
@@ -114,7 +116,7 @@ class XlaBackend:
         else:
             compiled = [
                 _compile_initialisation(work, specs[0], self.placement, watch),
-                *(_compile(spec, watch) for spec in specs[1:]),
+                *(_compile(spec, self.placement.devices, watch) for spec in specs[1:]),
             ]
             programs = [program for program, _ in compiled]
             report = CompileReport(tuple(facts for _, facts in compiled), work.single_steps)
@@ -421,7 +423,9 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
     return loop
 
 
-def _compile(spec: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
+def _compile(
+    spec: _ProgramSpec, devices: Sequence[jax.Device], watch: ProgressClock
+) -> tuple[Any, Program]:
     """Compile ahead of time. Raises RunError with XLA's first line where it refuses."""
     started_at = time.perf_counter()
     with watch(spec.name), _cache_events() as events, _xla_errors(spec.name):
@@ -429,15 +433,19 @@ def _compile(spec: _ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
             spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings
         )
         lowered = program.lower(*spec.args)
-        keep = CALLS not in lowered.as_text()
-        with nullcontext() if keep else no_compile_cache():
-            compiled = lowered.compile(compiler_options=spec.compiler_options)
+        keep, options = CALLS not in lowered.as_text(), spec.compiler_options
+        compile_ = partial(lowered.compile, compiler_options=options)
+        if keep:
+            compiled, reused = compile_(), False
+        else:
+            with no_compile_cache():
+                compiled, reused = compiled_once(lowered, options, devices, compile_)
     seconds = time.perf_counter() - started_at
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     return compiled, Program(
         name=spec.name,
         compile_s=seconds,
-        cache=_cache_outcome(events) if keep else "off",
+        cache=_cache_outcome(events) if keep else "reused" if reused else "off",
         temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,
         # XLA does not look into the calls of another library.
         flops=cost.get("flops") if cost and keep else None,
@@ -449,7 +457,7 @@ def _compile_initialisation(
 ) -> tuple[Any, Program]:
     """Compile the initialisation: on CPUs that have whole parameters as programs for its parts."""
     if work.cuts is not None or placement.device.platform != "cpu":
-        return _compile(spec, watch)
+        return _compile(spec, placement.devices, watch)
     temporary_bytes = [0]
 
     def compiled(function: Callable[..., Any], args: Any, options: Any) -> Any:
