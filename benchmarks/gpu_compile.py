@@ -28,6 +28,7 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.base import CompileInputs, Executable, ProgressClock
+from pipeline.backends.compile_program import ProgramSpec
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend
 from pipeline.backends.gpu.program_figures import compile_and_look
@@ -38,7 +39,7 @@ from pipeline.backends.gpu.step_programs import (
     compiler_options,
     train_spec,
 )
-from pipeline.backends.xla import ProgramSpec, in_blocks, train_loop
+from pipeline.backends.xla import in_blocks, train_loop
 from pipeline.runner.run import run
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")

@@ -32,7 +32,8 @@ class Program:
 
     name: str
     compile_s: float
-    cache: Literal["hit", "miss", "off"]
+    cache: Literal["hit", "miss", "off", "reused"]
+    """Whether it came from the persistent cache, or from an earlier run of this process."""
     temporary_bytes: int
     flops: float | None
     figures: Mapping[str, Any] | None = None

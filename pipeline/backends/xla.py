@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import (
@@ -30,11 +29,16 @@ from pipeline.backends.base import (
     ProgressClock,
     StepToPrice,
 )
+from pipeline.backends.compile_program import (
+    ProgramSpec,
+    cache_events,
+    cache_outcome,
+    compile_program,
+    xla_errors,
+)
+from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
 from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import Inputs, batch_at
-from pipeline.errors import RunError
-from pipeline.files.compile_cache import no_compile_cache
-from pipeline.lowerings.formulas.onednn import CALLS
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
@@ -115,7 +119,11 @@ class XlaBackend:
         if work.eager:
             programs, report = [spec.function for spec in specs], CompileReport(())
         else:
-            compiled = [compile_program(spec.with_options(self.options), watch) for spec in specs]
+            init, *loops = (spec.with_options(self.options) for spec in specs)
+            compiled = [
+                _compile_initialisation(work, init, self.placement, watch),
+                *(compile_program(spec, watch, self.placement.devices) for spec in loops),
+            ]
             programs = [program for program, _ in compiled]
             report = CompileReport(tuple(facts for _, facts in compiled), work.single_steps)
         buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
@@ -123,30 +131,6 @@ class XlaBackend:
 
     def estimate(self, proposal: StepToPrice) -> None:
         """Return None: the cost of a step is measured here."""
-
-
-@dataclass(frozen=True)
-class ProgramSpec:
-    """A program to compile; `donated` is the argument whose memory it may reuse."""
-
-    name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    donated: int | None = None
-    out_shardings: Any = None
-    """Where results lie; None where that follows from the arguments."""
-    compiler_options: dict[str, str | bool] | None = None
-    in_shardings: Any = None
-    """Where arguments lie, and in which layouts; None where they say so themselves."""
-    platforms: tuple[str, ...] | None = None
-    """What to compile for where no such device is there; None: the device of the arguments."""
-    cached: bool = True
-
-    def with_options(self, options: dict[str, str | bool]) -> ProgramSpec:
-        """The same program with more options of the compiler; its own win."""
-        if not options:
-            return self
-        return replace(self, compiler_options={**options, **(self.compiler_options or {})})
 
 
 class Programs(NamedTuple):
@@ -301,9 +285,7 @@ def _specs_on_mesh(
         _on_mesh(function, placement, specs)
         for function, specs in zip(functions, ((whole,), train_specs, eval_specs), strict=True)
     )
-    # Runs once: on the CPU, optimising it takes several times as long as it saves.
-    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-    options = quick if placement.device.platform == "cpu" else None
+    options = UNOPTIMIZED if placement.device.platform == "cpu" else None
     return (
         ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
         ProgramSpec("training step", train_on, args[1], donated=0),
@@ -434,55 +416,32 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
     return loop
 
 
-def compile_program(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
-    """Compile ahead of time. Raises RunError with XLA's first line where it refuses."""
+def _compile_initialisation(
+    work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
+) -> tuple[Any, Program]:
+    """Compile the initialisation: on CPUs that have whole parameters as programs for its parts."""
+    if work.cuts is not None or placement.device.platform != "cpu":
+        return compile_program(spec, watch, placement.devices)
+    temporary_bytes = [0]
+
+    def compiled(function: Callable[..., Any], args: Any, options: Any) -> Any:
+        program = jax.jit(function).lower(*args).compile(compiler_options=options)
+        memory = program.memory_analysis()
+        temporary_bytes.append(int(memory.temp_size_in_bytes) if memory is not None else 0)
+        return program
+
+    def on_one(function: Callable[..., Any], args: Any, options: Any) -> Any:
+        sharding = SingleDeviceSharding(placement.device)
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in args]
+        return compiled(function, shapes, options)
+
+    def on_all(function: Callable[..., Any]) -> Any:
+        on_mesh = _on_mesh(function, placement, (PartitionSpec(),))
+        return compiled(on_mesh, spec.args, spec.compiler_options)
+
     started_at = time.perf_counter()
-    with watch(spec.name), _cache_events() as events:
-        try:
-            given = {} if spec.in_shardings is None else {"in_shardings": spec.in_shardings}
-            program = jax.jit(
-                spec.function,
-                donate_argnums=spec.donated,
-                out_shardings=spec.out_shardings,
-                **given,
-            )
-            if spec.platforms is None:
-                lowered = program.lower(*spec.args)
-            else:
-                lowered = program.trace(*spec.args).lower(lowering_platforms=spec.platforms)
-            keep = spec.cached and CALLS not in lowered.as_text()
-            with nullcontext() if keep else no_compile_cache():
-                compiled = lowered.compile(compiler_options=spec.compiler_options)
-        except jax.errors.JaxRuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RunError(f"compiling {spec.name}: {reason}") from error
+    with watch(spec.name), cache_events() as events, xla_errors(spec.name):
+        init = compile_initialisation(work.step.init, work.seed, placement, on_one, on_all)
     seconds = time.perf_counter() - started_at
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    return compiled, Program(
-        name=spec.name,
-        compile_s=seconds,
-        cache=_cache_outcome(events) if keep else "off",
-        temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,
-        # XLA does not look into the calls of another library.
-        flops=cost.get("flops") if cost and keep else None,
-    )
-
-
-@contextmanager
-def _cache_events() -> Iterator[list[str]]:
-    events: list[str] = []
-
-    def listen(event: str, **_: object) -> None:
-        events.append(event)
-
-    jax.monitoring.register_event_listener(listen)
-    try:
-        yield events
-    finally:
-        jax.monitoring.unregister_event_listener(listen)
-
-
-def _cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
-    if "/jax/compilation_cache/cache_hits" in events:
-        return "hit"
-    return "miss" if "/jax/compilation_cache/cache_misses" in events else "off"
+    cache = cache_outcome(events)
+    return init, Program(spec.name, seconds, cache, max(temporary_bytes), flops=None)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from pipeline.backends.base import Program, ProgressClock
+from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.optimized_hlo import HloFacts, read_hlo
 from pipeline.backends.gpu.step_programs import Compile
@@ -22,7 +23,6 @@ from pipeline.backends.gpu.thunks import (
     outer_loops,
     parse_thunks,
 )
-from pipeline.backends.xla import ProgramSpec, compile_program
 from pipeline.errors import RunError
 
 MB, GB = 1e6, 1e9

@@ -24,10 +24,9 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import CompileInputs, Program, ProgressClock
+from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.xla import (
     LoopCarry,
-    ProgramSpec,
-    compile_program,
     empty_buffers,
     in_blocks,
 )
