@@ -174,7 +174,7 @@ class XlaExecutable:
         """A copy of a state on the device, made array by array."""
         cuts = self.work.cuts
         if cuts is None:
-            return jax.tree.map(lambda array: self.placement.put(np.array(array)), state)
+            return jax.tree.map(lambda array: self.placement.put(np.asarray(array)), state)
         host = jax.tree.map(np.array, state)
         return self.placement.put(host, cuts.of_state(host, self.placement))
 

@@ -92,11 +92,13 @@ def initial_state(
     """
     _require_room(context.recipe, built, free_bytes)
     found = _resumed(context, built) if context.resuming and restored is None else None
-    # Weights that are drawn only to be replaced would take as much memory again.
-    state, host = found or (executable.init(), HostState())
+    # Weights that are drawn only to be replaced, or are copied, would take as much memory again.
+    if found is not None:
+        return executable.put(found[0]), found[1]
+    state = executable.init()
     if restored is not None:
-        state = _warm(context, restored, state)
-    return executable.put(state), host
+        state = executable.put(_warm(context, restored, state))
+    return state, HostState()
 
 
 def _require_room(recipe: Recipe, built: Built, free_bytes: int | None) -> None:

@@ -1,6 +1,7 @@
 """Windows of a split that is larger than the device: samples are transferred with their window.
 
-grain reads, in several threads where samples are decoded one by one, and always one window ahead.
+grain reads, in several threads where samples are decoded one by one (`ReadingThreads` finds out how
+many), and always one window ahead.
 It reads parts of windows straight into the window's buffer; the thread that completes a window
 transfers it to the device. A part is a pure function of its number, so a jump to any step opens a
 reader there and skips nothing.
@@ -16,6 +17,7 @@ from typing import Literal
 
 from pipeline.data.columns import Split
 from pipeline.data.feed.feed_stats import PrepareTime
+from pipeline.data.feed.reading_threads import ReadingThreads
 from pipeline.data.feed.window import Window
 from pipeline.data.feed.window_buffer import Clock, ReadPlan, WindowBuffer
 from pipeline.data.order import SampleOrder
@@ -41,6 +43,7 @@ class StreamedWindows:
     ) -> None:
         about = split, order, placement, window_steps, stop, clock
         self._plan = ReadPlan(*about, short_first=short_first)
+        self._threads = ReadingThreads(self._plan.threads)
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes
         self._reader: Reader | None = None
 
@@ -53,7 +56,7 @@ class StreamedWindows:
         """The window from `step`. Raises DataError where a sample can't be read."""
         if self._reader is None or self._reader.step != step:
             self.close()
-            self._reader = Reader(self._plan, step)
+            self._reader = Reader(self._plan, step, self._threads)
         try:
             return self._reader.take()
         except BaseException:
@@ -70,14 +73,14 @@ class StreamedWindows:
 class Reader:
     """Reads window after window from boundary `step` on."""
 
-    def __init__(self, plan: ReadPlan, step: int) -> None:
+    def __init__(self, plan: ReadPlan, step: int, threads: ReadingThreads) -> None:
         # Importing it takes 0.1 s, which runs without a stream are spared.
         import grain
 
         self.step: int | None = step
         """Start of the next window; None after the last one."""
         self._plan, self._jump, self._taken = plan, step, 0
-        self._source = PartSource(plan, step)
+        self._source = PartSource(plan, step, threads)
         options = grain.ReadOptions(num_threads=plan.threads, prefetch_buffer_size=plan.parts)
         self._parts = iter(grain.MapDataset.source(self._source).to_iter_dataset(options))
 
@@ -123,8 +126,8 @@ class Part:
 class PartSource:
     """The parts of the windows from a step on, in the form of a grain data source."""
 
-    def __init__(self, plan: ReadPlan, step: int) -> None:
-        self._plan, self._step = plan, step
+    def __init__(self, plan: ReadPlan, step: int, threads: ReadingThreads) -> None:
+        self._plan, self._step, self._threads = plan, step, threads
         self._lock = threading.Lock()
         self._buffers: dict[int, WindowBuffer] = {}
         self._read = self._claimed = 0
@@ -156,7 +159,8 @@ class PartSource:
                 self._buffers[number] = WindowBuffer(self._plan, span, early=early)
             buffer = self._buffers[number]
         try:
-            prepare_time, window = buffer.read(part)
+            with self._threads.reading(buffer.size(part)):
+                prepare_time, window = buffer.read(part)
         except PipelineError as error:
             return Part(error=error)
         with self._lock:

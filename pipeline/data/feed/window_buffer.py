@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.data.columns import DECODING_THREADS, Column, LazyColumn, Split
+from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyColumn, Split
 from pipeline.data.feed.feed_stats import PrepareTime, SlowSample
 from pipeline.data.feed.window import Window, put_inputs
 from pipeline.data.order import Batches, SampleOrder
@@ -61,7 +61,7 @@ class ReadPlan:
 
     @property
     def threads(self) -> int:
-        """The number of reader threads: for columns in memory one is fast enough."""
+        """The most reader threads: for columns in memory one is fast enough."""
         lazy = any(isinstance(column, LazyColumn) for column in self.split.columns.values())
         return min(DECODING_THREADS if lazy else 1, self.parts)
 
@@ -121,6 +121,11 @@ class WindowBuffer:
         seconds = {"order": self._order_s, "transfer": self._plan.clock() - started_at}
         return PrepareTime.total([*times, PrepareTime(seconds)]), window
 
+    def size(self, part: int) -> int:
+        """The number of samples of a part."""
+        rows = self._rows(part)
+        return int(rows.stop - rows.start)
+
     def _rows(self, part: int) -> slice:
         """The rows of a part, without those after the last step."""
         wanted = len(self._span) * self._plan.batch_rows
@@ -155,6 +160,9 @@ def read_into(
         np.take(column, indices, axis=0, out=out, mode="clip")
         return None
     try:
+        if isinstance(column, BatchedColumn):
+            column.read_into(indices, out)
+            return None
         if isinstance(column, LazyColumn):
             return _decode_into(name, column, indices, out, clock)
         out[:] = column[indices]

@@ -114,11 +114,15 @@ class RecordColumn:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The values at an integer array of sample indices, or at a slice."""
-        chosen = rows_at(indices, self.samples).tolist()
+        chosen = rows_at(indices, self.samples)
         values = np.empty((len(chosen), *self.value_shape), self.dtype)
-        for position, value in enumerate(self.files.read_many(chosen)):
-            values[position] = value[0]
+        self.read_into(chosen, values)
         return values
+
+    def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
+        """Read the samples at int (n,) into `out`. Raises DataError that names a record."""
+        for position, value in enumerate(self.files.read_many(indices.tolist())):
+            out[position] = value[0]
 
     def sample(self, index: int) -> np.ndarray:
         """One value. Raises DataError that names the record."""

@@ -1,0 +1,71 @@
+"""The number of threads that read samples at once, found by trying while a run reads (D-15).
+
+Decoders that hold Python's lock are faster with one thread than with two, others with all. Which
+threads read a sample changes nothing in it, so the number may change at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SHORTEST_TRIAL_S = 0.1
+"""Seconds of reading after which a number of threads has been tried."""
+
+AGAIN_AFTER = 50
+"""Trials' lengths for which the best number stays before all are tried again."""
+
+
+class ReadingThreads:
+    """A gate that lets a number of threads read: all at first, then fewer, then the fastest."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.limit = most
+        """Threads that may read now."""
+        self._clock, self._free = clock, threading.Condition()
+        self._numbers = [most]
+        while self._numbers[-1] > 1:
+            self._numbers.append(self._numbers[-1] // 2)
+        self._rates: dict[int, float] = {}
+        self._active = self._since = self._samples = 0
+        self._busy_s = self._changed_at = 0.0
+
+    @contextmanager
+    def reading(self, samples: int) -> Iterator[None]:
+        """Wait until one more thread may read; the body reads a number of samples."""
+        with self._free:
+            self._free.wait_for(lambda: self._active < self.limit)
+            self._count(1)
+        try:
+            yield
+        finally:
+            with self._free:
+                self._count(-1)
+                self._samples += samples
+                self._conclude()
+                self._free.notify_all()
+
+    def _count(self, change: int) -> None:
+        """Add the time since the last change, in which any thread was reading."""
+        now = self._clock()
+        if self._active:
+            self._busy_s += now - self._changed_at
+        self._active, self._changed_at = self._active + change, now
+
+    def _conclude(self) -> None:
+        """Choose the next number of threads, where this one has been tried for long enough."""
+        if len(self._numbers) == 1 or self._busy_s < SHORTEST_TRIAL_S:
+            return
+        self._rates[self.limit] = self._samples / self._busy_s
+        self._samples, self._busy_s = 0, 0.0
+        untried = [number for number in self._numbers if number not in self._rates]
+        if untried:
+            self.limit = untried[0]
+            return
+        self.limit = max(self._rates, key=lambda number: self._rates[number])
+        self._since += 1
+        if self._since == AGAIN_AFTER:
+            self._since = 0
+            self._rates.clear()
