@@ -82,6 +82,7 @@ LEVELS = [
     "profiler",
     "dumps",
     "runner",
+    "population",
     "compare",
     "report",
     "api",

@@ -48,6 +48,9 @@ from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 
 RATES_BLOCK = 1 << 14
+QUICK_COMPILE: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+"""Options for a program that runs once: on the CPU, optimising it takes several times as long as it
+saves."""
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
 """(condition, body, start) -> the carried value at which the condition no longer holds."""
@@ -286,9 +289,7 @@ def _specs_on_mesh(
         _on_mesh(function, placement, specs)
         for function, specs in zip(functions, ((whole,), train_specs, eval_specs), strict=True)
     )
-    # Runs once: on the CPU, optimising it takes several times as long as it saves.
-    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-    options = quick if placement.device.platform == "cpu" else None
+    options = QUICK_COMPILE if placement.device.platform == "cpu" else None
     return (
         _ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
         _ProgramSpec("training step", train_on, args[1], donated=0),

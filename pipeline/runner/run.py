@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+from rich.console import Console
 
 from pipeline.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink
 from pipeline.backends.base import Backend, Estimate, Executable
@@ -70,6 +71,12 @@ from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.rate_table import RateFile
 
+if TYPE_CHECKING:
+    from pipeline.weights.restore import Restored
+
+Stages = Callable[[RunContext], Generator[SinkReport, None, None]]
+"""The stages of a run, which yield the report of each sink."""
+
 
 def run(
     recipe: Recipe,
@@ -80,6 +87,8 @@ def run(
     signals: Signals | None = None,
     how_to_resume: HowToResume = resume_overrides,
     callbacks: Sequence[Callback] = (),
+    stages: Stages | None = None,
+    console: Console | None = None,
 ) -> Summary:
     """Run the stages that a recipe names and return the summary.
 
@@ -88,10 +97,11 @@ def run(
     the command started, by `time.perf_counter`; by default now. A `pruner` may end training at a
     boundary. `signals` let a caller see a signal that came when this run had nothing left to stop.
     A run that ends early prints `how_to_resume`. `callbacks` are called after those of the recipe.
-    Raises PipelineError when the run can't be done; summary.json says so too.
+    `stages` stand for `run_stages`, where a run shares what they make with others, and its lines
+    go to `console`. Raises PipelineError when the run can't be done; summary.json says so too.
     """
     options = run_dir, changed, started_at, pruner, signals, how_to_resume, callbacks
-    return exhaust(run_in_sinks(recipe, *options))
+    return exhaust(run_in_sinks(recipe, *options, stages, console))
 
 
 def run_in_sinks(
@@ -103,6 +113,8 @@ def run_in_sinks(
     signals: Signals | None = None,
     how_to_resume: HowToResume = resume_overrides,
     callbacks: Sequence[Callback] = (),
+    stages: Stages | None = None,
+    console: Console | None = None,
 ) -> Generator[SinkReport, None, Summary]:
     """Run as `run` does, and yield the report of each sink once it has been evaluated.
 
@@ -125,7 +137,7 @@ def run_in_sinks(
     ):
         recipe = for_processes(recipe, ranks.size)
         run_dir, resuming = _choose_directory(recipe, run_dir, ranks)
-        with heard(signals), _opened(recipe, run_dir, resuming, ranks) as opened:
+        with heard(signals), _opened(recipe, run_dir, resuming, ranks, console) as opened:
             reporter, summary, lock = opened
             summary.time["start_s"] = called - started_at
             services = reporter, summary, changed, started_at, signals, pruner, lock, ranks
@@ -135,7 +147,7 @@ def run_in_sinks(
             # One of several processes leaves the others, who would wait for it.
             stops = stop_on_signal(summary) if ranks.size == 1 else nullcontext()
             with _resumable(context, how_to_resume), stops:
-                yield from run_stages(context)
+                yield from (stages or run_stages)(context)
             _report_end(context)
     return left[0]
 
@@ -217,7 +229,7 @@ def _choose_directory(recipe: Recipe, run_dir: Path | None, ranks: Ranks) -> tup
 
 @contextmanager
 def _opened(
-    recipe: Recipe, run_dir: Path, resuming: bool, ranks: Ranks
+    recipe: Recipe, run_dir: Path, resuming: bool, ranks: Ranks, console: Console | None
 ) -> Iterator[tuple[Reporter, Summary, Lock | None]]:
     """Open a run directory, locked against other runs, with its log and its summary.
 
@@ -231,7 +243,7 @@ def _opened(
         stack.enter_context(os_errors_to_run_errors(run_dir))
         lock = stack.enter_context(run_directory.owned(run_dir, new=not resuming))
         run_directory.write_recipe(run_dir, recipe)
-        reporter = stack.enter_context(Reporter(run_dir))
+        reporter = stack.enter_context(Reporter(run_dir, console))
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         summary = stack.enter_context(write_summary(recipe, run_dir))
         stack.enter_context(os_errors_to_run_errors(run_dir))
@@ -309,10 +321,35 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         built = to_profile(context, built, backend)
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     summary.time["compile_s"] = executable.report.compile_s
-    if not (trains or evaluates):
-        return
+    if trains or evaluates:
+        compiled = CompiledRun(dataset, built, whole, executable, backend, estimate, restored)
+        yield from run_compiled(context, compiled)
 
-    state, host = initial_state(context, built, executable, restored)
+
+@dataclass(frozen=True)
+class CompiledRun:
+    """What a run has once its program is there.
+
+    `whole` is the step without the marks of a profile, `estimate` that of an emulated device, and
+    `restored` the weights that the recipe names.
+    """
+
+    dataset: Dataset
+    built: Built
+    whole: Built
+    executable: Executable
+    backend: Backend
+    estimate: Estimate | None
+    restored: Restored | None
+
+
+def run_compiled(context: RunContext, compiled: CompiledRun) -> Generator[SinkReport, None, None]:
+    """Train and evaluate, as `stages` names. Yields the report of each sink."""
+    recipe, dataset, backend = context.recipe, compiled.dataset, compiled.backend
+    built, whole, executable = compiled.built, compiled.whole, compiled.executable
+    estimate, summary = compiled.estimate, context.summary
+    trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
+    state, host = initial_state(context, built, executable, compiled.restored)
     if trains:
         sink = sinks_of_run(context, built, executable, backend, estimate, host)
         summary.sink = sink.summary()
