@@ -35,7 +35,7 @@ Key = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramKey:
     """What recipes of one program have in common: the values of keys that are compiled, as JSON."""
 
     compiled: Key
@@ -44,7 +44,7 @@ class Program:
         return dict(self.compiled).get(key, ABSENT)
 
 
-def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> Program:
+def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     """The program that a recipe needs; numbers of `compiled_in` are part of it."""
     numbers = numbers_of(recipe, compiled_in)
     imported = isinstance(recipe.model, ImportedModelSpec | TorchModule)
@@ -55,7 +55,7 @@ def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> Program:
             kept.append((key, "0" if numbers[key] == 0 else "a number"))
         elif not _is_free(key) or (imported and _is_below(key, ("seed", *INITIAL))):
             kept.append((key, json.dumps(value)))
-    return Program(tuple(sorted(kept)))
+    return ProgramKey(tuple(sorted(kept)))
 
 
 def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
@@ -70,22 +70,22 @@ def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, flo
 
 def grouped(
     recipes: Mapping[str, Recipe], compiled_in: Iterable[str] = ()
-) -> dict[Program, list[str]]:
+) -> dict[ProgramKey, list[str]]:
     """The names of recipes by the program that they share, in their order."""
-    groups: dict[Program, list[str]] = {}
+    groups: dict[ProgramKey, list[str]] = {}
     for name, recipe in recipes.items():
         groups.setdefault(program_of(recipe, compiled_in), []).append(name)
     return groups
 
 
-def apart(programs: Iterable[Program]) -> list[str]:
+def apart(programs: Iterable[ProgramKey]) -> list[str]:
     """The keys in which programs differ."""
     known = list(programs)
     keys = dict.fromkeys(key for program in known for key, _ in program.compiled)
     return [key for key in keys if len({program[key] for program in known}) > 1]
 
 
-def require_population(recipes: Mapping[str, Recipe], groups: Mapping[Program, Any]) -> None:
+def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey, Any]) -> None:
     """Raise RecipeError where no two of several recipes share a program, with what is in the way,
     and where one can't be a member at all."""
     problems = [problem for recipe in recipes.values() for problem in refusals(recipe)]

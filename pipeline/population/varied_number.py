@@ -11,10 +11,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    import jax
+import jax
 
 Values = Mapping[str, float]
 """The numbers of one run by key."""
@@ -24,9 +23,10 @@ Plain = int | float
 class CompiledInError(ValueError):
     """A number that decides what is compiled; `keys` are those of the recipe that it is made of."""
 
-    def __init__(self, keys: Sequence[str], use: str) -> None:
+    def __init__(self, keys: Sequence[str], use: str, *, is_certain: bool = True) -> None:
         super().__init__(f"{', '.join(keys)}: decides what is compiled ({use})")
-        self.keys = tuple(keys)
+        self.keys, self.is_certain = tuple(keys), is_certain
+        """Whether each of the keys is known to do so, and not only one of them."""
 
 
 @dataclass
@@ -44,8 +44,6 @@ class Arguments:
 
     def array_of(self, number: VariedNumber) -> jax.Array:
         """The value of an expression in the traced program, as weakly typed as a Python number."""
-        import jax
-
         if self.row is None:
             self.expressions.setdefault(number.text, number.compute)
             return jax.lax.convert_element_type(1.0, float)
@@ -190,3 +188,9 @@ def _parts(side: Plain | VariedNumber) -> tuple[str, Callable[[Values], float]]:
 
 def _keys(side: Plain | VariedNumber) -> tuple[str, ...]:
     return side.keys if isinstance(side, VariedNumber) else ()
+
+
+# Functions of optax that are compiled by themselves take it as an argument, as they do a number.
+jax.tree_util.register_pytree_node(
+    VariedNumber, lambda number: ((number.__jax_array__(),), None), lambda _, array: array[0]
+)

@@ -57,11 +57,41 @@ def varied_step(
     of their own for groups of parameters. Raises CompiledInError for numbers that decide what is
     compiled.
     """
-    arguments = Arguments()
     keys = tuple(key for key in members[0] if len({own[key] for own in members}) > 1)
-    numbers = {key: VariedNumber.of_key(key, members, arguments) for key in keys}
     if not keys:
-        return VariedStep(inputs.step, arguments, (), draws_alike=True)
+        return VariedStep(inputs.step, Arguments(), (), draws_alike=True)
+
+    def vary(some: tuple[str, ...]) -> VariedStep:
+        return _varied(recipe, members, make, inputs, some, groups)
+
+    try:
+        return vary(keys)
+    except CompiledInError as error:
+        if error.is_certain or len(keys) == 1:
+            raise
+        failing = [key for key in keys if not _succeeds(vary, key)]
+        raise CompiledInError(failing or keys, "in a part") from error
+
+
+def _succeeds(vary: Callable[[tuple[str, ...]], VariedStep], key: str) -> bool:
+    try:
+        vary((key,))
+    except CompiledInError:
+        return False
+    return True
+
+
+def _varied(
+    recipe: Recipe,
+    members: Sequence[Values],
+    make: MakeStep,
+    inputs: CompileInputs,
+    keys: tuple[str, ...],
+    groups: bool,
+) -> VariedStep:
+    """The step of runs with the numbers of these keys as arguments."""
+    arguments = Arguments()
+    numbers = {key: VariedNumber.of_key(key, members, arguments) for key in keys}
     step = _traced(make, with_values(recipe, numbers), keys)
     draws_alike = _collect(step, inputs, arguments, keys)
 
@@ -156,4 +186,4 @@ def _blamed(error: Exception, keys: Sequence[str]) -> CompiledInError:
         if isinstance(cause, CompiledInError):
             return CompiledInError(cause.keys, "in a part")
         cause = cause.__cause__
-    return CompiledInError(keys, f"{type(error).__name__} in a part")
+    return CompiledInError(keys, f"{type(error).__name__} in a part", is_certain=False)

@@ -19,7 +19,7 @@ from pipeline.errors import RecipeError, printable, report_errors
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Pruner
 from pipeline.population.groups import (
-    Program,
+    ProgramKey,
     apart,
     grouped,
     numbers_of,
@@ -88,7 +88,7 @@ class Populations:
     start: Launch
     compiled_in: set[str] = field(default_factory=set)
     """Numbers that have turned out to decide what is compiled."""
-    programs: dict[Program, SharedProgram] = field(default_factory=dict)
+    programs: dict[ProgramKey, SharedProgram] = field(default_factory=dict)
 
     def __call__(self, jobs: Sequence[PlannedJob]) -> Sequence[JobReturn]:
         """Run jobs, and return when all have ended. Raises KeyboardInterrupt where a signal stopped
@@ -119,7 +119,7 @@ class Populations:
         self.compiled_in.update(key for error in refused if error is not None for key in error.keys)
         return again
 
-    def _shared(self, program: Program, members: Sequence[Mapping[str, float]]) -> SharedProgram:
+    def _shared(self, program: ProgramKey, members: Sequence[Mapping[str, float]]) -> SharedProgram:
         """The program of a group: that of earlier jobs, where it serves these too."""
         known = self.programs.get(program)
         if known is None or known.refused or not all(map(known.serves, members)):
@@ -154,6 +154,7 @@ class Populations:
                 try:
                     return with_summary(job.folder, attempt)
                 except CompiledInError:
+                    (job.folder / SUMMARY).unlink(missing_ok=True)
                     again.append(job)
                     return 0
 
@@ -178,7 +179,7 @@ class Populations:
         )
 
 
-def _line(groups: Mapping[Program, Sequence[str]], places: Places) -> str:
+def _line(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
     jobs = sum(map(len, groups.values()))
     at_once = min(places.count, jobs)
     if len(groups) == 1:
