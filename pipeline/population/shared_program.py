@@ -147,10 +147,11 @@ class SharedProgram:
         about = dataset, built, backend, context.run_dir, reporter, context.ranks
         lowered = lower(recipe, *about)
         inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)
-        quiet = Reporter(None, Console(file=open(os.devnull, "w")))  # noqa: SIM115
 
         def make(varied: Recipe) -> Any:
-            parts = replace(build(varied, dataset, quiet).parts, network=lowered.parts.network)
+            with open(os.devnull, "w", encoding="utf-8") as nowhere:
+                parts = build(varied, dataset, Reporter(None, Console(file=nowhere))).parts
+            parts = replace(parts, network=lowered.parts.network)
             return replace(lowered, parts=parts).step
 
         groups = bool(lowered.parts.rate_groups)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 
 Values = Mapping[str, float]
 """The numbers of one run by key."""
@@ -43,12 +44,12 @@ class Arguments:
     """What the numbers of all runs have decided alike, which those of another run must too."""
 
     def array_of(self, number: VariedNumber) -> jax.Array:
-        """The value of an expression in the traced program, as weakly typed as a Python number."""
+        """The value of an expression in the traced program, float32 (): what parts compute with."""
         if self.row is None:
             self.expressions.setdefault(number.text, number.compute)
-            return jax.lax.convert_element_type(1.0, float)
+            return jnp.ones((), jnp.float32)
         column = list(self.expressions).index(number.text)
-        return jax.lax.convert_element_type(self.row[column], float)
+        return self.row[column]
 
     def values(self, numbers: Values) -> list[float]:
         """The values of all columns for a run with these numbers."""
