@@ -17,6 +17,9 @@ from omegaconf import DictConfig
 class GridSweeper(BasicSweeper):
     """Every combination of values, as in Hydra's basic sweeper, except finished jobs."""
 
+    def __init__(self, max_batch_size: int | None, params: Any = None, **_: Any) -> None:
+        super().__init__(max_batch_size, params)
+
     def setup(self, *, hydra_context: Any, task_function: TaskFunction, config: DictConfig) -> None:
         """Also keep the task, which knows the jobs that failed before."""
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)

@@ -83,6 +83,7 @@ LEVELS = [
     "profiler",
     "dumps",
     "runner",
+    "population",
     "compare",
     "report",
     "api",

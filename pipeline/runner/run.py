@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+from rich.console import Console
 
 from pipeline.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink
 from pipeline.backends.base import Backend, Estimate, Executable
@@ -71,6 +72,15 @@ from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.rate_table import RateFile
 
+if TYPE_CHECKING:
+    pass
+
+OpenPrograms = Callable[
+    [RunContext, Recipe, Dataset, Built, Backend], tuple[Built, Built, Executable]
+]
+"""Gives a run its step as it is lowered, with and without the marks of a profile, and its compiled
+programs."""
+
 
 def run(
     recipe: Recipe,
@@ -81,6 +91,8 @@ def run(
     signals: Signals | None = None,
     how_to_resume: HowToResume = resume_overrides,
     callbacks: Sequence[Callback] = (),
+    programs: OpenPrograms | None = None,
+    console: Console | None = None,
 ) -> Summary:
     """Run the stages that a recipe names and return the summary.
 
@@ -89,10 +101,11 @@ def run(
     the command started, by `time.perf_counter`; by default now. A `pruner` may end training at a
     boundary. `signals` let a caller see a signal that came when this run had nothing left to stop.
     A run that ends early prints `how_to_resume`. `callbacks` are called after those of the recipe.
-    Raises PipelineError when the run can't be done; summary.json says so too.
+    `programs` stands for `lower_and_compile` where several runs share a program. The run's lines go
+    to `console`. Raises PipelineError when the run can't be done; summary.json says so too.
     """
     options = run_dir, changed, started_at, pruner, signals, how_to_resume, callbacks
-    return exhaust(run_in_sinks(recipe, *options))
+    return exhaust(run_in_sinks(recipe, *options, programs, console))
 
 
 def run_in_sinks(
@@ -104,6 +117,8 @@ def run_in_sinks(
     signals: Signals | None = None,
     how_to_resume: HowToResume = resume_overrides,
     callbacks: Sequence[Callback] = (),
+    programs: OpenPrograms | None = None,
+    console: Console | None = None,
 ) -> Generator[SinkReport, None, Summary]:
     """Run as `run` does, and yield the report of each sink once it has been evaluated.
 
@@ -126,7 +141,7 @@ def run_in_sinks(
     ):
         recipe = for_processes(recipe, ranks.size)
         run_dir, resuming = _choose_directory(recipe, run_dir, ranks)
-        with heard(signals), _opened(recipe, run_dir, resuming, ranks) as opened:
+        with heard(signals), _opened(recipe, run_dir, resuming, ranks, console) as opened:
             reporter, summary, lock = opened
             summary.time["start_s"] = called - started_at
             services = reporter, summary, changed, started_at, signals, pruner, lock, ranks
@@ -136,7 +151,7 @@ def run_in_sinks(
             # One of several processes leaves the others, who would wait for it.
             stops = stop_on_signal(summary) if ranks.size == 1 else nullcontext()
             with _resumable(context, how_to_resume), stops:
-                yield from run_stages(context)
+                yield from run_stages(context, programs or lower_and_compile)
             _report_end(context)
     return left[0]
 
@@ -218,7 +233,7 @@ def _choose_directory(recipe: Recipe, run_dir: Path | None, ranks: Ranks) -> tup
 
 @contextmanager
 def _opened(
-    recipe: Recipe, run_dir: Path, resuming: bool, ranks: Ranks
+    recipe: Recipe, run_dir: Path, resuming: bool, ranks: Ranks, console: Console | None
 ) -> Iterator[tuple[Reporter, Summary, Lock | None]]:
     """Open a run directory, locked against other runs, with its log and its summary.
 
@@ -232,7 +247,7 @@ def _opened(
         stack.enter_context(os_errors_to_run_errors(run_dir))
         lock = stack.enter_context(run_directory.owned(run_dir, new=not resuming))
         run_directory.write_recipe(run_dir, recipe)
-        reporter = stack.enter_context(Reporter(run_dir))
+        reporter = stack.enter_context(Reporter(run_dir, console))
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         summary = stack.enter_context(write_summary(recipe, run_dir))
         stack.enter_context(os_errors_to_run_errors(run_dir))
@@ -271,10 +286,10 @@ def _say_how_to_resume(
         reporter.stage("resume", said)
 
 
-def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
+def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkReport, None, None]:
     """Run the stages in order, and end early where `stages` names no later one.
 
-    Yields the report of each sink.
+    `programs` lowers and compiles. Yields the report of each sink.
     """
     recipe, run_dir = context.recipe, context.run_dir
     reporter, summary = context.reporter, context.summary
@@ -305,17 +320,12 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
             # A run that is only priced needs no program of the processor that computes for it.
             return
 
-    built = whole = lower(recipe, dataset, built, backend, run_dir, reporter, context.ranks)
-    if recipe.profile.mode != "off":
-        built = to_profile(context, built, backend)
-    executable = compile_programs(recipe, dataset, built, backend, reporter)
-    summary.time["compile_s"] = executable.report.compile_s
-    write_figures(run_dir, executable.report)
+    built, whole, executable = programs(context, recipe, dataset, built, backend)
     if not (trains or evaluates):
         return
 
-    free_bytes = backend.placement.free_bytes
-    state, host = initial_state(context, built, executable, restored, free_bytes)
+    free = backend.placement.free_bytes
+    state, host = initial_state(context, built, executable, restored, free)
     if trains:
         sink = sinks_of_run(context, built, executable, backend, estimate, host)
         summary.sink = sink.summary()
@@ -340,6 +350,23 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         if evaluates and history.status == "done":
             check_signals(context)
             evaluations.conclude(state, history)
+
+
+def lower_and_compile(
+    context: RunContext, recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
+) -> tuple[Built, Built, Executable]:
+    """Lower a step and compile its programs, as `recipe` says, which may be the planned one.
+
+    Returns the step that is compiled, the same without the marks of a profile, and the programs.
+    """
+    run_dir, reporter = context.run_dir, context.reporter
+    built = whole = lower(recipe, dataset, built, backend, run_dir, reporter, context.ranks)
+    if recipe.profile.mode != "off":
+        built = to_profile(context, built, backend)
+    executable = compile_programs(recipe, dataset, built, backend, reporter)
+    context.summary.time["compile_s"] = executable.report.compile_s
+    write_figures(run_dir, executable.report)
+    return built, whole, executable
 
 
 def on_planned_devices(

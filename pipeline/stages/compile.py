@@ -23,10 +23,17 @@ def compile_programs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""
-    enable_compile_cache(program_folder(recipe.cache, reporter.warn), reporter.warn)
+    inputs = compile_inputs(recipe, dataset, built, backend, reporter)
+    return compile_given(inputs, recipe, backend, reporter)
+
+
+def compile_inputs(
+    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
+) -> CompileInputs:
+    """Return what is compiled, and the feeds, which put the data where the device reaches it."""
     shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
     train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
-    inputs = CompileInputs(
+    return CompileInputs(
         step=built.step_on(shards),
         train=train,
         eval=evaluated,
@@ -40,6 +47,13 @@ def compile_programs(
         dispatch_steps=_dispatch_steps(recipe, built),
     )
 
+
+def compile_given(
+    inputs: CompileInputs, recipe: Recipe, backend: Backend, reporter: Reporter
+) -> Executable:
+    """Compile what a recipe gives. Raises RunError when the device can't take it."""
+    enable_compile_cache(program_folder(recipe.cache, reporter.warn), reporter.warn)
+    train = inputs.train
     device = backend.describe()["device"]
     reporter.stage("compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}")
 

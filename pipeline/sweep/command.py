@@ -22,7 +22,7 @@ FREE = frozenset(
     {
         *("_target_", "_recursive_", "trial"),
         *("n_trials", "n_jobs", "max_batch_size", "heartbeat_s", "max_retry"),
-        *("storage", "history"),
+        *("storage", "history", "vectorize"),
     }
 )
 """Settings of a sweeper that don't define another sweep, or are secret, as a database's URL is."""

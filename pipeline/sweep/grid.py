@@ -13,7 +13,8 @@ from pipeline.config.overrides import swept_keys
 from pipeline.sweep.command import command_of
 from pipeline.sweep.jobs import Job
 from pipeline.sweep.plan import PlannedJob, enter, plan_jobs
-from pipeline.sweep.run_pending import launch, run_all
+from pipeline.sweep.run_pending import Launch, launch, run_all
+from pipeline.sweep.vectorized import places_asked, vectorized
 
 
 def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
@@ -21,14 +22,20 @@ def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> No
     assert sweeper.config is not None
     assert sweeper.launcher is not None
     command = command_of(sweeper.config.hydra, overrides)
-    jobs = plan_grid(sweeper, command.arguments)
+    vectorize = places_asked(sweeper)
+    jobs = plan_grid(sweeper, command.arguments, with_recipes=vectorize is not None)
+    start: Launch = partial(launch, sweeper.launcher, sweeper.max_batch_size)
+    if vectorize is not None:
+        start = vectorized(sweeper, task, jobs, vectorize, start)
     enter(Path(str(sweeper.config.hydra.sweep.dir)), jobs, command)
-    run_all(jobs, task.failures, partial(launch, sweeper.launcher, sweeper.max_batch_size))
+    run_all(jobs, task.failures, start)
 
 
-def plan_grid(sweeper: BasicSweeper, arguments: Sequence[str]) -> list[PlannedJob]:
+def plan_grid(
+    sweeper: BasicSweeper, arguments: Sequence[str], *, with_recipes: bool = False
+) -> list[PlannedJob]:
     """The jobs of a grid, the last key varying fastest."""
     swept = swept_keys(arguments)
     parsed = OverridesParser.create().parse_overrides(list(arguments))
     (combinations,) = BasicSweeper.split_arguments(parsed, None)
-    return plan_jobs(sweeper, combinations, swept)
+    return plan_jobs(sweeper, combinations, swept, with_recipes=with_recipes)

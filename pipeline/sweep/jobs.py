@@ -6,15 +6,16 @@ it ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline.config.compose import check
+from pipeline.config.recipe import Recipe
 from pipeline.errors import exit_status_of, printable, report_errors, status_after
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
@@ -83,37 +84,33 @@ class Job:
         resumed = ", going on" if (job_dir / RECIPE).exists() else ""
         print(f"\n{_of_job(job_dir)} {varied}{resumed}", flush=True)
         debug = bool(config.get("debug"))
-        on_changed = self.on_changed
-        attempt = partial(_run_checked, config, overrides, job_dir, changed, signals, on_changed)
-        report_errors(attempt, debug=debug)
+
+        def attempt() -> int:
+            from pipeline.runner.run import run
+
+            recipe = resumable(check(config, overrides), job_dir, self.on_changed)
+            # Jobs are resumed by the sweep's command, which the sweep prints.
+            about = recipe, job_dir, changed, None, _pruner(), signals, lambda *_: None
+            return run(*about).exit_status
+
+        report_errors(partial(with_summary, job_dir, attempt), debug=debug)
 
 
 def _of_job(job_dir: Path) -> str:
     return f"job {printable(job_dir.name):<6}"
 
 
-def _run_checked(
-    config: DictConfig,
-    overrides: list[str],
-    job_dir: Path,
-    changed: Mapping[str, Any],
-    signals: Signals,
-    on_changed: OnChanged,
-) -> int:
-    """Check and run a job; write the summary of a failure that comes before the run's own."""
-    try:
-        from pipeline.runner.run import run
+def resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
+    """The recipe of a job, which resumes what is in its directory."""
+    resume = str(job_dir) if (job_dir / RECIPE).exists() else None
+    train = recipe.train.model_copy(update={"resume": resume, "resume_changed": on_changed})
+    return recipe.model_copy(update={"train": train})
 
-        recipe = check(config, overrides)
-        resume = str(job_dir) if (job_dir / RECIPE).exists() else None
-        changing = {"resume": resume, "resume_changed": on_changed}
-        train = recipe.train.model_copy(update=changing)
-        recipe = recipe.model_copy(update={"train": train})
-        pruner = _pruner()
-        # Jobs are resumed by the sweep's command, which the sweep prints.
-        return run(
-            recipe, job_dir, changed, pruner=pruner, signals=signals, how_to_resume=lambda *_: None
-        ).exit_status
+
+def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
+    """Run a job; write the summary of a failure that comes before the run's own."""
+    try:
+        return attempt()
     except (Exception, KeyboardInterrupt) as error:
         if not (job_dir / SUMMARY).exists():
             failure = {

@@ -84,17 +84,21 @@ def plan_job(
 
 
 def plan_jobs(
-    sweeper: BasicSweeper, combinations: Sequence[Sequence[str]], swept: Sequence[str]
+    sweeper: BasicSweeper,
+    combinations: Sequence[Sequence[str]],
+    swept: Sequence[str],
+    *,
+    with_recipes: bool = False,
 ) -> list[PlannedJob]:
     """Plan the jobs of a grid, each given by its overrides, as `plan_job` does each of them.
 
     Composing takes most of the time, so jobs that differ in values of keys alone share one
     composition, whose values are set. The recipe of a job is found out only where its directory has
-    one to compare with.
+    one to compare with, or `with_recipes`.
     """
     composed: dict[tuple[str, ...], DictConfig] = {}
     return [
-        _plan(sweeper, number, overrides, swept, composed)
+        _plan(sweeper, number, overrides, swept, composed, with_recipes)
         for number, overrides in enumerate(combinations)
     ]
 
@@ -105,6 +109,7 @@ def _plan(
     overrides: Sequence[str],
     swept: Sequence[str],
     composed: dict[tuple[str, ...], DictConfig],
+    with_recipes: bool,
 ) -> PlannedJob:
     """Plan a job on the composition of an earlier one that differs in plain values alone."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -117,7 +122,8 @@ def _plan(
         ConfigLoaderImpl._apply_overrides_to_config(plain, config)
         _note_overrides(config, parsed)
     folder = _folder_of(config, number)
-    recipe = _recipe_of(config, overrides) if (folder / RECIPE).exists() else None
+    wanted = with_recipes or (folder / RECIPE).exists()
+    recipe = _recipe_of(config, overrides) if wanted else None
     return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
 
 

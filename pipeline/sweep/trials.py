@@ -27,11 +27,13 @@ from pipeline.sweep.command import Command, command_of
 from pipeline.sweep.directory import alone
 from pipeline.sweep.history import EARLIER, trials_of_runs
 from pipeline.sweep.job_summary import read_summary
+from pipeline.sweep.jobs import Job
 from pipeline.sweep.plan import PlannedJob, compose, enter, plan_job
-from pipeline.sweep.run_pending import POLL_S, launch, run_all
+from pipeline.sweep.run_pending import POLL_S, Launch, launch, run_all
 from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
 from pipeline.sweep.storage import beating
 from pipeline.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
+from pipeline.sweep.vectorized import Populations, places_asked, require_members
 
 REQUESTED = "asked"
 """Attribute of a trial that a process has requested and owns; its value is the trial's number."""
@@ -52,11 +54,18 @@ class StudySearch:
 
 def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     """Run the remaining trials of a study, and print the best one."""
+    places = places_asked(sweeper)
     search = _open(sweeper, overrides)
+    assert sweeper.launcher is not None
+    start: Launch = partial(launch, sweeper.launcher, None)
+    if places is not None:
+        task = getattr(sweeper.launcher, "task_function", None)
+        assert isinstance(task, Job)
+        start = Populations(sweeper, task, places, start)
     while trials := _next_trials(search):
         try:
             with beating(search.heart, trials):
-                _run(sweeper, search, trials)
+                _run(sweeper, search, trials, start)
         except BaseException:
             # Without waiting for heartbeats to be missed.
             _requeue(search.study, [trial.number for trial in trials])
@@ -165,7 +174,9 @@ def _requeue(study: optuna.Study, numbers: Sequence[int]) -> None:
             study.tell(number, state=TrialState.FAIL)
 
 
-def _run(sweeper: BasicSweeper, search: StudySearch, trials: Sequence[Trial]) -> None:
+def _run(
+    sweeper: BasicSweeper, search: StudySearch, trials: Sequence[Trial], start: Launch
+) -> None:
     """Run trials as jobs, and report their results to the study."""
     jobs = []
     for trial in trials:
@@ -175,8 +186,9 @@ def _run(sweeper: BasicSweeper, search: StudySearch, trials: Sequence[Trial]) ->
         job = plan_job(sweeper, number_of_first_try(frozen), overrides, keys)
         jobs.append(job.with_override(f"hydra.sweeper.trial={trial.number}"))
     enter(search.sweep_dir, jobs, search.command, grows=False)
-    assert sweeper.launcher is not None
-    run_all(jobs, {}, partial(launch, sweeper.launcher, None))
+    if isinstance(start, Populations):
+        require_members(jobs)
+    run_all(jobs, {}, start)
     for trial, job in zip(trials, jobs, strict=True):
         _report(search, trial, job)
 

@@ -1,0 +1,1 @@
+"""Populations: runs that differ in numbers alone, trained by one compiled program."""
