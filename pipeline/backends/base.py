@@ -37,7 +37,7 @@ class Program:
     temporary_bytes: int
     flops: float | None
     figures: Mapping[str, Any] | None = None
-    """What it launches on a chip that is not there, as JSON; None on one that runs it."""
+    """Launches, copies and memory on a chip that is not there, as JSON; None on one that is."""
     lines: tuple[str, ...] = ()
     """The same for the user to read."""
 
