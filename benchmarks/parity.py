@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-STEPS, SEEDS, MOMENTUM = 1000, (1, 2, 3), 0.9
+STEPS, SEEDS, MOMENTUM = 1000, (1, 2), 0.9
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 JUDGE = "torch_float64"
 _RESCALE = "{name: rescale, factor: 0.00392156862745098, shift: 0.0}"
