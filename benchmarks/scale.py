@@ -1,9 +1,9 @@
-"""What grows with the number of runs, jobs and steps, and how fast: a row for each cost.
+"""What grows with the number of runs, jobs, steps, samples and parameters, and how fast.
 
     python -m benchmarks.scale
     python -m benchmarks.scale --rows planning table --save
 
-Each row is measured at several sizes, in processor time of this process, which other users of the
+Each row is measured at several sizes, where it can be in processor time, which other users of the
 machine change little. The growth exponent is the slope of a line through the logarithms of size and
 cost: 0 is constant, 1 proportional, 2 quadratic.
 """
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import scale_rows as rows
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline import load_recipe
 
@@ -40,12 +41,13 @@ SUMMARY = {
 
 @dataclass(frozen=True)
 class Row:
-    """A cost, in seconds, at several sizes."""
+    """A cost at several sizes."""
 
     what: str
     sizes: tuple[int, ...]
     measure: Callable[[int], float]
     goal: str
+    unit: str = "s"
 
 
 @contextmanager
@@ -166,11 +168,80 @@ def resumed_log(steps: int) -> float:
 
 
 ROWS = {
-    "resume_auto": Row("train.resume=auto, by finished runs", (200, 2000), resume_auto, "< 0.3 s"),
-    "planning": Row("planning a grid, by jobs", (20, 100, 400), planning, "< 10 ms a job"),
-    "table": Row("sweep.csv in all, by jobs", (100, 1000), tables, "< 3 s at 1,000"),
+    "sweep_memory": Row(
+        "1 memory of a sweep in one process, by jobs", (3, 8), rows.sweep_memory, "< 50 MB", "MB"
+    ),
+    "second_job": Row(
+        "2 compiling a ResNet with oneDNN again, by blocks a stage",
+        (1, 2),
+        rows.second_job,
+        "< 2 s",
+    ),
+    "resume_auto": Row(
+        "3 train.resume=auto, by finished runs", (200, 2000), resume_auto, "< 0.3 s"
+    ),
+    "initialisation": Row(
+        "4 drawing a ViT of 24 blocks, by its width (300 M parameters at 1,024)",
+        (192, 384, 768),
+        rows.initialisation,
+        "< 8 s at 300 M",
+    ),
+    "compiling_init": Row(
+        "5 compiling the initialisation of a ViT, by blocks",
+        (6, 12, 24),
+        rows.compiling_initialisation,
+        "< 2 s",
+    ),
+    "streaming": Row(
+        "6 reading records in batches, by samples",
+        (2000, 20_000),
+        rows.reading_records,
+        "< 22 us a sample",
+        "us",
+    ),
+    "first_window": Row(
+        "7 first window of a stream, by samples", (8192, 65_536), rows.first_window, "< 1 s"
+    ),
+    "speed_told": Row(
+        "8 speed that is told against the true one, by steps",
+        (2000, 8000),
+        rows.speed_told,
+        "1",
+        "x",
+    ),
+    "planning": Row("9 planning a grid, by jobs", (20, 100, 400), planning, "< 10 ms a job"),
+    "table": Row("10 sweep.csv in all, by jobs", (100, 1000), tables, "< 3 s at 1,000"),
     "resumed_log": Row(
-        "opening metrics.jsonl to resume, by steps", (100_000, 1_000_000), resumed_log, "< 0.1 s"
+        "11 opening metrics.jsonl to resume, by steps",
+        (100_000, 1_000_000),
+        resumed_log,
+        "< 0.1 s",
+    ),
+    "checkpoint": Row(
+        "12 saving and reading a state, by its numbers",
+        (1 << 22, 1 << 24, 1 << 26),
+        rows.checkpoint,
+        "1 GB/s each",
+    ),
+    "npz": Row(
+        "13 peak memory of an .npz, by samples", (100_000, 400_000), rows.npz_memory, "1.15", "x"
+    ),
+    "order": Row(
+        "14 order of a window, by samples",
+        (2_000_000, 10_000_000, 100_000_000),
+        rows.order,
+        "< 1 ms",
+        "ms",
+    ),
+    "single_read": Row(
+        "15 one sample by its index, by samples", (2000, 20_000), rows.single_read, "flat", "us"
+    ),
+    "processors": Row(
+        "16 processors of jobs of submitit_local against those there are, by jobs",
+        (2, 8),
+        rows.shared_processors,
+        "1",
+        "x",
     ),
 }
 """The rows by name."""
@@ -196,13 +267,13 @@ def main() -> None:
         row = ROWS[name]
         costs = [row.measure(size) for size in row.sizes]
         shown = ", ".join(
-            f"{size:,}: {cost:.3f} s" for size, cost in zip(row.sizes, costs, strict=True)
+            f"{size:,}: {cost:.3f} {row.unit}" for size, cost in zip(row.sizes, costs, strict=True)
         )
         lines.append([row.what, shown, f"{exponent(row.sizes, costs):.2f}", row.goal])
         print(f"{row.what}: {shown}", file=sys.stderr)
     head = heading("Scale", f"python -m benchmarks.scale --rows {' '.join(args.rows)}", PACKAGES)
-    rows = table(["cost", "processor time", "growth exponent", "goal"], lines)
-    publish(f"{head}\nLoad {os.getloadavg()[2]:.0f}.\n\n{rows}", args.save)
+    measured = table(["cost", "measured", "growth exponent", "goal"], lines)
+    publish(f"{head}\nLoad {os.getloadavg()[2]:.0f}.\n\n{measured}", args.save)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -196,6 +196,26 @@ def decode(
         raise ValueError("its checksum is wrong")
     values = np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape)
     return values.astype(dtype, copy=False)
+
+
+def decode_many(
+    records: Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], seeds: Sequence[int]
+) -> np.ndarray:
+    """The values (n, *shape) of records of one value each, as `decode` does for one.
+
+    `seeds` are what the checksums start from: that of the file plus the record's number. Raises
+    ValueError where any record was changed.
+    """
+    right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
+    if any(len(record) != right_bytes for record in records):
+        raise ValueError("a record has another size")
+    rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), right_bytes)
+    kept = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
+    bodies = (memoryview(record)[CHECKSUM_BYTES:] for record in records)
+    if [_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)] != kept:
+        raise ValueError("a checksum is wrong")
+    values = np.ascontiguousarray(rows[:, CHECKSUM_BYTES:]).view(dtype.newbyteorder("<"))
+    return values.reshape(len(records), *shape).astype(dtype, copy=False)
 
 
 def _checksum(body: bytes | memoryview, first_crc32: int, number: int) -> int:
