@@ -74,6 +74,8 @@ class CompileInputs:
     """How devices share parameters; None where each has all of them."""
     single_steps: bool = False
     """Compile one step, or one batch of an evaluation, without a loop around it."""
+    recomputes: bool = False
+    """Whether the backward pass of the step computes activations again."""
     train_sample: Feed | None = None
     """Training samples that are evaluated, as many as there are evaluation samples."""
     dispatch_steps: int | None = None

@@ -52,6 +52,9 @@ from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 
 RATES_BLOCK = 1 << 14
+KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+"""Options for a step that computes activations again: on the CPU XLA otherwise drops the barriers
+in between, finds the same operations twice, and keeps the results of the first."""
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
 """(condition, body, start) -> the carried value at which the condition no longer holds."""
@@ -116,6 +119,9 @@ class XlaBackend:
         """
         rates = self.placement.put(in_blocks(work.learning_rates))
         specs = _program_specs(work, rates, self.placement)
+        if work.recomputes and self.device.platform == "cpu":
+            init, train, evaluation = specs
+            specs = init, replace(train, compiler_options=KEEP_RECOMPUTED), evaluation
         if work.eager:
             programs, report = [spec.function for spec in specs], CompileReport(())
         else:

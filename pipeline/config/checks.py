@@ -139,6 +139,19 @@ def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def recomputed_blocks_are_compiled(recipe: Recipe) -> Iterator[str]:
+    """Activations are computed again in a compiled step, into whose layers nothing looks."""
+    train = recipe.train
+    given = f"train.remat = {train.remat}: must be none with"
+    if train.remat != "none" and train.optimizer.observes_layers:
+        yield f"{given} {train.optimizer.name}, which looks into layers"
+    if train.remat != "none" and train.mode == "eager":
+        yield f"{given} train.mode = eager, which keeps what each operation gives"
+    if train.remat_bytes is not None and train.remat != "auto":
+        yield f"train.remat_bytes = {train.remat_bytes}: must be null unless train.remat is auto"
+
+
+@rule
 def compiled_layers_are_of_eager_mode(recipe: Recipe) -> Iterator[str]:
     """Single layers are compiled where the whole step is not, and nothing looks into them."""
     train = recipe.train

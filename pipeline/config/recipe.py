@@ -103,6 +103,13 @@ class TrainSpec(AdapterWords):
     wins (L-03). The rate that is logged is that of parameters without a rule."""
     accumulate_steps: PositiveInt
     """Number of microbatches of a batch whose gradients are computed one after the other (L-07)."""
+    remat: Literal["none", "blocks", "auto"] = "none"
+    """Activations that the backward pass computes again instead of keeping them, in less memory and
+    more time: none; blocks: those inside of residual blocks and branches; auto: as blocks where the
+    temporaries of a step take more than `remat_bytes`."""
+    remat_bytes: PositiveInt | None = None
+    """Bytes of temporaries that a step may take before `remat: auto` lowers them; null: the memory
+    that is available."""
     gradients: Annotated[GradientSpec, PartOf("gradients")]
     """How a step gets its gradients: plain, by one backward pass, or a way of one's own (L-09)."""
     ema: AverageSpec

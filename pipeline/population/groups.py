@@ -109,6 +109,7 @@ def refusals(recipe: Recipe) -> list[str]:
         ("launch", recipe.launch.name, ("none", "auto")),
         ("train.mode", recipe.train.mode, ("graph",)),
         ("profile.mode", recipe.profile.mode, ("off",)),
+        ("train.remat", recipe.train.remat, ("none", "blocks")),
     )
     return [
         f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"

@@ -36,6 +36,7 @@ from pipeline.runner.run import lower_and_compile
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_given, compile_inputs
 from pipeline.stages.lower import lower
+from pipeline.stages.recomputation import recomputing
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
 
@@ -176,7 +177,8 @@ class SharedProgram:
             with open(os.devnull, "w", encoding="utf-8") as nowhere:
                 parts = build(varied, dataset, Reporter(None, Console(file=nowhere))).parts
             parts = replace(parts, network=lowered.parts.network)
-            return replace(lowered, parts=parts).step
+            own = replace(lowered, parts=parts)
+            return (recomputing(own) if recipe.train.remat == "blocks" else own).step
 
         groups = bool(lowered.parts.rate_groups)
         varied = varied_step(recipe, self.members, make, inputs, groups=groups)

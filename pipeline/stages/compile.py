@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pipeline.backends.base import Backend, CompileInputs, Executable, Program
 from pipeline.cache import program_folder
@@ -16,7 +17,14 @@ from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.shards import shards_of
 from pipeline.planner.hlo_collectives import read_collectives
+from pipeline.stages.blame import blaming_key
 from pipeline.stages.build import Built
+from pipeline.stages.recomputation import (
+    blocks_of,
+    device_memory,
+    recomputing,
+    training_temporaries,
+)
 
 
 def compile_programs(
@@ -24,13 +32,49 @@ def compile_programs(
 ) -> Executable:
     """Compile everything a run needs. Raises RunError when the device can't take it."""
     inputs = compile_inputs(recipe, dataset, built, backend, reporter)
-    return compile_given(inputs, recipe, backend, reporter)
+    executable = compile_given(inputs, recipe, backend, reporter)
+    if recipe.train.remat == "auto":
+        return _in_less_memory(executable, inputs, recipe, built, backend, reporter)
+    return executable
+
+
+def _in_less_memory(
+    executable: Executable,
+    inputs: CompileInputs,
+    recipe: Recipe,
+    built: Built,
+    backend: Backend,
+    reporter: Reporter,
+) -> Executable:
+    """Return the programs, or those that compute activations again where these need too much."""
+    before, allowed = training_temporaries(executable), recipe.train.remat_bytes
+    if allowed is None:
+        allowed = device_memory(backend.device)
+    line = f"temporaries of {before / 1e6:,.1f} MB, {allowed / 1e6:,.1f} MB allowed"
+    if before <= allowed:
+        reporter.stage("remat", f"none: {line}")
+        return executable
+    if not blocks_of(built.parts.network):
+        reporter.warn(f"train.remat = auto: {line}, and {recipe.model.name} has no blocks")
+        return executable
+    shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
+    step = recomputing(built).step_on(shards)
+    inputs = replace(inputs, step=step, recomputes=True)
+    again = compile_given(inputs, recipe, backend, reporter)
+    after = training_temporaries(again)
+    reporter.stage(
+        "remat", f"blocks: {line}; {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB of temporaries"
+    )
+    return again
 
 
 def compile_inputs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> CompileInputs:
     """Return what is compiled, and the feeds, which put the data where the device reaches it."""
+    if recipe.train.remat == "blocks":
+        with blaming_key("train.remat = blocks"):
+            built = recomputing(built)
     shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
     train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
     return CompileInputs(
@@ -43,6 +87,7 @@ def compile_inputs(
         jit_layers=recipe.train.jit_layers,
         cuts=cuts_of(recipe.parallel),
         single_steps=built.single_steps,
+        recomputes=recipe.train.remat == "blocks",
         train_sample=_train_sample(recipe, dataset, backend) if recipe.eval.on_train else None,
         dispatch_steps=_dispatch_steps(recipe, built),
     )

@@ -51,6 +51,8 @@ class LayerContext:
     """The number of tokens that a cache has room for."""
     fixed_statistics: tuple[str, ...] = ()
     """Patterns, as of `train.freeze`: batch norm whose parameters they cover is not trained."""
+    recomputes: bool = False
+    """Whether the backward pass computes what is inside of a block again."""
 
     @property
     def trains_statistics(self) -> bool:
@@ -88,7 +90,8 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
     """Decorator: register the computation of a layer, and of all that derive from it.
 
     It is a flax module with the fields `layer` and `context`, which is called with x in the scope
-    `context.name`; or, for a layer without parameters, a function of (layer, x, context).
+    `context.name`, a block where its class says `is_block`; or, for a layer without parameters, a
+    function of (layer, x, context).
     """
 
     def register(computation: Computation) -> Computation:
@@ -103,8 +106,12 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
 
 def _applied_as(module: type[nn.Module]) -> Callable[[Any, Array, LayerContext], Array]:
     def apply(layer: Any, x: Array, context: LayerContext) -> Array:
+        kind = module
+        if context.recomputes and context.train and getattr(module, "is_block", False):
+            # Blocks inside of it are computed again with it.
+            kind, context = nn.remat(module), dataclasses.replace(context, recomputes=False)
         fields: dict[str, Any] = {"layer": layer, "context": context, "name": context.name}
-        return module(**fields)(x)
+        return kind(**fields)(x)
 
     return apply
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
@@ -34,6 +36,7 @@ def _sequence(layer: standard.Sequence, x: Array, context: LayerContext) -> Arra
 
 @computes(standard.Residual)
 class _Residual(nn.Module):
+    is_block: ClassVar[bool] = True
     layer: standard.Residual
     context: LayerContext
 
@@ -52,6 +55,7 @@ class _Residual(nn.Module):
 
 @computes(standard.Branches)
 class _Branches(nn.Module):
+    is_block: ClassVar[bool] = True
     layer: standard.Branches
     context: LayerContext
 
@@ -94,6 +98,7 @@ class _Gate(nn.Module):
 
 @computes(standard.DualPath)
 class _DualPath(nn.Module):
+    is_block: ClassVar[bool] = True
     layer: standard.DualPath
     context: LayerContext
 

@@ -82,6 +82,8 @@ class Network(nn.Module):
     its running statistics in training too, which stay as they are."""
     cached_tokens: int = 0
     """The number of tokens whose keys and values are kept, where they are read one by one."""
+    recomputes: bool = False
+    """Whether the backward pass computes what is inside of blocks again, instead of keeping it."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool, position: Array | None = None) -> Array:
@@ -102,6 +104,7 @@ class Network(nn.Module):
             fixed_statistics=self.fixed_statistics,
             position=position,
             cached_tokens=self.cached_tokens,
+            recomputes=self.recomputes,
         )
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
         if reads_numbers and self.padding_mask:
