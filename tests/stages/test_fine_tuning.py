@@ -18,6 +18,8 @@ from pipeline.stages.data import load_data
 from tests import outcome
 from tests.conftest import compose_tiny
 
+pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
+
 Compose = Callable[..., Recipe]
 
 NET = (
@@ -109,7 +111,6 @@ def test_a_run_is_resumed_in_every_phase(
     outcome.assert_same_run(run_dir, whole)
 
 
-@pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 def test_shards_and_microbatches_thaw_too(tiny: Compose, tmp_path: Path) -> None:
     """The same bits on one device and on two."""
