@@ -13,7 +13,7 @@ from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
 
 Compose = Callable[..., Recipe]
 
