@@ -194,5 +194,5 @@ def test_a_network_that_is_no_list_of_layers_has_one_type(
 def test_auto_is_what_the_device_says(tiny: Compose) -> None:
     recipe = tiny("train.precision=auto")
     assert level_of(recipe) == "O0"
-    assert level_of(tiny("train.precision=auto", "device=gpu")) == "O2"
+    assert level_of(tiny("train.precision=auto", "device=gpu")) == "bf16"
     assert level_of(tiny("train.precision=auto", "device=ascend910")) == "O3"
