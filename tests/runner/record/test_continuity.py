@@ -226,6 +226,12 @@ def test_a_run_goes_on_with_other_data_only_where_that_is_allowed(
     assert run(tiny("train.steps=45", resume)).status == "done"
 
 
+def warnings(run_dir: Path) -> list[str]:
+    """The warnings in run.log, without that of classes which a few steps did not learn."""
+    lines = (run_dir / "run.log").read_text().splitlines()
+    return [line for line in lines if "warning" in line and "never predicted" not in line]
+
+
 @pytest.mark.slow
 def test_a_run_that_has_saved_nothing_begins_afresh_and_may_have_other_data(
     half: Path, tiny: Compose
@@ -233,7 +239,7 @@ def test_a_run_that_has_saved_nothing_begins_afresh_and_may_have_other_data(
     for step in (half / "checkpoints").iterdir():
         step.rename(half / f"gone-{step.name}")
     assert run(tiny("train.steps=20", f"train.resume={half}")).status == "done"
-    assert "warning" not in (half / "run.log").read_text()
+    assert warnings(half) == []
 
 
 @pytest.mark.slow
@@ -241,7 +247,7 @@ def test_what_is_evaluated_may_change(tiny: Compose, tmp_path: Path) -> None:
     """`eval.samples` takes a part of the split; the data are what they were."""
     run(tiny("train.steps=20"), tmp_path)
     run(tiny("train.steps=20", f"train.resume={tmp_path}", "eval.samples=16"))
-    assert "warning" not in (tmp_path / "run.log").read_text()
+    assert warnings(tmp_path) == []
 
 
 def test_a_file_does_not_allow_it(tmp_path: Path) -> None:
