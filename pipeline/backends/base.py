@@ -36,6 +36,8 @@ class Program:
     """Whether it came from the persistent cache, or from an earlier run of this process."""
     temporary_bytes: int
     flops: float | None
+    calls_onednn: bool = False
+    """Whether no cache on disk can hold it."""
 
 
 @dataclass(frozen=True)

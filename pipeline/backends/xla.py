@@ -449,6 +449,7 @@ def _compile(
         temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,
         # XLA does not look into the calls of another library.
         flops=cost.get("flops") if cost and keep else None,
+        calls_onednn=not keep,
     )
 
 

@@ -18,6 +18,13 @@ from pipeline.parallel.shards import shards_of
 from pipeline.planner.hlo_collectives import read_collectives
 from pipeline.stages.build import Built
 
+LONG_S = 2.0
+"""Seconds of compiling from which on a user is told how to do without."""
+CALLS_ONEDNN = (
+    "programs that call oneDNN are compiled anew by every process, since XLA can't write them; "
+    "autotune=off leaves oneDNN out, for runs of few steps"
+)
+
 
 def compile_programs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
@@ -54,6 +61,9 @@ def compile_programs(
         reporter.stage("compile", f"no program: in eager mode every operation runs by itself{but}")
     for program in executable.report.programs:
         reporter.stage("compile", _line(program))
+    anew = [program for program in executable.report.programs if program.calls_onednn]
+    if sum(program.compile_s for program in anew) > LONG_S:
+        reporter.stage("compile", CALLS_ONEDNN)
     if len(backend.placement.devices) > 1:
         reporter.stage("compile", _collectives(executable.program_text))
     reporter.stage(
