@@ -174,7 +174,7 @@ def speed_told(steps: int) -> float:
 
 def checkpoint(parameters: int) -> float:
     """Seconds of processor time to save a state of float32 numbers and to read it back."""
-    from pipeline.config.recipe import CheckpointSpec
+    from pipeline import load_recipe
     from pipeline.stages.checkpoint.checkpointer import Checkpoints
     from pipeline.training.state import TrainState
 
@@ -185,7 +185,7 @@ def checkpoint(parameters: int) -> float:
     state: Any = TrainState(np.int32(1), params, {}, {}, scale)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
-        with Checkpoints(Path(folder), CheckpointSpec()) as checkpoints:
+        with Checkpoints(Path(folder), load_recipe("lenet5_digits").checkpoint) as checkpoints:
             checkpoints.save(1, state, {}, None)
             checkpoints.finish()
             checkpoints.read(1, state)

@@ -40,6 +40,8 @@ class Program:
     """Launches, copies and memory on a chip that is not there, as JSON; None on one that is."""
     lines: tuple[str, ...] = ()
     """The same for the user to read."""
+    calls_onednn: bool = False
+    """Whether no cache on disk can hold it."""
 
 
 @dataclass(frozen=True)

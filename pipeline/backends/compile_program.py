@@ -73,6 +73,7 @@ def compile_program(
         cache="reused" if reused else kept,
         temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,
         flops=cost.get("flops") if cost and not foreign else None,
+        calls_onednn=foreign,
     )
 
 

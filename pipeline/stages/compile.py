@@ -26,6 +26,13 @@ from pipeline.stages.recomputation import (
     training_temporaries,
 )
 
+LONG_S = 2.0
+"""Seconds of compiling from which on a user is told how to do without."""
+CALLS_ONEDNN = (
+    "programs that call oneDNN are compiled anew by every process, since XLA can't write them; "
+    "autotune=off leaves oneDNN out, for runs of few steps"
+)
+
 
 def compile_programs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
@@ -116,6 +123,9 @@ def compile_given(
         reporter.stage("compile", _line(program))
         for line in program.lines:
             reporter.stage("compile", line)
+    anew = [program for program in executable.report.programs if program.calls_onednn]
+    if sum(program.compile_s for program in anew) > LONG_S:
+        reporter.stage("compile", CALLS_ONEDNN)
     if len(backend.placement.devices) > 1:
         reporter.stage("compile", _collectives(executable.program_text))
     reporter.stage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numbers
 
-from pipeline.data.records.record_format import DESCRIPTION, decode, encode, read_description
+from pipeline.data.records.record_format import (
+    DESCRIPTION,
+    decode,
+    decode_many,
+    encode,
+    read_description,
+)
 from pipeline.errors import DataError
 
 DTYPES = ("bool", "u1", "i2", "i4", ">i4", "u8", "f2", "f4", ">f8")
@@ -135,3 +142,27 @@ def test_a_description_that_is_wrong_is_one_error(text: str, message: str, tmp_p
 def test_a_folder_without_a_description_says_what_would_be_right(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"records\.json: can't be read: .*convert records"):
         read_description(tmp_path)
+
+
+def test_many_records_are_decoded_as_one_by_one() -> None:
+    values = np.arange(3 * 4, dtype=np.float32).reshape(3, 2, 2)
+    first = 2**32 - 2
+    records = [encode(value[np.newaxis], first, number) for number, value in enumerate(values)]
+    seeds = [first, first + 1, first + 2]
+    decoded = decode_many(records, np.dtype(np.float32), (2, 2), seeds)
+    np.testing.assert_array_equal(decoded, values)
+    for number, record in enumerate(records):
+        alone = decode(record, np.float32, (1, 2, 2), first, number)
+        np.testing.assert_array_equal(alone[0], decoded[number])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(lambda r: r[:-1], "size"), (lambda r: r[:-1] + b"x", "checksum")]
+)
+def test_a_changed_record_among_many_is_noticed(
+    change: Callable[[bytes], bytes], message: str
+) -> None:
+    records = [encode(np.full((1, 2), n, np.uint8), 7, n) for n in range(3)]
+    records[1] = change(records[1])
+    with pytest.raises(ValueError, match=message):
+        decode_many(records, np.dtype(np.uint8), (2,), [7, 8, 9])
