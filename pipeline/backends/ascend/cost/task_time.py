@@ -10,7 +10,6 @@ and its constants follow the kernels of public traces (`fit_kernels.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.item_sizes import item_bytes
@@ -116,7 +115,7 @@ def _work_of(index: int, task: Task, traffic: Traffic, context: CostContext, rat
         return vector_product(task.cube, context.hw)
     else:
         work = vector_work(task, traffic, context)
-    return replace(work, us=work.us / rate)
+    return Work(work.us / rate, work.bound, work.cores)
 
 
 def runs_on_vector(task: Task) -> bool:
@@ -143,7 +142,7 @@ def _cube_work(
         share = Traffic(traffic.l2_bytes / count, traffic.hbm_bytes / count, traffic.write_bytes)
         part = _chosen_work(choice, share, context, rate)
         if part.us * count < best.us:
-            best = replace(part, us=part.us * count)
+            best = Work(part.us * count, part.bound, part.cores)
     return best
 
 

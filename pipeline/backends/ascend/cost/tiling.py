@@ -148,15 +148,28 @@ def image_parts(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice],
     """Return the equal parts into which a weight gradient's images can be cut, with their tilings.
 
     Each is the number of parts, a power of two, and the tilings of one. The rule of thumb may suit
-    a part better than the whole; a scheduler can add up the parts one after the other.
+    a part better than the whole; a scheduler can add up the parts one after the other. Tilings of
+    which no stage is shorter than that of some tiling of the whole are left out.
     """
+    whole = _compared(default_choice(product, hw))
     parts, count = [], 2
     while product.images and product.images % count == 0:
         images = product.images // count
         part = replace(product, k=math.ceil(product.k / count), images=images)
-        parts.append((count, default_choice(part, hw)))
+        choice = default_choice(part, hw)
+        slower = np.all(whole[:, None, :] <= count * _compared(choice)[:, :, None], axis=0)
+        kept = np.logical_not(np.any(slower, axis=1))
+        if kept.any():
+            stages = tuple(stage[kept] for stage in choice.stages)
+            parts.append((count, TileChoice(choice.rows[kept], stages)))
         count *= 2
     return tuple(parts)
+
+
+def _compared(choice: TileChoice) -> NDArray[np.float64]:
+    """Return the stages that run side by side, one a row: (3, tilings)."""
+    cube, load, l2, out = choice.stages
+    return np.stack([np.maximum(cube, load), l2, out])
 
 
 def plan_of(tiling: Tiling, product: Product, hw: Hardware, overlap: float) -> TilePlan:
