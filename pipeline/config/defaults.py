@@ -51,14 +51,20 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
 def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
     """A copy of a user's part, with the defaults that all shipped parts of its name share.
 
-    Where these differ, as the shapes of ResNets do, a missing key stays missing. A part that starts
-    from another by `defaults` is returned unchanged.
+    Where these differ, as the shapes of ResNets do, a missing key stays missing, and so does a
+    figure with its source: those of one chip are not another's. A part that starts from another by
+    `defaults` is returned unchanged.
     """
     if any(base != "_self_" for base in part.get("defaults", ())):
         return dict(part)
     options = _options(group, str(part.get("name")))
     agreed: Mapping[str, Any] = reduce(_common, options, options[0]) if options else {}
-    return _upon(agreed, part)
+    return _upon({key: value for key, value in agreed.items() if not _is_figure(value)}, part)
+
+
+def _is_figure(value: Any) -> bool:
+    """Return whether a value is a number with its source."""
+    return isinstance(value, Mapping) and {"value", "source"} <= value.keys()
 
 
 def option_of(group: str, part: type[Spec]) -> Tree:

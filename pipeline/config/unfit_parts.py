@@ -46,7 +46,8 @@ def _problem(group: str, where: Location, section: Any, typed: Collection[str]) 
     if not lacking and not (others and inherited):
         return None
     key = dotted(where) if alone else f"{dotted(where)}.name"
-    reasons = [f"lacks {_listed(lacking)}"] if lacking else []
+    needed = [_with_unit(known[name], key) for key in lacking]
+    reasons = [f"lacks {_listed(needed)}"] if lacking else []
     reasons += [f"has {_listed(foreign)}, which {name} does not take"] if foreign else []
     given = "" if foreign or alone else "give that, or "
     given = given if lacking else "leave that out, or "
@@ -55,6 +56,12 @@ def _problem(group: str, where: Location, section: Any, typed: Collection[str]) 
 
 def _required(cls: type[Spec]) -> list[str]:
     return [key for key, field in cls.model_fields.items() if field.is_required()]
+
+
+def _with_unit(cls: type[Spec], key: str) -> str:
+    """Return a key, with the unit of a figure."""
+    extra = cls.model_fields[key].json_schema_extra
+    return f"{key} ({extra['unit']})" if isinstance(extra, dict) and "unit" in extra else key
 
 
 def _fits(section: Mapping[str, Any], cls: type[Spec]) -> bool:
@@ -67,6 +74,7 @@ def _advice(group: str, name: str) -> str:
     if len(options) > 1 and name not in options:
         several = f"{', '.join(options[:-1])} or {options[-1]}"
         return f"choose one whole: {group}={several}"
+    name = name if name in options else options[0]
     return (
         f"choose it whole: {group}={name} (in a recipe file, `override /{group}: {name}` in its "
         "defaults)"

@@ -14,6 +14,7 @@ from pipeline.config.chosen import resolve_recipe
 from pipeline.config.overrides import quoted
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.errors import RecipeError
+from pipeline.files.package_paths import CONF
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -48,6 +49,15 @@ def test_a_recipe_may_name_its_own_images(tmp_path: Path) -> None:
     recipe = load_recipe(str(write(tmp_path, "own.yaml", f"{section}\ntrain: {{steps: 2}}\n")))
     assert isinstance(recipe.dataset, ImageFolder)
     assert (recipe.dataset.follow_links, recipe.dataset.image_size) == (False, None)
+
+
+def test_a_chip_of_ones_own_gets_no_figure_of_another(tmp_path: Path) -> None:
+    shipped = (CONF / "device" / "ascend910.yaml").read_text()
+    own = "".join(line for line in shipped.splitlines(True) if not line.startswith("hbm_gib:"))
+    assert problem(f"device={write(tmp_path, 'mine.yaml', own)}") == (
+        "device.name = ascend: the section lacks hbm_gib (GiB); give that, or choose it whole: "
+        "device=ascend910 (in a recipe file, `override /device: ascend910` in its defaults)"
+    )
 
 
 def test_a_file_that_starts_from_itself_is_an_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from pipeline.backends.ascend.chip.hardware import Chip
+from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, unit_of
 from pipeline.errors import MAX_PROBLEMS, PipelineError, listed
 from pipeline.files.error_text import describe, nearest, no_such, show, shown
 from pipeline.files.package_paths import CONF
@@ -51,7 +51,17 @@ def load_chip(name_or_path: str | Path) -> Any:
     try:
         return Chip.model_validate(tree)
     except ValidationError as error:
-        known = [problem for problem in describe(error, tree) if "no such key" not in problem]
+        lacking = [name for name in FIGURES if name not in tree]
+        known = [
+            f"{name}: missing; a formula needs it, in {unit_of(name)}, with its source"
+            for name in lacking
+        ]
+        skipped = ("no such key", *(f"{name}: missing" for name in lacking))
+        known += [
+            problem
+            for problem in describe(error, tree)
+            if not any(text in problem for text in skipped)
+        ]
         others = [key for key in tree if key not in OWN_KEYS]
         unknown = [_unknown_key(key, tree[key]) for key in others[:MAX_PROBLEMS]]
         unknown += [f"{shown(key)}: there is no such key" for key in others[MAX_PROBLEMS:]]

@@ -159,9 +159,33 @@ def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
     return figure
 
 
+UNITS = {
+    "_bytes_per_cycle": "bytes a cycle",
+    "_macs_per_cycle": "multiply-adds a cycle",
+    "_gmacs_per_s": "10^9 multiply-adds a second",
+    "_gb_per_s": "10^9 bytes a second",
+    "_images_per_s": "images a second",
+    "_mhz": "MHz",
+    "_kib": "KiB",
+    "_mib": "MiB",
+    "_gib": "GiB",
+    "_bytes": "bytes",
+    "_us": "microseconds",
+    "_count": "a count",
+    "_ratio": "a ratio",
+}
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a figure, with which its name ends."""
+    return next(unit for ending, unit in UNITS.items() if name.endswith(ending))
+
+
 LEAST, MOST, MOST_OF_A_COUNT = 1e-6, 1e9, 4096
 FIGURES = tuple(field.name for field in fields(Hardware))
-_FIELDS: dict[str, Any] = {name: (_figure_type(name), ...) for name in FIGURES}
+_FIELDS: dict[str, Any] = {
+    name: (_figure_type(name), Field(json_schema_extra={"unit": unit_of(name)})) for name in FIGURES
+}
 Chip: Any = create_model(
     "Chip",
     __base__=ChipSpec,

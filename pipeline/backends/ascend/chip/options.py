@@ -36,6 +36,7 @@ class ExecutionConfig:
     keeps the results, and gives them without a search. `strict` makes an
     unknown primitive an error. `without` names buffer fusions to skip. `software` is the stack
     whose launches and conversions are priced; None is MindSpore's, in the mode that is asked for.
+    `keep_batchnorm_fp32` is that of MindSpore's amp levels: the model zoo's scripts switch it off.
     """
 
     precision: Precision | None = "O2"
@@ -51,6 +52,7 @@ class ExecutionConfig:
     strict: bool = False
     without: frozenset[str] = frozenset()
     software: Software | None = None
+    keep_batchnorm_fp32: bool = False
 
 
 @dataclass(frozen=True, slots=True)

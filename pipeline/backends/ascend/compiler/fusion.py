@@ -1,4 +1,10 @@
-"""Buffer fusion: vector kernels that take a product's result before it reaches memory."""
+"""Fusion of products with kernels of the vector unit.
+
+Buffer fusion takes a product's result before it reaches memory. FusedDbnDw is the other way round:
+a weight gradient takes the gradient of a batch normalisation's input as that is computed, and
+leaves it in memory for the input gradient (MindSpore's and CANN's pass
+bn_reduce_grad_conv2d_backprop_filter_fusion).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,8 @@ from pipeline.backends.ascend.compiler.op_patterns import FusionPattern, Pattern
 
 def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
     """Return the graph with every fusion that the patterns allow, each product fused once."""
+    for pattern in patterns.fusions:
+        graph = _computed_on_the_way(graph, pattern)
     uses = _uses(graph)
     into: dict[int, tuple[int, FusionPattern]] = {}
     for place, task in enumerate(graph.tasks):
@@ -22,6 +30,73 @@ def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
         if partner is not None and partner[0] not in into:
             into[partner[0]] = (place, partner[1])
     return _rewritten(graph, into)
+
+
+def _computed_on_the_way(graph: TaskGraph, pattern: FusionPattern) -> TaskGraph:
+    """Return the graph with products that compute an operand by the kernel of the vector unit.
+
+    The joined task runs where that kernel ran, after the MemSet of what the product adds up.
+    """
+    taken, clears = _operand_makers(graph, pattern)
+    moved = {*taken.values(), *clears.values()}
+    tasks: list[Task] = []
+    places: dict[int, int] = {}
+    for place, task in enumerate(graph.tasks):
+        if place in moved:
+            continue
+        if place in taken:
+            product = taken[place]
+            if product in clears:
+                places[clears[product]] = len(tasks)
+                tasks.append(graph.tasks[clears[product]])
+            places[product] = len(tasks)
+            task = _absorbed(graph.tasks[product], task, pattern)
+        places[place] = len(tasks)
+        tasks.append(task)
+    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
+    return replace(graph, tasks=tuple(tasks), gradients=gradients)
+
+
+def _operand_makers(
+    graph: TaskGraph, pattern: FusionPattern
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the product that takes in each kernel, and the MemSet between the two."""
+    writer: dict[int, int] = {}
+    taken: dict[int, int] = {}
+    clears: dict[int, int] = {}
+    for place, task in enumerate(graph.tasks):
+        if task.cube is not None and task.cost_class in pattern.consumer:
+            made = {writer[index] for index in task.reads if index in writer}
+            maker = max(made, default=-1)
+            if maker >= 0 and maker not in taken and _may_absorb(graph.tasks[maker], task, pattern):
+                taken[maker] = place
+                clear = writer.get(task.writes[0], -1)
+                if clear > maker:
+                    clears[place] = clear
+        writer.update(dict.fromkeys(task.writes, place))
+    return taken, clears
+
+
+def _may_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
+    return (
+        maker.cost_class in pattern.producer
+        and maker.cube is None
+        and maker.phase == product.phase == (pattern.phase or product.phase)
+        and maker.repeat == product.repeat
+    )
+
+
+def _absorbed(product: Task, other: Task, pattern: FusionPattern) -> Task:
+    """Return a product that computes its operand; the operand is written all the same."""
+    reads = [*other.reads, *(index for index in product.reads if index not in other.writes)]
+    return replace(
+        product,
+        type="FusedDbnDw",
+        reads=tuple(dict.fromkeys(reads)),
+        writes=(*product.writes, *other.writes),
+        vector=other.vector,
+        fused=(*other.fused, *product.fused, pattern.name),
+    )
 
 
 @dataclass(frozen=True)

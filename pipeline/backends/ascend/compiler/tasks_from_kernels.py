@@ -21,6 +21,7 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.buffers import Buffers, Signature
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS
+from pipeline.backends.ascend.compiler.float32_norms import keep_norms_in_float32
 from pipeline.backends.ascend.compiler.fusion import fuse
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.inserted_ops import InsertedOps
@@ -63,8 +64,11 @@ def lower(
     *,
     by_op: bool = False,
     strict: bool = False,
+    keep_batchnorm_fp32: bool = False,
 ) -> TaskGraph:
     """Return the tasks of one step. `by_op` runs every op of the framework on its own, unfused.
+
+    `keep_batchnorm_fp32` is that of MindSpore's amp levels.
 
     Raises UnsupportedError on unknown primitives when `strict`.
     """
@@ -77,6 +81,8 @@ def lower(
             f"no rule for {names}; price with strict = false to count them by their bytes"
         )
     lowered = _Lowering(graph, signature, precision, patterns, by_op).run(unsupported)
+    if keep_batchnorm_fp32:
+        lowered = keep_norms_in_float32(lowered)
     fused = lowered if by_op else fuse(lowered, patterns)
     return convert_formats(fused, op_by_op=by_op)
 

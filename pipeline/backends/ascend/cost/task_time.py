@@ -10,7 +10,6 @@ and its constants follow the kernels of public traces (`fit_kernels.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.item_sizes import item_bytes
@@ -26,10 +25,11 @@ from pipeline.backends.ascend.cost.efficiency import Constants, Efficiency, load
 from pipeline.backends.ascend.cost.l2_cache import Traffic, measure_traffic
 from pipeline.backends.ascend.cost.tiling import (
     Product,
-    TilePlan,
+    TileChoice,
     Tiling,
-    default_tiling,
-    plan_of,
+    default_choice,
+    given_choice,
+    image_parts,
     product_of,
 )
 from pipeline.backends.ascend.cost.vector_work import (
@@ -37,7 +37,6 @@ from pipeline.backends.ascend.cost.vector_work import (
     CostContext,
     Work,
     depthwise_work,
-    join,
     vector_product,
     vector_work,
 )
@@ -116,7 +115,7 @@ def _work_of(index: int, task: Task, traffic: Traffic, context: CostContext, rat
         return vector_product(task.cube, context.hw)
     else:
         work = vector_work(task, traffic, context)
-    return replace(work, us=work.us / rate)
+    return Work(work.us / rate, work.bound, work.cores)
 
 
 def runs_on_vector(task: Task) -> bool:
@@ -129,24 +128,38 @@ def runs_on_vector(task: Task) -> bool:
 def _cube_work(
     index: int, task: Task, work: CubeWork, traffic: Traffic, context: CostContext, rate: float
 ) -> Work:
-    """Return the stages of the tiling, with traffic as slow as device memory makes it."""
-    plan = _plan(index, task, work, context)
+    """Return the work of the fastest tiling that the vendor's rule, or AutoTune, may choose.
+
+    Equal parts of a weight gradient's images, one after the other, are taken where they are faster.
+    """
+    product = task_product(task, work, context.buffers)
+    rate *= _channel_rate(task, work, context.constants)
+    if index in context.tiles:
+        choice = given_choice(context.tiles[index], product, context.hw)
+        return _chosen_work(choice, traffic, context, rate)
+    best = _chosen_work(default_choice(product, context.hw), traffic, context, rate)
+    for count, choice in image_parts(product, context.hw):
+        share = Traffic(traffic.l2_bytes / count, traffic.hbm_bytes / count, traffic.write_bytes)
+        part = _chosen_work(choice, share, context, rate)
+        if part.us * count < best.us:
+            best = Work(part.us * count, part.bound, part.cores)
+    return best
+
+
+def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rate: float) -> Work:
+    """Return the stages of the fastest tiling, with traffic as slow as device memory makes it."""
     hw, constants = context.hw, context.constants
-    cube_us, load_us, l2_us, out_us = (
-        cycles / hw.ai_core_clock_mhz
-        for cycles in (plan.cycles_cube, plan.cycles_load, plan.cycles_l2, plan.cycles_out)
-    )
+    clock = hw.ai_core_clock_mhz
     read_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
-    compute_us = max(cube_us, load_us) / (rate * _channel_rate(task, work, constants))
+    at, cycles = choice.fastest(constants.cube_overlap, rate, read_us * clock, write_us * clock)
+    cube, load, l2, out = (float(stage[at]) / clock for stage in choice.stages)
     stages: tuple[tuple[float, Bound], ...] = (
-        (compute_us, "cube"),
-        (max(l2_us, out_us), "l2"),
+        (max(cube, load) / rate, "cube"),
+        (max(l2, out), "l2"),
         (max(read_us, write_us), "memory"),
     )
-    moves_us = max(l2_us, read_us), max(out_us, write_us)
-    us = join(compute_us, *moves_us, power=constants.cube_overlap)
-    return Work(us, max(stages)[1], plan.tiling.cores_count)
+    return Work(cycles / clock, max(stages)[1], float(choice.rows[at, :4].prod()))
 
 
 def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
@@ -154,14 +167,6 @@ def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
     whole = task.cost_class == "conv_kernel_grad" and work.batch == 1
     few = whole and work.m // work.taps < CHANNEL_BLOCK
     return constants.few_channels if few else 1.0
-
-
-def _plan(index: int, task: Task, work: CubeWork, context: CostContext) -> TilePlan:
-    product = task_product(task, work, context.buffers)
-    overlap = context.constants.cube_overlap
-    if index in context.tiles:
-        return plan_of(context.tiles[index], product, context.hw, overlap)
-    return default_tiling(product, context.hw, overlap)
 
 
 def task_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:

@@ -7,7 +7,7 @@ cycle. Rates and sizes are those of CANN's platform file (AICoreSpec, AICoreMemo
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -114,6 +114,64 @@ def default_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
     return _best(product, hw, overlap, _default_candidates(product, hw))
 
 
+@dataclass(frozen=True, eq=False)
+class TileChoice:
+    """Tilings to choose from, one a row, and the cycles of their stages."""
+
+    rows: NDArray[np.float64]
+    stages: tuple[NDArray[np.float64], ...]
+
+    def fastest(
+        self, overlap: float, rate: float, read_cycles: float, write_cycles: float
+    ) -> tuple[int, float]:
+        """Return the row of the fastest tiling and its cycles, with the memory's as they are."""
+        cycles = total_cycles(self.stages, overlap, read_cycles, write_cycles, rate)
+        at = int(cycles.argmin())
+        return at, float(cycles[at])
+
+
+@cache
+def default_choice(product: Product, hw: Hardware) -> TileChoice:
+    """Return the tilings among which the vendor's rule of thumb chooses."""
+    rows = _default_candidates(product, hw)
+    return TileChoice(rows, stage_cycles(product, hw, rows))
+
+
+def given_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
+    """Return a choice of one tiling."""
+    rows = row_of(tiling)
+    return TileChoice(rows, stage_cycles(product, hw, rows))
+
+
+@cache
+def image_parts(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice], ...]:
+    """Return the equal parts into which a weight gradient's images can be cut, with their tilings.
+
+    Each is the number of parts, a power of two, and the tilings of one. The rule of thumb may suit
+    a part better than the whole; a scheduler can add up the parts one after the other. Tilings of
+    which no stage is shorter than that of some tiling of the whole are left out.
+    """
+    whole = _compared(default_choice(product, hw))
+    parts, count = [], 2
+    while product.images and product.images % count == 0:
+        images = product.images // count
+        part = replace(product, k=math.ceil(product.k / count), images=images)
+        choice = default_choice(part, hw)
+        slower = np.all(whole[:, None, :] <= count * _compared(choice)[:, :, None], axis=0)
+        kept = np.logical_not(np.any(slower, axis=1))
+        if kept.any():
+            stages = tuple(stage[kept] for stage in choice.stages)
+            parts.append((count, TileChoice(choice.rows[kept], stages)))
+        count *= 2
+    return tuple(parts)
+
+
+def _compared(choice: TileChoice) -> NDArray[np.float64]:
+    """Return the stages that run side by side, one a row: (3, tilings)."""
+    cube, load, l2, out = choice.stages
+    return np.stack([np.maximum(cube, load), l2, out])
+
+
 def plan_of(tiling: Tiling, product: Product, hw: Hardware, overlap: float) -> TilePlan:
     """Return the cycles of one given tiling."""
     return _best(product, hw, overlap, row_of(tiling))
@@ -139,14 +197,16 @@ def total_cycles(
     overlap: float,
     read_cycles: float = 0.0,
     write_cycles: float = 0.0,
+    rate: float = 1.0,
 ) -> NDArray[np.float64]:
     """Return the cycles of a product: cube beside L0 loads, reads, writes, summed by a p-norm.
 
-    Reads and writes are as slow as device memory makes them: `read_cycles`, `write_cycles`.
+    Reads and writes are as slow as device memory makes them: `read_cycles`, `write_cycles`; the
+    cube is slower than its peak by `rate`.
     """
     cube, load, l2, out = stages
     reads, writes = np.maximum(l2, read_cycles), np.maximum(out, write_cycles)
-    parts = np.stack([np.maximum(cube, load), reads, writes])
+    parts = np.stack([np.maximum(cube, load) / rate, reads, writes])
     return np.asarray((parts**overlap).sum(axis=0) ** (1 / overlap))
 
 

@@ -64,7 +64,13 @@ class Parts:
 def config_of(row: Published) -> ExecutionConfig:
     """Return the options that a published row was run with."""
     return ExecutionConfig(
-        row.precision, row.mode, 1000, row.devices, row.fusion, software=software_of(row)
+        row.precision,
+        row.mode,
+        1000,
+        row.devices,
+        row.fusion,
+        software=software_of(row),
+        keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
     )
 
 

@@ -32,6 +32,9 @@ from pipeline.training.step import make_train_step, make_update_only_step
 
 PUBLISHED = Path(__file__).with_name("data") / "published.csv"
 
+BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
+"""The framework of rows whose O2 keeps batch normalisation in float32: MindCV's recipes."""
+
 Quality = Literal["device", "at_most", "pair"]
 """`device`: the device's own speed. `at_most`: the host's pipeline was, or may have been, slower,
 so that the time is an upper bound of the device's. `pair`: eager and graph mode of one training
@@ -45,7 +48,7 @@ class Published:
 
     `batch` is of one device, `ms` of one step; `op_launch_us` is the host's time for an op where
     the framework differs from the chip file's. `suspicion` says why a row may not show the device's
-    own speed, empty where nothing does.
+    own speed, empty where nothing does. `keep_batchnorm_fp32` is MindSpore's option of O2.
     """
 
     id: str
@@ -64,6 +67,7 @@ class Published:
     framework: str
     source: str
     suspicion: str = ""
+    keep_batchnorm_fp32: bool = False
 
 
 @cache
@@ -91,6 +95,7 @@ def _row(row: Mapping[str, str]) -> Published:
         framework=row["framework"],
         source=row["source"],
         suspicion=row.get("suspicion") or "",
+        keep_batchnorm_fp32=row["framework"].startswith(BATCHNORM_IN_FLOAT32),
     )
 
 

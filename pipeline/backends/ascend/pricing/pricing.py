@@ -59,6 +59,7 @@ def price(
     hardware: str | Path | PricedChip = "ascend910",
     parameters: Callable[[Any], Any] | None = None,
     precision: Precision | None = DEFAULTS.precision,
+    keep_batchnorm_fp32: bool = DEFAULTS.keep_batchnorm_fp32,
     mode: Mode | None = None,
     software: Software | None = DEFAULTS.software,
     sink_size: int = DEFAULTS.sink_size,
@@ -78,13 +79,15 @@ def price(
     (default: the float leaves that the loss reads and the step changes). `hardware` names a chip in
     conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets. `software` is
     the stack whose launches and inserted conversions are priced, MindSpore's graph mode by default;
-    the eager ones run `op_by_op`, and `mode` is then theirs.
+    the eager ones run `op_by_op`, and `mode` is then theirs. `keep_batchnorm_fp32` keeps batch
+    normalisation in float32 under O2, as MindSpore does unless a script says otherwise.
 
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
     arguments out of range. Errors that `step` itself raises when it is traced come through.
     """
     config = ExecutionConfig(
         precision=precision,
+        keep_batchnorm_fp32=switch("keep_batchnorm_fp32", keep_batchnorm_fp32),
         mode=mode_of(software, mode),
         software=software,
         sink_size=whole("sink_size", sink_size),
@@ -143,16 +146,19 @@ def chipset_of(chip: Any) -> PricedChip:
 
 
 class Pricing:
-    """A traced step on a chip, priced under any options; shared results are cached."""
+    """A traced step on a chip, priced under any options.
+
+    Results are kept with the traced step for the next price of it on the same chip.
+    """
 
     def __init__(
         self, traced: TracedStep, chip: PricedChip, calibration: Calibration | None = None
     ) -> None:
         self.traced, self.chip = traced, chip
         self.calibration = calibration or load_calibration()
+        self._shared = traced.results((chip.hardware, chip.dtypes), self.calibration)
         self._priced: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
         self._tuned: dict[Any, TuneResult] = {}
-        self._memory: dict[Any, MemoryPlan] = {}
 
     def report(self, config: ExecutionConfig) -> Report:
         """Price a step under all launch modes, with its memory. Raises OptionError, RunError."""
@@ -191,13 +197,14 @@ class Pricing:
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
         """Return the tasks of a step and the time of each."""
-        key = self._key(config)
-        if key not in self._priced:
+        key, priced = self._key(config), self._tasks_of(config)
+        if key not in priced:
             graph = self.traced.tasks(
                 config.precision,
                 by_op=config.mode == "op_by_op",
                 strict=config.strict,
                 without=config.without,
+                keep_batchnorm_fp32=config.keep_batchnorm_fp32,
             )
             self._refuse_foreign_types(graph)
             hardware, efficiency = self.chip.hardware, self.calibration.efficiency
@@ -213,8 +220,16 @@ class Pricing:
                 )
             tiles = self._tuned[key].tiles if key in self._tuned else None
             times = price_tasks(graph, hardware, efficiency, tiles)
-            self._priced[key] = graph, _without_data(graph, times)
-        return self._priced[key]
+            priced[key] = graph, _without_data(graph, times)
+        return priced[key]
+
+    def _tasks_of(
+        self, config: ExecutionConfig
+    ) -> dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]]:
+        """Return where priced tasks are kept: a bank's file may change from one price to another,
+        so that those of AutoTune are not shared.
+        """
+        return self._priced if config.auto_tune or config.tune_bank else self._shared.tasks
 
     def tuning(self, config: ExecutionConfig) -> TuneResult | None:
         """Return the AutoTune result, None where the options don't request it."""
@@ -225,7 +240,8 @@ class Pricing:
         """Return the key of the options that tasks and their times depend on."""
         by_op, precision = config.mode == "op_by_op", self._precision(config)
         tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
-        return (precision, by_op, config.strict, config.without, tuning)
+        norms = config.keep_batchnorm_fp32
+        return (precision, by_op, config.strict, config.without, tuning, norms)
 
     def _precision(self, config: ExecutionConfig) -> Precision | None:
         if config.precision not in (*get_args(Precision), None):
@@ -272,17 +288,22 @@ class Pricing:
     def timeline(self, config: ExecutionConfig) -> Timeline:
         """Return one steady step under the launch mode of the options."""
         graph, times = self.tasks(config)
-        hardware = self.calibration.adjusted(self.chip.hardware)
-        return schedule(graph, times, hardware, self.options(config))
+        options = self.options(config)
+        key = (self._key(config), options)
+        if config.auto_tune or config.tune_bank or key not in self._shared.timelines:
+            hardware = self.calibration.adjusted(self.chip.hardware)
+            self._shared.timelines[key] = schedule(graph, times, hardware, options)
+        return self._shared.timelines[key]
 
     def memory(self, config: ExecutionConfig) -> MemoryPlan:
         """Return the memory plan; it is the same for both modes that sink the graph."""
         by_op = config.mode == "op_by_op"
-        key = (config.precision, by_op, config.without, config.devices > 1)
-        if key not in self._memory:
+        norms = config.keep_batchnorm_fp32
+        key = (config.precision, by_op, config.without, config.devices > 1, norms)
+        if key not in self._shared.memory:
             graph, _ = self.tasks(config)
-            self._memory[key] = plan_memory(graph, self.chip.hardware, config.devices)
-        return self._memory[key]
+            self._shared.memory[key] = plan_memory(graph, self.chip.hardware, config.devices)
+        return self._shared.memory[key]
 
     def on(self, **figures: float) -> Pricing:
         """Return the same step on a chip with other figures. Raises OptionError."""

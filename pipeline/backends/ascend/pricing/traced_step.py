@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -10,16 +11,30 @@ import jax
 
 from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.options import Precision
-from pipeline.backends.ascend.chip.tasks import TaskGraph
+from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.compiler.op_patterns import Patterns, vendor_patterns
 from pipeline.backends.ascend.compiler.primitives import kind_of
 from pipeline.backends.ascend.compiler.tasks_from_kernels import Signature, lower
+from pipeline.backends.ascend.cost.calibration import Calibration
 from pipeline.backends.ascend.frontend.graph import Graph
 from pipeline.backends.ascend.frontend.tracing import trace_with_result
+from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
+from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.errors import RunError
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 TRACES_KEPT = 16
+CHIPS_KEPT = 4
+
+
+@dataclass(frozen=True)
+class Results:
+    """Priced tasks, timelines and memory plans of a step on a chip, by their options."""
+
+    calibration: Calibration
+    tasks: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = field(default_factory=dict)
+    timelines: dict[Any, Timeline] = field(default_factory=dict)
+    memory: dict[Any, MemoryPlan] = field(default_factory=dict)
 
 
 class TracedStep:
@@ -28,6 +43,16 @@ class TracedStep:
     def __init__(self, graph: Graph, signature: Signature) -> None:
         self.graph, self.signature = graph, signature
         self._lowered: dict[Any, TaskGraph] = {}
+        self._results: dict[Any, Results] = {}
+
+    def results(self, chip: Hashable, calibration: Calibration) -> Results:
+        """Return what was priced on a chip before; of the last few chips alone."""
+        key = (chip, id(calibration))
+        kept = self._results.pop(key, None) or Results(calibration)
+        self._results[key] = kept
+        while len(self._results) > CHIPS_KEPT:
+            del self._results[next(iter(self._results))]
+        return kept
 
     @property
     def batch_bytes(self) -> int:
@@ -59,13 +84,20 @@ class TracedStep:
         by_op: bool = False,
         strict: bool = False,
         without: frozenset[str] = frozenset(),
+        keep_batchnorm_fp32: bool = False,
     ) -> TaskGraph:
         """Return the tasks of the step; `without` names fusions to skip."""
-        key = (precision, by_op, strict, without)
+        key = (precision, by_op, strict, without, keep_batchnorm_fp32)
         if key not in self._lowered:
             patterns: Patterns = vendor_patterns().without(without)
             self._lowered[key] = lower(
-                self.graph, self.signature, precision, patterns, by_op=by_op, strict=strict
+                self.graph,
+                self.signature,
+                precision,
+                patterns,
+                by_op=by_op,
+                strict=strict,
+                keep_batchnorm_fp32=keep_batchnorm_fp32,
             )
         return self._lowered[key]
 

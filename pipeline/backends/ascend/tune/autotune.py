@@ -83,8 +83,9 @@ class TuneResult:
 
     @property
     def tiles(self) -> Mapping[int, Tiling]:
-        """Tiling by index of the task."""
-        return {task.index: task.tiling for task in self.tasks}
+        """Tiling by index of the task, where it gains anything."""
+        tuned = (task for task in self.tasks if task.after_us < task.before_us)
+        return {task.index: task.tiling for task in tuned}
 
     @property
     def before_us(self) -> float:

@@ -11,7 +11,7 @@ import yaml
 
 from pipeline import load_recipe
 from pipeline.backends.ascend.chip.chip_files import DEVICES, ChipError, load_chip
-from pipeline.backends.ascend.chip.hardware import FIGURES, hardware_of
+from pipeline.backends.ascend.chip.hardware import FIGURES, hardware_of, unit_of
 
 SHIPPED = ["ascend910", "ascend910_30core", "ascend910_proa"]
 FIGURE = {"value": 2.0, "source": "a data sheet", "confidence": "stated"}
@@ -155,9 +155,15 @@ def test_a_problem_is_one_clear_line(keys: dict[str, Any], message: str, tmp_pat
 def test_every_figure_is_needed(figure: str, tmp_path: Path) -> None:
     tree = yaml.safe_load((DEVICES / "ascend910.yaml").read_text())
     del tree[figure]
-    assert problems(write(tmp_path, defaults=[], **tree)) == [
-        f"{figure}: missing; it needs a value"
-    ]
+    (found,) = problems(write(tmp_path, defaults=[], **tree))
+    unit = unit_of(figure)
+    assert found == f"{figure}: missing; a formula needs it, in {unit}, with its source"
+
+
+def test_units_are_those_that_names_end_in() -> None:
+    assert unit_of("ub_to_l2_bytes_per_cycle") == "bytes a cycle"
+    assert unit_of("memory_alignment_bytes") == "bytes"
+    assert all(map(unit_of, FIGURES))
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:

@@ -92,3 +92,18 @@ def test_a_product_that_another_kernel_reads_first_is_not_put_after_it(first: st
     for task in fused.tasks:
         assert written.issuperset(task.reads)
         written.update(task.writes)
+
+
+def test_a_weight_gradient_computes_its_normalisations_gradient_on_the_way() -> None:
+    """The gradient of a map stays in memory for the input gradient, which comes later."""
+    graph = convolutional().tasks("O2")
+    joined = [place for place, task in enumerate(graph.tasks) if task.type == "FusedDbnDw"]
+    assert joined
+    written = set(range(len(graph.buffers))) - {i for task in graph.tasks for i in task.writes}
+    for place, task in enumerate(graph.tasks):
+        assert written.issuperset(task.reads)
+        written.update(task.writes)
+        if place in joined:
+            assert len(task.writes) >= 2
+            before = [other.writes for other in graph.tasks[:place] if other.type == "MemSet"]
+            assert (task.writes[0],) in before

@@ -8,7 +8,7 @@ from itertools import pairwise
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import Array
 
@@ -168,6 +168,9 @@ def test_splitting_a_product_by_rows_never_makes_it_cheaper(m: int, k: int, n: i
     st.integers(1, 300),
     st.integers(1, 300),
 )
+@example("conv_kernel_grad", 6, 52, 49, 129)
+@example("conv_kernel_grad", 14, 25, 81, 225)
+@example("conv", 8, 51, 289, 257)
 def test_twice_the_images_cost_a_convolution_at_most_twice_and_a_task(
     kind: str, images: int, edge: int, inner: int, outer: int
 ) -> None:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.hardware import Hardware
@@ -221,6 +221,7 @@ def test_no_time_is_below_the_roofline(graph: TaskGraph, figure: str, factor: fl
 
 
 @given(graphs, st.sampled_from(BETTER), st.floats(1.01, 8))
+@example(convolution("conv", 3, 10, 1, 161, 49), "l1_to_l0a_bytes_per_cycle", 2.0)
 @settings(deadline=None)
 def test_better_hardware_is_never_slower(graph: TaskGraph, figure: str, factor: float) -> None:
     better = replace(FLAT, **{figure: getattr(HW, figure) * factor})

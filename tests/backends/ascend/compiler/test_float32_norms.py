@@ -1,0 +1,41 @@
+"""MindSpore's keep_batchnorm_fp32: float32 maps for batch normalisation, float16 for the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from pipeline.backends.ascend import price
+from pipeline.backends.ascend.chip.options import OptionError
+from tests.backends.ascend.compiler.test_fusion import convolutional
+from tests.backends.ascend.steps import macs, nbytes
+
+
+def test_normalisation_works_on_float32_and_products_on_float16() -> None:
+    traced = convolutional()
+    kept = traced.tasks("O2", keep_batchnorm_fp32=True)
+    plain = traced.tasks("O2")
+    assert nbytes(kept) > nbytes(plain)
+    assert macs(kept) == macs(plain)
+    for task in kept.tasks:
+        maps = [i for i in task.reads if len(kept.buffers[i].shape) == 4]
+        if task.type in ("BNTrainingReduce", "BNTrainingUpdateGrad"):
+            assert {kept.buffers[i].dtype for i in maps} == {"float32"}
+        if task.cost_class == "conv":
+            assert {kept.buffers[i].dtype for i in maps} == {"float16"}
+    written = {index for task in kept.tasks for index in task.writes}
+    added = range(len(convolutional().tasks("O0").buffers), len(kept.buffers))
+    assert written.issuperset(added)
+
+
+def test_gradients_are_cast_on_the_way_in_and_out() -> None:
+    graph = convolutional().tasks("O2", keep_batchnorm_fp32=True)
+    backward = Counter(task.type for task in graph.tasks if task.phase == "backward")
+    assert backward["Cast"] == 4
+    assert backward["FusedDbnDw"] == 0
+
+
+def test_the_option_is_a_switch() -> None:
+    with pytest.raises(OptionError, match="keep_batchnorm_fp32: 'yes' should be True or False"):
+        price(len, {}, {}, keep_batchnorm_fp32="yes")  # type: ignore[arg-type]
