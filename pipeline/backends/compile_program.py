@@ -32,7 +32,7 @@ class ProgramSpec:
     in_shardings: Any = None
     """Where arguments lie, and in which layouts; None where they say so themselves."""
     platforms: tuple[str, ...] | None = None
-    """What to compile for where no such device is there; None: the device of the arguments."""
+    """Platforms to compile for where no device of theirs is there; None: that of the arguments."""
     cached: bool = True
 
     def with_options(self, options: dict[str, str | bool]) -> ProgramSpec:

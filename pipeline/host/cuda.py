@@ -19,8 +19,7 @@ INSTALL = (
     "driver of 580 or later"
 )
 PLATFORMS, MEMORY_SHARE = "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""Variables by which JAX is told which platforms to open, and what share of a GPU's memory to
-take."""
+"""Variables that name the platforms for JAX to open, and the share of a GPU's memory to take."""
 DEFAULT_SHARE = 0.75
 """The share that JAX takes of a GPU's memory at once, where nobody says otherwise."""
 
@@ -74,7 +73,7 @@ def share_memory(processes: int) -> dict[str, str]:
 
 
 def cuda_versions() -> dict[str, str]:
-    """Return the versions of driver, CUDA and cuDNN, those that can be told."""
+    """Return the versions of driver, CUDA and cuDNN, those that can be found."""
     found = {"driver": _driver_version(), **_library_versions()}
     return {name: text for name, text in found.items() if text}
 

@@ -36,7 +36,7 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """What recipes of one program have in common: the values of keys that are compiled, as JSON."""
+    """Common ground of the recipes of one program: the values of keys that are compiled, as JSON."""
 
     compiled: Key
 

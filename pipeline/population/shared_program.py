@@ -70,7 +70,7 @@ class OtherLoweringsError(Exception):
 
 @dataclass(frozen=True)
 class _Compiled:
-    """What the first run of a group has made."""
+    """Programs that the first run of a group has made, with what they were made of."""
 
     recipe: Recipe
     network: Any

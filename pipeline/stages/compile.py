@@ -27,7 +27,7 @@ from pipeline.stages.recomputation import (
 )
 
 LONG_S = 2.0
-"""Seconds of compiling from which on a user is told how to do without."""
+"""Seconds of compiling from which on a line says how to do without."""
 CALLS_ONEDNN = (
     "programs that call oneDNN are compiled anew by every process, since XLA can't write them; "
     "autotune=off leaves oneDNN out, for runs of few steps"
