@@ -36,7 +36,7 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """Common ground of the recipes of one program: the values of keys that are compiled, as JSON."""
+    """Values of the keys that are compiled, as JSON, which recipes of one program share."""
 
     compiled: Key
 
