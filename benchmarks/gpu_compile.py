@@ -8,8 +8,8 @@ Compiles the training loop alone, for `device.target`. A variant is a way to com
     auto, step, loop, off   as `device.graphs` says, 64 steps of known number, layouts of the
              compiler's choice
 
-Needs the `gpu-compile` extra, no GPU, no data. Nothing is timed but the compilation. The exit status
-is 1 where a variant other than `before` has something that a dispatch should be free of.
+Needs the `gpu-compile` extra, no GPU, no data. Nothing is timed but the compilation. The exit
+status is 1 where a variant other than `before` has something that a dispatch should be free of.
 """
 
 from __future__ import annotations
