@@ -36,7 +36,7 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """What recipes of one program have in common: the values of keys that are compiled, as JSON."""
+    """Values of the keys that are compiled, as JSON: the same for recipes of one program."""
 
     compiled: Key
 

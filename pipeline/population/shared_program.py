@@ -67,7 +67,7 @@ class OtherLoweringsError(Exception):
 
 @dataclass(frozen=True)
 class _Compiled:
-    """What the first run of a group has made."""
+    """Programs and arguments that the first run of a group has made."""
 
     recipe: Recipe
     network: Any

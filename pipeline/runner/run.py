@@ -328,7 +328,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
 
 @dataclass(frozen=True)
 class CompiledRun:
-    """What a run has once its program is there.
+    """Data, program and devices of a run that is compiled.
 
     `whole` is the step without the marks of a profile, `estimate` that of an emulated device, and
     `restored` the weights that the recipe names.
