@@ -36,7 +36,7 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """Values of the keys that are compiled, as JSON, which recipes of one program share."""
+    """Values of the keys that are compiled, as JSON: the same for recipes of one program."""
 
     compiled: Key
 

@@ -70,7 +70,7 @@ class OtherLoweringsError(Exception):
 
 @dataclass(frozen=True)
 class _Compiled:
-    """Programs that the first run of a group has made, with what they were made of."""
+    """Programs and arguments that the first run of a group has made."""
 
     recipe: Recipe
     network: Any

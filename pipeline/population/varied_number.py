@@ -41,7 +41,7 @@ class Arguments:
     expressions: dict[str, Callable[[Values], float]] = field(default_factory=dict)
     row: jax.Array | None = None
     decisions: list[tuple[Callable[[Values], bool], bool]] = field(default_factory=list)
-    """Decisions that the numbers of all runs make alike, and those of another run must make too."""
+    """Decisions that the numbers of all runs make alike, as those of another run must too."""
 
     def array_of(self, number: VariedNumber) -> jax.Array:
         """The value of an expression in the traced program, float32 (): what parts compute with."""
@@ -129,7 +129,7 @@ class VariedNumber:
         return self._combined("sub", 0.0, self)
 
     def _decided(self, use: str, decide: Callable[[float], bool]) -> bool:
-        """Return what all runs decide alike. Raises CompiledInError where they don't."""
+        """The decision that all runs make alike. Raises CompiledInError where they don't."""
 
         def of_run(numbers: Values) -> bool:
             return decide(self.compute(numbers))

@@ -158,7 +158,8 @@ class Populations:
 
             report_errors(unless_refused, debug=recipe.debug)
             if job not in again:
-                print(f"{_ended(job)}{resumed}", flush=True)
+                # In one write: other threads print too.
+                print(f"{_ended(job)}{resumed}\n", end="", flush=True)
                 update_table(job.folder.parent)
 
     def _pruner(self, job: PlannedJob) -> Pruner | None:
