@@ -108,6 +108,7 @@ def test_lines_that_nobody_knows_are_named_to_the_end(
             **aside,
         }
     warned = [line for line in log_of(run_dir).splitlines() if " warning " in line]
+    warned = [line for line in warned if "never predicted" not in line]
     assert ["5 lines are missing: steps 5 to 9" in line for line in warned] == [True, True]
     steps_left = [line["step"] for line in outcome.read_lines(file)]
     assert steps_left == [*range(1, 5), *range(10, 46)]
