@@ -80,7 +80,7 @@ def _train(run_dir: Path, width: int, *, kill: bool = False) -> tuple[float, flo
         process.send_signal(signal.SIGKILL)
     _, _, usage = os.wait4(process.pid, 0)
     lines = (run_dir / "run.log").read_text().splitlines()
-    times = [line for line in lines if line.startswith("time ")]
+    times = [line.partition("time ")[2].strip() for line in lines if "first step after" in line]
     return time.perf_counter() - began, usage.ru_maxrss / 1e3, times[-1] if times else ""
 
 

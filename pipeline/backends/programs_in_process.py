@@ -21,8 +21,8 @@ MOST = 4
 """Programs that are remembered: training and evaluation of the last two networks. One takes some
 megabytes."""
 
-_NAMES = re.compile(r'loc\("([^"]*)"\(')
-"""Names of layers and operations in a program's text."""
+_NAMES = re.compile(r'loc\("([^"]*/[^"]*)"\(')
+"""Paths of layers and operations in a program's text; names of Python's functions have no slash."""
 
 _LOCK = threading.Lock()
 _PROGRAMS: OrderedDict[str, Any] = OrderedDict()

@@ -252,7 +252,9 @@ def test_a_resumed_run_keeps_its_choice_and_its_bits(reference: Path, resumed: P
 
 
 def test_programs_come_from_the_cache_where_they_can_be_kept(engine: Engine, resumed: Path) -> None:
-    """One that calls oneDNN is in no cache; the run before it in this process has compiled it."""
+    """One that calls oneDNN is in no cache, unless this process has compiled it before."""
     told = re.findall(r"compile    (.*): .* s, cache (\w+),", (resumed / "run.log").read_text())
-    calls = "hit" if engine == "xla" else "reused"
-    assert told == [("initialisation", "hit"), ("training step", calls), ("evaluation", calls)]
+    assert [name for name, _ in told] == ["initialisation", "training step", "evaluation"]
+    initialised, *others = [outcome for _, outcome in told]
+    assert initialised == "hit"
+    assert set(others) <= ({"hit"} if engine == "xla" else {"off", "reused"})
