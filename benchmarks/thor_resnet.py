@@ -61,29 +61,29 @@ def main() -> None:
     args = parser.parse_args()
     seeds = [int(seed) for seed in args.seeds.split(",")]
     if not args.table:
-        for setting, seed in _open(args.results, seeds):
+        for setting, seed in _open(args, seeds):
             line = train(setting, seed, args)
             with args.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
-    print("\n".join(table(_lines(args.results))))
+    print("\n".join(table(_lines(args))))
 
 
-def _open(results: Path, seeds: list[int]) -> Iterator[tuple[tuple[str, ...], int]]:
+def _open(args: argparse.Namespace, seeds: list[int]) -> Iterator[tuple[tuple[str, ...], int]]:
     """What is to be trained next, in turn: tuning first, then the other seeds of the best."""
     for position in range(max(map(len, SETTINGS.values()))):
         for settings in SETTINGS.values():
             if position < len(settings):
-                yield from _unless_done(results, settings[position], seeds[0])
+                yield from _unless_done(args, settings[position], seeds[0])
     for name in SETTINGS:
         for seed in seeds[1:]:
-            yield from _unless_done(results, best(_lines(results), name), seed)
+            yield from _unless_done(args, best(_lines(args), name), seed)
 
 
 def _unless_done(
-    results: Path, setting: tuple[str, ...], seed: int
+    args: argparse.Namespace, setting: tuple[str, ...], seed: int
 ) -> Iterator[tuple[tuple[str, ...], int]]:
-    if not any(_is(line, setting) and line["seed"] == seed for line in _lines(results)):
+    if not any(_is(line, setting) and line["seed"] == seed for line in _lines(args)):
         yield setting, seed
 
 
@@ -127,10 +127,14 @@ def train(setting: tuple[str, ...], seed: int, args: argparse.Namespace) -> dict
     }
 
 
-def _lines(results: Path) -> list[dict[str, Any]]:
-    if not results.exists():
+def _lines(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The trainings of this task: those to another accuracy or on other data are none of it."""
+    if not args.results.exists():
         return []
-    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line]
+    text = args.results.read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines() if line]
+    task = "accuracy", "passes", "blocks", "share"
+    return [line for line in lines if all(line[key] == getattr(args, key) for key in task)]
 
 
 def _is(line: Mapping[str, Any], setting: tuple[str, ...]) -> bool:

@@ -127,7 +127,8 @@ def test_a_command_does_what_it_says_from_any_folder(
     (run_dir,) = tmp_path.glob("outputs/*/*_lenet5_digits")
     told = dict.fromkeys(line.split()[0] for line in said.stdout.splitlines())
     stages = ["recipe", "data", "build", "lower", "compile"]
-    assert list(told) == [*stages, "epoch:", "epoch", "eval", "time", "done"]
+    classes = ["class", *map(str, range(10))]
+    assert list(told) == [*stages, "epoch:", "epoch", "eval", *classes, "time", "done"]
     assert sorted(path.name for path in run_dir.iterdir()) == [
         ".lock",
         "checkpoints",

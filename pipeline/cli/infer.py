@@ -28,7 +28,7 @@ from pipeline.weights.image_inputs import files_in, read_images
 from pipeline.weights.mask_files import mask_path, require_new_names, write_mask
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.prediction_rows import prediction_row
-from pipeline.weights.trained_run import Samples, read_trained_run
+from pipeline.weights.trained_run import Samples, read_trained_run, spare_gpus
 
 USAGE = (
     "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json, --top=N, "
@@ -166,6 +166,7 @@ def _network(source: Path) -> tuple[Logits, Samples]:
         weights = jax.device_put(exported.arrays)
         call = jax.jit(exported.program.call)
         return lambda images: np.asarray(call(weights, images)), exported.samples
+    spare_gpus(source)
     run = read_trained_run(source)
     weights = jax.device_put(dict(run.arrays))
     predict = jax.jit(make_predict(run))

@@ -47,9 +47,9 @@ class AdapterWords(Spec):
     @model_validator(mode="after")
     def _translate(self) -> Self:
         changed: dict[str, Any] = {}
-        for word, key, value, harmless in _meanings(self):
+        for word, key, value, default in _meanings(self):
             there = changed.get(key, getattr(self, key))
-            if there not in (value, harmless):
+            if there != value and (key in changed or there != default):
                 raise ValueError(
                     f"{word} = {getattr(self, word)} conflicts with {key} = {there}; they are two "
                     "words for one thing: give one of them"

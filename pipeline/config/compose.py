@@ -47,7 +47,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     return compose_and_check([f"+recipe={name}", *overrides])
 
 
-def check(config: DictConfig, overrides: Iterable[str]) -> Recipe:
+def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool = False) -> Recipe:
     """Turn a composed config into a Recipe. Raises RecipeError with every problem found."""
     try:
         require_bounded(cast(dict[str, Any], OmegaConf.to_container(config)))
@@ -60,7 +60,7 @@ def check(config: DictConfig, overrides: Iterable[str]) -> Recipe:
     keys = {key_of(override) for override in overrides}
     given = keys & set(LENGTHS)
     checked = _with_length(plain, given) if given else plain
-    return check_tree(checked, length_replaced=bool(given), typed=keys)
+    return check_tree(checked, length_replaced=length_replaced or bool(given), typed=keys)
 
 
 def check_tree(
@@ -106,10 +106,11 @@ def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]
     return {**tree, "train": {**tree["train"], **dropped}}
 
 
-def compose_and_check(overrides: Sequence[str]) -> Recipe:
+def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False) -> Recipe:
     """Compose and check a recipe, continuing after each problem to report all at once.
 
-    Raises RecipeError with every problem found.
+    `length_replaced` for a run that exists, which the command line may have shortened. Raises
+    RecipeError with every problem found.
     """
     problems: list[str] = []
     remaining = resolve_recipe(overrides)
@@ -117,7 +118,7 @@ def compose_and_check(overrides: Sequence[str]) -> Recipe:
     while True:
         tried.append(remaining)
         try:
-            recipe = check(_compose(remaining), remaining)
+            recipe = check(_compose(remaining), remaining, length_replaced=length_replaced)
         except RecipeError as error:
             raise RecipeError([*problems, *error.problems]) from error
         except UNCOMPOSABLE as error:

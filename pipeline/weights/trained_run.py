@@ -54,7 +54,20 @@ class TrainedRun:
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run, with overrides. Raises RecipeError where it is no longer valid."""
-    return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides])
+    return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides], length_replaced=True)
+
+
+def spare_gpus(folder: Path) -> None:
+    """Keep JAX from GPUs where the run of a folder was not on one, in the whole process.
+
+    Else JAX would take most of a GPU's memory, beside a run that is on it.
+    """
+    run_dir = run_of(folder)
+    if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.name == "gpu":
+        return
+    from pipeline.parallel.devices import leave_gpus_alone
+
+    leave_gpus_alone()
 
 
 def read_trained_run(folder: Path) -> TrainedRun:
@@ -67,11 +80,6 @@ def read_trained_run(folder: Path) -> TrainedRun:
     if run_dir is None:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)
-    if recipe.device.name != "gpu" and plugin() is not None:
-        # Else JAX would take most of a GPU's memory, beside a run that is on it.
-        from pipeline.parallel.devices import leave_gpus_alone
-
-        leave_gpus_alone()
     saved = read_saved(folder)
     if changes := saved.changes(recipe.model_dump(mode="json")):
         raise DataError(

@@ -201,6 +201,14 @@ CASES = {
         ["model=flax", "model.import=nets:Net"],
         "which runs only where the command line names it: add --plugin nets.py",
     ),
+    "a loop that does not divide the run": (
+        ["train.iterations_per_loop=7"],
+        "train.iterations_per_loop = 7: must divide the 1760 steps of training",
+    ),
+    "nothing is computed again in eager mode": (
+        ["train.remat=blocks", "train.mode=eager"],
+        "train.remat = blocks: must be none with train.mode = eager",
+    ),
     "unreadable interpolation": (["seed=${nowhere}"], "seed: Interpolation key 'nowhere'"),
 }
 
@@ -234,7 +242,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) - len(device_checks.RULES) == 23
+    assert len(CHECKS) - len(device_checks.RULES) == 25
 
 
 def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:

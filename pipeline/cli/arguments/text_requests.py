@@ -25,7 +25,7 @@ from pipeline.weights.text_generation import (
     exported_decoder,
     whole_decoder,
 )
-from pipeline.weights.trained_run import Samples, read_trained_run
+from pipeline.weights.trained_run import Samples, read_trained_run, spare_gpus
 
 PROMPT, TEXT = "--prompt", "--text"
 TOKENS, TEMPERATURE, TOP_K, SEED = "--tokens", "--temperature", "--top-k", "--seed"
@@ -144,6 +144,7 @@ def _harmless(text: str) -> str:
 def _decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
     """The decoder of a run or an export, its weights, and the format of its texts."""
     if not is_export(source):
+        spare_gpus(source)
         run = read_trained_run(source)
         text = _continued(run.samples, source)
         return decoder_of(run), run.arrays, text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Literal, Protocol
 
-from pipeline.data.columns import Split
+from pipeline.data.columns import LazyColumn, Split
 from pipeline.data.feed.feed_stats import FeedReport, FeedStats, Notify, PrepareTime, WindowHandoff
 from pipeline.data.feed.resident import ResidentWindows
 from pipeline.data.feed.stream import StreamedWindows
@@ -116,7 +116,7 @@ def make_feed(
     No step from boundary `stop` on is prepared ahead; `notify` is called when training has to wait.
     `short_first` begins with short windows, each of which costs the transfer of a full one.
     """
-    fits = split_bytes(split) <= resident_limit_bytes(placement)
+    fits = split_bytes(split) <= resident_limit_bytes(split, placement)
     if kind == "resident" or (kind == "auto" and fits):
         return Feed(ResidentWindows(split, order, placement, WINDOW_STEPS, stop), notify, clock)
     batch_bytes = max(1, split.sample_bytes * order.batch_size)
@@ -125,10 +125,14 @@ def make_feed(
     return Feed(windows, notify, clock)
 
 
-def resident_limit_bytes(placement: DevicePlacement) -> float:
-    """The size of the largest split that is kept on the devices: a share of what a GPU has free."""
+def resident_limit_bytes(split: Split, placement: DevicePlacement) -> float:
+    """The size of the largest split that is kept on the devices: a share of what a GPU has free.
+
+    Samples still to be decoded would all be so before the first step, in the host's memory.
+    """
     free = placement.free_bytes
-    return RESIDENT_LIMIT_BYTES if free is None else RESIDENT_SHARE * free
+    decoded = not any(isinstance(column, LazyColumn) for column in split.columns.values())
+    return RESIDENT_SHARE * free if free is not None and decoded else RESIDENT_LIMIT_BYTES
 
 
 def split_bytes(split: Split) -> int:

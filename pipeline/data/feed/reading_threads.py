@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SHORTEST_TRIAL_S = 0.1
-"""Seconds of reading after which a number of threads has been tried."""
+"""Seconds of reading after which a number of threads has been tried, if each has read once."""
 
 AGAIN_AFTER = 50
 """Trials' lengths for which the best number stays before all are tried again."""
@@ -29,8 +29,14 @@ class ReadingThreads:
         while self._numbers[-1] > 1:
             self._numbers.append(self._numbers[-1] // 2)
         self._rates: dict[int, float] = {}
-        self._active = self._since = self._samples = 0
-        self._busy_s = self._changed_at = 0.0
+        self._trial = self._active = self._since = 0
+        self._changed_at = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what has been counted so far."""
+        self._reads = self._samples = 0
+        self._read_s = self._busy_s = self._thread_s = 0.0
 
     @contextmanager
     def reading(self, samples: int) -> Iterator[None]:
@@ -38,13 +44,18 @@ class ReadingThreads:
         with self._free:
             self._free.wait_for(lambda: self._active < self.limit)
             self._count(1)
+            trial, started_at = self._trial, self._changed_at
         try:
             yield
         finally:
             with self._free:
                 self._count(-1)
-                self._samples += samples
-                self._conclude()
+                # Most of an earlier trial's read was done by another number of threads.
+                if trial == self._trial:
+                    self._reads += 1
+                    self._samples += samples
+                    self._read_s += self._changed_at - started_at
+                    self._conclude()
                 self._free.notify_all()
 
     def _count(self, change: int) -> None:
@@ -52,20 +63,28 @@ class ReadingThreads:
         now = self._clock()
         if self._active:
             self._busy_s += now - self._changed_at
+            self._thread_s += self._active * (now - self._changed_at)
         self._active, self._changed_at = self._active + change, now
 
     def _conclude(self) -> None:
         """Choose the next number of threads, where this one has been tried for long enough."""
-        if len(self._numbers) == 1 or self._busy_s < SHORTEST_TRIAL_S:
+        if len(self._numbers) == 1 or self._reads < self.limit or self._busy_s < SHORTEST_TRIAL_S:
             return
-        self._rates[self.limit] = self._samples / self._busy_s
-        self._samples, self._busy_s = 0, 0.0
+        # A thread's own rate, times how many read on average: reads need not end together.
+        threads = self._thread_s / self._busy_s
+        self._rates[self.limit] = threads * self._samples / max(self._read_s, 1e-9)
+        before, self.limit = self.limit, self._next()
+        self._trial += self.limit != before
+        self._begin()
+
+    def _next(self) -> int:
+        """The number to read with now: one that is untried, or else the fastest."""
         untried = [number for number in self._numbers if number not in self._rates]
         if untried:
-            self.limit = untried[0]
-            return
-        self.limit = max(self._rates, key=lambda number: self._rates[number])
+            return untried[0]
+        best = max(self._rates, key=lambda number: self._rates[number])
         self._since += 1
         if self._since == AGAIN_AFTER:
             self._since = 0
             self._rates.clear()
+        return best

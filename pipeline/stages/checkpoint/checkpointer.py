@@ -54,6 +54,10 @@ class Copies(Protocol):
     def remove(self, step: int) -> None:
         """Remove that of a step, where there is any. Raises OSError."""
 
+    def agree(self, checkpoints: Mapping[int, Path]) -> None:
+        """Write those that are missing, and remove those of no checkpoint. Raises OSError,
+        DataError."""
+
 
 class Checkpoints:
     """The checkpoints of one run: the newest `keep`, and the best by the recipe's metric.
@@ -82,6 +86,9 @@ class Checkpoints:
         with self._writing("make it"):
             self._root.mkdir(parents=True, exist_ok=True)
             remove_drafts(self._root)
+            if copies is not None:
+                # A kill may have come between a checkpoint and its copy.
+                copies.agree({step: self._root / str(step) for step in saved_steps(self._root)})
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def save(
@@ -144,9 +151,9 @@ class Checkpoints:
     def _remove_old(self) -> None:
         for step in self._retention.removable(self._root, saved_steps(self._root)):
             with self._writing(f"remove step {step}"):
-                remove_checkpoint(self._root / str(step))
                 if self._copies is not None:
                     self._copies.remove(step)
+                remove_checkpoint(self._root / str(step))
 
     def finish(self) -> None:
         """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""

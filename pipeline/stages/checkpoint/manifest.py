@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +39,8 @@ UNLISTED = frozenset({MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"})
 HASHING_THREADS = 2
 """Files that are read and hashed at once; hashing takes 0.6 s a GB and is done beside training."""
 MOST_JSON_BYTES = 64 << 20
+SAVED_AT = "saved_at"
+"""Key of a manifest: seconds since 1970, which a copy of the folder keeps."""
 
 
 class DamagedError(DataError):
@@ -49,7 +52,7 @@ def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
     listed = _files(folder)
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         files = dict(zip(listed, threads.map(_entry, listed.values()), strict=True))
-    manifest = {"recipe": recipe_digest(recipe), "files": files}
+    manifest = {"recipe": recipe_digest(recipe), "files": files, SAVED_AT: time.time()}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 

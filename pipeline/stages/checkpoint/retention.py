@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.sink.schedule import is_due
 from pipeline.stages.checkpoint.checkpoint_folder import DRAFT, MANIFEST, METRICS
-from pipeline.stages.checkpoint.manifest import DamagedError, read_json
+from pipeline.stages.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.training.part_specs import metric_directions
 
 
@@ -56,17 +56,27 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
     """Yield the first step, and each that was saved `seconds` or more after the last one yielded.
 
-    A checkpoint was saved when its manifest was written.
+    One whose time of saving is not known is passed over, and so removed like any other.
     """
     last: float | None = None
     for step in steps:
-        try:
-            saved_at = (root / str(step) / MANIFEST).stat().st_mtime
-        except OSError:
+        saved_at = _saved_at(root / str(step) / MANIFEST)
+        if saved_at is None:
             continue
         if last is None or saved_at - last >= seconds:
             last = saved_at
             yield step
+
+
+def _saved_at(manifest: Path) -> float | None:
+    """Return when a checkpoint was saved, in seconds since 1970: earlier versions' manifests don't
+    say, but by the time of their file."""
+    try:
+        kept = read_json(manifest)
+        said = kept.get(SAVED_AT) if isinstance(kept, dict) else None
+        return said if isinstance(said, float) else manifest.stat().st_mtime
+    except (OSError, DamagedError):
+        return None
 
 
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:

@@ -172,7 +172,8 @@ def test_several_threads_read_a_stream(sharded: Path, monkeypatch: pytest.Monkey
         window = feed.window(step)
         batch = batch_at(window.inputs, step - window.start)
         assert np.array_equal(batch.columns["image"], images[order.batches(step, 1).indices[0]])
-    assert feed.report().slowest_sample is not None
+    # Records are read many at a time.
+    assert feed.report().slowest_sample is None
 
 
 def damage(folder: Path, name: str, change: Callable[[bytes], bytes]) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import json
+import shutil
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.stages.checkpoint.checkpoint_folder import MANIFEST
+from pipeline.stages.checkpoint.manifest import SAVED_AT
 from pipeline.stages.checkpoint.retention import Retention
 
 
@@ -19,14 +21,19 @@ def saved_at(root: Path, minutes: list[float]) -> list[int]:
     for step, minute in enumerate(minutes, start=1):
         manifest = root / str(step) / MANIFEST
         manifest.parent.mkdir(parents=True, exist_ok=True)
-        manifest.touch()
-        os.utime(manifest, (60 * minute, 60 * minute))
+        manifest.write_text(json.dumps({SAVED_AT: 60.0 * minute}))
     return list(range(1, len(minutes) + 1))
 
 
 def test_one_of_every_so_many_minutes_is_kept_besides_the_newest(tmp_path: Path) -> None:
     steps = saved_at(tmp_path, [100, 103, 109, 110, 112, 121, 122, 123])
     assert Retention(2, minutes=10).removable(tmp_path, steps) == [2, 3, 5]
+
+
+def test_a_copy_of_the_folder_keeps_the_ages(tmp_path: Path) -> None:
+    steps = saved_at(tmp_path / "run", [0, 10, 20, 21])
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
+    assert Retention(1, minutes=10).removable(tmp_path / "copy", steps) == []
 
 
 def test_one_whose_age_nobody_knows_is_no_older_one(tmp_path: Path) -> None:
