@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from pipeline.backends.programs_in_process import compiled_once
 from pipeline.errors import RunError
 from pipeline.files.compile_cache import no_compile_cache
 from pipeline.lowerings.formulas.onednn import CALLS
+
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ def compile_program(
     A program that XLA's cache can't keep is compiled once in a process for the same `devices`.
     """
     started_at = time.perf_counter()
-    with watch(spec.name), cache_events() as events, xla_errors(spec.name):
+    # Runs of a sweep may compile in threads, and JAX's cache is switched for all of them.
+    with _LOCK, watch(spec.name), cache_events() as events, xla_errors(spec.name):
         lowered = _lowered(spec)
         # XLA does not look into the calls of another library, and can't keep them.
         foreign, options = CALLS in lowered.as_text(), spec.compiler_options

@@ -25,7 +25,7 @@ _NAMES = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 """Paths of layers and operations in a program's text; names of Python's functions have no slash."""
 
 _LOCK = threading.Lock()
-_PROGRAMS: OrderedDict[str, Any] = OrderedDict()
+_PROGRAMS: OrderedDict[tuple[str, tuple[jax.Device, ...]], Any] = OrderedDict()
 
 
 def compiled_once(
@@ -37,9 +37,9 @@ def compiled_once(
     """Return the compiled program of a lowered one, and whether it was compiled before.
 
     The same are programs with the same text, names of layers included, with the same options, for
-    the same devices.
+    the same devices: those of a client that JAX has given up are others.
     """
-    key = _digest(lowered, options, devices)
+    key = _digest(lowered, options), tuple(devices)
     with _LOCK:
         if key in _PROGRAMS:
             _PROGRAMS.move_to_end(key)
@@ -52,10 +52,10 @@ def compiled_once(
     return program, False
 
 
-def _digest(lowered: Any, options: Mapping[str, Any] | None, devices: Sequence[jax.Device]) -> str:
+def _digest(lowered: Any, options: Mapping[str, Any] | None) -> str:
     # Without lines of source, which differ with the place that a run is started from.
     names = sorted(set(_NAMES.findall(lowered.as_text(debug_info=True))))
-    about = sorted((options or {}).items()), [(one.platform, one.id) for one in devices]
+    about = sorted((options or {}).items())
     structure = str(lowered.in_tree), str(lowered.out_tree)
     described = [lowered.as_text(), *names, repr(about), *structure]
     return hashlib.sha256("\0".join(described).encode()).hexdigest()

@@ -202,6 +202,8 @@ def target_is_compiled_alone(recipe: Recipe) -> Iterator[str]:
         yield f"parallel.mode = {recipe.parallel.mode}: must be none with device.target"
     if recipe.train.mode == "eager":
         yield "train.mode = eager: must be graph with device.target, which compiles the step"
+    if recipe.train.remat == "auto" and recipe.train.remat_bytes is None:
+        yield "train.remat_bytes = null: must be given with device.target, which has no memory here"
 
 
 def _is_exact(parallel: ParallelSpec) -> bool:

@@ -104,7 +104,7 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
 def refusals(recipe: Recipe) -> list[str]:
     """Why a run can be no member of a population; empty where it can."""
     must = (
-        ("device", recipe.device.name, ("cpu", "gpu")),
+        ("device", recipe.device.name, ("cpu",)),
         ("parallel.mode", recipe.parallel.mode, ("none",)),
         ("launch", recipe.launch.name, ("none", "auto")),
         ("train.mode", recipe.train.mode, ("graph",)),

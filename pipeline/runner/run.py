@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -71,9 +71,6 @@ from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.rate_table import RateFile
-
-if TYPE_CHECKING:
-    pass
 
 OpenPrograms = Callable[
     [RunContext, Recipe, Dataset, Built, Backend], tuple[Built, Built, Executable]

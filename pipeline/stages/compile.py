@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import jax
+
 from pipeline.backends.base import Backend, CompileInputs, Executable, Program
 from pipeline.cache import program_folder
 from pipeline.config.recipe import Recipe
@@ -56,6 +58,9 @@ def _in_less_memory(
     """Return the programs, or those that compute activations again where these need too much."""
     before, allowed = training_temporaries(executable), recipe.train.remat_bytes
     if allowed is None:
+        if jax.process_count() > 1:
+            problem = "must be given with several processes, which have to decide alike"
+            raise RecipeError([f"train.remat_bytes = null: {problem}"])
         allowed = device_memory(backend.device)
     line = f"temporaries of {before / 1e6:,.1f} MB, {allowed / 1e6:,.1f} MB allowed"
     if before <= allowed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +77,10 @@ def vectorized(
     return Populations(sweeper, task, places, start)
 
 
+MOST_PROGRAMS = 4
+"""Programs that are kept for later trials of a study; each holds memory."""
+
+
 @dataclass(eq=False)
 class Populations:
     """The populations of a sweep, whose programs serve all jobs that they fit."""
@@ -108,22 +112,28 @@ class Populations:
         print(f"\n{_line(groups, self.places)}", flush=True)
         again: list[PlannedJob] = []
         runs = []
+        places = replace(self.places, count=min(self.places.count, len(jobs)))
         for program, names in groups.items():
-            shared = self._shared(program, [numbers_of(recipes[name]) for name in names])
+            shared = self._shared(program, [numbers_of(recipes[name]) for name in names], places)
             runs += [partial(self._run_member, named[name], shared, again) for name in names]
-        stopped = run_in_places(runs, min(self.places.count, len(runs)))
+        stopped = run_in_places(runs, places.count)
         if stopped is not None:
             raise KeyboardInterrupt(stopped)
         refused = (self.programs[program].refused for program in groups)
         self.compiled_in.update(key for error in refused if error is not None for key in error.keys)
+        earlier = [program for program in self.programs if program not in groups]
+        for program in earlier[: max(0, len(self.programs) - MOST_PROGRAMS)]:
+            del self.programs[program]
         return again
 
-    def _shared(self, program: ProgramKey, members: Sequence[Mapping[str, float]]) -> SharedProgram:
+    def _shared(
+        self, program: ProgramKey, members: Sequence[Mapping[str, float]], places: Places
+    ) -> SharedProgram:
         """The program of a group: that of earlier jobs, where it serves these too."""
         known = self.programs.get(program)
         if known is None or known.refused or not all(map(known.serves, members)):
             before = () if known is None else known.members
-            self.programs[program] = SharedProgram((*before, *members), self.places)
+            self.programs[program] = SharedProgram((*before, *members), places)
         return self.programs[program]
 
     def _run_member(
@@ -194,10 +204,11 @@ def _ended(job: PlannedJob) -> str:
     if summary is None:
         return f"job {printable(job.folder.name):<6} {printable(varied)}: {read_status(job.folder)}"
     found = {name: summary.metric(name) for name in SHOWN}
+    why = f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
     metrics = "".join(f", {name} {x:.4g}" for name, x in found.items() if x is not None)
     return (
         f"job {printable(job.folder.name):<6} {printable(varied)}: {summary.status}, "
-        f"{summary.steps or 0:,} steps{metrics}"
+        f"{summary.steps or 0:,} steps{metrics}{why}"
     )
 
 

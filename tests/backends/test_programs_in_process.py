@@ -64,3 +64,16 @@ def test_the_oldest_is_forgotten() -> None:
     assert len(programs_in_process._PROGRAMS) == MOST
     assert compiled_once(lowered(doubled, MOST + 1), None, DEVICES, object)[1]
     assert not compiled_once(lowered(doubled, 1), None, DEVICES, object)[1]
+
+
+def test_devices_that_were_opened_anew_are_others() -> None:
+    """JAX gives up its client where more devices are asked for; its programs can't run any more."""
+
+    class _Device:
+        platform, id = "cpu", 0
+
+    earlier: list[Any] = [_Device()]
+    now: list[Any] = [_Device()]
+    assert not compiled_once(lowered(doubled), None, earlier, object)[1]
+    assert not compiled_once(lowered(doubled), None, now, object)[1]
+    assert compiled_once(lowered(doubled), None, now, object)[1]

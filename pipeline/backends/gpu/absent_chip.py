@@ -65,3 +65,5 @@ def _without_driver() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ[_SKIP_CHECK]
+        else:
+            os.environ[_SKIP_CHECK] = before

@@ -106,7 +106,11 @@ def read_target(named: str) -> ChipTarget:
     if not named.endswith((".yaml", ".yml")):
         shipped = shipped_targets()
         raise ValueError(f"{no_such('target', named, shipped)}; or name a YAML file of that form")
-    return _read(Path(named).expanduser())
+    try:
+        file = Path(named).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{named}: names the folder of a user who is not known") from error
+    return _read(file)
 
 
 def _read(file: Path) -> ChipTarget:
