@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
@@ -56,9 +55,8 @@ def places_asked(sweeper: BasicSweeper) -> Places | None:
         return None
     if not isinstance(asked, int) or asked < 1:
         raise RecipeError([f"{KEY} = {asked}: must be true, false or a whole number above 0"])
-    if not isinstance(sweeper.launcher, BasicLauncher):
-        choices = sweeper.config.hydra.runtime.choices
-        launcher = choices.get("hydra/launcher")
+    launcher = sweeper.config.hydra.runtime.choices.get("hydra/launcher")
+    if launcher != "basic":
         problem = f"must be basic with {KEY}, which trains its jobs in this process"
         raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
     return Places(processors()) if asked is True else Places(asked, is_asked=True)

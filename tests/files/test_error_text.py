@@ -202,8 +202,8 @@ CASES = {
         "which runs only where the command line names it: add --plugin nets.py",
     ),
     "a loop that does not divide the run": (
-        ["train.iterations_per_loop=7"],
-        "train.iterations_per_loop = 7: must divide the 1760 steps of training",
+        ["train.iterations_per_loop=7", "train.sink_size=-1", "train.steps=10"],
+        "train.iterations_per_loop = 7: must divide the 10 steps of training",
     ),
     "nothing is computed again in eager mode": (
         ["train.remat=blocks", "train.mode=eager"],

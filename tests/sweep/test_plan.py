@@ -30,7 +30,9 @@ def planned(
     found: list[list[PlannedJob]] = []
     counts: list[int] = []
 
-    def plan_both(sweeper: Any, arguments: Sequence[str]) -> list[PlannedJob]:
+    def plan_both(
+        sweeper: Any, arguments: Sequence[str], *, with_recipes: bool
+    ) -> list[PlannedJob]:
         before, calls = plan.compose, []
 
         def counted(*given: Any) -> Any:
@@ -39,7 +41,7 @@ def planned(
 
         with monkeypatch.context() as patched:
             patched.setattr(plan, "compose", counted)
-            jobs = grid_plan(sweeper, arguments)
+            jobs = grid_plan(sweeper, arguments, with_recipes=with_recipes)
         counts.append(len(calls))
         swept = list(jobs[0].changed)
         each = [plan_job(sweeper, job.number, job.overrides, swept) for job in jobs]
