@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,15 @@ def test_kernels_elsewhere_have_their_outputs_first() -> None:
     np.testing.assert_allclose(turned @ image.transpose(2, 0, 1).reshape(-1), expected)
 
 
+TASK = {"accuracy": 0.8, "passes": 8, "blocks": 3, "share": 1}
+
+
+def asked(results: Path, **other: float) -> Namespace:
+    return Namespace(results=results, **{**TASK, **other})
+
+
 def done(setting: tuple[str, ...], step: int | None, last: float, seed: int = 1) -> str:
-    line = {"setting": setting, "seed": seed, "reached_step": step, "last": last}
+    line = {"setting": setting, "seed": seed, "reached_step": step, "last": last, **TASK}
     return json.dumps({**line, "steps_per_pass": 100, "processor_s": 7.0})
 
 
@@ -62,19 +70,22 @@ def test_the_best_setting_of_each_optimizer_is_trained_with_the_other_seeds(
         done(setting, None, end) for setting, end in zip(thors, (0.5, 0.7, 0.6), strict=False)
     ]
     results.write_text("\n".join(lines) + "\n")
-    assert next(thor_resnet._open(results, [1, 2])) == (thors[3], 1)
+    assert next(thor_resnet._open(asked(results), [1, 2])) == (thors[3], 1)
     lines.append(done(thors[3], None, float("nan")))
     results.write_text("\n".join(lines) + "\n")
-    assert list(thor_resnet._open(results, [1, 2])) == [(fast, 2), (thors[1], 2)]
+    assert list(thor_resnet._open(asked(results), [1, 2])) == [(fast, 2), (thors[1], 2)]
     results.write_text("\n".join([*lines, done(fast, 250, 0.8, 2), done(thors[1], 90, 0.8, 2)]))
-    assert list(thor_resnet._open(results, [1, 2])) == []
-    rows = list(thor_resnet.table(thor_resnet._lines(results)))
+    assert list(thor_resnet._open(asked(results), [1, 2])) == []
+    rows = list(thor_resnet.table(thor_resnet._lines(asked(results))))
     assert rows[3] == "| momentum, lr=0.1 | 1, 2 | 2.00, 2.50 | 0.8000, 0.8000 | 7 |"
+    # To another accuracy nothing has been trained.
+    assert thor_resnet._lines(asked(results, accuracy=0.6)) == []
 
 
 def test_nothing_is_done_before_anything_is(tmp_path: Path) -> None:
-    assert thor_resnet._lines(tmp_path / "none") == []
-    first = next(thor_resnet._open(tmp_path / "none", [1]))
+    none = asked(tmp_path / "none")
+    assert thor_resnet._lines(none) == []
+    first = next(thor_resnet._open(none, [1]))
     assert first == (thor_resnet.SETTINGS["momentum"][0], 1)
 
 
