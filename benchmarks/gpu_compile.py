@@ -184,7 +184,7 @@ def row_of(name: str, variant: str, compiled: Compiled) -> list[str]:
     """A row of the table."""
     figures, step = compiled.figures, compiled.figures["step"]
     hlo = figures["hlo"]
-    convolutions = [f"{n} {t}" for t, n in hlo["library_calls"].items() if "conv" in t]
+    convolutions = [f"{n} {t}" for t, n in hlo["calls_by_library"].items() if "conv" in t]
     return [
         name,
         variant,

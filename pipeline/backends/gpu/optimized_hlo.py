@@ -63,7 +63,7 @@ class HloFacts:
     state_moves: int
     state_moved_bytes: int
     known_steps: int | None
-    library_calls: Mapping[str, int]
+    calls_by_library: Mapping[str, int]
     triton: Mapping[str, int]
     callbacks: int
 
@@ -90,7 +90,7 @@ def read_hlo(text: str) -> HloFacts:
         state_moves=len(of_state),
         state_moved_bytes=sum(line.nbytes for line in of_state),
         known_steps=int(trips[0]) if trips else None,
-        library_calls=_count(_calls(lines)),
+        calls_by_library=_count(_calls(lines)),
         triton=_count(found[1] for line in lines if (found := _TRITON.search(line.rest))),
         callbacks=sum(_is_callback(line) for line in lines),
     )

@@ -68,7 +68,7 @@ class ProgramFigures:
         per = "a step" if self.loops else "each"
         return (
             f"{name}, {per}: {_launches(self.step)}; {self._loop()}",
-            f"{name}, libraries: {_calls(self.hlo.library_calls)}; "
+            f"{name}, libraries: {_calls(self.hlo.calls_by_library)}; "
             f"Triton: {_calls(self.hlo.triton)}",
             f"{name}, memory: {self.memory_bytes / GB:,.2f} of the chip's "
             f"{self.chip_bytes / GB:,.0f} GB, {self.temporary_bytes / MB:,.1f} MB of it "

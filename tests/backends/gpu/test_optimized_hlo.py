@@ -55,7 +55,7 @@ def test_a_loop_of_known_length_that_moves_nothing() -> None:
     facts = read_hlo(program(PLAIN, trips=trips))
     assert (facts.known_steps, facts.donated, facts.callbacks) == (64, 2, 0)
     assert (facts.body_moves, facts.state_moves) == (0, 0)
-    assert facts.library_calls == {"cudnn$convForward bf16": 1}
+    assert facts.calls_by_library == {"cudnn$convForward bf16": 1}
 
 
 def test_weights_that_are_turned_over_on_the_way_in() -> None:
