@@ -52,6 +52,9 @@ NETWORKS = {
     "regnet_y_400mf": 96,
     "convnext_tiny": 96,
     "swin_t": 96,
+    "mobilenet_v2": 96,
+    "resnext50_32x4d": 96,
+    "googlenet": 96,
 }
 """Height and width of the images, by network."""
 CLASSES, BATCH, BATCHES, STEPS, RATE = 10, 8, 4, 20, 1e-4
@@ -173,7 +176,9 @@ def _export_both(module: nn.Module, example: torch.Tensor) -> None:
 def _module(name: str, side: int) -> nn.Module:
     """Make the network, without anything random in training."""
     torch.manual_seed(0)
-    options = {"image_size": side} if name.startswith("vit") else {}
+    options: dict[str, Any] = {"image_size": side} if name.startswith("vit") else {}
+    if name == "googlenet":
+        options = {"aux_logits": False, "init_weights": False}
     module = getattr(torchvision.models, name)(weights=None, num_classes=CLASSES, **options)
     for each in module.modules():
         if isinstance(each, nn.Dropout) or type(each).__name__ == "StochasticDepth":

@@ -19,7 +19,8 @@ SUMMARY = {
 
 
 def test_the_script_is_valid() -> None:
-    subprocess.run(["bash", "-n", str(ROOT / "benchmarks" / "first_gpu.sh")], check=True)
+    checked = subprocess.run(["bash", "-n", str(ROOT / "benchmarks" / "first_gpu.sh")], check=False)
+    assert checked.returncode == 0
 
 
 def test_runs_end_in_tables(tmp_path: Path) -> None:

@@ -171,13 +171,21 @@ def test_alexnet_is_as_its_trace():
     assert len(list(lines(report))) == 2 + len(classes) + len(phases) + 1
 
 
+SQUEEZENET_IS_TOO_FAST = pytest.mark.xfail(
+    strict=True, reason="modelled 12.15 ms, 8.91 to 16.57: the published 16.7 is 1 % above"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "ms"),
-    [("resnet50", 32, 17.91), ("alexnet", 32, 7.2)],
+    [
+        ("resnet50", 32, 17.91),
+        ("alexnet", 32, 7.2),
+        pytest.param("squeezenet1_0", 32, 16.7, marks=SQUEEZENET_IS_TOO_FAST),
+    ],
 )
 def test_published_steps_lie_in_the_interval(model: str, batch: int, ms: float):
-    """Of 40 such steps 75 % do; SqueezeNet's, 1 % above, is one of those that don't."""
     row: Published = next(r for r in published_steps() if r.model == model and r.devices == 1)
     assert (row.batch, row.ms) == (batch, pytest.approx(ms, abs=0.01))
     traced = image_step(row.model, row.batch, row.pixels, row.classes)
