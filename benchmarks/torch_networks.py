@@ -55,6 +55,9 @@ NETWORKS = {
     "mobilenet_v2": 96,
     "resnext50_32x4d": 96,
     "googlenet": 96,
+    "swin_v2_t": 96,
+    "efficientnet_v2_s": 64,
+    "inception_v3": 96,
 }
 """Height and width of the images, by network."""
 CLASSES, BATCH, BATCHES, STEPS, RATE = 10, 8, 4, 20, 1e-4
@@ -177,7 +180,7 @@ def _module(name: str, side: int) -> nn.Module:
     """Make the network, without anything random in training."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"image_size": side} if name.startswith("vit") else {}
-    if name == "googlenet":
+    if name in ("googlenet", "inception_v3"):
         options = {"aux_logits": False, "init_weights": False}
     module = getattr(torchvision.models, name)(weights=None, num_classes=CLASSES, **options)
     for each in module.modules():

@@ -24,7 +24,9 @@ class Decided:
     shared: Mapping[int, Layout]
 
 
-Keeps = Callable[[OperatorUse, Layout], bool]
+KeepsCut = Callable[[OperatorUse, Layout], bool]
+KeepsLayout = Callable[[int, Layout], bool]
+"""Of the region, or the weight, of a number."""
 
 
 def cuts_samples_alone(use: OperatorUse, cut: Layout) -> bool:
@@ -35,16 +37,29 @@ def cuts_samples_alone(use: OperatorUse, cut: Layout) -> bool:
 class Decisions:
     """Variables of one mesh: regions first, operators next, then weights with several uses."""
 
-    def __init__(self, prices: CutPrices, keeps: Keeps | None = None) -> None:
-        """With `keeps` only cuts of operators that it keeps, at least one of each."""
+    def __init__(
+        self,
+        prices: CutPrices,
+        keeps_cut: KeepsCut = lambda use, cut: True,
+        keeps_region: KeepsLayout = lambda number, layout: True,
+        keeps_weight: KeepsLayout = lambda number, layout: True,
+    ) -> None:
+        """Only what is kept may be decided on; a variable may be left without a state."""
         self.prices, self.blocks = prices, prices.blocks
-        self._keeps = keeps
         self.shared = tuple(i for i, w in enumerate(self.blocks.weights) if w.uses > 1)
-        self.states: list[tuple[Layout, ...]] = [
-            *(prices.layouts(region.sizes, region.samples) for region in self.blocks.regions),
-            *(self._cuts(use) for use in self.blocks.operators),
-            *(self._layouts_of_shared(i) for i in self.shared),
+        of_regions = [
+            tuple(layout for layout in self._layouts_of_region(i) if keeps_region(i, layout))
+            for i in range(len(self.blocks.regions))
         ]
+        of_operators = [
+            tuple(cut for cut in self._cuts(use) if keeps_cut(use, cut))
+            for use in self.blocks.operators
+        ]
+        of_shared = [
+            tuple(layout for layout in self._layouts_of_shared(i) if keeps_weight(i, layout))
+            for i in self.shared
+        ]
+        self.states: list[tuple[Layout, ...]] = [*of_regions, *of_operators, *of_shared]
         self._tables: dict[Any, Table] = {}
 
     @property
@@ -100,13 +115,13 @@ class Decisions:
     def _first_weight(self) -> int:
         return len(self.blocks.regions) + len(self.blocks.operators)
 
+    def _layouts_of_region(self, index: int) -> tuple[Layout, ...]:
+        region = self.blocks.regions[index]
+        return self.prices.layouts(region.sizes, region.samples)
+
     def _cuts(self, use: OperatorUse) -> tuple[Layout, ...]:
         dims = tuple(dim.size for dim in use.operator.dims)
-        cuts = self.prices.layouts(dims, use.operator.samples)
-        keeps = self._keeps
-        if keeps is None:
-            return cuts
-        return tuple(cut for cut in cuts if keeps(use, cut)) or cuts[:1]
+        return self.prices.layouts(dims, use.operator.samples)
 
     def _layouts_of_shared(self, index: int) -> tuple[Layout, ...]:
         return self.prices.layouts(self.blocks.weights[index].shape, None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pipeline.models.layers.path_patterns import covers
 from pipeline.parallel.parallel_spec import AXES
-from pipeline.planner.blocks import StepBlocks
+from pipeline.planner.blocks import Region, StepBlocks
 from pipeline.planner.decisions import Decided
 from pipeline.planner.layouts import Layout, Mesh, seen_by
 
@@ -123,15 +123,24 @@ def _output_cuts(blocks: StepBlocks, decided: Decided) -> Iterator[tuple[str, Ax
 
 def _batch_axes(blocks: StepBlocks, decided: Decided) -> tuple[str, ...]:
     """Axes that cut the samples where most activations are."""
+    number = largest_region(blocks)
+    return axes_of_samples(blocks.regions[number], decided.regions[number])
+
+
+def largest_region(blocks: StepBlocks) -> int:
+    """The number of the region with most activations."""
 
     def saved_bytes(number: int) -> int:
         return sum(extent.nbytes for extent in blocks.regions[number].saved)
 
-    largest = max(range(len(blocks.regions)), key=saved_bytes)
-    samples, layout = blocks.regions[largest].samples, decided.regions[largest]
-    if samples is None:
+    return max(range(len(blocks.regions)), key=saved_bytes)
+
+
+def axes_of_samples(region: Region, layout: Layout) -> tuple[str, ...]:
+    """The axes that cut the samples of a region, from its layout."""
+    if region.samples is None:
         return ()
-    return tuple(AXES[axis] for axis, group in enumerate(layout) if group == samples)
+    return tuple(AXES[axis] for axis, group in enumerate(layout) if group == region.samples)
 
 
 def rules(cuts: Mapping[str, Axes], *, only_cut: bool = False) -> Iterator[CutRule]:

@@ -27,7 +27,7 @@ def _lines(found: SearchedPlans) -> Iterator[str]:
     speed_up = found.one_device.step_ms / best.step_ms
     yield f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device"
     yield f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device"
-    yield f"  collectives {_collectives(best)}"
+    yield f"  collectives {moved_text(best)}"
     yield f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan"
     for plan, mark in _rows(found):
         moved = sum(plan.collective_bytes.values()) / MIB
@@ -54,7 +54,8 @@ def _rows(found: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
         yield found.one_device, ""
 
 
-def _collectives(plan: ParallelPlan) -> str:
+def moved_text(plan: ParallelPlan) -> str:
+    """The bytes of a plan's collectives by kind."""
     listed = [
         f"{kind.replace('_', '-')} {nbytes / MIB:.1f} MiB"
         for kind, nbytes in plan.collective_bytes.items()

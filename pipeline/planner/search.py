@@ -78,11 +78,11 @@ def search_blocks(
             found.append(plan)
         elif not found:
             leanest = min(leanest, _least_memory(decisions))
-    one = _data_parallel(blocks, 1, rates, ratio)
+    one = data_parallel_plan(blocks, 1, rates, ratio)
     assert one is not None
     if not found:
         raise RecipeError([_nothing_fits(blocks, one, devices, ratio, memory_bytes, leanest)])
-    data = _data_parallel(blocks, devices, rates, ratio)
+    data = data_parallel_plan(blocks, devices, rates, ratio)
     fits = data is not None and data.memory_bytes <= memory_bytes
     ranked = _ranked(found, data if fits else None)
     return SearchedPlans(
@@ -111,6 +111,8 @@ def best_plan(
     decisions: Decisions, memory_bytes: float = math.inf, points: int = POINTS
 ) -> ParallelPlan | None:
     """The fastest plan on the mesh of some decisions that fits; None where none does."""
+    if not all(decisions.states):
+        return None
     factors, sizes = decisions.factors(), decisions.sizes
     choice = fastest_within(factors, sizes, memory_bytes, points)
     return None if choice is None else _plan(decisions, choice)
@@ -150,11 +152,13 @@ def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
     )
 
 
-def _data_parallel(
+def data_parallel_plan(
     blocks: StepBlocks, devices: int, rates: Rates, ratio: float
 ) -> ParallelPlan | None:
+    """The best plan that cuts no weight; None where the batch does not divide by the devices."""
     prices = CutPrices(blocks, Mesh(devices, 1), rates, ratio)
-    plan = best_plan(Decisions(prices, cuts_samples_alone))
+    decisions = Decisions(prices) if devices == 1 else Decisions(prices, cuts_samples_alone)
+    plan = best_plan(decisions)
     return plan if plan is not None and (plan.is_data_parallel or devices == 1) else None
 
 

@@ -16,6 +16,7 @@ from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import num_devices
 from pipeline.stages.build import Built
+from pipeline.stages.plan_devices import describe_cuts
 from pipeline.training.step import image_shape, make_update_only_step
 
 
@@ -37,12 +38,18 @@ def estimate_cost(
     if estimate is None:
         return None
     reporter.say(str(estimate))
-    mode = recipe.parallel.mode
-    if mode not in ("none", "data"):
-        reporter.stage("modelled", f"parallel.mode = {mode} as data: every device has all weights")
+    say_cuts(recipe, dataset, built, reporter)
     files = estimate.save(run_dir)
     reporter.stage("modelled", f"{', '.join(files)} in {run_dir}")
     return estimate
+
+
+def say_cuts(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
+    """Say what the recipe's cuts of parameters change in a price, which is of data parallelism."""
+    mode = recipe.parallel.mode
+    if mode not in ("none", "data"):
+        reporter.stage("modelled", f"parallel.mode = {mode}: the estimate is that of mode data")
+        reporter.stage("modelled", describe_cuts(recipe, dataset, built))
 
 
 def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:

@@ -17,9 +17,11 @@ from pipeline.files.safe_yaml import read_yaml
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import num_devices, num_processes
 from pipeline.parallel.parallel_spec import MeshSpec, ShardRule
+from pipeline.planner.given_cuts import price_cuts
+from pipeline.planner.layouts import Mesh
 from pipeline.planner.parallel_plan import CutRule, ParallelPlan
 from pipeline.planner.plan_file import load_plan, save_plan
-from pipeline.planner.plan_table import plan_table
+from pipeline.planner.plan_table import moved_text, plan_table
 from pipeline.planner.rates import AscendRates, Rates, host_rates
 from pipeline.planner.search import GIB, SearchedPlans, search
 from pipeline.planner.step_loss import loss_of_step
@@ -94,6 +96,30 @@ def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
         jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
     )
     return loss_of_step(recipe.name, built.parts, built.state, batch, sync_batch_norm=True)
+
+
+def describe_cuts(recipe: Recipe, dataset: Dataset, built: Built) -> str:
+    """Say what a step with the recipe's cuts takes beside one that is data parallel.
+
+    Both are priced by the planner's rates of the recipe's devices.
+    """
+    parallel = recipe.parallel
+    devices = num_devices(parallel, num_processes())
+    sizes = MeshSpec(data=devices) if parallel.mesh is None else parallel.mesh
+    mesh, rates = Mesh(sizes.data, sizes.model), _rates_of(recipe)[0]
+    specs, constraints = (
+        tuple(CutRule(rule.pattern, tuple(map(tuple, rule.entries))) for rule in rules)
+        for rules in (parallel.specs, parallel.constraints)
+    )
+    step, batch = step_to_plan(recipe, dataset, built), parallel.batch_axes
+    priced = price_cuts(step, mesh, batch, specs, constraints, rates)
+    if priced is None:
+        return f"a step cut so on {mesh} devices is not priced: the planner knows no such cuts"
+    plan, beside = priced.plan, priced.data_parallel
+    said = f"cut so on {mesh} devices a step takes {plan.step_ms:.3g} ms by the planner's rates"
+    if beside is not None:
+        said += f", {plan.step_ms / beside.step_ms:.2f}x that of data parallelism"
+    return f"{said}; {plan.memory_bytes / GIB:.2f} GiB a device, {moved_text(plan)} moved"
 
 
 def _rates_of(recipe: Recipe) -> tuple[Rates, float]:
