@@ -30,7 +30,6 @@ settings.load_profile("shared")
 
 # As many devices as runs on several ask for: their number can't change once one is open.
 jax.config.update("jax_num_cpu_devices", 8)
-compile_quickly(True)
 
 ROOT = Path(__file__).parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -149,6 +148,11 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("real MNIST and CIFAR-10 are not at ../shared/data")
     return SHARED_DATA
+
+
+def pytest_configure() -> None:
+    """Compile quickly where pytest runs; scripts that import from here compile as a user does."""
+    compile_quickly(True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
