@@ -14,9 +14,7 @@ from pipeline.errors import RecipeError
 from pipeline.files.ownership import find_foreign_owner, find_writers
 
 PROGRAMS = "xla-2"
-"""Folder of compiled programs. Its number changes with the named scopes of a step: JAX's key of a
-program leaves them out, so an older one would be found, with the names that it was compiled with.
-"""
+"""Folder of compiled programs."""
 
 
 def cache_root(cache: CacheSpec) -> Path:

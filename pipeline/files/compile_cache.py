@@ -24,6 +24,7 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.files.ownership import find_foreign_owner, find_writers, make_private
 
 _SHORTEST_S = "jax_persistent_cache_min_compile_time_secs"
+_NAMES = "jax_compilation_cache_include_metadata_in_key"
 _SUFFIX = ".program"
 OWN = stat.S_IRUSR | stat.S_IWUSR
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -44,6 +45,21 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
     compilation_cache.get_file_cache = partial(_open, report)  # type: ignore[assignment]
     # JAX opens its cache only once, and may have compiled something before.
     compilation_cache.reset_cache()
+
+
+@contextmanager
+def programs_by_names() -> Iterator[None]:
+    """Inside, a compiled program is found only with the names and lines it is compiled with now.
+
+    JAX leaves them out of its key else, so that a program of other layers that compute the same
+    would be found, with their names.
+    """
+    before = jax.config.values[_NAMES]
+    jax.config.update(_NAMES, True)
+    try:
+        yield
+    finally:
+        jax.config.update(_NAMES, before)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from pipeline.profiler.peaks import peaks_of
 from pipeline.profiler.profile_files import ProfileReport, write_profile
 from pipeline.profiler.profiled_executable import ProfiledExecutable
 from pipeline.profiler.trial import try_change
-from pipeline.profiler.verdict import EventCost, Evidence, SinkGain, decide
+from pipeline.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
 from pipeline.sink.choice import choose, predict
 from pipeline.sink.schedule import Event
 from pipeline.stages.build import Built
@@ -317,4 +317,4 @@ def choose_window(
 def _resident(recipe: Recipe, dataset: Dataset) -> str | None:
     """Return the change that puts a streamed split on the device; None where it doesn't fit."""
     fits = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
-    return "train.feed=resident" if fits and recipe.train.feed == "stream" else None
+    return RESIDENT if fits and recipe.train.feed == "stream" else None

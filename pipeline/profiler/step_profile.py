@@ -117,6 +117,8 @@ class StepVerdict:
     change: PredictedChange | None = None
     tried: tuple[PredictedChange, ...] = ()
     """Changes that were tried and don't help."""
+    layer: str | None = None
+    """Path of the layer that the change is about."""
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.why}"

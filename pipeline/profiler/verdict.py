@@ -44,6 +44,7 @@ ELEMENTWISE = 0.6
 """Share of the operators' time in layers without products from which these limit a step."""
 SHOWN = 2
 COUNTED = "counted from the trace"
+RESIDENT = "train.feed=resident"
 PRODUCTS = ("matrix products", "convolutions")
 
 
@@ -168,7 +169,8 @@ def _callback_bound(evidence: Evidence) -> StepVerdict | None:
     count = sum(one.calls for one in calls)
     why = f"{share:.0%} of a step is {count:g} calls of Python from the program, in {where}"
     what = f"compute {where} in JAX instead of the callback"
-    return StepVerdict("callback-bound", share, why, _without(evidence, ms, what))
+    change = _without(evidence, ms, what)
+    return StepVerdict("callback-bound", share, why, change, layer=slowest.layer or None)
 
 
 def _dispatch_bound(evidence: Evidence) -> StepVerdict | None:
@@ -273,7 +275,8 @@ def _elementwise(evidence: Evidence) -> StepVerdict | None:
         f"{_places(found)}"
     )
     change = _without(evidence, ms, f"leave out or replace layer {layer}")
-    return StepVerdict("elementwise-bound", share, why, change)
+    named = None if layer.startswith("(") else layer
+    return StepVerdict("elementwise-bound", share, why, change, layer=named)
 
 
 def _compute_bound(evidence: Evidence) -> StepVerdict | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import jax
@@ -14,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import Feed, make_feed
 from pipeline.errors import RecipeError
-from pipeline.files.compile_cache import enable_compile_cache
+from pipeline.files.compile_cache import enable_compile_cache, programs_by_names
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.shards import shards_of
@@ -119,7 +119,9 @@ def compile_given(
         with reporter.clock(f"compiling {name} of {recipe.model.name}"):
             yield
 
-    executable = backend.compile(inputs, watch)
+    # A profile tells operators by the names of their layers.
+    with nullcontext() if recipe.profile.mode == "off" else programs_by_names():
+        executable = backend.compile(inputs, watch)
     if inputs.eager:
         compiled = ", ".join(inputs.jit_layers)
         but = f" but for those in {compiled}, compiled when they first run" if compiled else ""

@@ -144,3 +144,8 @@ class _Shapes(Callback):
 
 
 _KEPT: dict[str, Any] = {}
+
+
+def forget_programs() -> None:
+    """Let the next run compile each shape anew, as a process of its own does."""
+    _KEPT.clear()

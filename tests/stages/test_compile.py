@@ -77,3 +77,22 @@ def test_programs_and_data_are_reported(
         assert line.startswith(f"compile    {name}: ")
         assert "MB of temporaries" in line
     assert lines[4].endswith(ending)
+
+
+@pytest.mark.slow
+def test_a_profile_has_the_names_of_its_own_layers(tiny: Compose, tmp_path: Path) -> None:
+    """Other layers that compute the same are the same program, but for a profile."""
+
+    def scopes(layer: str) -> str:
+        layers = f"[{layer},flatten,{{name: dense, features: $classes}}]"
+        asked = ["profile.mode=only", f"cache.root={tmp_path}", f"model.layers={layers}"]
+        recipe = tiny("model=layers", "dataset.train.ops=[]", "dataset.eval.ops=[]", *asked)
+        reporter = Reporter()
+        dataset = load_data(recipe, reporter)
+        made = build(recipe, dataset, reporter)
+        backend = recipe.device.open(recipe.parallel)
+        executable = compile_programs(recipe, dataset, made, backend, reporter)
+        return str(executable.programs.train.as_text())  # type: ignore[attr-defined]
+
+    assert "sequence_0/relu_0" not in scopes("relu")
+    assert "sequence_0/relu_0" in scopes("{name: sequence, body: [relu]}")
