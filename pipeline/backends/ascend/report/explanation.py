@@ -71,7 +71,7 @@ FORMULAS: Mapping[CostClass, KernelFormula] = {
         (*_OVERLAP, "minor_row_cycles", "vector_rate", "heavy_operations"),
     ),
     "copy": KernelFormula(
-        "floor + the p-norm of lanes and traffic; of rows and traffic where columns are sliced, / rate",
+        "floor + the p-norm of lanes, or rows whose columns are sliced, and traffic, / rate",
         _STREAM,
         (*_OVERLAP, "vector_rate", "slice_row_cycles"),
     ),
