@@ -96,13 +96,15 @@ class VectorWork:
     """Element-wise work: operations of the vector unit for each of `elements`.
 
     `simple` are adds, products, comparisons, selections, conversions; `heavy` are divisions,
-    exponentials, logarithms, roots and the like.
+    exponentials, logarithms, roots and the like. `along_rows` are the operations of which every row
+    of the minor axis needs its own: reductions of it, and values of a row that are spread over it.
     """
 
     elements: int
     dtype: str
     simple: float = 1.0
     heavy: float = 0.0
+    along_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)

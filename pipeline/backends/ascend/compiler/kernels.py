@@ -10,6 +10,7 @@ and layer norm, softmax, GELU and an optimizer one each, however they were writt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
 from pipeline.backends.ascend.compiler.dataflow import find_dataflow, find_random_values
 from pipeline.backends.ascend.compiler.horizontal_fusion import (
@@ -22,6 +23,7 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import (
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import VIRTUAL
 from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.models.modules.name_stack import layer_of
 
 RECOMPUTE_RATIO = 1.3
 """A value used by several kernels is kept in memory where computing it again would read more than
@@ -139,7 +141,8 @@ class Kernels:
                     self.kept.add(out)
 
     def _keep_expensive_values(self) -> None:
-        """Keep large values of several kernels where reading them is cheaper than their sources.
+        """Keep large values of several kernels that end an op of the framework, and others where
+        reading them is cheaper than their sources.
 
         Sources that the kernels read anyhow count nothing.
         """
@@ -157,8 +160,24 @@ class Kernels:
             for out in node.outputs:
                 sources[out] = frozenset(sources_of)
                 shared = self._is_large(out) and len(users.get(out, ())) > 1
-                if shared and out not in self.kept and self._is_expensive(out, sources_of):
+                if not shared or out in self.kept:
+                    continue
+                if self._ends_an_op(position) or self._is_expensive(out, sources_of):
                     self.kept.add(out)
+
+    def _ends_an_op(self, position: int) -> bool:
+        """Return whether another layer or function reads what a node gives.
+
+        The vendor's fusion passes join ops whose result has one reader (eltwise_fusion_pass), so
+        that no kernel computes again what another op gave: batch normalisation's result before a
+        squeeze-and-excitation is written once, and read by the mean and by the product. Within an
+        op, which JAX takes to pieces, kernels are the vendor's own and compute what they need.
+        """
+        node = self.graph.nodes[position]
+        if self.phases.of_node[position] == "optimizer":
+            return False
+        users = self.dataflow.consumers.get(node.outputs[0], ())
+        return any(_op_of(self.graph.nodes[user]) != _op_of(node) for user in users)
 
     def _is_expensive(self, out: int, sources: set[int]) -> bool:
         """Return whether a kernel reads much more to compute a value than to read it."""
@@ -303,6 +322,14 @@ class Kernels:
             and 2 * self.graph.values[self.graph.nodes[position].inputs[0]].size >= elements
             for position in nodes
         )
+
+
+def _op_of(node: Node) -> tuple[str, tuple[str, ...]]:
+    """Return the layer and the functions of a node, the same in the forward and backward pass."""
+    return _layer_of(node.scope), node.calls
+
+
+_layer_of = lru_cache(maxsize=4096)(layer_of)
 
 
 def _another_op(source: Node, used: Node) -> bool:

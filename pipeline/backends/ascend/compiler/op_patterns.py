@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from omegaconf import OmegaConf
 from pydantic import Field
 
 from pipeline.backends.ascend.chip.tasks import CostClass, Phase
 from pipeline.backends.ascend.compiler.primitives import OPS
+from pipeline.files.safe_yaml import parse_written_yaml
 from pipeline.registry import Seq, Spec
 
 PATTERNS = Path(__file__).with_name("patterns.yaml")
@@ -65,8 +65,7 @@ class Patterns(Spec):
 @cache
 def vendor_patterns() -> Patterns:
     """Return the patterns that come with the package."""
-    loaded: Any = OmegaConf.to_container(OmegaConf.load(PATTERNS))
-    return Patterns.model_validate(loaded)
+    return Patterns.model_validate(parse_written_yaml(PATTERNS.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True)

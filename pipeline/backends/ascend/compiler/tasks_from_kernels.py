@@ -315,7 +315,22 @@ class _Lowering:
             self.dtypes[index] == "float32" and self.graph.values[index].size * 2 > kernel.elements
             for index in (*kernel.sources, *kernel.roots)
         )
-        return VectorWork(kernel.elements, "float32" if widest else "float16", simple, heavy)
+        dtype = "float32" if widest else "float16"
+        return VectorWork(kernel.elements, dtype, simple, heavy, self._along_rows(kernel))
+
+    def _along_rows(self, kernel: Kernel) -> int:
+        """Return the operations of a kernel that every row needs its own of: its reductions, and
+        their results that are spread over the row again.
+        """
+        if kernel.form != "rows":
+            return 1
+        reductions = sum(
+            self.dataflow.kinds[position] == "rows"
+            and 2 * self.graph.values[self.graph.nodes[position].inputs[0]].size >= kernel.elements
+            for position in kernel.nodes
+        )
+        spread = any(2 * self.graph.values[root].size >= kernel.elements for root in kernel.roots)
+        return max(2 * reductions - (not spread), 1)
 
     def _passes(self, node: Node) -> tuple[float, float]:
         """Return operations per element: a division by a known number is a product with another."""

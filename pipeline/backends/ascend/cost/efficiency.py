@@ -59,6 +59,8 @@ class Constants:
     minor_row_cycles: float
     pad_row_cycles: float
     """One row that is no whole block, padded on its way to FRACTAL_NZ."""
+    slice_row_cycles: float
+    """One row of a matrix whose columns are sliced."""
     transpose_element_cycles: float
     transpose_square_cycles: float
     """One square of 16 x 16 numbers of 16 bits, turned."""

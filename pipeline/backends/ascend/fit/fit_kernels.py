@@ -46,6 +46,7 @@ PRIORS = Constants(
     scatter_row_cycles=240.0,
     minor_row_cycles=22.0,
     pad_row_cycles=125.0,
+    slice_row_cycles=170.0,
     transpose_element_cycles=1.4,
     transpose_square_cycles=66.0,
     bias_segment_cycles=190.0,

@@ -106,6 +106,6 @@ def _cube(text: str) -> CubeWork:
 
 
 def _vector(text: str) -> VectorWork:
-    """Parse "elements dtype simple heavy"."""
-    elements, dtype, simple, heavy = text.split()
-    return VectorWork(int(elements), dtype, float(simple), float(heavy))
+    """Parse "elements dtype simple heavy", and "along_rows" where it is more than 1."""
+    elements, dtype, simple, heavy, *rest = text.split()
+    return VectorWork(int(elements), dtype, float(simple), float(heavy), *map(int, rest))

@@ -17,7 +17,11 @@ from omegaconf import OmegaConf
 
 from pipeline.backends.ascend.chip.options import Mode, Precision
 from pipeline.backends.ascend.fit.dbnet import dbnet
-from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.pricing.traced_step import (
+    TracedStep,
+    no_garbage_collection,
+    trace_step,
+)
 from pipeline.data.columns import ColumnSpec
 from pipeline.errors import RunError
 from pipeline.files.package_paths import CONF
@@ -163,7 +167,8 @@ def trace_module(
         loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
     )
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    state = jax.eval_shape(make_train_step(step_parts).init, seed)
+    with no_garbage_collection():
+        state = jax.eval_shape(make_train_step(step_parts).init, seed)
     images = jax.ShapeDtypeStruct(shape, jnp.float32)
     return trace_step(make_update_only_step(step_parts, 0.1), state, (images, labels), _params)
 

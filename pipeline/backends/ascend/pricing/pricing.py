@@ -29,7 +29,12 @@ from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
-from pipeline.backends.ascend.pricing.traced_step import Step, TracedStep, trace_step
+from pipeline.backends.ascend.pricing.traced_step import (
+    Step,
+    TracedStep,
+    no_garbage_collection,
+    trace_step,
+)
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.simulate.feeding import device_images_per_s
@@ -199,13 +204,14 @@ class Pricing:
         """Return the tasks of a step and the time of each."""
         key, priced = self._key(config), self._tasks_of(config)
         if key not in priced:
-            graph = self.traced.tasks(
-                config.precision,
-                by_op=config.mode == "op_by_op",
-                strict=config.strict,
-                without=config.without,
-                keep_batchnorm_fp32=config.keep_batchnorm_fp32,
-            )
+            with no_garbage_collection():
+                graph = self.traced.tasks(
+                    config.precision,
+                    by_op=config.mode == "op_by_op",
+                    strict=config.strict,
+                    without=config.without,
+                    keep_batchnorm_fp32=config.keep_batchnorm_fp32,
+                )
             self._refuse_foreign_types(graph)
             hardware, efficiency = self.chip.hardware, self.calibration.efficiency
             if config.auto_tune or config.tune_bank:

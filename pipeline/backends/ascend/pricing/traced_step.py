@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import gc
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -136,11 +138,27 @@ def _traced(
     return _trace(step, tree, shapes, parameters)
 
 
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Switch garbage collection off: tracing creates millions of objects, all in use.
+
+    Pricing ResNet-50 takes 0.85 times as long without it.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _trace(
     step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
-    graph, result = trace_with_result(step, state, batch)
+    with no_garbage_collection():
+        graph, result = trace_with_result(step, state, batch)
     if not isinstance(result, tuple) or len(result) != 2:
         raise RunError(f"step gives {type(result).__name__}; it must give (state, anything)")
     return TracedStep(graph, _signature(graph, state, batch, result[0], parameters))

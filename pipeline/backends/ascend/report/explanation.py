@@ -65,9 +65,15 @@ FORMULAS: Mapping[CostClass, KernelFormula] = {
         (*_OVERLAP, "bias_segment_cycles", "bias_bytes_per_cycle"),
     ),
     "rows": KernelFormula(
-        "floor + the p-norm of traffic and of lanes with a start of each row, / rate",
+        "floor + the p-norm of traffic and of lanes with a start of each operation along each row, "
+        "/ rate",
         _STREAM,
         (*_OVERLAP, "minor_row_cycles", "vector_rate", "heavy_operations"),
+    ),
+    "copy": KernelFormula(
+        "floor + the p-norm of lanes, or rows whose columns are sliced, and traffic, / rate",
+        _STREAM,
+        (*_OVERLAP, "vector_rate", "slice_row_cycles"),
     ),
     "gather": KernelFormula(
         "floor + the p-norm of traffic and of a latency of each row, / rate",

@@ -72,6 +72,32 @@ def test_softmax_is_one_kernel_each_way() -> None:
 
     graph = gradient_step(forward, of(WIDTH, WIDTH), of(ROWS, WIDTH)).tasks("O2")
     assert (types(graph)["SoftmaxV2"], types(graph)["SoftmaxGrad"]) == (1, 1)
+    (softmax,) = only(graph, "rows", "forward")
+    assert softmax.vector is not None
+    assert softmax.vector.along_rows == 4  # maximum, difference, sum, quotient
+
+
+def test_what_another_layer_reads_too_is_written_once() -> None:
+    """Batch normalisation before squeeze-and-excitation: its result is read, not its input."""
+
+    def forward(p: Any, x: Array) -> Array:
+        with jax.named_scope("norm"):
+            y = normalised(x @ p["w"], p["g"], p["b"], (0, 1))
+        with jax.named_scope("gate"):
+            y = y * jax.nn.sigmoid(y.mean(1) @ p["w"])[:, None]
+        return y @ p["w"]
+
+    shapes = {"w": of(WIDTH, WIDTH), "g": of(WIDTH), "b": of(WIDTH)}
+    graph = gradient_step(forward, shapes, of(8, ROWS, WIDTH)).tasks("O2")
+    (update,) = only(graph, "bn_update", "forward")
+    readers = [task for task in graph.tasks if update.writes[0] in task.reads]
+    assert {task.phase for task in readers} == {"forward", "backward"}
+    (product,) = (
+        task for task in graph.tasks if set(task.writes) & set(update.reads) and task.cube
+    )
+    maps = {index for index in product.writes if len(graph.buffers[index].shape) == 3}
+    means = [task for task in only(graph, "reduce", "forward") if maps.intersection(task.reads)]
+    assert not means
 
 
 def test_cross_entropy_reads_its_logits_once_each_way() -> None:

@@ -172,7 +172,7 @@ def test_alexnet_is_as_its_trace():
 
 
 SQUEEZENET_IS_TOO_FAST = pytest.mark.xfail(
-    strict=True, reason="modelled 12.15 ms, 8.91 to 16.57: the published 16.7 is 1 % above"
+    strict=True, reason="modelled 12.08 ms, 8.83 to 16.54: the published 16.7 is 1 % above"
 )
 
 

@@ -27,6 +27,7 @@ from tests.backends.ascend.products import (
     buffer,
     convolution,
     feature_map_task,
+    graph_of,
     matmul,
     row_task,
     stream,
@@ -151,6 +152,38 @@ def test_splitting_a_map_by_images_never_makes_it_cheaper(
         us(feature_map_task(kind, count, edge, channels)) for count in (first, images - first)
     )
     assert parts >= whole * (1 - 1e-9)
+
+
+def columns(rows: int, width: int, taken: int) -> TaskGraph:
+    """A slice of `taken` of a matrix's columns."""
+    return graph_of("copy", [((rows, width), "float16")], ((rows, taken), "float16"))
+
+
+def along_rows(rows: int, width: int, operations: int) -> TaskGraph:
+    """A kernel that works along rows."""
+    work = VectorWork(rows * width, "float16", 3, 1, operations)
+    return graph_of("rows", [((rows, width), "float16")], ((rows, width), "float16"), vector=work)
+
+
+@given(
+    st.integers(2, 10**6), st.integers(2, 3000), st.integers(1, 20), st.floats(0.05, 0.95),
+    st.booleans(),
+)  # fmt: skip
+@example(184_696, 64, 8, 0.5, True)
+@example(153_600, 50, 6, 0.5, False)
+def test_splitting_rows_never_makes_them_cheaper_and_twice_cost_at_most_twice(
+    rows: int, width: int, number: int, share: float, slices: bool
+) -> None:
+    first = min(max(int(rows * share), 1), rows - 1)
+
+    def price(count: int) -> float:
+        if slices:
+            return us(columns(count, width, min(number, width - 1)))
+        return us(along_rows(count, width, number))
+
+    whole = price(rows)
+    assert price(first) + price(rows - first) >= whole * (1 - 1e-9)
+    assert price(2 * rows) <= 2 * whole + TASK_US
 
 
 @settings(max_examples=50)

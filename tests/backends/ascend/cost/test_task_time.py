@@ -178,6 +178,28 @@ def test_a_slice_of_leading_rows_reads_only_them() -> None:
     assert us(leading) < us(minor) / 5
 
 
+def test_columns_of_a_matrix_are_sliced_row_by_row() -> None:
+    """The trace of 2020 has 0.93 to 1.13 ms for the matrix, 1.53 to 1.56 with a third axis."""
+    rows = graph_of("copy", [((184_696, 64), "float32")], ((184_696, 8), "float32"))
+    planes = graph_of("copy", [((128_000, 39, 64), "float32")], ((128_000, 39, 8), "float32"))
+    assert 800 < us(rows) < 1200
+    assert 1300 < us(planes) < 1800
+
+
+def test_a_row_kernel_pays_for_each_operation_along_rows() -> None:
+    """Softmax with cross entropy of 32 rows of 10 took 9.5 us in the trace of 2023."""
+
+    def softmax(along_rows: int) -> TaskGraph:
+        work = VectorWork(500_000, "float16", 3, 2, along_rows)
+        shape = ((10_000, 50), "float16")
+        return graph_of("rows", [shape], shape, vector=work)
+
+    one, four = us(softmax(1)), us(softmax(4))
+    per_row = load_efficiency().constants.minor_row_cycles / 1000
+    assert four - one > 0.6 * 3 * per_row * 10_000 / 32
+    assert four < 4 * one
+
+
 def _chain(length: int) -> TaskGraph:
     """A producer, then a consumer of its output `length` unrelated kernels later."""
     shape = (5_000_000,)
