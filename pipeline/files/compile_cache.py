@@ -60,6 +60,12 @@ def no_compile_cache() -> Iterator[None]:
         jax.config.update(_SHORTEST_S, before)
 
 
+def opened_cache(device: jax.Device) -> ProgramFiles | None:
+    """Return the cache that programs for a device are kept in; None where none are."""
+    cache: object = compilation_cache._get_cache(device.client)
+    return cache if isinstance(cache, ProgramFiles) else None
+
+
 @dataclass
 class ProgramFiles:
     """A folder with a file per program: 32 bytes of SHA-256 over key and program, then the program.
