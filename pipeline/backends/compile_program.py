@@ -93,9 +93,7 @@ def compile_program(
     return compiled, facts
 
 
-def find_compiled(
-    spec: ProgramSpec, devices: Sequence[jax.Device]
-) -> tuple[Any, Program] | None:
+def find_compiled(spec: ProgramSpec, devices: Sequence[jax.Device]) -> tuple[Any, Program] | None:
     """Return the program that an earlier process has compiled from the same; None without one."""
     if spec.key is None or spec.gives is None:
         return None

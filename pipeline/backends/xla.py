@@ -276,7 +276,7 @@ def _program_specs(
     """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
     step, seed = work.step, placement.put(work.seed)
     train, evaluated = work.train.window(0).inputs, work.eval.window(0).inputs
-    state = jax.eval_shape(step.init, seed)
+    state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     shardings = None if work.cuts is None else work.cuts.of_state(state, placement)
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(empty_buffers, train)))

@@ -51,14 +51,13 @@ HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
 RUN_DIR = "hydra.run.dir"
 
 
-def main(
-    args: Sequence[str], started_at: float | None = None, *, alone: bool = False
-) -> int:
+def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
     """Run the run or sweep that the arguments describe and return the exit status.
 
     `started_at` is when the command began, by `time.perf_counter`, in seconds; now unless it is
     given. `alone` for a process that does nothing else, so that its code is what lies on disk:
-    compiled programs are found by it. Raises RecipeError with every problem when the recipe can't be composed.
+    compiled programs are found by it. Raises RecipeError with every problem when the recipe can't
+    be composed.
     """
     args = [*args, *_profiling(args)]
     parsed = get_args_parser().parse_intermixed_args(list(args))
@@ -247,9 +246,7 @@ def _compose(
     return composed[0] if composed else None
 
 
-def _compose_once(
-    typed: Sequence[str], overrides: Sequence[str]
-) -> tuple[DictConfig, HydraConf]:
+def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     """Compose as `hydra.main` does, which composes a second time to find out what it is to do."""
     with _reported(typed):
         GlobalHydra.instance().clear()

@@ -52,7 +52,7 @@ def compile_programs(
     are found. With `evaluates_later` the evaluation may be compiled once training has begun.
     """
     inputs = compile_inputs(recipe, dataset, built, backend, reporter)
-    inputs = replace(inputs, key=key)
+    inputs = replace(inputs, key=key, state=built.state)
     if evaluates_later:
 
         def report_evaluation(program: Program) -> None:
@@ -89,7 +89,7 @@ def _in_less_memory(
         return executable
     shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
     step = recomputing(built).step_on(shards)
-    inputs = replace(inputs, step=step, recomputes=True)
+    inputs = replace(inputs, step=step, recomputes=True, key=None)
     again = compile_given(inputs, recipe, backend, reporter)
     after = training_temporaries(again)
     reporter.stage(
