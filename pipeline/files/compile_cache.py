@@ -17,8 +17,8 @@ from pathlib import Path
 
 import jax
 
-# JAX has no public interface to replace its own cache.
-from jax._src import compilation_cache
+# JAX has no public interface to replace its own cache, or to switch it for one thread.
+from jax._src import compilation_cache, config
 
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.ownership import find_foreign_owner, find_writers, make_private
@@ -48,16 +48,12 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
 
 @contextmanager
 def no_compile_cache() -> Iterator[None]:
-    """Inside, compiled programs are not written to the cache.
+    """Inside, this thread's compiled programs are not written to the cache.
 
     Programs that call oneDNN can't be: XLA can't serialize them, and fails with `std::bad_alloc`.
     """
-    before = jax.config.values[_SHORTEST_S]
-    jax.config.update(_SHORTEST_S, float("inf"))
-    try:
+    with config.persistent_cache_min_compile_time_secs(float("inf")):
         yield
-    finally:
-        jax.config.update(_SHORTEST_S, before)
 
 
 def opened_cache(device: jax.Device) -> ProgramFiles | None:
