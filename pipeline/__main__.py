@@ -8,7 +8,6 @@ imported at the top, since a process restarts itself with settings of its alloca
 from __future__ import annotations
 
 import atexit
-import gc
 import importlib
 import os
 import pkgutil
@@ -20,10 +19,10 @@ from typing import Any
 
 from pipeline import cli
 from pipeline.host.allocator import reexec_with_malloc_tunables
+from pipeline.host.garbage import collect_less_while_starting
 
 _STARTED_AT = time.perf_counter()
 ON_GPU = "device=gpu"
-COLLECT_SELDOM = (100_000, 20, 100)
 COMMANDS = frozenset(
     module.name
     for module in pkgutil.iter_modules(cli.__path__)
@@ -47,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     interrupt_command()
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    # Imports and tracing create millions of long-lived objects; collecting garbage among them
-    # repeatedly took some 0.25 of 3 s until the first step.
-    gc.set_threshold(*COLLECT_SELDOM)
+    collect_less_while_starting()
     debug = "debug=true" in map(str.lower, typed)
     ended: list[int] = []
     if alone and sys.gettrace() is None and sys.getprofile() is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,9 +76,16 @@ class ProgramFiles:
     """The folder, under the attribute name that JAX reads."""
     report: Report
     _reported: set[str] = field(default_factory=set)
+    _newest: threading.local = field(default_factory=threading.local)
+
+    @property
+    def newest_key(self) -> str | None:
+        """The key of the program that this thread has read or written last."""
+        return getattr(self._newest, "key", None)
 
     def get(self, key: str) -> bytes | None:
         """The program of a key as JAX wrote it; None where no usable one is cached."""
+        self._newest.key = key
         file = self._file(key)
         try:
             content = _read_own(file)
@@ -99,6 +107,7 @@ class ProgramFiles:
 
     def put(self, key: str, value: bytes) -> None:
         """Write the program of a key. Where that fails, the next run compiles it again."""
+        self._newest.key = key
         try:
             make_private(self._path)
             write_whole(self._file(key), _digest(key, value) + value, OWN)

@@ -23,6 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.errors import RecipeError
 from pipeline.files.folder_lock import Lock
+from pipeline.host.garbage import collect_seldom
 from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.launch.join import joined
 from pipeline.launch.local import run_locally
@@ -336,6 +337,7 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
         summary.logs = observers.log_flaws()
         evaluations = Evaluations(context, dataset, built, executable, observers)
         if trains:
+            collect_seldom()
             evaluations.show_samples()
             evaluations.show_graph()
             with (
