@@ -64,7 +64,8 @@ def keep_program(
     """
     cache = opened_cache(device)
     code = cache.newest_key if cache is not None else None
-    if cache is None or code is None or jax.tree.structure(result) != compiled.out_tree:
+    output: Any = jax.tree.structure(result)
+    if cache is None or code is None or output != compiled.out_tree:
         return
     shapes, structure = jax.tree.flatten(compiled.args_info)
     if structure != jax.tree.structure((args, {})) or compiled._params.const_args:
