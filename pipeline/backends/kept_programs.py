@@ -64,11 +64,10 @@ def keep_program(
     """
     cache = opened_cache(device)
     code = cache.newest_key if cache is not None else None
-    output: Any = jax.tree.structure(result)
-    if cache is None or code is None or output != compiled.out_tree:
+    if cache is None or code is None or _structure(result) != compiled.out_tree:
         return
     shapes, structure = jax.tree.flatten(compiled.args_info)
-    if structure != jax.tree.structure((args, {})) or compiled._params.const_args:
+    if structure != _structure((args, {})) or compiled._params.const_args:
         return
     content = io.BytesIO()
     try:
@@ -114,6 +113,10 @@ class _Reader(serialize_executable._JaxPjrtUnpickler):
 
 def _is_code(obj: Any) -> bool:
     return isinstance(obj, jax._src.lib.xla_client.LoadedExecutable)
+
+
+def _structure(tree: Any) -> Any:
+    return jax.tree.structure(tree)
 
 
 def _name(key: str, args: tuple[Any, ...]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.data.checksums import checksum
+from pipeline.data.remote_file import RemoteFile
 from pipeline.errors import DataError
 from pipeline.files.folder_lock import locked
 
@@ -17,15 +17,6 @@ STALL_S = 30.0
 
 class DownloadError(DataError):
     """Data is not there, and no mirror gave it."""
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file as published: every mirror has it under this name."""
-
-    name: str
-    md5: str
-    size_bytes: int | None = None
 
 
 def fetch_all(

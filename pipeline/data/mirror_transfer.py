@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from pipeline.data.checksums import checksum
-from pipeline.data.download import RemoteFile
+from pipeline.data.remote_file import RemoteFile
 from pipeline.errors import DataError
 
 MIN_BYTES_PER_STALL = 16 * 2**10
