@@ -41,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What it speeds up is the memory of programs of the processor.
         reexec_with_malloc_tunables()
     started_at = _STARTED_AT if alone else time.perf_counter()
+    ended: list[int] = []
+    if alone and sys.gettrace() is None and sys.getprofile() is None:
+        # Before anything else registers a function for the end: it is called after all of them.
+        atexit.register(_leave, ended)
     from pipeline.errors import report_errors
     from pipeline.host.signals import interrupt_command
 
@@ -48,10 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if arguments is None else arguments)
     collect_less_while_starting()
     debug = "debug=true" in map(str.lower, typed)
-    ended: list[int] = []
-    if alone and sys.gettrace() is None and sys.getprofile() is None:
-        # Before anything else registers a function for the end: it is called after all of them.
-        atexit.register(_leave, ended)
     ended.append(report_errors(lambda: _command(typed, started_at, alone)(), debug=debug))
     return ended[0]
 
