@@ -25,7 +25,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,9 +176,11 @@ def report(comparison: Comparison, command: str) -> str:
         "loss of step 1",
         "step 3",
         "mean of the last round",
-        "its steps",
+        "steps a round",
     )
-    title = f"{task.name}, batch {task.batch_size}, {task.precision}, sink {task.sink_size}"
+    # A round is as long as fits into its seconds, which may be less than a sink.
+    sink = min(task.sink_size, min(one.steps for one in comparison.rounds[OURS]))
+    title = f"{task.name}, batch {task.batch_size}, {task.precision}, ours in sinks of {sink:,}"
     return "\n".join(
         (
             heading(title, command, PACKAGES),
@@ -209,11 +211,18 @@ def _rows(comparison: Comparison) -> list[list[str]]:
                 f"{proof[0]:.4f}",
                 f"{proof[-1]:.4f}",
                 f"{last.result.loss:.4f}",
-                f"{last.steps:,}",
+                _steps_a_round(comparison.rounds[contestant]),
             ]
         )
     rows += [[name, why, *[""] * 7] for name, why in comparison.absent.items()]
     return rows
+
+
+def _steps_a_round(rounds: Sequence[Round]) -> str:
+    """The steps of the rounds: their range where they differ."""
+    counts = [one.steps for one in rounds]
+    least, most = min(counts), max(counts)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _step_ms(comparison: Comparison) -> dict[str, list[float]]:

@@ -1,11 +1,13 @@
 """The command line: run a command, and report an error as one message.
 
-Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong.
+Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong. Little is
+imported at the top, since a process restarts itself with settings of its allocator before it begins
+(`pipeline.host.allocator`), and imports all of it again.
 """
 
 from __future__ import annotations
 
-import gc
+import atexit
 import importlib
 import os
 import pkgutil
@@ -13,18 +15,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from pipeline import cli
-from pipeline.cli.arguments.usage import asks_for_help
-from pipeline.errors import report_errors
-from pipeline.files.package_paths import PACKAGE
 from pipeline.host.allocator import reexec_with_malloc_tunables
-from pipeline.host.signals import interrupt_command
-from pipeline.plugins.loading import name_for_all, take_flags
-from pipeline.registry import load_all
+from pipeline.host.garbage import collect_less_while_starting
 
+_STARTED_AT = time.perf_counter()
 ON_GPU = "device=gpu"
-COLLECT_SELDOM = (100_000, 20, 100)
 COMMANDS = frozenset(
     module.name
     for module in pkgutil.iter_modules(cli.__path__)
@@ -34,35 +32,63 @@ COMMANDS = frozenset(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command of the arguments and return the exit status."""
-    if arguments is None and ON_GPU not in sys.argv:
+    """Run the command of the arguments and return the exit status.
+
+    Without arguments those of the process are meant, which ends with the command.
+    """
+    alone = arguments is None
+    if alone and ON_GPU not in sys.argv:
         # What it speeds up is the memory of programs of the processor.
         reexec_with_malloc_tunables()
-    started_at = time.perf_counter()
+    started_at = _STARTED_AT if alone else time.perf_counter()
+    ended: list[int] = []
+    if alone and sys.gettrace() is None and sys.getprofile() is None:
+        # Before anything else registers a function for the end: it is called after all of them.
+        atexit.register(_leave, ended)
+    from pipeline.errors import report_errors
+    from pipeline.host.signals import interrupt_command
+
     interrupt_command()
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    # Imports and tracing create millions of long-lived objects; collecting garbage among them
-    # repeatedly took some 0.25 of 3 s until the first step.
-    gc.set_threshold(*COLLECT_SELDOM)
+    collect_less_while_starting()
     debug = "debug=true" in map(str.lower, typed)
-    return report_errors(lambda: _command(typed, started_at)(), debug=debug)
+    ended.append(report_errors(lambda: _command(typed, started_at, alone)(), debug=debug))
+    return ended[0]
 
 
-def _command(typed: Sequence[str], started_at: float) -> Callable[[], int]:
+def _leave(ended: Sequence[int]) -> None:
+    """End the process, at its very end, without taking its objects apart one by one.
+
+    Threads have been waited for and all other functions for the end were called. Python would go on
+    to free millions of objects of jax, for half a second. Not where the command raised something,
+    or its output can't be written, of which Python then complains.
+    """
+    if ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended[0])
+
+
+def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[], int]:
+    from pipeline.cli.arguments.usage import asks_for_help
+    from pipeline.plugins.loading import name_for_all, take_flags
+
     plugins, args = take_flags(typed)
     if plugins:
+        from pipeline.registry import load_all
+
         name_for_all(plugins)
         load_all()
     if args and args[0] in COMMANDS:
         return partial(_call, args[0], args[1:])
     if asks_for_help(args):
         return partial(_call, "help", args)
-    return partial(_call, "train", args, started_at)
+    return partial(_call, "train", args, started_at=started_at, alone=alone)
 
 
-def _call(command: str, args: list[str], *more: float) -> int:
+def _call(command: str, args: list[str], **more: Any) -> int:
     """Import a command's module only when it is called, which keeps commands fast, and run it."""
-    status: int = importlib.import_module(f"pipeline.cli.{command}").main(args, *more)
+    status: int = importlib.import_module(f"pipeline.cli.{command}").main(args, **more)
     return status
 
 
@@ -72,6 +98,8 @@ def _leave_working_folder() -> None:
     `python -m` puts that folder first on the path. Child processes get PYTHONSAFEPATH. A checkout
     that is the working folder stays on the path.
     """
+    from pipeline.files.package_paths import PACKAGE
+
     first = os.path.realpath(sys.path[0])
     if first == os.path.realpath(os.getcwd()) and first != str(PACKAGE.parent):
         del sys.path[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +58,23 @@ def say(
 
 
 Say = Callable[..., Said]
+
+
+def test_what_is_to_be_called_at_the_end_is_called_before_the_process_ends() -> None:
+    program = (
+        "import atexit, sys, threading, time\n"
+        "from pipeline.__main__ import main\n"
+        "sys.argv = ['pipeline', '--help']\n"
+        "threading.Timer(0.2, print, ['waited']).start()\n"
+        "status = main()\n"
+        "atexit.register(print, 'called')\n"
+        "sys.exit(status)\n"
+    )
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.check=0"}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.split()[-2:] == ["waited", "called"]
 
 
 def test_help_comes_at_once_and_lists_everything(command: Callable[..., Any]) -> None:

@@ -43,7 +43,7 @@ PEERS = {
     "mindspore": Peer(
         "benchmarks.peers.mindspore_graph",
         ("mindspore",),
-        "MindSpore graph mode, TrainOneStepCell",
+        "MindSpore's CPU build, graph mode, TrainOneStepCell stepped from Python",
     ),
     "jax_loop": Peer(
         "benchmarks.peers.jax_loop",

@@ -82,6 +82,14 @@ class CompileInputs:
     """Training samples that are evaluated, as many as there are evaluation samples."""
     dispatch_steps: int | None = None
     """The most steps of a dispatch, where the recipe says; 1 where each has one of its own."""
+    state: TrainState | None = None
+    """Shapes of the state; None where only the step knows them."""
+    key: str | None = None
+    """A digest of all that the programs are made from, by which those of an earlier process are
+    found; None where that is unknown."""
+    when_evaluation_compiled: Callable[[Program], None] | None = None
+    """Called once the evaluation is compiled, in a thread beside the first steps of training; None:
+    it is compiled with the others."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]

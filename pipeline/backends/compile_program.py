@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 
 from pipeline.backends.base import Program, ProgressClock
+from pipeline.backends.kept_programs import find_program, keep_program
 from pipeline.backends.programs_in_process import compiled_once
 from pipeline.errors import RunError
 from pipeline.files.compile_cache import no_compile_cache
@@ -37,6 +38,10 @@ class ProgramSpec:
     platforms: tuple[str, ...] | None = None
     """Platforms to compile for where no device of theirs is there; None: that of the arguments."""
     cached: bool = True
+    key: str | None = None
+    """A digest of what it is made from, by which it is found again; None where that is unknown."""
+    gives: int | None = None
+    """The argument that results are like, for a program with a key."""
 
     def with_options(self, options: dict[str, str | bool]) -> ProgramSpec:
         """The same program with more options of the compiler; its own win."""
@@ -52,8 +57,11 @@ def compile_program(
 
     A program that XLA's cache can't keep is compiled once in a process for the same `devices`.
     """
+    found = find_compiled(spec, devices)
+    if found is not None:
+        return found
     started_at = time.perf_counter()
-    # Runs of a sweep may compile in threads, and JAX's cache is switched for all of them.
+    # Runs of a sweep may compile in threads: one after the other is faster.
     with _LOCK, watch(spec.name), cache_events() as events, xla_errors(spec.name):
         lowered = _lowered(spec)
         # XLA does not look into the calls of another library, and can't keep them.
@@ -71,7 +79,7 @@ def compile_program(
     seconds = time.perf_counter() - started_at
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     kept = cache_outcome(events) if spec.cached and not foreign else "off"
-    return compiled, Program(
+    facts = Program(
         name=spec.name,
         compile_s=seconds,
         cache="reused" if reused else kept,
@@ -79,6 +87,22 @@ def compile_program(
         flops=cost.get("flops") if cost and not foreign else None,
         calls_onednn=foreign,
     )
+    if spec.key is not None and spec.gives is not None and kept != "off":
+        result = spec.args[spec.gives]
+        keep_program(_full_key(spec), spec.args, result, devices[0], compiled, facts)
+    return compiled, facts
+
+
+def find_compiled(spec: ProgramSpec, devices: Sequence[jax.Device]) -> tuple[Any, Program] | None:
+    """Return the program that an earlier process has compiled from the same; None without one."""
+    if spec.key is None or spec.gives is None:
+        return None
+    return find_program(_full_key(spec), spec.args, spec.args[spec.gives], devices[0])
+
+
+def _full_key(spec: ProgramSpec) -> str:
+    options = sorted((spec.compiler_options or {}).items())
+    return f"{spec.key} {spec.name} {spec.donated} {options!r}"
 
 
 def _lowered(spec: ProgramSpec) -> Any:
@@ -102,11 +126,13 @@ def xla_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def cache_events() -> Iterator[list[str]]:
-    """Collect the events of JAX within the context."""
+    """Collect the events of JAX in this thread within the context."""
     events: list[str] = []
+    own = threading.get_ident()
 
     def listen(event: str, **_: object) -> None:
-        events.append(event)
+        if threading.get_ident() == own:
+            events.append(event)
 
     jax.monitoring.register_event_listener(listen)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -34,9 +35,11 @@ from pipeline.backends.compile_program import (
     cache_events,
     cache_outcome,
     compile_program,
+    find_compiled,
     xla_errors,
 )
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
+from pipeline.backends.later_program import LaterProgram
 from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.lowerings.problem.lowering import Problem
@@ -126,14 +129,45 @@ class XlaBackend:
             programs, report = [spec.function for spec in specs], CompileReport(())
         else:
             init, *loops = (spec.with_options(self.options) for spec in specs)
+            train, evaluation = (self._with_key(work, spec) for spec in loops)
+            devices = self.placement.devices
             compiled = [
                 _compile_initialisation(work, init, self.placement, watch),
-                *(compile_program(spec, watch, self.placement.devices) for spec in loops),
+                compile_program(train, watch, devices),
+                self._evaluation(work, evaluation, watch),
             ]
             programs = [program for program, _ in compiled]
-            report = CompileReport(tuple(facts for _, facts in compiled), work.single_steps)
+            facts = tuple(facts for _, facts in compiled if facts is not None)
+            report = CompileReport(facts, work.single_steps)
         buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
         return XlaExecutable(work, self.placement, report, Programs(*programs), rates, buffers)
+
+    def _with_key(self, work: CompileInputs, spec: ProgramSpec) -> ProgramSpec:
+        """Return the program with its key, where it is one for the one processor of this host."""
+        if work.key is None or self.placement.mesh is not None or self.device.platform != "cpu":
+            return spec
+        # A loop gives what it was given, of which the next call consumes the memory.
+        return replace(spec, key=work.key, gives=spec.donated)
+
+    def _evaluation(
+        self, work: CompileInputs, spec: ProgramSpec, watch: ProgressClock
+    ) -> tuple[Any, Program | None]:
+        """Compile the evaluation, or, where it is to be later and is not kept, prepare that."""
+        devices = self.placement.devices
+        notify = work.when_evaluation_compiled
+        if notify is None:
+            return compile_program(spec, watch, devices)
+        found = find_compiled(spec, devices)
+        if found is not None:
+            return found
+
+        def compile_() -> Any:
+            # No clock: training shows its own progress.
+            program, facts = compile_program(spec, lambda _: nullcontext(), devices)
+            notify(facts)
+            return program
+
+        return LaterProgram(compile_), None
 
     def estimate(self, proposal: StepToPrice) -> None:
         """Return None: the cost of a step is measured here."""
@@ -201,6 +235,8 @@ class XlaExecutable:
                 carry = self.programs.train(carry, inputs, self.rates, *span)
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
+        if isinstance(self.programs.evaluate, LaterProgram):
+            self.programs.evaluate.begin()
         self.buffers = carry.telemetry_buffer, carry.should_continue
         telemetry = until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
         if telemetry.bad_step is not None:
@@ -240,7 +276,7 @@ def _program_specs(
     """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
     step, seed = work.step, placement.put(work.seed)
     train, evaluated = work.train.window(0).inputs, work.eval.window(0).inputs
-    state = jax.eval_shape(step.init, seed)
+    state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     shardings = None if work.cuts is None else work.cuts.of_state(state, placement)
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(empty_buffers, train)))

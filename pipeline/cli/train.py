@@ -9,14 +9,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 import yaml
+from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.chosen import resolve_recipe
@@ -35,21 +38,26 @@ from pipeline.runner.resume_command import (
 )
 from pipeline.sweep.command import command_of, find_sweep, read_command
 from pipeline.sweep.directory import find_failures, find_jobs
-from pipeline.sweep.jobs import Job, OnChanged
 from pipeline.sweep.table import conclude
+
+if TYPE_CHECKING:
+    from pipeline.sweep.jobs import OnChanged
 
 RESUME_CHANGED = "train.resume_changed"
 OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
 """Keys of one command about resuming, which are no part of the sweep's own command."""
 MULTIRUN = ("-m", "--multirun")
 HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
+RUN_DIR = "hydra.run.dir"
 
 
-def main(args: Sequence[str], started_at: float | None = None) -> int:
+def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
     """Run the run or sweep that the arguments describe and return the exit status.
 
     `started_at` is when the command began, by `time.perf_counter`, in seconds; now unless it is
-    given. Raises RecipeError with every problem when the recipe can't be composed.
+    given. `alone` for a process that does nothing else, so that its code is what lies on disk:
+    compiled programs are found by it. Raises RecipeError with every problem when the recipe can't
+    be composed.
     """
     args = [*args, *_profiling(args)]
     parsed = get_args_parser().parse_intermixed_args(list(args))
@@ -62,7 +70,7 @@ def main(args: Sequence[str], started_at: float | None = None) -> int:
         return _show(parsed.overrides)
     if parsed.multirun:
         return _sweep(args, flags, parsed.overrides)
-    return _single(args, flags, parsed.overrides, started_at)
+    return _single(args, flags, parsed.overrides, started_at, alone=alone)
 
 
 def _profiling(args: Sequence[str]) -> list[str]:
@@ -81,7 +89,12 @@ def _show(overrides: Sequence[str]) -> int:
 
 
 def _single(
-    args: Sequence[str], flags: Sequence[str], typed: Sequence[str], started_at: float | None
+    args: Sequence[str],
+    flags: Sequence[str],
+    typed: Sequence[str],
+    started_at: float | None,
+    *,
+    alone: bool,
 ) -> int:
     """Run the recipe that Hydra composes, outside of Hydra, which prints the errors it catches."""
     composed = _compose(flags, typed, resolve_recipe(typed))
@@ -91,11 +104,16 @@ def _single(
     recipe = check(config, hydra_config.overrides.task)
     with _resolved():
         folder = hydra_config.run.dir
-    from pipeline.runner.run import run
+    from pipeline.runner.run import lower_and_compile, run
 
     run_dir = None if folder == "." else Path(folder)
-    how_to_resume = partial(resume_run_command, args)
-    return run(recipe, run_dir, started_at=started_at, how_to_resume=how_to_resume).exit_status
+    return run(
+        recipe,
+        run_dir,
+        started_at=started_at,
+        how_to_resume=partial(resume_run_command, args),
+        programs=partial(lower_and_compile, keeps=alone),
+    ).exit_status
 
 
 def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> int:
@@ -111,6 +129,9 @@ def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> i
     sweep_dir = known or run_directory.create(name)
     placed = [*own, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
+    # A recipe that is refused would wait for jax to be imported.
+    from pipeline.sweep.jobs import Job
+
     try:
         job = Job(swept_keys(own), find_failures(sweep_dir), on_changed)
         _hydra(flags, typed, placed, job)
@@ -211,6 +232,11 @@ def _compose(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> tuple[DictConfig, HydraConf] | None:
     """The composed config and Hydra's own section; None where a flag asks Hydra for output."""
+    of_hydra = {key for key in map(key_of, overrides) if key.partition(".")[0] == "hydra"}
+    if not flags and of_hydra <= {RUN_DIR}:
+        config, own = _compose_once(typed, overrides)
+        if own.mode is None and not own.callbacks:
+            return config, own
     composed: list[tuple[DictConfig, HydraConf]] = []
 
     def keep(config: DictConfig) -> None:
@@ -220,15 +246,36 @@ def _compose(
     return composed[0] if composed else None
 
 
+def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, HydraConf]:
+    """Compose as `hydra.main` does, which composes a second time to find out what it is to do."""
+    with _reported(typed):
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONF), job_name="pipeline", version_base="1.3"):
+            config = compose("config", list(overrides), return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        of_hydra = HydraConfig.get()
+        with open_dict(config):
+            del config["hydra"]
+        Path(of_hydra.run.dir).mkdir(parents=True, exist_ok=True)
+    return config, of_hydra
+
+
 def _hydra(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction
 ) -> None:
-    """Have Hydra compose and call `task`; where it can't compose, report every problem."""
+    """Have Hydra compose and call `task`."""
     # Without this variable Hydra prints errors and exits; with it, it raises.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["pipeline", *flags, *overrides]
-    try:
+    with _reported(typed):
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)()
+
+
+@contextmanager
+def _reported(typed: Sequence[str]) -> Iterator[None]:
+    """Report every problem of overrides that can't be composed within, and of the run directory."""
+    try:
+        yield
     except (*UNCOMPOSABLE, RecursionError) as error:
         for job in expand_sweeps(typed):
             compose_and_check(job)

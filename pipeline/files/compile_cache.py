@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from pathlib import Path
 
 import jax
 
-# JAX has no public interface to replace its own cache.
-from jax._src import compilation_cache
+# JAX has no public interface to replace its own cache, or to switch it for one thread.
+from jax._src import compilation_cache, config
 
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.ownership import find_foreign_owner, find_writers, make_private
@@ -64,16 +65,18 @@ def programs_by_names() -> Iterator[None]:
 
 @contextmanager
 def no_compile_cache() -> Iterator[None]:
-    """Inside, compiled programs are not written to the cache.
+    """Inside, this thread's compiled programs are not written to the cache.
 
     Programs that call oneDNN can't be: XLA can't serialize them, and fails with `std::bad_alloc`.
     """
-    before = jax.config.values[_SHORTEST_S]
-    jax.config.update(_SHORTEST_S, float("inf"))
-    try:
+    with config.persistent_cache_min_compile_time_secs(float("inf")):
         yield
-    finally:
-        jax.config.update(_SHORTEST_S, before)
+
+
+def opened_cache(device: jax.Device) -> ProgramFiles | None:
+    """Return the cache that programs for a device are kept in; None where none are."""
+    cache: object = compilation_cache._get_cache(device.client)
+    return cache if isinstance(cache, ProgramFiles) else None
 
 
 @dataclass
@@ -89,9 +92,16 @@ class ProgramFiles:
     """The folder, under the attribute name that JAX reads."""
     report: Report
     _reported: set[str] = field(default_factory=set)
+    _newest: threading.local = field(default_factory=threading.local)
+
+    @property
+    def newest_key(self) -> str | None:
+        """The key of the program that this thread has read or written last."""
+        return getattr(self._newest, "key", None)
 
     def get(self, key: str) -> bytes | None:
         """The program of a key as JAX wrote it; None where no usable one is cached."""
+        self._newest.key = key
         file = self._file(key)
         try:
             content = _read_own(file)
@@ -113,6 +123,7 @@ class ProgramFiles:
 
     def put(self, key: str, value: bytes) -> None:
         """Write the program of a key. Where that fails, the next run compiles it again."""
+        self._newest.key = key
         try:
             make_private(self._path)
             write_whole(self._file(key), _digest(key, value) + value, OWN)

@@ -13,14 +13,6 @@ from threading import Lock
 from typing import IO, Literal, Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from pipeline.errors import printable_lines
 from pipeline.files.real_files import open_unshared
@@ -121,6 +113,8 @@ class Reporter:
         if not self.console.is_terminal:
             yield
             return
+        from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
         with Progress(
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
@@ -159,6 +153,15 @@ class Bar:
     """The progress bar of a run."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
+        # Runs without a terminal would wait for its import.
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
         self._progress = Progress(
             TextColumn("step"),
             BarColumn(),

@@ -23,6 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.errors import RecipeError
 from pipeline.files.folder_lock import Lock
+from pipeline.host.garbage import collect_seldom
 from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.launch.join import joined
 from pipeline.launch.local import run_locally
@@ -50,7 +51,7 @@ from pipeline.runner.record.guards import (
     timed,
     write_summary,
 )
-from pipeline.runner.record.provenance import add_provenance
+from pipeline.runner.record.provenance import add_provenance, read_provenance
 from pipeline.runner.record.summary import (
     Summary,
     facts_of,
@@ -68,6 +69,7 @@ from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.learning_rates import fingerprints, read_rate_files
 from pipeline.stages.lower import lower
+from pipeline.stages.program_key import program_key
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.rate_table import RateFile
@@ -335,6 +337,7 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
         summary.logs = observers.log_flaws()
         evaluations = Evaluations(context, dataset, built, executable, observers)
         if trains:
+            collect_seldom()
             evaluations.show_samples()
             evaluations.show_graph()
             with (
@@ -350,20 +353,37 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
 
 
 def lower_and_compile(
-    context: RunContext, recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
+    context: RunContext,
+    recipe: Recipe,
+    dataset: Dataset,
+    built: Built,
+    backend: Backend,
+    *,
+    keeps: bool = False,
 ) -> tuple[Built, Built, Executable]:
     """Lower a step and compile its programs, as `recipe` says, which may be the planned one.
 
     Returns the step that is compiled, the same without the marks of a profile, and the programs.
+    With `keeps`, which is for a process whose code is what lies on disk, programs that such a
+    process has kept are found without tracing the step.
     """
     run_dir, reporter = context.run_dir, context.reporter
     built = whole = lower(recipe, dataset, built, backend, run_dir, reporter, context.ranks)
     if recipe.profile.mode != "off":
         built = to_profile(context, built, backend)
-    executable = compile_programs(recipe, dataset, built, backend, reporter)
+    alone = context.ranks.size == 1 and recipe.profile.mode == "off"
+    executable = compile_programs(
+        *(recipe, dataset, built, backend, reporter),
+        key=_program_key(run_dir, recipe, whole) if keeps and alone else None,
+        evaluates_later=alone and "train" in recipe.stages and recipe.parallel.mode == "none",
+    )
     context.summary.time["compile_s"] = executable.report.compile_s
     write_figures(run_dir, executable.report)
     return built, whole, executable
+
+
+def _program_key(run_dir: Path, recipe: Recipe, built: Built) -> str | None:
+    return program_key(read_provenance(run_dir)[-1], recipe, built)
 
 
 def on_planned_devices(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import os
 import signal
@@ -14,11 +13,11 @@ import sys
 from pathlib import Path
 
 from pipeline.errors import PipelineError, exit_status_of
+from pipeline.host.garbage import collect_less_while_starting
 from pipeline.host.signals import interrupt_command
 
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
-COLLECT_SELDOM = (100_000, 20, 100)
 
 
 def main(folder: Path) -> int:
@@ -27,7 +26,7 @@ def main(folder: Path) -> int:
     request = json.loads((folder / "request.json").read_text())
     _end_with(request["parent"])
     interrupt_command()
-    gc.set_threshold(*COLLECT_SELDOM)
+    collect_less_while_starting()
     _keep_stdout_for_python()
     # Imported under the guard above: it takes seconds.
     from pipeline.config.compose import check_tree

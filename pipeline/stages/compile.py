@@ -37,10 +37,28 @@ CALLS_ONEDNN = (
 
 
 def compile_programs(
-    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
+    recipe: Recipe,
+    dataset: Dataset,
+    built: Built,
+    backend: Backend,
+    reporter: Reporter,
+    *,
+    key: str | None = None,
+    evaluates_later: bool = False,
 ) -> Executable:
-    """Compile everything a run needs. Raises RunError when the device can't take it."""
+    """Compile everything a run needs. Raises RunError when the device can't take it.
+
+    `key` is a digest of all that the programs are made from, by which those of an earlier process
+    are found. With `evaluates_later` the evaluation may be compiled once training has begun.
+    """
     inputs = compile_inputs(recipe, dataset, built, backend, reporter)
+    inputs = replace(inputs, key=key, state=built.state)
+    if evaluates_later:
+
+        def report_evaluation(program: Program) -> None:
+            reporter.stage("compile", _line(program))
+
+        inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
     executable = compile_given(inputs, recipe, backend, reporter)
     if recipe.train.remat == "auto":
         return _in_less_memory(executable, inputs, recipe, built, backend, reporter)
@@ -71,7 +89,7 @@ def _in_less_memory(
         return executable
     shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
     step = recomputing(built).step_on(shards)
-    inputs = replace(inputs, step=step, recomputes=True)
+    inputs = replace(inputs, step=step, recomputes=True, key=None)
     again = compile_given(inputs, recipe, backend, reporter)
     after = training_temporaries(again)
     reporter.stage(

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data.download import RemoteFile, exclusive, fetch, fetch_all
+from pipeline.data.download import exclusive, fetch, fetch_all
+from pipeline.data.remote_file import RemoteFile
 from pipeline.errors import DataError
 
 CONTENT = bytes(index * index % 251 for index in range(10_240))

@@ -10,15 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
 
-_FIELD = descriptor_pb2.FieldDescriptorProto
-_LISTS = (
-    ("BytesList", "bytes_list", _FIELD.TYPE_BYTES),
-    ("FloatList", "float_list", _FIELD.TYPE_FLOAT),
-    ("Int64List", "int64_list", _FIELD.TYPE_INT64),
-)
 _PACKAGE = "pipeline.tf_example"
 
 Feature = tuple[bytes, ...] | np.ndarray
@@ -27,6 +19,8 @@ Feature = tuple[bytes, ...] | np.ndarray
 
 def parse_example(content: bytes) -> Mapping[str, Feature]:
     """The features of an Example by name. Raises ValueError for bytes that are none."""
+    from google.protobuf.message import DecodeError
+
     try:
         example = _example_type().FromString(content)
     except DecodeError as error:
@@ -81,21 +75,30 @@ def _values(feature: Any) -> Feature:
 @cache
 def _example_type() -> Any:
     """The class of the message, in a pool of its own beside TensorFlow's where that is loaded."""
+    # Few runs read such records, and all would wait for its import.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    lists = (
+        ("BytesList", "bytes_list", kinds.TYPE_BYTES),
+        ("FloatList", "float_list", kinds.TYPE_FLOAT),
+        ("Int64List", "int64_list", kinds.TYPE_INT64),
+    )
     file = descriptor_pb2.FileDescriptorProto(
         name="pipeline/tf_example.proto", package=_PACKAGE, syntax="proto3"
     )
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
-    for number, (name, field, kind) in enumerate(_LISTS, 1):
+    for number, (name, field, kind) in enumerate(lists, 1):
         values = file.message_type.add(name=name)
-        values.field.add(name="value", number=1, type=kind, label=_FIELD.LABEL_REPEATED)
+        values.field.add(name="value", number=1, type=kind, label=kinds.LABEL_REPEATED)
         _add_message(feature, field, number, name).oneof_index = 0
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=_FIELD.TYPE_STRING, label=_FIELD.LABEL_OPTIONAL)
+    entry.field.add(name="key", number=1, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
     _add_message(entry, "value", 2, "Feature")
-    _add_message(features, "feature", 1, "Features.FeatureEntry").label = _FIELD.LABEL_REPEATED
+    _add_message(features, "feature", 1, "Features.FeatureEntry").label = kinds.LABEL_REPEATED
     _add_message(file.message_type.add(name="Example"), "features", 1, "Features")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -103,10 +106,12 @@ def _example_type() -> Any:
 
 
 def _add_message(message: Any, name: str, number: int, kind: str) -> Any:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
     return message.field.add(
         name=name,
         number=number,
-        type=_FIELD.TYPE_MESSAGE,
+        type=FieldDescriptorProto.TYPE_MESSAGE,
         type_name=f".{_PACKAGE}.{kind}",
-        label=_FIELD.LABEL_OPTIONAL,
+        label=FieldDescriptorProto.LABEL_OPTIONAL,
     )

@@ -19,7 +19,8 @@ import numpy as np
 from pipeline.data.checksums import SUMS, checksum, is_as_written, list_sums
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.data.download import RemoteFile, exclusive, fetch_all, require_published
+from pipeline.data.download import exclusive, fetch_all, require_published
+from pipeline.data.remote_file import RemoteFile
 from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.files.ownership import make_private

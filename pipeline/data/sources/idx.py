@@ -13,7 +13,8 @@ import numpy as np
 
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.data.download import RemoteFile, fetch_all, require_published
+from pipeline.data.download import fetch_all, require_published
+from pipeline.data.remote_file import RemoteFile
 from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.registry import part

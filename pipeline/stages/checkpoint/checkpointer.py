@@ -37,7 +37,11 @@ from pipeline.stages.checkpoint.checkpoint_folder import (
     saved_steps,
 )
 from pipeline.stages.checkpoint.manifest import DamagedError, require_complete, write_manifest
-from pipeline.stages.checkpoint.orbax_arrays import silence_orbax, write_arrays
+from pipeline.stages.checkpoint.orbax_arrays import (
+    import_orbax,
+    silence_orbax,
+    write_arrays,
+)
 from pipeline.stages.checkpoint.restore import by_path, fill, read_checkpoint
 from pipeline.stages.checkpoint.retention import Retention, add_metrics, metrics_text
 from pipeline.training.state import TrainState
@@ -90,6 +94,13 @@ class Checkpoints:
                 # A kill may have come between a checkpoint and its copy.
                 copies.agree({step: self._root / str(step) for step in saved_steps(self._root)})
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Have the first save find what it needs imported. Does nothing from the second call on."""
+        if not self._prepared:
+            self._prepared = True
+            self._writer.submit(import_orbax)
 
     def save(
         self,
@@ -206,6 +217,9 @@ class Checkpoints:
 
 class NoCheckpoints:
     """The checkpoints of a process that writes none, since the first of the run does."""
+
+    def prepare(self) -> None:
+        """Do nothing."""
 
     def save(
         self,

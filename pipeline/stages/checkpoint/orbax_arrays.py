@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -10,20 +11,27 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from pipeline.files.error_text import shown
 from pipeline.stages.checkpoint.manifest import DESCRIPTION, DamagedError, read_json
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 DATABASE = "manifest.ocdbt"
 """File that makes the written arrays one database, by which they are read."""
 
 FILE_BYTES = 1 << 28
 """About the size of a file of arrays: several are hashed at once."""
+
+
+def import_orbax() -> None:
+    """Import orbax, which no run needs before its first checkpoint and takes long to import."""
+    importlib.import_module("orbax.checkpoint")
 
 
 def silence_orbax() -> None:
@@ -46,6 +54,8 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     folders in one thread and let others wait for it. Where that one fails the others wait for ever,
     and the process can't end.
     """
+    import orbax.checkpoint as ocp
+
     alone = _alone()
     # Compression takes four times as long as all else, and leaves nine tenths of trained weights.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone)
@@ -60,6 +70,8 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _alone() -> ocp.options.MultiprocessingOptions:
     """Return options by which this process reads or writes without waiting for others."""
+    import orbax.checkpoint as ocp
+
     if not jax.distributed.is_initialized():
         return ocp.options.MultiprocessingOptions()
     own = jax.process_index()
@@ -70,6 +82,8 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
     """Read arrays by path. Raises DamagedError, also where they exceed the memory."""
+    import orbax.checkpoint as ocp
+
     silence_orbax()
     try:
         _check_places(folder)

@@ -274,6 +274,9 @@ class _Loop:
         self._dispatch_size.take_note(len(telemetry), seconds)
         self._history.add_dispatch(len(telemetry), seconds, ended_at)
         self._history.step, self._history.loss = stop, float(telemetry.loss[-1])
+        if training.checkpoints is not None:
+            # Not earlier: the first step would wait for it.
+            training.checkpoints.prepare()
         for monitor in training.monitors:
             monitor.on_steps(telemetry, seconds)
         self._sink.add(telemetry, seconds)

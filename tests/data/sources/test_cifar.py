@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from pipeline.data.download import RemoteFile
+from pipeline.data.remote_file import RemoteFile
 from pipeline.data.sources.cifar import (
     Cifar10,
     Cifar100,

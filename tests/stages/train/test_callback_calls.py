@@ -125,6 +125,9 @@ class World(MonitorBase):
         loss = float(state.params["layer"]["w"].sum())
         return Evaluation({**EVALUATION.metrics, "loss": loss}, EVALUATION.confusion)
 
+    def prepare(self) -> None:
+        pass
+
     def save(
         self,
         step: int,

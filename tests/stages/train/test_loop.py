@@ -83,6 +83,9 @@ class Script:
 
     # The checkpoints.
 
+    def prepare(self) -> None:
+        pass
+
     def save(
         self,
         step: int,

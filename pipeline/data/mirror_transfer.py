@@ -1,0 +1,177 @@
+"""The transfer of one file from mirrors, over http or https, resumed where it was cut."""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    UnknownHandler,
+)
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from pipeline.data.checksums import checksum
+from pipeline.data.remote_file import RemoteFile
+from pipeline.errors import DataError
+
+MIN_BYTES_PER_STALL = 16 * 2**10
+"""The fewest bytes in that time, so that a very slow mirror is given up too."""
+MAX_BYTES = 2 * 2**30
+"""The largest file whose size was not published."""
+ROUNDS = 5
+"""The most rounds through all mirrors, as long as each round downloads more of the file."""
+_CHUNK_BYTES = 1 << 20
+_RANGE_NOT_SATISFIABLE = 416
+
+log = logging.getLogger(__name__)
+
+
+def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: float) -> None:
+    """Download a file to a path from the first mirror that delivers it.
+
+    Raises DataError with each mirror's reason when none of them does.
+    """
+    if not mirrors:
+        raise DataError(f"{file.name} could not be downloaded: dataset.mirrors is empty")
+    part = path.with_name(f"{path.name}.part")
+    for _ in range(ROUNDS):
+        size_before = _size(part)
+        reasons = []
+        for mirror in mirrors:
+            url = f"{mirror.rstrip('/')}/{file.name}"
+            log.info("downloading %s", url)
+            try:
+                _complete(part, file, url, stall_s)
+            except (OSError, HTTPException, ValueError) as error:
+                reasons.append(f"{url}: {_reason(error, stall_s)}")
+            else:
+                part.replace(path)
+                log.info("downloaded %s", path)
+                return
+        if _size(part) <= size_before:
+            break
+    raise DataError("\n  ".join([f"{file.name} could not be downloaded:", *reasons]))
+
+
+def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+    """Complete `part` from one mirror. Raises the error of that mirror."""
+    resumed = part.exists()
+    _append(part, file, url, stall_s)
+    md5 = checksum(part, "md5")
+    if md5 == file.md5:
+        return
+    part.unlink()
+    if not resumed:
+        raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
+    # The wrong bytes may be those from before.
+    _complete(part, file, url, stall_s)
+
+
+def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+    """Download the bytes after those of `part`, or all where the server can't do that."""
+    have = _size(part)
+    headers = {"User-Agent": "recipe-pipeline"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = _opener().open(Request(url, headers=headers), timeout=stall_s)
+    except HTTPError as error:
+        error.close()
+        if have and error.code == _RANGE_NOT_SATISFIABLE:
+            return
+        raise
+    with response:
+        start = _start(response)
+        if start not in (0, have):
+            raise ValueError(f"sent bytes from {start:,} where {have:,} was asked for")
+        total = _total(response, start, file.size_bytes)
+        with part.open("ab" if start else "wb") as target:
+            for chunk in _chunks(response, file.name, start, total, stall_s):
+                target.write(chunk)
+
+
+def _start(response: HTTPResponse) -> int:
+    """The offset in the file of the body's first byte."""
+    content_range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return int(content_range[1]) if content_range else 0
+
+
+def _total(response: HTTPResponse, start: int, published: int | None) -> int | None:
+    """The size of the whole file, as far as it is known."""
+    length = response.headers.get("Content-Length")
+    offered = start + int(length) if length else published
+    if published not in (None, offered):
+        raise ValueError(f"offers {offered:,} bytes instead of {published:,}")
+    if offered is not None and not 0 <= offered <= MAX_BYTES:
+        raise ValueError(f"offers {offered:,} bytes; must be {MAX_BYTES:,} at most")
+    return offered
+
+
+def _chunks(
+    response: HTTPResponse, name: str, done: int, total: int | None, stall_s: float
+) -> Iterator[bytes]:
+    """The body as it arrives, up to `total` and no further, under a progress bar on a terminal.
+
+    Raises TimeoutError where it comes too slowly, and ValueError where it does not end.
+    """
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(name, total=total, completed=done)
+        due_s, due_bytes = time.monotonic() + stall_s, done + MIN_BYTES_PER_STALL
+        while total is None or done < total:
+            chunk = response.read1(_CHUNK_BYTES)
+            if not chunk:
+                break
+            done += len(chunk)
+            if done > MAX_BYTES:
+                raise ValueError(f"sent more than {MAX_BYTES:,} bytes")
+            if done >= due_bytes:
+                due_s, due_bytes = time.monotonic() + stall_s, done + MIN_BYTES_PER_STALL
+            elif time.monotonic() > due_s:
+                raise TimeoutError
+            progress.update(task, completed=done)
+            yield chunk
+    if total is not None and done < total:
+        raise ConnectionError(f"closed after {done:,} of {total:,} bytes")
+
+
+def _opener() -> OpenerDirector:
+    """Speaks http and https only, also after a redirect, and verifies certificates."""
+    opener = OpenerDirector()
+    for handler in (
+        ProxyHandler(),
+        HTTPHandler(),
+        HTTPSHandler(context=ssl.create_default_context()),
+        HTTPRedirectHandler(),
+        HTTPErrorProcessor(),
+        HTTPDefaultErrorHandler(),
+        UnknownHandler(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reason(error: Exception, stall_s: float) -> str:
+    cause = error.reason if type(error) is URLError else error
+    if isinstance(cause, TimeoutError):
+        return f"sent nothing for {stall_s:g} s"
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.backends.compile_program import ProgramSpec, compile_program, find_compiled
+from pipeline.backends.later_program import LaterProgram
+from pipeline.files.compile_cache import enable_compile_cache
+
+CONFIGURED = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    before = {name: jax.config.values[name] for name in CONFIGURED}
+    enable_compile_cache(tmp_path, print)
+    yield tmp_path
+    enable_compile_cache(None, print)
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def program(key: str | None, length: int = 3) -> tuple[ProgramSpec, list[Any]]:
+    """A program, and what is added to whenever it is traced."""
+    traced: list[Any] = []
+
+    def double(values: dict[str, Any]) -> dict[str, Any]:
+        traced.append(values)
+        return {"x": values["x"] * 2}
+
+    shapes = {"x": jax.ShapeDtypeStruct((length,), jnp.float32)}
+    return ProgramSpec("doubling", double, (shapes,), donated=0, key=key, gives=0), traced
+
+
+def compile_again(key: str | None, length: int = 3) -> tuple[Any, str, int]:
+    spec, traced = program(key, length)
+    compiled, facts = compile_program(spec, lambda _: nullcontext(), jax.devices("cpu")[:1])
+    given = {"x": jnp.arange(length, dtype=jnp.float32)}
+    assert np.asarray(compiled(given)["x"]).tolist() == [2.0 * n for n in range(length)]
+    return compiled, facts.cache, len(traced)
+
+
+def test_a_program_with_a_key_is_found_without_being_traced(folder: Path) -> None:
+    assert compile_again("one")[1:] == ("miss", 1)
+    assert compile_again("one")[1:] == ("hit", 0)
+
+
+def test_other_keys_and_shapes_are_other_programs(folder: Path) -> None:
+    compile_again("one")
+    assert compile_again("two")[1:] == ("hit", 1)  # of JAX's own cache, by its text
+    assert compile_again("one", length=4)[1:] == ("miss", 1)
+    assert compile_again(None)[1:] == ("hit", 1)
+
+
+def test_damaged_files_are_compiled_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compile_again("one")
+    (file,) = folder.glob("kept-*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert compile_again("one")[1:] == ("hit", 1)
+    assert f"{file}: was damaged and is removed" in capsys.readouterr().out
+    assert compile_again("one")[1:] == ("hit", 0)
+
+
+def test_without_a_cache_nothing_is_kept(folder: Path) -> None:
+    enable_compile_cache(None, print)
+    assert compile_again("one")[1:] == ("off", 1)
+    assert find_compiled(program("one")[0], jax.devices("cpu")[:1]) is None
+    assert list(folder.iterdir()) == []
+
+
+def test_a_later_program_is_compiled_once_and_waited_for() -> None:
+    compiled: list[str] = []
+    later = LaterProgram(lambda: compiled.append("now") or (lambda number: number + 1))
+    assert compiled == []
+    later.begin()
+    later.begin()
+    assert [later(1), later(2)] == [2, 3]
+    assert compiled == ["now"]
+
+
+def test_a_later_program_that_does_not_compile_raises_why() -> None:
+    def fail() -> Any:
+        raise ValueError("no")
+
+    later = LaterProgram(fail)
+    with pytest.raises(ValueError, match="no"):
+        later()
+    with pytest.raises(ValueError, match="no"):
+        later.begin()
