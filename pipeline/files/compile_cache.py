@@ -25,7 +25,6 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.files.ownership import find_foreign_owner, find_writers, make_private
 
 _SHORTEST_S = "jax_persistent_cache_min_compile_time_secs"
-_NAMES = "jax_compilation_cache_include_metadata_in_key"
 _SUFFIX = ".program"
 OWN = stat.S_IRUSR | stat.S_IWUSR
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -50,17 +49,13 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
 
 @contextmanager
 def programs_by_names() -> Iterator[None]:
-    """Inside, a compiled program is found only with the names and lines it is compiled with now.
+    """Inside, this thread finds a compiled program only with the names and lines it is compiled with now.
 
     JAX leaves them out of its key else, so that a program of other layers that compute the same
     would be found, with their names.
     """
-    before = jax.config.values[_NAMES]
-    jax.config.update(_NAMES, True)
-    try:
+    with config.compilation_cache_include_metadata_in_key(True):
         yield
-    finally:
-        jax.config.update(_NAMES, before)
 
 
 @contextmanager

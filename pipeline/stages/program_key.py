@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,14 +23,16 @@ def program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str
     """Return the key of the programs of a run that a process of its own does.
 
     `process` is its provenance: code, versions, machine, settings and data. Returns None where not
-    all that the programs are made from is known by it: code of the user's own, or data of which
-    only samples were hashed.
+    all that the programs are made from is known by it: code of the user's own, a file that the
+    network or training is read from, or data of which only samples were hashed.
     """
     splits = process["data"].values()
     columns = [column for split in splits for column in split.values()]
     if process["plugins"] or any(column.get("of") != "all" for column in columns):
         return None
     if not all(type(one).__module__.startswith("pipeline.") for one in _sections(recipe)):
+        return None
+    if any(_names_file(one) for one in _sections((recipe.model, recipe.train))):
         return None
     network = built.parts.network
     machine = {name: process["machine"][name] for name in OF_MACHINE}
@@ -43,6 +46,10 @@ def program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str
         "jax": sorted((name, repr(value)) for name, value in jax.config.values.items()),
     }
     return hashlib.sha256(json_text(parts).encode()).hexdigest()
+
+
+def _names_file(section: BaseModel) -> bool:
+    return any(isinstance(value, Path) for value in section.__dict__.values())
 
 
 def _sections(value: Any) -> Iterator[BaseModel]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -73,3 +74,6 @@ def test_what_is_not_known_as_a_whole_has_no_key(tiny: Callable[..., Recipe]) ->
     recipe = tiny()
     train = recipe.train.model_copy(update={"loss": Own.model_construct(**dict(recipe.train.loss))})
     assert key(recipe.model_copy(update={"train": train})) is None
+
+    graph = tiny().model.model_copy(update={"graph": Path("net.torch.json")})
+    assert key(tiny().model_copy(update={"model": graph})) is None
