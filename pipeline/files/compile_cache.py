@@ -49,7 +49,7 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
 
 @contextmanager
 def programs_by_names() -> Iterator[None]:
-    """Inside, this thread finds a compiled program only with the names and lines it is compiled with now.
+    """Inside, this thread finds a compiled program only with the names and lines that it has now.
 
     JAX leaves them out of its key else, so that a program of other layers that compute the same
     would be found, with their names.
