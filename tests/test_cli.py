@@ -62,11 +62,11 @@ Say = Callable[..., Said]
 
 def test_what_is_to_be_called_at_the_end_is_called_before_the_process_ends() -> None:
     program = (
-        "import atexit, sys, threading, time\n"
+        "import atexit, sys, threading\n"
         "from pipeline.__main__ import main\n"
         "sys.argv = ['pipeline', '--help']\n"
-        "threading.Timer(0.2, print, ['waited']).start()\n"
         "status = main()\n"
+        "threading.Timer(0.2, print, ['waited']).start()\n"
         "atexit.register(print, 'called')\n"
         "sys.exit(status)\n"
     )
