@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-IMPORTED = ["tests.forked", "pipeline.cli.train", "pipeline.runner.run", "grain"]
+IMPORTED = ["tests.forked", "tests.composed", "pipeline.cli.train", "pipeline.runner.run", "grain"]
+IMPORTED += ["pipeline.backends.xla"]
 
 
 def run_forked(
