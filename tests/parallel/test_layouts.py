@@ -52,6 +52,7 @@ def differences(one: Any, other: Any) -> list[str]:
     return found + [path for path, ours, theirs in pairs if ours != theirs]
 
 
+@pytest.mark.slow
 def test_one_and_four_devices_have_the_same_bits(tiny: Compose, tmp_path: Path) -> None:
     one, four = (
         train(tiny, tmp_path / str(devices), [*MLP, *SHORT, f"parallel.devices={devices}"])
