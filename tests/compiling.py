@@ -61,6 +61,16 @@ def optimized() -> Iterator[None]:
 
 
 @contextmanager
+def unoptimized() -> Iterator[None]:
+    """Within the context, which lies within that of `optimized`, programs are compiled quickly."""
+    compile_quickly(True)
+    try:
+        yield
+    finally:
+        compile_quickly(False)
+
+
+@contextmanager
 def lightly_optimized() -> Iterator[None]:
     """Within the context, programs are optimized a little: for runs of hundreds of steps."""
     compile_quickly(True, lightly=True)

@@ -125,6 +125,7 @@ def test_a_failure_is_warned_of_once(tiny: Callable[..., Recipe]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unoptimized_programs")
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -25,7 +25,7 @@ from tests.weights.text_runs import bert, gpt
 pytestmark = pytest.mark.slow
 
 KEPT = ["checkpoint.every_steps=10", "checkpoint.keep=20"]
-SELDOM = ["checkpoint.every_steps=40", "checkpoint.keep=20"]
+SELDOM = ["checkpoint.every_steps=40", "checkpoint.keep=20", "model.blocks=1"]
 
 
 def test_a_language_model_is_the_same_at_any_sink_size_and_after_a_resume(
@@ -65,7 +65,6 @@ def test_a_changed_text_is_not_resumed(cache: Path, tmp_path: Path) -> None:
         run(gpt(cache, text, *KEPT, f"train.resume={tmp_path / 'run'}", "train.steps=80"))
 
 
-@pytest.mark.usefixtures("long_runs")
 def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
     cache: Path, tmp_path: Path
 ) -> None:
