@@ -19,7 +19,7 @@ from hypothesis import settings
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.plugins import loading
-from tests.compiling import compile_quickly, optimized
+from tests.compiling import compile_quickly, lightly_optimized, optimized, unoptimized
 from tests.forked import run_forked
 
 # A deadline by the clock fails on a machine that others use too.
@@ -140,6 +140,20 @@ def _optimized() -> Iterator[None]:
 
 optimized_programs = pytest.fixture(_optimized)
 optimized_programs_of_module = pytest.fixture(_optimized, scope="module")
+
+
+@pytest.fixture
+def unoptimized_programs() -> Iterator[None]:
+    """Compile quickly in one test of a module with `optimized_programs_of_module`."""
+    with unoptimized():
+        yield
+
+
+@pytest.fixture
+def long_runs() -> Iterator[None]:
+    """Optimize programs a little, where hundreds of steps take longer than to compile them."""
+    with lightly_optimized():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,30 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-IMPORTED = ["tests.forked", "pipeline.cli.train", "pipeline.runner.run", "grain"]
+IMPORTED = [
+    "tests.forked",
+    "tests.part_modules",
+    "pipeline.cli.train",
+    "pipeline.runner.run",
+    "grain",
+]
+IMPORTED += ["pipeline.backends.xla"]
+
+
+def start_forked(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], said: Sequence[Path]
+) -> ForkServerProcess:
+    """Start `python -m pipeline` in a folder; both streams are appended to the files `said`."""
+    CONTEXT.set_forkserver_preload(IMPORTED)
+    process = CONTEXT.Process(
+        target=_command, args=(list(arguments), folder, dict(environment), list(said))
+    )
+    process.start()
+    return process
 
 
 def run_forked(
@@ -26,12 +46,8 @@ def run_forked(
 
     The return code is negative for a signal. Raises TimeoutError after `timeout` seconds.
     """
-    CONTEXT.set_forkserver_preload(IMPORTED)
     said = [folder / f".{name}" for name in ("stdout", "stderr")]
-    process = CONTEXT.Process(
-        target=_command, args=(list(arguments), folder, dict(environment), said)
-    )
-    process.start()
+    process = start_forked(arguments, folder, environment, said)
     process.join(timeout)
     if process.exitcode is None:
         process.kill()
@@ -46,13 +62,18 @@ def run_forked(
 def _command(
     arguments: list[str], folder: Path, environment: dict[str, str], said: list[Path]
 ) -> None:
+    import jax
+
     from pipeline.__main__ import main
 
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    # Read when JAX was imported, which may have been in another environment.
+    unoptimized = environment.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1"
+    jax.config.update("jax_disable_most_optimizations", unoptimized)
     for stream, file in zip((sys.stdout, sys.stderr), said, strict=True):
-        with file.open("w") as written:
+        with file.open("a") as written:
             os.dup2(written.fileno(), stream.fileno())
     sys.argv = ["pipeline", *arguments]
     sys.orig_argv = [sys.executable, "-m", "pipeline", *arguments]

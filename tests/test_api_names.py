@@ -88,6 +88,7 @@ def test_a_wrong_name_would_be_found() -> None:
         assert not exists(wrong)
 
 
+@pytest.mark.slow
 def test_a_value_of_a_key_is_one_that_it_takes() -> None:
     valued = [name for name in names() if re.fullmatch(r"[a-z_]+\.[a-z_.]+=\w+", name)]
     assert valued

@@ -184,7 +184,7 @@ def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failed_run_returns_1(say: Say) -> None:
-    said = say(*TINY, STEPS, "train.optimizer.lr=1e30")
+    said = say(*TINY, STEPS, "model=mlp", "+model.hidden=[8]", "train.optimizer.lr=1e30")
     assert said.status == 1
     assert said.err.startswith("error: epoch: 1 step: ")
     assert said.err.count("\n") == 1

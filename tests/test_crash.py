@@ -12,7 +12,8 @@ from tests.crash.killing import Crashes
 @pytest.mark.slow
 def test_killed_runs_end_as_one_that_never_was(cache: Path, tmp_path: Path) -> None:
     """kill -9, at random moments and while a checkpoint is written; K-05."""
-    crashes = Crashes(tmp_path, 7, 400, 40, [f"cache.root={cache}"])
+    small = ["model=mlp", "+model.hidden=[8]", "eval.every_steps=130", f"cache.root={cache}"]
+    crashes = Crashes(tmp_path, 7, 200, 20, small)
     while crashes.tally.kills < 3:
         crashes.kill_one_run(3)
     tally = crashes.tally

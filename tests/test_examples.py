@@ -41,6 +41,7 @@ def test_the_flax_network_trains(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("long_runs")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_an_example_runs(script: Path, cache: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "PYTHONPATH": str(ROOT)}

@@ -12,6 +12,7 @@ from pipeline.runner.run import run
 from tests import outcome
 
 
+@pytest.mark.usefixtures("long_runs")
 def test_lenet5_learns_the_digits_of_the_package(cache: Path, tmp_path: Path) -> None:
     """Real data that needs no download: 16 passes over 1,438 digits."""
     overrides = ["train.passes=16", "monitor.tensorboard=false", f"cache.root={cache}"]
@@ -20,6 +21,7 @@ def test_lenet5_learns_the_digits_of_the_package(cache: Path, tmp_path: Path) ->
     assert summary.metrics["accuracy"] > 0.9
 
 
+@pytest.mark.usefixtures("long_runs")
 def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> None:
     """D-03, D-09: 1875 batches of 32 a pass."""
     overrides = [

@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from pipeline.runner.record.summary import Summary
 from pipeline.weights.trained_run import read_trained_run
 from tests import outcome
 from tests.conftest import ROOT
+from tests.forked import start_forked
 
 QUIET = ["monitor.tensorboard=false", "monitor.loss_every=0"]
 FIGURES = json.loads((ROOT / "tests" / "golden" / "tables.json").read_text())
@@ -126,26 +125,23 @@ def test_the_sink_changes_no_bit(name: str, cache: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_killed_run_ends_as_one_that_never_was(
-    cache: Path, tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+    cache: Path, tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     length = ["train.passes=null", "train.steps=600", "train.sink_size=10"]
     length += ["checkpoint.every_steps=50", "checkpoint.keep=20", "eval.every_passes=null"]
     length += ["eval.every_steps=100", "+recipe=diabetes_mlp", *QUIET]
-    assert command([*length, f"hydra.run.dir={tmp_path / 'whole'}"]).returncode == 0
+    assert forked([*length, f"hydra.run.dir={tmp_path / 'whole'}"]).returncode == 0
     killed = tmp_path / "killed"
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *length, f"hydra.run.dir={killed}"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.DEVNULL,
+    process = start_forked(
+        [*length, f"hydra.run.dir={killed}"], tmp_path, environment, [tmp_path / "said"] * 2
     )
-    while process.poll() is None and not (killed / "checkpoints" / "150").exists():
+    while process.exitcode is None and not (killed / "checkpoints" / "150").exists():
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert not (killed / "summary.json").exists()
-    said = command([*length, f"train.resume={killed}"])
+    said = forked([*length, f"train.resume={killed}"])
     assert said.returncode == 0, said.stderr
     outcome.assert_same_run(tmp_path / "whole", killed)
 

@@ -55,6 +55,7 @@ def choosing(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("long_runs")
 def test_sinks_of_the_default_recipe_are_explained(
     explained: Explain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_sinks_of_the_default_recipe_are_explained(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("long_runs")
 def test_a_file_is_written_where_one_is_requested(explained: Explain, tmp_path: Path) -> None:
     status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "hydra.run.dir=deep/mine")
     assert (status, err) == (0, "")

@@ -96,16 +96,16 @@ def in_project(command: Command, *arguments: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 def test_the_project_trains_with_its_plugin_and_is_refused_without(
-    cache: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, forked: Command
 ) -> None:
-    assert command(["new", "own"]).returncode == 0
+    assert main(["own"]) == 0
     for file in (tmp_path / "own").iterdir():
         file.rename(tmp_path / file.name)
-    refused = in_project(command)
+    refused = in_project(forked)
     assert refused.returncode == 2
     assert "a part of your own needs --plugin FILE" in refused.stderr
     assert not (tmp_path / "run").exists()
-    trained = in_project(command, "--plugin", "parts.py")
+    trained = in_project(forked, "--plugin", "parts.py")
     assert trained.returncode == 0, trained.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["metrics"]["within_one"] >= summary["metrics"]["accuracy"]
@@ -115,8 +115,8 @@ def test_the_project_trains_with_its_plugin_and_is_refused_without(
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_project_pass(cache: Path, tmp_path: Path, command: Command) -> None:
-    assert command(["new", "own"]).returncode == 0
+def test_the_tests_of_a_project_pass(cache: Path, tmp_path: Path) -> None:
+    assert main(["own"]) == 0
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=tmp_path / "own",

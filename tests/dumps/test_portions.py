@@ -56,6 +56,7 @@ def test_loss_statistics_and_gradients_are_those_of_the_step(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
 def test_tensors_are_those_of_layers_one_by_one(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))

@@ -43,6 +43,7 @@ def weights(run_dir: Path) -> dict[str, np.ndarray]:
     return dict(read_checkpoint(run_dir / "checkpoints" / "12").arrays)
 
 
+@pytest.mark.slow
 def test_dumps_change_no_bit_of_training(
     plain: Path, tmp_path: Path, tiny: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess as Process
 from pathlib import Path
 
 import pytest
 
-from pipeline.config.recipe import Recipe
+from pipeline import load_recipe
 from pipeline.runner.run import run
 from tests import outcome
+from tests.forked import start_forked
 
-Compose = Callable[..., Recipe]
 pytestmark = pytest.mark.slow
 
 TINY = (
@@ -37,8 +36,6 @@ LONG = "train.steps=20000"
 END_S = 5.0
 """Time within which all processes have ended once one was killed."""
 
-Process = subprocess.Popen[str]
-
 
 @pytest.fixture
 def start(cache: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
@@ -46,23 +43,26 @@ def start(cache: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
     started = []
 
     def go(*arguments: str, run_dir: str = "run") -> Process:
-        environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent)}
-        with (tmp_path / "said").open("a") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline", *TINY, *arguments, f"hydra.run.dir={run_dir}"],
-                cwd=tmp_path,
-                env=environment,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+        process = start_forked(
+            [*TINY, *arguments, f"hydra.run.dir={run_dir}"],
+            tmp_path,
+            {**os.environ, "XDG_CACHE_HOME": str(cache.parent)},
+            [tmp_path / "said"] * 2,
+        )
         started.append(process)
         return process
 
     yield go
     for process in started:
         process.kill()
-        process.wait()
+        process.join()
+
+
+def wait(process: Process, seconds: float) -> int:
+    """Return the exit status of a command, which must have ended within so many seconds."""
+    process.join(seconds)
+    assert process.exitcode is not None, f"no end within {seconds:g} s"
+    return process.exitcode
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -97,21 +97,25 @@ def normal(folder: Path) -> list[object]:
 
 @pytest.mark.usefixtures("optimized_programs")
 def test_two_processes_have_the_bits_of_one(
-    start: Callable[..., Process], tiny: Compose, tmp_path: Path
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert start("train.steps=60", *TWO).wait(180) == 0
-    assert start("train.steps=60", run_dir="one").wait(180) == 0
+    """From Python; tests/plugins/test_runs.py does it by the command."""
+    own = [*TINY[1:], "train.steps=60", f"cache.root={cache}"]
+    summary = run(load_recipe("lenet5_digits", [*own, *TWO]), tmp_path / "run")
+    assert (summary.status, summary.steps) == ("done", 60)
+    run(load_recipe("lenet5_digits", [*own, "parallel.devices=1"]), tmp_path / "one")
     assert normal(tmp_path / "run") == normal(tmp_path / "one")
-    said = (tmp_path / "said").read_text()
-    assert "Gloo" not in said
+    assert "Gloo" not in "".join(capfd.readouterr())
     assert "Rank 1 is connected" in (tmp_path / "run/ranks/1.log").read_text()
     assert outcome.read_summary(tmp_path / "run")["status"] == "done"
 
 
 @contextmanager
-def training(start: Callable[..., Process], folder: Path) -> Iterator[tuple[Process, list[int]]]:
+def training(
+    start: Callable[..., Process], folder: Path, *more: str
+) -> Iterator[tuple[Process, list[int]]]:
     """A run of two processes that has saved; afterwards none of them is left."""
-    process = start(LONG, *TWO)
+    process = start(LONG, *TWO, *more)
     wait_for(lambda: has_trained(folder))
     workers = workers_of(process)
     assert len(workers) == 2
@@ -125,7 +129,7 @@ def test_a_killed_process_ends_all(
 ) -> None:
     with training(start, tmp_path) as (process, workers):
         os.kill(workers[rank], signal.SIGKILL)
-        assert process.wait(END_S) == 1
+        assert wait(process, END_S) == 1
     said = (tmp_path / "said").read_text()
     assert f"error: process {rank} of 2 was ended by SIGKILL; log: run/ranks/{rank}.log" in said
     assert said.count("error:") == 1
@@ -135,10 +139,10 @@ def test_a_killed_process_ends_all(
 def test_a_process_that_does_not_answer_ends_all(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
-    """Within the time without a heartbeat, 10 s here, and that of an end."""
-    with training(start, tmp_path) as (process, workers):
+    """Within the time without a heartbeat, 6 s here, and that of an end."""
+    with training(start, tmp_path, "launch.heartbeat_seconds=6") as (process, workers):
         os.kill(workers[1], signal.SIGSTOP)
-        assert process.wait(10 + 2 * END_S) == 1
+        assert wait(process, 6 + 2 * END_S) == 1
     assert (
         "error: process 1 of 2 did not answer; log: run/ranks/1.log"
         in (tmp_path / "said").read_text()
@@ -150,7 +154,7 @@ def test_nothing_is_left_where_the_command_itself_is_killed(
 ) -> None:
     with training(start, tmp_path) as (process, _):
         process.kill()
-        assert process.wait(END_S) == -signal.SIGKILL
+        assert wait(process, END_S) == -signal.SIGKILL
     assert "error:" not in (tmp_path / "said").read_text()
 
 
@@ -159,22 +163,22 @@ def test_a_stopped_run_goes_on_with_one_process(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """Stopped in order by a signal, resumed alone: equal to a run that was not stopped."""
-    length = ("train.steps=2000", "train.dispatch_seconds=0.2")
+    length = ("train.steps=1000", "train.dispatch_seconds=0.2")
     process = start(*length, *TWO)
     wait_for(lambda: has_trained(tmp_path))
     process.terminate()
-    assert process.wait(60) == 1
+    assert wait(process, 60) == 1
     summary = outcome.read_summary(tmp_path / "run")
     assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
-    assert summary["steps"] < 2000
-    assert start(*length, "train.resume=run").wait(120) == 0
-    assert start(*length, "parallel.devices=4", run_dir="whole").wait(120) == 0
+    assert summary["steps"] < 1000
+    assert wait(start(*length, "train.resume=run"), 120) == 0
+    assert wait(start(*length, run_dir="whole"), 120) == 0
     assert normal(tmp_path / "run") == normal(tmp_path / "whole")
 
 
 def test_an_error_of_all_is_said_once(start: Callable[..., Process], tmp_path: Path) -> None:
     process = start(*TWO, "dataset=mnist", "dataset.root=/nowhere", "train.steps=10")
-    assert process.wait(120) == 2
+    assert wait(process, 120) == 2
     said = (tmp_path / "said").read_text()
     assert said.count("error:") == 1
     assert "/nowhere lacks train-images-idx3-ubyte.gz" in said
@@ -195,16 +199,10 @@ def test_an_error_of_another_process_is_said_with_its_log(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     started_at = time.monotonic()
     process = start(*TWO, LONG)
-    assert process.wait(120) == 1
+    assert wait(process, 120) == 1
     assert time.monotonic() - started_at < 60
     said = (tmp_path / "said").read_text()
     assert (
         "error: process 1 of 2 has failed: the disk of this node is full; log: run/ranks/1.log"
         in said
     )
-
-
-def test_python_runs_several_processes_too(tiny: Compose, tmp_path: Path) -> None:
-    recipe = tiny("model=mlp", "model.hidden=[12]", "parallel.mode=data", *TWO[:2])
-    summary = run(recipe, tmp_path / "run")
-    assert (summary.status, summary.steps) == ("done", 45)

@@ -29,6 +29,7 @@ def test_a_cost_goes_through_both_dispatches_that_were_timed() -> None:
 MEASURED_MS = st.floats(1e-4, 1e4)
 
 
+@pytest.mark.slow
 @given(single_ms=MEASURED_MS, long_ms=MEASURED_MS, off_ms=MEASURED_MS, steps=st.integers(2, 500))
 @example(single_ms=2.0, long_ms=1.0, off_ms=2.0, steps=20)
 def test_noise_never_predicts_a_time_below_zero(

@@ -125,12 +125,16 @@ def test_a_failure_is_warned_of_once(tiny: Callable[..., Recipe]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unoptimized_programs")
 @pytest.mark.parametrize(
     "overrides",
     [
         ["parallel.mode=data", "parallel.devices=2"],
         ["train.precision=O2", "train.loss_scale=dynamic"],
-        ["train.mode=eager", "train.steps=3", "monitor.collect_every=2"],
+        [
+            *("model=mlp", "+model.hidden=[8]"),
+            *("train.mode=eager", "train.steps=3", "monitor.collect_every=2"),
+        ],
         ["train.freeze=[conv_*]", "train.unfreeze=[{pattern: conv_1, after_steps: 20}]"],
         ["train.accumulate_steps=2"],
         ["optimizer=thor"],

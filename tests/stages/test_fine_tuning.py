@@ -122,6 +122,7 @@ def test_shards_and_microbatches_thaw_too(tiny: Compose, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unoptimized_programs")
 def test_eager_mode_thaws_as_the_program_does(tiny: Compose, tmp_path: Path) -> None:
     short = ["train.steps=4", "train.unfreeze=[{pattern: '*', after_steps: 2}]"]
     for mode in ("graph", "eager"):

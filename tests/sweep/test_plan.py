@@ -80,7 +80,7 @@ def test_recipes_of_earlier_jobs_are_those_that_are_composed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides, _ = GRIDS[0]
+    overrides = ["train.optimizer.lr=0.01,0.05", "seed=1,2"]
     jobs, each, _ = planned(overrides, monkeypatch)
     for job, own in zip(jobs, each, strict=True):
         assert own.recipe is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ GIT_S = 5.0
 CHANGES_KEPT = 50
 FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
 """Fields before the path in a line of `git status`, by the kind of line."""
+
+
+@cache
+def describe_imported_code() -> dict[str, Any]:
+    """Return what `describe_code` says of this package when it is first asked in a process.
+
+    What a process has imported stays as it is, so the runs after the first one read no file again
+    and start no git.
+    """
+    return describe_code()
 
 
 def describe_code(package: Path = PACKAGE) -> dict[str, Any]:

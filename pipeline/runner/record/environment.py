@@ -17,7 +17,7 @@ import jax
 from pipeline.data.columns import Split
 from pipeline.lowerings.tune.machine import describe_device
 from pipeline.plugins.loading import loaded_plugins
-from pipeline.runner.record.code_version import describe_code
+from pipeline.runner.record.code_version import describe_imported_code
 from pipeline.runner.record.fingerprint import fingerprint
 from pipeline.runner.record.provenance import Provenance
 
@@ -34,7 +34,7 @@ def describe_process(
         command=shlex.join(sys.orig_argv),
         folder=str(Path.cwd()),
         seed=seed,
-        code=describe_code(),
+        code=describe_imported_code(),
         versions=versions,
         machine=describe_machine(device),
         settings=describe_settings(),

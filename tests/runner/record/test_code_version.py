@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.runner.record import code_version
-from pipeline.runner.record.code_version import describe_code
+from pipeline.runner.record.code_version import describe_code, describe_imported_code
 
 
 @pytest.fixture
@@ -82,3 +82,11 @@ def test_a_git_that_does_not_answer_says_why(
     assert "non-zero exit status" in state["why"]
     monkeypatch.setattr(code_version, "GIT", ("no-such-program",))
     assert "No such file" in describe_code(checkout)["git"]["why"]
+
+
+def test_the_code_of_a_process_is_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run in the process was made from what the first one was."""
+    first = describe_imported_code()
+    assert set(first) >= {"sha256"}
+    monkeypatch.setattr(code_version, "GIT", ("git", "nonsense"))
+    assert describe_imported_code() == first

@@ -40,6 +40,7 @@ def test_padding(shape: tuple[int, ...], layout: Layout, axis: int | None, store
     assert padded_elements(Value(shape, "float16"), layout, axis) == stored
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 40), min_size=2, max_size=4),
     st.sampled_from(["ND", "NC1HWC0", "FRACTAL_NZ", "FRACTAL_Z"]),
