@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
+
+import jax
+
+from pipeline.backends.base import Program, ProgressClock
+from pipeline.backends.compile_program import ProgramSpec, compile_program, find_compiled
 
 
 class LaterProgram:
@@ -31,3 +37,28 @@ class LaterProgram:
         self.begin()
         assert self._compiled is not None
         return self._compiled.result()(*args)
+
+
+def compile_later(
+    spec: ProgramSpec,
+    watch: ProgressClock,
+    devices: Sequence[jax.Device],
+    notify: Callable[[Program], None] | None,
+) -> tuple[Any, Program | None]:
+    """Find a kept program, or prepare to compile it later and then call `notify` with its facts.
+
+    Without `notify` it is compiled at once. A later program has no facts yet, but None.
+    """
+    if notify is None:
+        return compile_program(spec, watch, devices)
+    found = find_compiled(spec, devices)
+    if found is not None:
+        return found
+
+    def compile_() -> Any:
+        # No clock: training shows its own progress.
+        program, facts = compile_program(spec, lambda _: nullcontext(), devices)
+        notify(facts)
+        return program
+
+    return LaterProgram(compile_), None

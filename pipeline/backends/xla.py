@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -35,11 +34,10 @@ from pipeline.backends.compile_program import (
     cache_events,
     cache_outcome,
     compile_program,
-    find_compiled,
     xla_errors,
 )
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
-from pipeline.backends.later_program import LaterProgram
+from pipeline.backends.later_program import LaterProgram, compile_later
 from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.lowerings.problem.lowering import Problem
@@ -134,7 +132,7 @@ class XlaBackend:
             compiled = [
                 _compile_initialisation(work, init, self.placement, watch),
                 compile_program(train, watch, devices),
-                self._evaluation(work, evaluation, watch),
+                compile_later(evaluation, watch, devices, work.when_evaluation_compiled),
             ]
             programs = [program for program, _ in compiled]
             facts = tuple(facts for _, facts in compiled if facts is not None)
@@ -148,26 +146,6 @@ class XlaBackend:
             return spec
         # A loop gives what it was given, of which the next call consumes the memory.
         return replace(spec, key=work.key, gives=spec.donated)
-
-    def _evaluation(
-        self, work: CompileInputs, spec: ProgramSpec, watch: ProgressClock
-    ) -> tuple[Any, Program | None]:
-        """Compile the evaluation, or, where it is to be later and is not kept, prepare that."""
-        devices = self.placement.devices
-        notify = work.when_evaluation_compiled
-        if notify is None:
-            return compile_program(spec, watch, devices)
-        found = find_compiled(spec, devices)
-        if found is not None:
-            return found
-
-        def compile_() -> Any:
-            # No clock: training shows its own progress.
-            program, facts = compile_program(spec, lambda _: nullcontext(), devices)
-            notify(facts)
-            return program
-
-        return LaterProgram(compile_), None
 
     def estimate(self, proposal: StepToPrice) -> None:
         """Return None: the cost of a step is measured here."""

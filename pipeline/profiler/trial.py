@@ -131,7 +131,7 @@ def _gain(
 ) -> float:
     """Return the median ratio of a step before and after, in alternating trials.
 
-    A step that waits for data is not timed again: its first windows would be read anew.
+    A step that waits for data is not timed again: its first windows would be read again.
     """
     streams, ratios = before.feed.kind == "stream", []
     with (

@@ -147,5 +147,5 @@ _KEPT: dict[str, Any] = {}
 
 
 def forget_programs() -> None:
-    """Let the next run compile each shape anew, as a process of its own does."""
+    """Let the next run compile each shape again, as a process of its own does."""
     _KEPT.clear()
