@@ -70,15 +70,22 @@ class _GivenCuts:
     constraints: tuple[CutRule, ...]
 
     def keeps_cut(self, use: OperatorUse, cut: Layout) -> bool:
-        """Whether a cut of an operator finds its weight as it lies, and the batch cut.
+        """Whether a cut of an operator finds its weight as it lies, and cuts the batch.
 
-        A weight with several uses is brought to where it is needed.
+        Where a constraint says how its layer's output is cut, that is what counts. A weight with
+        several uses is brought to where it is needed.
         """
         weight, operator = self.blocks.weights[use.weight], use.operator
         layout = tuple(None if d is None else operator.dims[d].weight for d in cut)
-        batch_is_cut = operator.samples is None or all(
-            name not in self.batch or size == 1 or at == operator.samples or found is not None
-            for name, size, at, found in zip(AXES, self.mesh.sizes, cut, layout, strict=True)
+        layer = weight.path.rpartition("/")[0]
+        constrained = any(fnmatchcase(layer, rule.pattern) for rule in self.constraints)
+        batch_is_cut = (
+            operator.samples is None
+            or constrained
+            or all(
+                name not in self.batch or size == 1 or at == operator.samples or found is not None
+                for name, size, at, found in zip(AXES, self.mesh.sizes, cut, layout, strict=True)
+            )
         )
         return batch_is_cut and (weight.uses > 1 or self.keeps_weight(use.weight, layout))
 
