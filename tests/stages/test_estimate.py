@@ -156,16 +156,19 @@ def test_a_recipe_that_sizes_each_device_is_advised_in_its_own_key(
 
 
 @pytest.mark.slow
-def test_a_mode_that_cuts_parameters_is_said_to_be_priced_as_data(
+def test_cuts_of_parameters_are_priced_beside_data_parallelism(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tiny(*PRICED, *eight_devices(16)), tmp_path / "data")
-    assert "as data" not in capsys.readouterr().out
+    assert "mode data" not in capsys.readouterr().out
     run(
         tiny(*PRICED, *eight_devices(16), "parallel.mode=auto", "parallel.reproducible=layout"),
         tmp_path / "auto",
     )
-    assert "as data: every device has all weights" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the estimate is that of mode data" in said
+    assert "cut so on" in said
+    assert "ms by the planner's rates" in said
 
 
 @pytest.mark.slow
