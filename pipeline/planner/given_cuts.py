@@ -50,13 +50,14 @@ def price_cuts(
     """
     blocks = find_blocks(step)
     ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
-    given = _GivenCuts(blocks, mesh, batch, specs, constraints)
     prices = CutPrices(blocks, mesh, rates, ratio)
-    decisions = Decisions(prices, given.keeps_cut, given.keeps_region, given.keeps_weight)
-    plan = best_plan(decisions)
-    if plan is None:
-        return None
-    return PricedCuts(plan, data_parallel_plan(blocks, mesh.devices, rates, ratio))
+    # Constraints may have the network gather the batch at once.
+    for cut_along in (batch, ()):
+        given = _GivenCuts(blocks, mesh, cut_along, specs, constraints)
+        decisions = Decisions(prices, given.keeps_cut, given.keeps_region, given.keeps_weight)
+        if (plan := best_plan(decisions)) is not None:
+            return PricedCuts(plan, data_parallel_plan(blocks, mesh.devices, rates, ratio))
+    return None
 
 
 @dataclass(frozen=True)
