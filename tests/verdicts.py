@@ -1,6 +1,6 @@
 """Verdicts on runs that were made slow, on healthy ones, and what the advised change brings.
 
-    python -m tests.verdicts slow            # six slow runs, each again with the change
+    python -m tests.verdicts slow            # slow runs, each again with the change
     python -m tests.verdicts healthy [ROOT]  # shipped recipes and networks, with data in ROOT
 
 Each run is profiled as `python -m pipeline profile` does. The gain that is achieved is the ratio of
@@ -45,6 +45,8 @@ class Case:
     verdict: str
     fixed: Sequence[str]
     """Keys of the change, after those of the slow run."""
+    keeps: bool = True
+    """Whether programs are kept from run to run; not where compiling them is what is slow."""
 
     @property
     def fixed_whole(self) -> list[str]:
@@ -60,6 +62,11 @@ SLOW_READER = [
     *("train.feed=stream", "train.sink_size=50"),
 ]
 
+
+# Long enough that compiling the evaluation beside the first steps does not count.
+NEW_SHAPES = [*DIGITS, "model=mlp", "model.hidden=[64]", "train.steps=8000", "train.batch_size=16"]
+NEW_SHAPES += ["train.callbacks=[{name: new_shapes}]"]
+SAME_SHAPES = ["train.callbacks=[{name: new_shapes, changes: false}]"]
 
 CASES = (
     Case("slow reader", SLOW_READER, "data-bound", ["train.feed=resident"]),
@@ -77,9 +84,17 @@ CASES = (
     ),
     Case(
         "shape change",
-        [*MLP, "model.hidden=[64]", "train.callbacks=[{name: new_shapes}]", "train.sink_size=50"],
+        [*NEW_SHAPES, "train.sink_size=200"],
         "recompiling",
-        ["train.callbacks=[{name: new_shapes, changes: false}]"],
+        SAME_SHAPES,
+        keeps=False,
+    ),
+    Case(
+        "shape change, four times as often",
+        [*NEW_SHAPES, "train.sink_size=50"],
+        "recompiling",
+        SAME_SHAPES,
+        keeps=False,
     ),
     Case(
         "bf16 products that convert",
@@ -121,20 +136,24 @@ HEALTHY: tuple[tuple[str, Sequence[str]], ...] = (
 """Recipes with the keys that they need here."""
 
 
-def profiled(overrides: Sequence[str], recipe: str = "lenet5_digits") -> tuple[dict[str, Any], str]:
+def profiled(
+    overrides: Sequence[str], recipe: str = "lenet5_digits", *, keeps: bool = True
+) -> tuple[dict[str, Any], str]:
     """Return profile.json of a run, and all that it printed."""
     said = StringIO()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(said):
         run_dir = Path(folder) / "run"
-        run(load_recipe(recipe, [*overrides, *ONLY]), run_dir)
+        cache = [] if keeps else [f"cache.root={folder}/cache"]
+        run(load_recipe(recipe, [*overrides, *ONLY, *cache]), run_dir)
         return read_json(run_dir / "profile" / "profile.json"), said.getvalue()
 
 
-def trained_ms(overrides: Sequence[str]) -> float:
+def trained_ms(overrides: Sequence[str], *, keeps: bool) -> float:
     """Return milliseconds a step of a whole training, without a profile."""
     slow_parts.forget_programs()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         given = [one for one in ONLY if not one.startswith("profile.")]
+        given += [] if keeps else [f"cache.root={folder}/cache"]
         summary = run(load_recipe("lenet5_digits", [*overrides, *given]), Path(folder) / "run")
         return 1000 * (summary.time["train_s"] or 0.0) / summary.steps
 
@@ -144,10 +163,11 @@ def slow(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for case in CASES:
         if names and case.name not in names:
             continue
-        found, _ = profiled(case.slow)
+        found, _ = profiled(case.slow, keeps=case.keeps)
         verdict, (before, *_) = found["verdict"], found["profiles"]
         right = verdict["name"].partition(",")[0] == case.verdict
-        times = [(trained_ms(case.slow), trained_ms(case.fixed_whole)) for _ in range(ROUNDS)]
+        runs = (case.slow, case.fixed_whole)
+        times = [[trained_ms(own, keeps=case.keeps) for own in runs] for _ in range(ROUNDS)]
         slow_ms, fixed_ms = (min(own) for own in zip(*times, strict=True))
         predicted = verdict["change"]["gain"] if verdict["change"] else float("nan")
         achieved = slow_ms / fixed_ms

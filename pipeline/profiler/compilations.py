@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ COMPILES = "/jax/core/compile/"
 """Prefix of JAX's events: tracing, lowering and compiling."""
 EVENT = "/jax/core/compile/backend_compile_duration"
 """The last one of a program, which has its name."""
+PAUSE_S = 0.01
+"""Longest time between two events of one program."""
 LOGGER = "jax._src.interpreters.pxla"
 _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. Argument mapping")
 
@@ -37,7 +40,7 @@ class Compilations(logging.Handler):
         super().__init__(logging.DEBUG)
         self.found: list[Compilation] = []
         self._shapes: dict[str, str] = {}
-        self._before_s = 0.0
+        self._first_s = self._last_s = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the shapes of a line that JAX logs before it compiles."""
@@ -46,14 +49,19 @@ class Compilations(logging.Handler):
 
     def note(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         """Keep a compilation."""
-        if event.startswith(COMPILES) and event != EVENT:
-            # Functions that are traced inside of others are counted with them: the longest counts.
-            self._before_s = max(self._before_s, duration_secs)
+        if not event.startswith(COMPILES):
+            return
+        ended_s = time.perf_counter()
+        began_s = ended_s - duration_secs
+        # A function may have been traced long before, and for something else.
+        follows = began_s - self._last_s < PAUSE_S
+        self._first_s = min(self._first_s, began_s) if follows else began_s
+        self._last_s = ended_s
         if event == EVENT:
-            seconds, self._before_s = duration_secs + self._before_s, 0.0
+            seconds, self._last_s = ended_s - self._first_s, -math.inf
             name = str(kwargs.get("fun_name", ""))
             shapes = self._shapes.get(name, "")
-            self.found.append(Compilation(name, time.perf_counter(), seconds, shapes))
+            self.found.append(Compilation(name, ended_s, seconds, shapes))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from pipeline.profiler.measured_profile import (
     exceeds_peaks,
     measured_profile,
     program_memory,
+    untraced,
 )
 from pipeline.profiler.peaks import peaks_of
 from pipeline.profiler.profile_files import ProfileReport, write_profile
@@ -207,17 +208,22 @@ class RunProfiler:
         feed = self._raw.feed
         reported = feed.report()
         if feed.kind == "stream" and reported.wait_ms_per_step is None:
-            # It had short first windows alone, for which it had to wait in any case.
-            host = replace(host, wait=max(host.wait, self._starved_ms(host.device)))
+            # It had short first windows alone, and waited for steps that it did not run, too.
+            host = replace(host, wait=self._starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
+        # Those that belong to the steps whose time is told.
+        timed = untraced(dispatches)
+        first_s, last_s = timed[0].end_s, timed[-1].end_s
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
             feed=reported,
             sink_steps=self._whole.run_schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
-            compilations=found.compilations,
-            compiled_steps=dispatches[-1].stop - dispatches[0].stop,
+            compilations=tuple(
+                one for one in found.compilations if first_s < one.ended_s < last_s
+            ),
+            compiled_steps=timed[-1].stop - timed[0].stop,
             streams_resident=_resident(recipe, dataset),
             precision=level_of(recipe),
         )
@@ -227,13 +233,18 @@ class RunProfiler:
 
     def _starved_ms(self, device_ms: float) -> float:
         """Return the wait for a step once all windows are read ahead: the reader's pace, measured
-        on the first window, less that of the device."""
+        on the first window read once more, less that of the device.
+
+        When the run read it first, the reader was being imported and programs were compiling.
+        """
         feed = self._raw.feed
+        feed.close()
+        waited_s = feed.waited_s
         try:
             window = feed.window(0)
         finally:
             feed.close()
-        read_ms = feed.report().first_window_ms / max(1, window.stop - window.start)
+        read_ms = 1000 * (feed.waited_s - waited_s) / max(1, window.stop - window.start)
         return max(0.0, read_ms - device_ms)
 
     def _sink_gain(self) -> SinkGain | None:

@@ -134,6 +134,8 @@ def _gain(
     A step that waits for data is not timed again: its first windows would be read again.
     """
     streams, ratios = before.feed.kind == "stream", []
+    # Reading ahead would take the processor from the trial.
+    before.feed.close()
     with (
         TimedRuns(recipe, schedule, before, terminal=False) as old,
         TimedRuns(other, schedule, after, terminal=False) as new,
@@ -144,7 +146,8 @@ def _gain(
         if streams:
             sink = min(sink, evidence.sink_steps or 1)
         variant = Variant(sink, "loop")
+        steps = sink * max(3, int(1000 * TRIAL_S / (single * sink)))
         for _ in range(ROUNDS):
-            one = evidence.step_ms if streams else old.time(variant, 3 * sink).step_ms
-            ratios.append(one / new.time(variant, 3 * sink).step_ms)
+            one = evidence.step_ms if streams else old.time(variant, steps).step_ms
+            ratios.append(one / new.time(variant, steps).step_ms)
     return statistics.median(ratios)

@@ -87,8 +87,12 @@ class Feed:
         return window
 
     def close(self) -> None:
-        """Stop preparing ahead, so that no samples are read which are not trained on."""
+        """Stop preparing ahead, so that no samples are read which are not trained on.
+
+        The last window is let go, too: a later step's is read anew.
+        """
         self._source.close()
+        self._window = None
 
     @property
     def waited_s(self) -> float:

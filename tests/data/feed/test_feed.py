@@ -117,6 +117,9 @@ def test_a_closed_feed_prepares_nothing_and_still_serves(
     feed.window(0)
     feed.close()
     assert feed._source.ready_steps(2) == 0
+    waited_s = feed.waited_s
+    feed.window(1)
+    assert feed.waited_s > waited_s, "the window in hand was let go"
     for step, batch in zip(range(2, 7), steps_of(feed, 2, 7), strict=True):
         assert_is_step(batch, step, make_order(), make_split())
 
