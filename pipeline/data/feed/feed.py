@@ -89,7 +89,7 @@ class Feed:
     def close(self) -> None:
         """Stop preparing ahead, so that no samples are read which are not trained on.
 
-        The last window is let go, too: a later step's is read anew.
+        The last window is let go, too: it is read again where it is asked for.
         """
         self._source.close()
         self._window = None
