@@ -211,8 +211,8 @@ class RunProfiler:
             # It had short first windows alone, and waited for steps that it did not run, too.
             host = replace(host, wait=self._starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
-        # Those that belong to the steps whose time is told.
-        timed = untraced(dispatches)
+        # Those of the steps whose time is told; a short run may have traced ones alone.
+        timed = untraced(dispatches) or dispatches
         first_s, last_s = timed[0].end_s, timed[-1].end_s
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
@@ -220,9 +220,7 @@ class RunProfiler:
             feed=reported,
             sink_steps=self._whole.run_schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
-            compilations=tuple(
-                one for one in found.compilations if first_s < one.ended_s < last_s
-            ),
+            compilations=tuple(one for one in found.compilations if first_s < one.ended_s < last_s),
             compiled_steps=timed[-1].stop - timed[0].stop,
             streams_resident=_resident(recipe, dataset),
             precision=level_of(recipe),

@@ -108,6 +108,15 @@ def test_files_say_where_the_time_goes(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_may_be_traced_as_a_whole(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny(SHORT, "profile.mode=on", "profile.start=0", "profile.steps=90")
+    assert run(recipe, tmp_path / "run").status == "done"
+    (profile,) = json.loads((tmp_path / "run/profile/profile.json").read_text())["profiles"]
+    assert profile["steps"] == 90
+    assert profile["host"]["steps"] == 0
+
+
+@pytest.mark.slow
 def test_the_emulated_device_stands_beside_the_measured_one(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(
         SHORT, "profile.mode=only", "device=ascend910", "stages=[data,build,compile,train]"
