@@ -86,9 +86,9 @@ class Evidence:
     callbacks: tuple[str, ...] = ()
     """Callbacks of the recipe by name."""
     compilations: tuple[Compilation, ...] = ()
-    """Those after the first dispatch."""
+    """Those during the steps that are timed."""
     compiled_steps: int = 0
-    """Steps after the first dispatch, among which compilations are divided."""
+    """Timed steps, among which compilations are divided."""
     sink: SinkGain | None = None
     events: EventCost | None = None
     streams_resident: str | None = None
