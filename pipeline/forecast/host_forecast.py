@@ -1,50 +1,53 @@
-"""Forecast of a step here: products by the lowerings' bank or measured peaks, the rest by bytes.
+"""Forecast of a step on the machine at hand: its parts measured one by one, before it is compiled.
 
-The kernels of the rest are those that the emulated device's compiler forms of the traced step:
-XLA, too, fuses element-wise work up to what must be in memory.
+The step is traced as a run would compile it, with the lowerings that the banks and the rules
+choose, and cut at its library calls (step_parts.py). The parts that weigh most by a rough count
+are compiled and timed alone; the others count as those of their kind that were.
 """
 
 from __future__ import annotations
 
-import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pipeline.backends.ascend.chip.item_sizes import item_bytes
-from pipeline.backends.ascend.chip.tasks import CostClass, Task, TaskGraph
-from pipeline.backends.ascend.estimate import trace_proposal
-from pipeline.backends.base import Backend, StepToPrice
-from pipeline.files.tuning_flow import Banks
-from pipeline.forecast.host_peaks import HostPeaks, measure_host_peaks
-from pipeline.lowerings.problem.lowering import Lowering, Problem
-from pipeline.lowerings.tune.machine import describe_device
-from pipeline.lowerings.tune.tuner import BUILT_IN, check_lowering_entry
-from pipeline.stages.build import Built
-from pipeline.stages.lowering_problems import count_problems
+import jax
+import numpy as np
 
-COUNTED: Mapping[str, tuple[CostClass, ...]] = {
-    "conv2d": (
-        "conv", "conv_input_grad", "conv_kernel_grad", "depthwise", "depthwise_input_grad",
-        "depthwise_kernel_grad",
-    ),
-    "dense": ("matmul",),
-    "max_pool": ("max_pool", "max_pool_grad"),
-}  # fmt: skip
-"""Classes of tasks that the problems of a kind stand for."""
-NOT_HERE: tuple[CostClass, ...] = ("trans_data", "ai_cpu", "fill", "all_reduce")
-"""Tasks of the emulated device alone."""
-DEPTHWISE_SHARE = 0.05
-"""FLOP/s of depthwise convolutions, relative to others: XLA runs them without a product."""
+from pipeline.autosink.dispatch_costs import OFF
+from pipeline.autosink.timed_runs import TimedRuns
+from pipeline.backends.base import Backend, CompileInputs, CompileReport
+from pipeline.backends.xla import (
+    LoopCarry,
+    Programs,
+    XlaExecutable,
+    empty_buffers,
+    in_blocks,
+)
+from pipeline.config.recipe import Recipe
+from pipeline.data.feed.window import Inputs, batch_at
+from pipeline.errors import RunError
+from pipeline.forecast.part_times import measure_us, rough_us
+from pipeline.forecast.step_parts import Kind, StepPart, parts_of
+from pipeline.sink.schedule import RunSchedule
+from pipeline.training.state import Record, TrainState
+
+MEASURED_SHARE = 0.9
+"""Share of a step, by the rough count, whose parts are measured."""
+BUDGET_S = 30.0
+"""Seconds after which no further part is measured."""
+HOST_STEPS = 200
+"""Steps that do nothing, by which the host's part is measured."""
 
 
 @dataclass(frozen=True)
 class HostForecast:
     """The time of a step in ms, dispatched alone, and its parts.
 
-    `banked` of the `problems` have a time in a bank of lowerings; the others are priced by peaks.
+    `host_ms` is what the host does for each step: the dispatch, logs, and the next batch. Of the
+    `parts` that differ, `measured` were timed, which are `measured_share` of the device's time.
     """
 
     recipe: str
@@ -52,15 +55,15 @@ class HostForecast:
     precision: str
     products_ms: float
     rest_ms: float
-    overhead_ms: float
-    banked: int
-    problems: int
-    peaks: HostPeaks
+    host_ms: float
+    parts: int
+    measured: int
+    measured_share: float
 
     @property
     def step_ms(self) -> float:
         """Milliseconds of one step."""
-        return self.products_ms + self.rest_ms + self.overhead_ms
+        return self.products_ms + self.rest_ms + self.host_ms
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -68,104 +71,130 @@ class HostForecast:
     def _lines(self) -> Iterator[str]:
         yield f"FORECAST, not measured: {self.recipe} on {self.device}, {self.precision}"
         yield f"  step      {self.step_ms:10.2f} ms, each dispatched alone"
-        known = f"{self.banked} of {self.problems} by the bank of lowerings, others by peaks"
-        yield f"  products  {self.products_ms:10.2f} ms: {known}"
-        yield f"  the rest  {self.rest_ms:10.2f} ms: its bytes at the stream's rate"
-        yield f"  launches  {self.overhead_ms:10.2f} ms"
-        rates = self.peaks.flops
+        yield f"  products  {self.products_ms:10.2f} ms: convolutions and products of matrices"
+        yield f"  the rest  {self.rest_ms:10.2f} ms: the batch, other layers, the update"
+        yield f"  host      {self.host_ms:10.2f} ms: a step that does nothing, its logs, its batch"
         yield (
-            f"  peaks     {rates['dense', 'forward'] / 1e9:.0f} GFLOP/s products of matrices, "
-            f"{rates['conv2d', 'forward'] / 1e9:.0f} convolutions, "
-            f"{self.peaks.bytes_per_s / 1e9:.1f} GB/s"
+            f"  timed alone: {self.measured} of {self.parts} different parts, "
+            f"{self.measured_share:.0%} of the device's time; others as those of their kind"
         )
 
 
 def forecast_step(
-    proposal: StepToPrice, built: Built, backend: Backend, precision: str, folder: Path
+    recipe: Recipe, work: CompileInputs, run_schedule: RunSchedule, backend: Backend
 ) -> HostForecast:
     """Return what a step will take on a device that is at hand, without compiling it.
 
-    `folder` holds the user's bank of lowerings. Raises RunError
-    for a bank that is not one, or a step that can't be traced.
+    Raises RunError for what is no program of one device: eager mode, several devices, a chip that
+    is not there.
     """
-    device = backend.device
-    counted = count_problems(built.parts, built.state, proposal.device_batch)
-    graph = trace_proposal(proposal, proposal.device_batch).tasks(None)
-    dtypes = Counter(problem.dtype for problem in counted)
-    peaks = measure_host_peaks(device, max(dtypes, key=dtypes.__getitem__, default="float32"))
-    banks = Banks(folder / "lowerings.json", BUILT_IN, check_lowering_entry).read()
-    here = describe_device(device)
-    policy: Any = getattr(built.parts.network, "policy", None)
-    products_us, banked = 0.0, 0
-    for problem, count in counted.items():
-        chosen = policy.choose(problem) if policy is not None else None
-        known_us = _banked_us(banks.get(f"{problem} on {here}"), chosen)
-        banked += known_us is not None
-        products_us += count * (known_us if known_us is not None else _by_peaks(problem, peaks))
-    tasks = _rest(graph, counted)
-    rest_us = sum(_rest_us(graph, task, peaks) for task in tasks)
-    small = sum(task.repeat for task in tasks)
+    if work.eager:
+        raise RunError("train.mode = eager: runs op by op; a forecast is of a compiled step")
+    if backend.device not in backend.placement.devices:
+        raise RunError(f"{backend.describe()['device']}: nothing can be timed on it")
+    count = len(backend.placement.devices)
+    if count > 1 or work.cuts is not None:
+        raise RunError(f"{count} devices at hand share a step; a forecast is of one device")
+    state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
+    parts = parts_of(_traced(work, state), _platform(backend.device))
+    times = _times_us(parts, backend.device, looped=not work.single_steps)
+    measured_us = sum(parts[part] * us for part, us in times.items())
+    by_kind = _by_kind(parts, times)
+    rest_us = by_kind.pop("rest", 0.0)
     return HostForecast(
-        recipe=proposal.name,
+        recipe=recipe.name,
         device=backend.describe()["device"],
-        precision=precision,
-        products_ms=products_us / 1e3,
+        precision=recipe.train.precision,
+        products_ms=sum(by_kind.values()) / 1e3,
         rest_ms=rest_us / 1e3,
-        overhead_ms=(small * peaks.op_us + peaks.dispatch_us) / 1e3,
-        banked=banked,
-        problems=len(counted),
-        peaks=peaks,
+        host_ms=_host_ms(recipe, work, run_schedule, backend, state),
+        parts=len(parts),
+        measured=len(times),
+        measured_share=measured_us / (sum(by_kind.values()) + rest_us),
     )
 
 
-def _banked_us(entry: Mapping[str, Any] | None, chosen: Lowering | None) -> float | None:
-    """Return a bank's time of the lowering that a run will use."""
-    if entry is None:
-        return None
-    for name in ("after", "plain"):
-        if chosen is not None and entry[name]["lowering"] == str(chosen):
-            return float(entry[name]["us"])
-    return float(entry["before_us"])
+def _platform(device: jax.Device) -> str:
+    return "cuda" if device.platform == "gpu" else device.platform
 
 
-def _by_peaks(problem: Problem, peaks: HostPeaks) -> float:
-    """Return the time of a problem at the rate that one of its kind and role reached."""
-    flops: float = getattr(problem, "flops", 0.0)
-    moved = item_bytes(problem.dtype) * sum(_size(shape) for shape in problem.operand_shapes)
-    stream_us = peaks.stream_us(moved)
-    rate = peaks.flops.get((problem.kind, problem.role))
-    if rate is None:
-        return 2 * stream_us
-    share = DEPTHWISE_SHARE if getattr(problem, "is_depthwise", False) else 1.0
-    return max(1e6 * flops / (rate * share), stream_us)
+def _traced(work: CompileInputs, state: TrainState) -> Any:
+    """Trace one step as the body of a training loop has it, from the choice of its batch on."""
+
+    def step(
+        state: TrainState, inputs: Inputs, rates: Any, position: Any
+    ) -> tuple[TrainState, Record]:
+        return work.step.step(state, batch_at(inputs, position), rates)
+
+    rates = in_blocks(work.learning_rates)
+    return jax.make_jaxpr(step)(state, work.train.window(0).inputs, rates, np.int32(0))
 
 
-def _size(shape: Sequence[int]) -> int:
-    return math.prod(shape)
+def _times_us(
+    parts: Counter[StepPart], device: jax.Device, *, looped: bool
+) -> Mapping[StepPart, float]:
+    """Return the measured times of the parts that weigh most."""
+    rough = {part: count * rough_us(part) for part, count in parts.items()}
+    total, seen = sum(rough.values()), 0.0
+    times: dict[StepPart, float] = {}
+    until = time.monotonic() + BUDGET_S
+    for part in sorted(rough, key=rough.__getitem__, reverse=True):
+        if times and (seen >= MEASURED_SHARE * total or time.monotonic() > until):
+            break
+        times[part] = measure_us(part, device, looped=looped)
+        seen += rough[part]
+    return times
 
 
-def _rest(graph: TaskGraph, counted: Counter[Problem]) -> list[Task]:
-    """Return the tasks that no problem stands for; attention's products are among them."""
-    kinds = {problem.kind for problem in counted}
-    done = {name for kind in kinds for name in COUNTED[kind]}
-    return [
-        task
-        for task in graph.tasks
-        if task.cost_class not in NOT_HERE
-        and (
-            task.cost_class not in done
-            or (task.cost_class == "matmul" and task.cube is not None and task.cube.batch > 1)
+def _by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
+    """Return the microseconds of each kind of parts; what was not measured is scaled by its rough
+    count as the measured ones of its kind are, or where none was, as all are."""
+    whole = _ratio(parts, times, list(times))
+    total: dict[Kind, float] = {}
+    for kind in {part.kind for part in parts}:
+        ratio = _ratio(parts, times, [part for part in times if part.kind == kind]) or whole
+        total[kind] = sum(
+            count * (times[part] if part in times else ratio * rough_us(part))
+            for part, count in parts.items()
+            if part.kind == kind
         )
-    ]
+    return total
 
 
-def _rest_us(graph: TaskGraph, task: Task, peaks: HostPeaks) -> float:
-    buffers = [graph.buffers[index] for index in (*task.reads, *task.writes)]
-    us = peaks.stream_us(sum(_size(each.shape) * item_bytes(each.dtype) for each in buffers))
-    if task.cube is not None:
-        kind = "dense" if task.cost_class == "matmul" else "conv2d"
-        us = max(us, 2e6 * task.cube.macs / peaks.flops[kind, "forward"])
-    return us * task.repeat
+def _ratio(
+    parts: Counter[StepPart], times: Mapping[StepPart, float], measured: Sequence[StepPart]
+) -> float:
+    """Return how many times as long as by the rough count parts take; 0 for none."""
+    if not measured:
+        return 0.0
+    return sum(parts[p] * times[p] for p in measured) / sum(
+        parts[p] * rough_us(p) for p in measured
+    )
+
+
+def _host_ms(
+    recipe: Recipe,
+    work: CompileInputs,
+    run_schedule: RunSchedule,
+    backend: Backend,
+    state: TrainState,
+) -> float:
+    """Return the milliseconds of a step that does nothing: what the host takes for each."""
+    placement = backend.placement
+    rates = placement.put(in_blocks(work.learning_rates))
+    buffers = placement.put(empty_buffers(work.train.window(0).inputs))
+
+    def unchanged(carry: LoopCarry, *_: Any) -> LoopCarry:
+        return carry
+
+    def blank(seed: Any) -> TrainState:
+        return placement.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
+
+    idle: Any = jax.jit(unchanged, donate_argnums=0)
+    programs = Programs(blank, idle, idle)
+    executable = XlaExecutable(work, placement, CompileReport(()), programs, rates, buffers)
+    with TimedRuns(recipe, run_schedule, executable, terminal=False) as trials:
+        return float(trials.time(OFF, HOST_STEPS).dispatch_ms.min())
 
 
 def checked(forecast: HostForecast, measured_ms: float) -> str:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.files.compile_cache import no_compile_cache
 from pipeline.lowerings.candidates import compute
@@ -18,17 +19,29 @@ from pipeline.lowerings.problem.lowering import Lowering, Problem
 
 ROUNDS = 4
 ROUND_S = 0.02
-"""Seconds for which a round repeats the computation, which it does at least once."""
+"""Seconds for which a round repeats the computation, from a quarter of it on."""
+MORE, MOST_CALLS = 4, 4096
+"""Factor by which calls in a round grow until it is long enough, and the most of them."""
 
 SHORTEST_S = 1e-8
 """Least time that is reported: noise could make the difference 0 or less."""
 
 
 class Timer:
-    """Times functions of the same operands, the first of which is an array of numbers."""
+    """Times functions of the same operands, the first of which is an array of numbers.
 
-    def __init__(self, operands: tuple[Any, ...], device: jax.Device) -> None:
+    Each of `rounds` repeats a function for a quarter to all of `round_s` seconds, at least once.
+    """
+
+    def __init__(
+        self,
+        operands: tuple[Any, ...],
+        device: jax.Device,
+        rounds: int = ROUNDS,
+        round_s: float = ROUND_S,
+    ) -> None:
         self._operands = jax.device_put(operands, device)
+        self._rounds, self._round_s = rounds, round_s
 
     def time_us(self, function: Callable[..., Any], give_up_us: float = float("inf")) -> float:
         """Microseconds per call; only one call is timed if it takes `give_up_us`.
@@ -43,10 +56,18 @@ class Timer:
         around_s, once_s = self._seconds(run, 0), self._seconds(run, 1)
         if (once_s - around_s) * 1e6 > give_up_us:
             return (once_s - around_s) * 1e6
-        count = max(1, int(ROUND_S / once_s))
-        around_s = min(around_s, *(self._seconds(run, 0) for _ in range(ROUNDS)))
-        rounds_s = min(self._seconds(run, count) for _ in range(ROUNDS)) - around_s
+        count = self._calls_of_a_round(run, once_s - around_s, around_s)
+        around_s = min(around_s, *(self._seconds(run, 0) for _ in range(self._rounds)))
+        rounds_s = min(self._seconds(run, count) for _ in range(self._rounds)) - around_s
         return 1e6 * max(rounds_s / count, SHORTEST_S)
+
+    def _calls_of_a_round(self, run: Any, seconds: float, around_s: float) -> int:
+        """Return with how many calls a round is long enough; one took `seconds`, if not less."""
+        count = 1
+        while seconds < self._round_s / MORE and count < MOST_CALLS:
+            count *= MORE
+            seconds = self._seconds(run, count) - around_s
+        return count
 
     def _seconds(self, run: Any, count: int) -> float:
         started_at = time.perf_counter()
@@ -79,7 +100,10 @@ def repeatedly(function: Callable[..., Any]) -> Any:
         shapes = jax.eval_shape(function, first, *others)
 
         def body(_: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-            result = function(carry[0], *others)
+            # As a call, into which XLA looks from neither side: it could move what other operands
+            # decide out of the loop, or compute a result once more for its corner.
+            with set_xla_metadata(inlineable="false"):
+                result = jax.jit(function)(carry[0], *others)
             corners = jnp.stack([_corner(leaf) for leaf in jax.tree.leaves(result)])
             return _nudged(carry[0], 1e-30 * corners.astype(jnp.float32).sum()), result
 

@@ -15,7 +15,13 @@ from pipeline.lowerings.candidates import candidates, compute
 from pipeline.lowerings.problem.lowering import ROLES, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 from pipeline.lowerings.tune import timing
-from pipeline.lowerings.tune.timing import ROUND_S, ROUNDS, SHORTEST_S, Stopwatch
+from pipeline.lowerings.tune.timing import (
+    MOST_CALLS,
+    ROUND_S,
+    ROUNDS,
+    SHORTEST_S,
+    Stopwatch,
+)
 from tests.lowerings.engines import engines_here, keep_no_programs
 from tests.lowerings.tune.made_up import PLAIN, convolution
 
@@ -121,11 +127,10 @@ def test_what_takes_too_long_is_timed_once() -> None:
 
 
 def test_the_least_of_some_rounds_is_taken_without_what_is_around_the_loop() -> None:
-    once_s = ROUND_S / 10
     arounds_s, rounds_s = [0.002, 0.004, 0.001, 0.003], [0.05, 0.03, 0.021, 0.04]
-    stopwatch = Told(9.0, 0.003, once_s, *arounds_s, *rounds_s)
-    assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * 0.02 / 10)
-    assert stopwatch.counts == [1, 0, 1, *[0] * ROUNDS, *[10] * ROUNDS]
+    stopwatch = Told(9.0, 0.003, 0.004, 0.003 + ROUND_S / 8, 0.02, *arounds_s, *rounds_s)
+    assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * 0.02 / 16)
+    assert stopwatch.counts == [1, 0, 1, 4, 16, *[0] * ROUNDS, *[16] * ROUNDS]
 
 
 def test_what_takes_longer_than_a_round_is_repeated_once_a_round() -> None:
@@ -135,5 +140,6 @@ def test_what_takes_longer_than_a_round_is_repeated_once_a_round() -> None:
 
 
 def test_a_time_of_nothing_is_noise() -> None:
-    stopwatch = Told(9.0, 0.3, 0.3, *[0.3] * ROUNDS, *[0.3] * ROUNDS)
+    stopwatch = Told(9.0, *[0.3] * 100)
     assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * SHORTEST_S)
+    assert max(stopwatch.counts) == MOST_CALLS
