@@ -1,5 +1,7 @@
 """Compare published with modelled steps: `python -m pipeline.backends.ascend.validate [FILE]`.
 
+    python -m pipeline.backends.ascend.validate --row MS0042     # one row's kernels by class
+
 Every row is priced by a fit to the rows of other families; the interval, too, is scaled on those.
 Rows whose host was, or may have been, the slower part are only upper bounds of the device's time;
 they are shown, and counted where the model is slower than they allow. With a FILE of your own
@@ -11,7 +13,8 @@ from __future__ import annotations
 import math
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -167,9 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and the scores, or those of a file of your own steps."""
     parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
     parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
-    file = parser.parse_args(arguments).file
+    parser.add_argument("--row", metavar="ID", help="print the kernels of one row by class instead")
+    given = parser.parse_args(arguments)
+    file: Path | None = given.file
     try:
-        if file is None:
+        if given.row is not None:
+            print("\n".join(row_by_class(given.row, file or PUBLISHED)))
+        elif file is None:
             _print_published()
         else:
             _print_table(compare_own(file))
@@ -177,6 +184,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     return 0
+
+
+def row_by_class(row_id: str, file: Path) -> Iterator[str]:
+    """Return lines with the kernels of a row by class, as the calibration on all rows has them.
+
+    Raises RunError for a row that the file does not have.
+    """
+    rows = {row.id: row for row in published_steps(file)}
+    if row_id not in rows:
+        raise RunError(f"--row {row_id}: {file.name} has no such row; it has {', '.join(rows)}")
+    row = rows[row_id]
+    step = price_row(row, load_calibration())
+    kernels: Counter[str] = Counter()
+    spent: dict[str, float] = {}
+    for task in step.tasks:
+        spent[task.cost_class] = spent.get(task.cost_class, 0.0) + task.us / 1e3
+        kernels[task.cost_class] += task.repeat
+    yield f"{row.id} {row.model}: published {row.ms:.2f} ms, modelled {step.step_ms:.2f}"
+    for name, ms in sorted(spent.items(), key=lambda entry: -entry[1]):
+        yield f"  {name:22} {ms:9.2f} ms in {kernels[name]} kernels"
 
 
 def _print_published() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.ascend.cost.calibration import load_calibration
+from pipeline.backends.ascend.fit.calibrate import price_row
 from pipeline.backends.ascend.fit.validate_trace import alexnet_step
 from pipeline.backends.ascend.fit.workloads import PUBLISHED, published_steps
 from pipeline.backends.ascend.validate import Verdict, compare_own, main, score
@@ -47,6 +48,23 @@ def test_what_is_no_table_of_steps(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_the_kernels_of_a_row_by_class_are_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--row", "MS0081"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("MS0081 lenet5: published 1.07 ms, modelled ")
+    row = next(row for row in published_steps() if row.id == "MS0081")
+    tasks = price_row(row, load_calibration()).tasks
+    assert {line.split()[0] for line in lines} == {task.cost_class for task in tasks}
+    printed_ms = sum(float(line.split()[1]) for line in lines)
+    assert printed_ms == pytest.approx(sum(task.us for task in tasks) / 1e3, abs=0.01 * len(lines))
+
+
+def test_a_row_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--row", "MS9999"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --row MS9999: published.csv has no such row; it has ")
 
 
 def test_a_score_by_hand() -> None:
