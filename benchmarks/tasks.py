@@ -3,6 +3,7 @@
 A task is a recipe of this project with three changes, the same for everybody: images are read from
 one .npz of uint8 that lies in memory (resized beforehand where the recipe resizes), the only map
 ops left are rescaling and normalising, and the learning rate is constant without label smoothing.
+Texts are read as bytes, which need no map ops.
 """
 
 from __future__ import annotations
@@ -24,27 +25,32 @@ from pipeline.data.transform import apply_ops
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv, MaxPool, scope_names
-from pipeline.training.optimizers.first_order import Momentum
+from pipeline.training.optimizers.first_order import AdamW, Momentum
 
 Precision = Literal["float32", "bf16"]
 PRECISIONS: Mapping[Precision, str] = {"float32": "O0", "bf16": "bf16"}
-CLASSES = 10
+CLASSES, BYTES = 10, 256
 EVALUATED = 16
 RESIZED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A recipe, what it is given on top, and how many of its training images are used.
+    """A recipe, what it is given on top, and how many of its training samples are used.
 
-    `mean` and `std` are of pixels in [0, 1], one per channel.
+    `mean` and `std` are of pixels in [0, 1], one per channel; texts have none.
     """
 
     recipe: str
     overrides: tuple[str, ...]
     samples: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether samples are numbers of tokens, each with the next token as its label."""
+        return not self.mean
 
 
 # Weights of deviation 0.02, the recipe's, leave the loss of LeNet-5 where it is for 2,000 steps.
@@ -52,11 +58,20 @@ _LENET5_INIT = ("model.init.conv=he_normal", "model.init.dense=he_uniform", "mod
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
+_ADAMW = (
+    *("optimizer=adamw", "train.optimizer.lr=0.0005", "train.optimizer.weight_decay=0.05"),
+    *("model.dropout=0.0", "model.heads=4"),
+)
+_VIT = ("model=vit_tiny", "model.patch=4", "model.blocks=6", *_ADAMW, "model.heads=3")
+_GPT = ("model.features=256", "model.hidden=1024", "model.blocks=4", *_ADAMW)
+
 TASKS: Mapping[str, TaskSpec] = {
     "lenet5": TaskSpec("lenet5_mnist", _LENET5_INIT, 60_000, *_MNIST),
     "mlp": TaskSpec("mlp_mnist", (), 60_000, *_MNIST),
     "resnet18": TaskSpec("resnet18_cifar10", ("train.optimizer.lr=0.02",), 12_800, *_CIFAR10),
     "resnet50": TaskSpec("resnet50_cifar10", ("train.optimizer.lr=0.005",), 512, *_CIFAR10),
+    "vit": TaskSpec("resnet18_cifar10", (*_VIT, "train.batch_size=64"), 12_800, *_CIFAR10),
+    "gpt": TaskSpec("gpt_text", (*_GPT, "train.clip.norm=null", "train.batch_size=16"), 800),
 }
 """The learning rates of the ResNets are made for a warmup that a benchmark is too short for."""
 
@@ -73,12 +88,19 @@ class Task:
     """Where images, initial weights and run directories lie."""
     layers: tuple[LayerSpec, ...]
     spec: TaskSpec
-    optimizer: Momentum
+    optimizer: Momentum | AdamW
     batch_size: int
     precision: Precision
     sink_size: int
     seed: int
     threads: int
+
+    @property
+    def momentum(self) -> Momentum:
+        """The optimizer of a task that has momentum. Raises TypeError for another."""
+        if not isinstance(self.optimizer, Momentum):
+            raise TypeError(f"this peer has no optimizer {self.optimizer.name}")
+        return self.optimizer
 
     @property
     def on_gpu(self) -> bool:
@@ -113,9 +135,10 @@ def make_task(
     DataError where the data can't be had.
     """
     spec = TASKS[name]
-    source = load_recipe(spec.recipe, [f"dataset.root={root}"] if root else [])
-    if not isinstance(source.train.optimizer, Momentum):
-        raise TypeError(f"{spec.recipe}: a task needs the optimizer momentum")
+    where = [f"dataset.root={root}"] if root and not spec.reads_text else []
+    source = load_recipe(spec.recipe, [*spec.overrides, *where])
+    if not isinstance(source.train.optimizer, Momentum | AdamW):
+        raise TypeError(f"{spec.recipe}: a task needs the optimizer momentum or adamw")
     if not isinstance(source.model, LayeredModelSpec):
         raise TypeError(f"{spec.recipe}: a task needs a network of layers")
     batch_size = batch_size or source.train.batch_size
@@ -123,14 +146,14 @@ def make_task(
     _write_images(source, spec.samples, images)
     changes = (*_changes(spec, images, batch_size, precision, sink_size), *overrides)
     recipe = load_recipe(spec.recipe, changes)
-    assert isinstance(recipe.train.optimizer, Momentum)
+    assert isinstance(recipe.train.optimizer, Momentum | AdamW)
     assert isinstance(recipe.model, LayeredModelSpec)
     return Task(
         name=name,
         recipe=spec.recipe,
         overrides=changes,
         folder=folder,
-        layers=tuple(recipe.model.layers_for(CLASSES)),
+        layers=tuple(recipe.model.layers_for(BYTES if spec.reads_text else CLASSES)),
         spec=spec,
         optimizer=recipe.train.optimizer,
         batch_size=batch_size,
@@ -144,17 +167,9 @@ def make_task(
 def _changes(
     spec: TaskSpec, images: Path, batch_size: int, precision: Precision, sink_size: int
 ) -> tuple[str, ...]:
-    ops = (
-        f"[{{name: rescale, factor: {1 / 255}, shift: 0.0}},"
-        f" {{name: normalize, mean: {list(spec.mean)}, std: {list(spec.std)}}}]"
-    )
     return (
         *spec.overrides,
-        "dataset=numpy",
-        f"dataset.root={images}",
-        f"dataset.classes={CLASSES}",
-        f"dataset.train.ops={ops}",
-        f"dataset.eval.ops={ops}",
+        *(() if spec.reads_text else _data(spec, images)),
         "schedule=constant",
         "train.loss.smoothing=0.0",
         f"train.batch_size={batch_size}",
@@ -171,8 +186,22 @@ def _changes(
     )
 
 
+def _data(spec: TaskSpec, images: Path) -> tuple[str, ...]:
+    ops = (
+        f"[{{name: rescale, factor: {1 / 255}, shift: 0.0}},"
+        f" {{name: normalize, mean: {list(spec.mean)}, std: {list(spec.std)}}}]"
+    )
+    return (
+        "dataset=numpy",
+        f"dataset.root={images}",
+        f"dataset.classes={CLASSES}",
+        f"dataset.train.ops={ops}",
+        f"dataset.eval.ops={ops}",
+    )
+
+
 def _write_images(recipe: Recipe, samples: int, path: Path) -> None:
-    """The first training images, resized as the recipe resizes; a few more for evaluation."""
+    """The first training samples, resized as the recipe resizes; a few more for evaluation."""
     raw = recipe.dataset.read(cache_root(recipe.cache))
     train, evaluated = _resized(recipe, raw.train, samples), _resized(recipe, raw.eval, EVALUATED)
     np.savez(
@@ -201,7 +230,8 @@ def _resized(recipe: Recipe, split: Split, samples: int) -> dict[str, np.ndarray
 class Batches:
     """One pass in the order in which this project sees it: float32 (n, B, H, W, C), int32 (n, B).
 
-    Images are normalised, contiguous and in memory, so a peer's batch is a slice.
+    Images are normalised, contiguous and in memory, so a peer's batch is a slice. Of texts both are
+    int32 (n, B, tokens).
     """
 
     images: np.ndarray
@@ -225,6 +255,9 @@ def load_batches(task: Task) -> Batches:
         repeat=1,
     )
     indices = order.batches(0, order.steps_per_pass).indices
+    if task.spec.reads_text:
+        tokens = images.reshape(len(images), -1).astype(np.int32)
+        return Batches(tokens[indices], labels[indices])
     mean, std = np.array(task.spec.mean, np.float32), np.array(task.spec.std, np.float32)
     batches = np.empty((*indices.shape, *images.shape[1:]), np.float32)
     for step, rows in enumerate(indices):
@@ -247,14 +280,15 @@ def named_layers(layers: tuple[LayerSpec, ...], scope: str = "") -> Iterator[tup
         yield f"{scope}/{name}" if scope else name, layer
 
 
-def window_of(layer: Conv | MaxPool) -> tuple[int, int, Literal["same", "valid"]]:
-    """Kernel, stride and padding. Raises TypeError for what the peers have no counterpart of."""
+def window_of(
+    layer: Conv | MaxPool, *, bias: bool = False
+) -> tuple[int, int, Literal["same", "valid"]]:
+    """Kernel, stride and padding. Raises TypeError for what a peer has no counterpart of; `bias`
+    says whether it has convolutions that add one."""
     kernel, padding = layer.kernel, layer.padding
     stride = kernel if layer.stride is None else layer.stride
-    special = isinstance(layer, Conv) and (layer.groups, layer.dilation, layer.bias) != (
-        1,
-        1,
-        False,
+    special = isinstance(layer, Conv) and (
+        (layer.groups, layer.dilation) != (1, 1) or (layer.bias and not bias)
     )
     if special or not isinstance(kernel, int) or not isinstance(stride, int):
         raise TypeError(f"the peers have no {layer!r}")

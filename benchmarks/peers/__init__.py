@@ -28,12 +28,12 @@ PEERS = {
     "torch": Peer(
         "benchmarks.peers.torch_eager",
         ("torch",),
-        "PyTorch eager, fused SGD",
+        "PyTorch eager, fused optimizer",
     ),
     "torch_compile": Peer(
         "benchmarks.peers.torch_compile",
         ("torch",),
-        "PyTorch, torch.compile of network and loss, fused SGD",
+        "PyTorch, torch.compile of network and loss, fused optimizer",
     ),
     "keras": Peer(
         "benchmarks.peers.keras_jax",

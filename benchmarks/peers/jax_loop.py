@@ -29,7 +29,7 @@ class JaxTraining:
     """A training loop over a jitted step."""
 
     def __init__(self, task: Task) -> None:
-        batches, choice = load_batches(task), task.optimizer
+        batches, choice = load_batches(task), task.momentum
         self._batches = [
             jax.device_put(batch) for batch in zip(batches.images, batches.labels, strict=True)
         ]

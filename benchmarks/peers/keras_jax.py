@@ -67,7 +67,7 @@ class _Momentum(keras.optimizers.SGD):
     """
 
     def __init__(self, task: Task) -> None:
-        choice = task.optimizer
+        choice = task.momentum
         super().__init__(choice.lr, choice.momentum, choice.nesterov)
         self._decay = choice.weight_decay
 

@@ -35,7 +35,7 @@ class MindSporeTraining:
         mindspore.set_device("CPU")
         if task.precision == "bf16":
             raise NotImplementedError("no bfloat16 in MindSpore's MatMul and Conv2D on the CPU")
-        batches, choice = load_batches(task), task.optimizer
+        batches, choice = load_batches(task), task.momentum
         images = np.ascontiguousarray(batches.images.transpose(0, 1, 4, 2, 3))
         self._batches = [
             (Tensor(x), Tensor(y)) for x, y in zip(images, batches.labels, strict=True)

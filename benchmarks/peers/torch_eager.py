@@ -13,25 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, singledispatch
+from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 
 from benchmarks.contestant import PROOF_STEPS, Result
-from benchmarks.tasks import (
-    Task,
-    load_batches,
-    load_weights,
-    named_layers,
-    rows_channel_first,
-    window_of,
-)
-from pipeline.models.layers import standard
-from pipeline.models.layers.model_spec import LayerSpec
+from benchmarks.peers import torch_tokens as torch_tokens
+from benchmarks.peers.torch_layers import Stack
+from benchmarks.tasks import Task, load_batches, load_weights
+from pipeline.training.optimizers.first_order import AdamW, Momentum
 
-Weights = dict[str, np.ndarray]
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -47,27 +39,21 @@ class TorchTraining:
         torch.set_num_threads(task.threads)
         self._device = _device(task)
         batches = load_batches(task)
-        # A slice in channel-first order has the strides of channels_last.
         images = torch.from_numpy(batches.images).to(self._device)
-        self._images = images.permute(0, 1, 4, 2, 3)
+        # A slice in channel-first order has the strides of channels_last.
+        self._images = images if task.spec.reads_text else images.permute(0, 1, 4, 2, 3)
         self._labels = torch.from_numpy(batches.labels).long().to(self._device)
-        network = _Stack(task.layers, load_weights(task), channels=self._images.shape[2])
+        network = Stack(task.layers, load_weights(task), channels=self._images.shape[2])
         self._network = network.to(self._device, memory_format=torch.channels_last)
         self._forward = torch.compile(self._loss) if compiled else self._loss
         self._bf16 = task.precision == "bf16"
-        self._optimizer = torch.optim.SGD(
-            network.parameters(),
-            lr=task.optimizer.lr,
-            momentum=task.optimizer.momentum,
-            nesterov=task.optimizer.nesterov,
-            weight_decay=task.optimizer.weight_decay,
-            fused=True,
-        )
+        self._optimizer = _optimizer(task.optimizer, network)
         self._step = 0
         self.sizes = tuple(sorted(p.numel() for p in network.parameters()))
 
     def _loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self._network(images), labels)
+        logits = self._network(images)
+        return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
     def run(self, steps: int) -> Result:
         """Train so many steps more."""
@@ -94,6 +80,26 @@ class TorchTraining:
         return Result(mean)
 
 
+def _optimizer(choice: Momentum | AdamW, network: nn.Module) -> torch.optim.Optimizer:
+    if isinstance(choice, AdamW):
+        return torch.optim.AdamW(
+            network.parameters(),
+            lr=choice.lr,
+            betas=(choice.b1, choice.b2),
+            eps=choice.eps,
+            weight_decay=choice.weight_decay,
+            fused=True,
+        )
+    return torch.optim.SGD(
+        network.parameters(),
+        lr=choice.lr,
+        momentum=choice.momentum,
+        nesterov=choice.nesterov,
+        weight_decay=choice.weight_decay,
+        fused=True,
+    )
+
+
 def _device(task: Task) -> torch.device:
     """The GPU where ours has it, with the products that XLA's default precision allows: TF32."""
     if not task.on_gpu:
@@ -105,105 +111,11 @@ def _device(task: Task) -> torch.device:
     return torch.device("cuda")
 
 
-class _Stack(nn.Sequential):
-    """Layers one after the other, with their weights; `features` come out of the last."""
-
-    def __init__(
-        self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""
-    ) -> None:
-        modules = []
-        for path, layer in named_layers(stack, scope):
-            module = _module(layer, path, weights, channels)
-            channels = getattr(module, "features", channels)
-            modules.append(module)
-        super().__init__(*modules)
-        self.features = channels
-
-
-class _Residual(nn.Module):
-    def __init__(
-        self, layer: standard.Residual, path: str, weights: Weights, channels: int
-    ) -> None:
-        super().__init__()
-        self.body = _Stack(layer.body, weights, channels, path)
-        self.shortcut = _Stack(layer.shortcut, weights, channels, f"{path}/shortcut")
-        self.features = self.body.features
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x) + self.shortcut(x)
-
-
-class _GlobalAvgPool(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean((2, 3))
-
-
-@singledispatch
-def _module(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.Module:
-    raise TypeError(f"{path}: the PyTorch peer has no layer {layer.name}")
-
-
-@_module.register
-def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Module:
-    kernel = torch.from_numpy(weights[f"{path}/kernel"]).permute(3, 2, 0, 1)
-    size, stride, padding = window_of(layer)
-    both = size // 2 if padding == "same" else 0
-    module = nn.Conv2d(channels, len(kernel), size, stride, both, bias=False)
-    _put(module.weight, kernel)
-    module.features = len(kernel)
-    return module
-
-
-@_module.register
-def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.Module:
-    kernel = weights[f"{path}/kernel"]
-    # Behind a flattened image there are more rows than channels.
-    rows = torch.from_numpy(rows_channel_first(kernel, channels))
-    module = nn.Linear(*kernel.shape)
-    _put(module.weight, rows.T)
-    _put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
-    module.features = module.out_features
-    return module
-
-
-@_module.register
-def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Module:
-    module = nn.BatchNorm2d(channels, eps=layer.epsilon, momentum=1 - layer.momentum)
-    _put(module.weight, torch.from_numpy(weights[f"{path}/scale"]))
-    _put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
-    return module
-
-
-@_module.register
-def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn.Module:
-    size, stride, padding = window_of(layer)
-    return nn.MaxPool2d(size, stride, size // 2 if padding == "same" else 0)
-
-
-@_module.register
-def _(layer: standard.Residual, path: str, weights: Weights, channels: int) -> nn.Module:
-    return _Residual(layer, path, weights, channels)
-
-
-@_module.register
-def _(layer: standard.Relu, path: str, weights: Weights, channels: int) -> nn.Module:
-    return nn.ReLU(inplace=True)
-
-
-@_module.register
-def _(layer: standard.Flatten, path: str, weights: Weights, channels: int) -> nn.Module:
-    return nn.Flatten()
-
-
-@_module.register
-def _(layer: standard.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Module:
-    return _GlobalAvgPool()
-
-
 @contextmanager
 def _same_padding(network: nn.Module) -> Iterator[None]:
     """Meanwhile, strided layers pad as `same` does."""
-    strided = [m for m in network.modules() if isinstance(m, nn.Conv2d | nn.MaxPool2d)]
+    windows = (m for m in network.modules() if isinstance(m, nn.Conv2d | nn.MaxPool2d))
+    strided = [window for window in windows if window.padding not in (0, (0, 0))]
     for module in strided:
         module.forward = partial(_padded, module)
     try:
@@ -216,20 +128,13 @@ def _same_padding(network: nn.Module) -> Iterator[None]:
 def _padded(module: nn.Conv2d | nn.MaxPool2d, x: torch.Tensor) -> torch.Tensor:
     """A layer with its padding as we have it: ceil(size / stride) positions, the odd row behind."""
     convolves = isinstance(module, nn.Conv2d)
-    kernel, stride, padding = (
-        size[0] if isinstance(size, tuple) else size
-        for size in (module.kernel_size, module.stride, module.padding)
+    kernel, stride = (
+        size[0] if isinstance(size, tuple) else size for size in (module.kernel_size, module.stride)
     )
-    if padding:
-        size = x.shape[-1]
-        total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-        pads = 2 * (total // 2, total - total // 2)
-        x = nn.functional.pad(x, pads, value=0.0 if convolves else -torch.inf)
+    size = x.shape[-1]
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    pads = 2 * (total // 2, total - total // 2)
+    x = nn.functional.pad(x, pads, value=0.0 if convolves else -torch.inf)
     if convolves:
         return nn.functional.conv2d(x, module.weight, None, stride)
     return nn.functional.max_pool2d(x, kernel, stride)
-
-
-def _put(parameter: torch.Tensor, values: torch.Tensor) -> None:
-    with torch.no_grad():
-        parameter.copy_(values)

@@ -7,13 +7,19 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.lowerings.candidates import can_compute, candidates
 from pipeline.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Problem, Role
-from pipeline.lowerings.problem.problems import ConvolutionProblem
+from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 
 LARGE_FLOPS = 50_000_000
 """Smallest convolution that is worth a library call of its own."""
 
 LARGE_GROUPED_FLOPS = 2_000_000
 """The same for one in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""
+
+LARGE_DENSE_FLOPS = 100_000_000
+"""Smallest gradient of a dense kernel that is worth one. It sums over the rows of both operands,
+which oneDNN transposes in blocks: microseconds (rows, inputs, features) by XLA and by oneDNN, 2
+cores of an EPYC of family 26: 2048, 256, 256: 1,901 -> 838; 2048, 1024, 256: 5,793 -> 2,665; 4096,
+128, 512: 2,989 -> 1,606; in bfloat16 1,408 -> 922; 7,447 -> 2,573; 2,887 -> 1,609."""
 
 MIN_FEATURES, MIN_TERMS = 16, 64
 """Fewest features, and fewest terms of a result's sum, with which oneDNN fills its vectors."""
@@ -41,7 +47,10 @@ POINTWISE: Mapping[Role, str] = {
 
 
 def is_worth_a_call(problem: Problem) -> bool:
-    """Whether a problem is a convolution, large, and has channels enough, for oneDNN."""
+    """Whether a problem is one for oneDNN: a large convolution with channels enough, or a large
+    gradient of a dense kernel."""
+    if isinstance(problem, DenseProblem):
+        return problem.role == "kernel_gradient" and problem.flops >= LARGE_DENSE_FLOPS
     if not isinstance(problem, ConvolutionProblem):
         return False
     height, width = problem.window.kernel
@@ -55,11 +64,14 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     """Choose by a rule, which sums up the tuner's results on AVX-512 for residual networks.
 
     A large problem with enough channels gets Winograd's tiles or oneDNN's convolution; the
-    gradients of a kernel of one pixel get one matrix product; all else gets the default.
+    gradients of a kernel of one pixel get one matrix product, those of a dense kernel oneDNN's; all
+    else gets the default.
     """
+    called = "onednn" in engines and is_worth_a_call(problem)
+    if isinstance(problem, DenseProblem):
+        return Lowering("product", "onednn") if called else DEFAULT
     if not isinstance(problem, ConvolutionProblem):
         return DEFAULT
-    called = "onednn" in engines and is_worth_a_call(problem)
     if problem.window.groups > 1:
         return _by_groups(problem) if called else _by_xla(problem)
     if not called:

@@ -25,6 +25,7 @@ from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules import composite as composite
 from pipeline.models.modules import tokens as tokens
+from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
@@ -34,6 +35,7 @@ from pipeline.models.modules.apply_layers import (
     require_images,
 )
 from pipeline.models.modules.batch_norm import BatchNormModule
+from pipeline.models.modules.dense import DenseModule, add_bias
 from pipeline.models.modules.layout import (
     batch_first,
     batch_last,
@@ -41,17 +43,6 @@ from pipeline.models.modules.layout import (
     first_without_batch_last,
     shape_nhwc,
 )
-
-_ACTIVATIONS = {
-    "relu": jax.nn.relu,
-    "relu6": jax.nn.relu6,
-    "gelu": jax.nn.gelu,
-    "tanh": jnp.tanh,
-    "sigmoid": jax.nn.sigmoid,
-    "swish": jax.nn.swish,
-    "hard_sigmoid": jax.nn.hard_sigmoid,
-    "hard_swish": jax.nn.hard_swish,
-}
 
 
 class Network(nn.Module):
@@ -153,8 +144,8 @@ class _Conv(nn.Module):
         y = convolve(x, kernel.astype(dtype), strides=strides, padding=pads, dilation=dilation)
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()
-            bias = self.param("bias", bias_init, (features,), jnp.float32).astype(dtype)
-            y += bias if self.context.layout == "nhwc" else bias[:, None, None, None]
+            bias = self.param("bias", bias_init, (features,), jnp.float32)
+            y = add_bias(y, bias, channel_axis(y, self.context.layout))
         return y
 
 
@@ -179,7 +170,7 @@ class _ConvTranspose(nn.Module):
         )
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()
-            y += self.param("bias", bias_init, (features,), jnp.float32).astype(dtype)
+            y = add_bias(y, self.param("bias", bias_init, (features,), jnp.float32))
         return y
 
 
@@ -190,7 +181,7 @@ def _dense(layer: standard.Dense, x: Array, context: LayerContext) -> Array:
             f"{context}: reads (batch, features), and shape {x.shape} reaches it; "
             "put flatten or global_avg_pool before it"
         )
-    return nn.Dense(
+    return DenseModule(
         features_of(layer.features, context),
         use_bias=layer.bias,
         dtype=context.dtype,
@@ -240,7 +231,7 @@ def _dropout(layer: standard.Dropout, x: Array, context: LayerContext) -> Array:
 @computes(standard.Activation)
 def _activation(layer: standard.Activation, x: Array, context: LayerContext) -> Array:
     with jax.named_scope(context.name):
-        return _ACTIVATIONS[layer.name](x)
+        return activate(layer.name, x)
 
 
 @computes(standard.MaxPool)

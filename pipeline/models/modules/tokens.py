@@ -16,6 +16,7 @@ from pipeline.models.modules.apply_layers import (
     features_of,
     require_images,
 )
+from pipeline.models.modules.dense import DenseModule
 
 _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
@@ -170,9 +171,9 @@ class _SelfAttention(nn.Module):
             )
         return jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
 
-    def _dense(self, features: int, name: str) -> nn.Dense:
+    def _dense(self, features: int, name: str) -> DenseModule:
         init = self.context.initializers
-        return nn.Dense(
+        return DenseModule(
             features,
             dtype=self.context.dtype,
             kernel_init=init.dense.build(),

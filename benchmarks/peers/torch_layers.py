@@ -1,0 +1,117 @@
+"""Layers of images as PyTorch modules, channel first, with the weights that they start from."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.tasks import named_layers, rows_channel_first, window_of
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import LayerSpec
+
+Weights = dict[str, np.ndarray]
+
+
+class Stack(nn.Sequential):
+    """Layers one after the other, with their weights; `features` come out of the last."""
+
+    def __init__(
+        self, stack: tuple[LayerSpec, ...], weights: Weights, channels: int, scope: str = ""
+    ) -> None:
+        modules = []
+        for path, layer in named_layers(stack, scope):
+            module = module_of(layer, path, weights, channels)
+            channels = getattr(module, "features", channels)
+            modules.append(module)
+        super().__init__(*modules)
+        self.features = channels
+
+
+class _Residual(nn.Module):
+    def __init__(
+        self, layer: standard.Residual, path: str, weights: Weights, channels: int
+    ) -> None:
+        super().__init__()
+        self.body = Stack(layer.body, weights, channels, path)
+        self.shortcut = Stack(layer.shortcut, weights, channels, f"{path}/shortcut")
+        self.features = self.body.features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) + self.shortcut(x)
+
+
+class _GlobalAvgPool(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+@singledispatch
+def module_of(layer: LayerSpec, path: str, weights: Weights, channels: int) -> nn.Module:
+    raise TypeError(f"{path}: the PyTorch peer has no layer {layer.name}")
+
+
+@module_of.register
+def _(layer: standard.Conv, path: str, weights: Weights, channels: int) -> nn.Module:
+    kernel = torch.from_numpy(weights[f"{path}/kernel"]).permute(3, 2, 0, 1)
+    size, stride, padding = window_of(layer, bias=True)
+    both = size // 2 if padding == "same" else 0
+    module = nn.Conv2d(channels, len(kernel), size, stride, both, bias=layer.bias)
+    put(module.weight, kernel)
+    if layer.bias:
+        put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
+    module.features = len(kernel)
+    return module
+
+
+@module_of.register
+def _(layer: standard.Dense, path: str, weights: Weights, channels: int) -> nn.Module:
+    kernel = weights[f"{path}/kernel"]
+    # Behind a flattened image there are more rows than channels.
+    rows = torch.from_numpy(rows_channel_first(kernel, channels))
+    module = nn.Linear(*kernel.shape)
+    put(module.weight, rows.T)
+    put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
+    module.features = module.out_features
+    return module
+
+
+@module_of.register
+def _(layer: standard.BatchNorm, path: str, weights: Weights, channels: int) -> nn.Module:
+    module = nn.BatchNorm2d(channels, eps=layer.epsilon, momentum=1 - layer.momentum)
+    put(module.weight, torch.from_numpy(weights[f"{path}/scale"]))
+    put(module.bias, torch.from_numpy(weights[f"{path}/bias"]))
+    return module
+
+
+@module_of.register
+def _(layer: standard.MaxPool, path: str, weights: Weights, channels: int) -> nn.Module:
+    size, stride, padding = window_of(layer)
+    return nn.MaxPool2d(size, stride, size // 2 if padding == "same" else 0)
+
+
+@module_of.register
+def _(layer: standard.Residual, path: str, weights: Weights, channels: int) -> nn.Module:
+    return _Residual(layer, path, weights, channels)
+
+
+@module_of.register
+def _(layer: standard.Relu, path: str, weights: Weights, channels: int) -> nn.Module:
+    return nn.ReLU(inplace=True)
+
+
+@module_of.register
+def _(layer: standard.Flatten, path: str, weights: Weights, channels: int) -> nn.Module:
+    return nn.Flatten()
+
+
+@module_of.register
+def _(layer: standard.GlobalAvgPool, path: str, weights: Weights, channels: int) -> nn.Module:
+    return _GlobalAvgPool()
+
+
+def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(values)

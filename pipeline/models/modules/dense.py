@@ -1,0 +1,62 @@
+"""A dense layer, and biases whose gradients are summed in float32."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+
+class DenseModule(nn.Dense):
+    """`nn.Dense` with float32 parameters whose bias is added by `add_bias`."""
+
+    @nn.compact
+    def __call__(self, inputs: Array) -> Array:
+        """Multiply inputs (..., channels) by the kernel and add the bias: (..., features)."""
+        shape = (inputs.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+        inputs, kernel = inputs.astype(self.dtype), kernel.astype(self.dtype)
+        multiply = self.dot_general or jax.lax.dot_general
+        product: Array = multiply(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
+        return product if bias is None else add_bias(product, bias)
+
+
+def add_bias(x: Array, bias: Array, axis: int = -1) -> Array:
+    """Add a float32 bias (features,) along an axis of x, in the type of x.
+
+    The gradient of the bias is summed in float32. In bfloat16 it would be rounded after every
+    addition, and XLA:CPU sums windows of values one after the other: 6 ms for 4160 rows of 768
+    on 2 cores, of which float32 takes 0.3. Differentiable in reverse mode only where the types
+    differ.
+    """
+    axis %= x.ndim
+    if x.dtype == bias.dtype:
+        return x + _spread(bias, x.ndim, axis)
+    return _add(axis, x, bias)
+
+
+def _spread(bias: Array, dimensions: int, axis: int) -> Array:
+    return bias.reshape([-1 if each == axis else 1 for each in range(dimensions)])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _add(axis: int, x: Array, bias: Array) -> Array:
+    return x + _spread(bias.astype(x.dtype), x.ndim, axis)
+
+
+def _forward(axis: int, x: Array, bias: Array) -> tuple[Array, None]:
+    return _add(axis, x, bias), None
+
+
+def _backward(axis: int, _: None, cotangent: Array) -> tuple[Array, Array]:
+    others = tuple(each for each in range(cotangent.ndim) if each != axis)
+    return cotangent, cotangent.astype(jnp.float32).sum(others)
+
+
+_add.defvjp(_forward, _backward)
