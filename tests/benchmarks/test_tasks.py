@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.tasks import Task, load_batches, named_layers, rows_channel_first, window_of
+from benchmarks.tasks import (
+    Task,
+    load_batches,
+    make_task,
+    named_layers,
+    rows_channel_first,
+    window_of,
+)
 from pipeline.models.layers.standard import Conv, MaxPool, Relu, Residual
 
 
@@ -47,6 +55,26 @@ def test_settings_reach_the_recipe_and_overrides_go_last(digits: Callable[..., T
     assert "train.precision=bf16" in task.overrides
 
 
+@pytest.mark.slow
+def test_a_text_is_read_as_tokens_with_the_next_ones_as_labels(tmp_path: Path) -> None:
+    task = make_task(
+        "gpt",
+        tmp_path,
+        root=None,
+        batch_size=None,
+        precision="float32",
+        sink_size=4,
+        threads=1,
+    )
+    batches = load_batches(task)
+    assert batches.images.shape == batches.labels.shape == (50, 16, 128)
+    np.testing.assert_array_equal(batches.images[..., 1:], batches.labels[..., :-1])
+    assert batches.images.dtype == np.int32
+    assert [layer.name for layer in task.layers] == ["tied_embedding"]
+    with pytest.raises(TypeError, match="no optimizer adamw"):
+        _ = task.momentum
+
+
 def test_layers_are_named_as_their_weights_are() -> None:
     residual = Residual(scope="block", body=(Conv(features=2, kernel=3),))
     named = dict(named_layers((Conv(features=2, kernel=3), Relu(), residual)))
@@ -66,6 +94,7 @@ def test_rows_channel_first_make_the_other_flattening_the_same_map() -> None:
 def test_windows_are_what_every_peer_has() -> None:
     assert window_of(Conv(features=2, kernel=3, stride=2)) == (3, 2, "same")
     assert window_of(MaxPool(kernel=2)) == (2, 2, "valid")
+    assert window_of(Conv(features=2, kernel=3, bias=True), bias=True) == (3, 1, "same")
     for layer in (
         Conv(features=2, kernel=3, groups=2),
         Conv(features=2, kernel=3, bias=True),

@@ -16,10 +16,11 @@ LARGE_GROUPED_FLOPS = 2_000_000
 """The same for one in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""
 
 LARGE_DENSE_FLOPS = 100_000_000
-"""Smallest gradient of a dense kernel that is worth one. It sums over the rows of both operands,
-which oneDNN transposes in blocks: microseconds (rows, inputs, features) by XLA and by oneDNN, 2
-cores of an EPYC of family 26: 2048, 256, 256: 1,901 -> 838; 2048, 1024, 256: 5,793 -> 2,665; 4096,
-128, 512: 2,989 -> 1,606; in bfloat16 1,408 -> 922; 7,447 -> 2,573; 2,887 -> 1,609."""
+"""Smallest product of a dense layer that is worth one. The gradient of the kernel sums over the
+rows of both operands, which oneDNN transposes in blocks: microseconds (rows, inputs, features) by
+XLA and by oneDNN, 2 cores of an EPYC of family 26: 2048, 256, 256: 1,901 -> 838; 2048, 1024, 256:
+5,793 -> 2,665; 4096, 128, 512: 2,989 -> 1,606. In bfloat16 oneDNN multiplies all three as they are,
+XLA converts them to float32: a step of a ViT of 192 features took 301 ms, and takes 239."""
 
 MIN_FEATURES, MIN_TERMS = 16, 64
 """Fewest features, and fewest terms of a result's sum, with which oneDNN fills its vectors."""
@@ -48,9 +49,10 @@ POINTWISE: Mapping[Role, str] = {
 
 def is_worth_a_call(problem: Problem) -> bool:
     """Whether a problem is one for oneDNN: a large convolution with channels enough, or a large
-    gradient of a dense kernel."""
+    product of a dense layer in bfloat16 or for the gradient of its kernel."""
     if isinstance(problem, DenseProblem):
-        return problem.role == "kernel_gradient" and problem.flops >= LARGE_DENSE_FLOPS
+        suited = problem.role == "kernel_gradient" or problem.dtype == "bfloat16"
+        return suited and problem.flops >= LARGE_DENSE_FLOPS
     if not isinstance(problem, ConvolutionProblem):
         return False
     height, width = problem.window.kernel
@@ -64,8 +66,8 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     """Choose by a rule, which sums up the tuner's results on AVX-512 for residual networks.
 
     A large problem with enough channels gets Winograd's tiles or oneDNN's convolution; the
-    gradients of a kernel of one pixel get one matrix product, those of a dense kernel oneDNN's; all
-    else gets the default.
+    gradients of a kernel of one pixel get one matrix product, large products of dense layers in
+    bfloat16 and for the gradient of the kernel oneDNN's; all else gets the default.
     """
     called = "onednn" in engines and is_worth_a_call(problem)
     if isinstance(problem, DenseProblem):

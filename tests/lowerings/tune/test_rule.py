@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pipeline.lowerings.candidates import can_compute, candidates
-from pipeline.lowerings.problem.lowering import DEFAULT, ROLES, Role
+from pipeline.lowerings.problem.lowering import DEFAULT, ROLES, Engine, Lowering, Role
+from pipeline.lowerings.problem.problems import DenseProblem
 from pipeline.lowerings.tune.rule import LARGE_FLOPS, usual_lowering
 from tests.lowerings.tune.made_up import BOTH, XLA, convolution
 
@@ -125,3 +126,16 @@ def test_channels_alone_are_summed_without_onednn() -> None:
         "kernel_gradient": "blocks/xla/1",
     }
     assert usual_lowering(convolution("forward", 32, 16, batch=8, groups=4), XLA) == DEFAULT
+
+
+def test_large_products_of_dense_layers_go_to_onednn_where_it_is_faster() -> None:
+    def usual(role: Role, rows: int, dtype: str, engines: frozenset[Engine] = BOTH) -> Lowering:
+        return usual_lowering(DenseProblem(role, rows, 256, 256, dtype), engines)
+
+    onednn = Lowering("product", "onednn")
+    assert usual("kernel_gradient", 2048, "float32") == onednn
+    assert usual("forward", 2048, "float32") == DEFAULT
+    assert usual("images_gradient", 2048, "float32") == DEFAULT
+    assert {usual(role, 2048, "bfloat16") for role in ROLES} == {onednn}
+    assert {usual(role, 64, "bfloat16") for role in ROLES} == {DEFAULT}
+    assert usual("kernel_gradient", 2048, "bfloat16", XLA) == DEFAULT
