@@ -8,10 +8,11 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax import Array, lax
+from jax import Array
 
 from pipeline.lowerings.conv2d import conv2d
 from pipeline.lowerings.conv2d_chwn import conv2d_chwn
+from pipeline.lowerings.conv2d_transpose import conv2d_transpose
 from pipeline.lowerings.dense import dense_product
 from pipeline.lowerings.max_pool import pool_max
 from pipeline.lowerings.problem.conv_window import Pair
@@ -161,12 +162,12 @@ class _ConvTranspose(nn.Module):
         features = features_of(layer.features, self.context)
         shape = (*pair(layer.kernel), x.shape[-1], features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        y = lax.conv_transpose(
+        y = conv2d_transpose(
             x,
             kernel.astype(dtype),
-            pair(layer.stride),
-            layer.padding.upper(),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            strides=pair(layer.stride),
+            padding="SAME" if layer.padding == "same" else "VALID",
+            policy=self.context.policy,
         )
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()
