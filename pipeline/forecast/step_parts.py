@@ -27,7 +27,7 @@ PRODUCTS: Mapping[str, Kind] = {
 """Equations that are library calls, and the kind of each: `call` is one of oneDNN."""
 APART = frozenset(
     {*PRODUCTS, "sort", "top_k", "cumsum", "cumprod", "cummax", "cumlogsumexp", "fft"}
-    | {"reduce_window", "reduce_window_max", "reduce_window_sum", "reduce_precision"}
+    | {"reduce_window", "reduce_window_max", "reduce_window_sum"}
     | {"select_and_scatter_add", "select_and_gather_add", "scatter", "scatter-add", "scatter_add"}
     | {"cholesky", "triangular_solve", "eigh", "qr", "lu", "svd", "scan", "while"}
 )
@@ -151,8 +151,9 @@ def _part(
     inside: set[int | None] = set(numbers)
     equations = [flat.equations[n] for n in numbers]
     made = [v for equation in equations for v in equation.outvars]
-    given = dict.fromkeys(a for e in equations for a in e.invars if isinstance(a, Var))
-    given = {v: None for v in given if v not in set(made)}
+    inner = set(made)
+    read = dict.fromkeys(a for e in equations for a in e.invars if isinstance(a, Var))
+    given = [v for v in read if v not in inner]
     constants = [v for v in given if v in flat.constants]
     jaxpr = Jaxpr(
         constants,
