@@ -71,9 +71,10 @@ TASKS: Mapping[str, TaskSpec] = {
     "resnet18": TaskSpec("resnet18_cifar10", ("train.optimizer.lr=0.02",), 12_800, *_CIFAR10),
     "resnet50": TaskSpec("resnet50_cifar10", ("train.optimizer.lr=0.005",), 512, *_CIFAR10),
     "vit": TaskSpec("resnet18_cifar10", (*_VIT, "train.batch_size=64"), 12_800, *_CIFAR10),
-    "gpt": TaskSpec("gpt_text", (*_GPT, "train.clip.norm=null", "train.batch_size=16"), 800),
+    "gpt": TaskSpec("gpt_text", (*_GPT, "train.clip.norm=null", "train.batch_size=16"), 1_000_000),
 }
-"""The learning rates of the ResNets are made for a warmup that a benchmark is too short for."""
+"""The learning rates of the ResNets are made for a warmup that a benchmark is too short for. Of a
+text all samples are used, as ours reads it from its own dataset."""
 
 
 @dataclass(frozen=True)
