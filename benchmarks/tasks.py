@@ -180,6 +180,7 @@ def _changes(
         "train.steps=1000000",
         "eval.samples=all",
         "eval.every_passes=null",
+        "eval.every_steps=null",
         "checkpoint.every_passes=null",
         "checkpoint.best=null",
         "monitor.loss_every=0",
