@@ -60,10 +60,10 @@ _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 _ADAMW = (
     *("optimizer=adamw", "train.optimizer.lr=0.0005", "train.optimizer.weight_decay=0.05"),
-    *("model.dropout=0.0", "model.heads=4"),
+    "model.dropout=0.0",
 )
-_VIT = ("model=vit_tiny", "model.patch=4", "model.blocks=6", *_ADAMW, "model.heads=3")
-_GPT = ("model.features=256", "model.hidden=1024", "model.blocks=4", *_ADAMW)
+_VIT = ("model=vit_tiny", "model.patch=4", "model.blocks=6", *_ADAMW)
+_GPT = ("model.features=256", "model.hidden=1024", "model.blocks=4", "model.heads=4", *_ADAMW)
 
 TASKS: Mapping[str, TaskSpec] = {
     "lenet5": TaskSpec("lenet5_mnist", _LENET5_INIT, 60_000, *_MNIST),

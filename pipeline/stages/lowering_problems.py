@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -16,7 +15,6 @@ from jax import Array
 
 from pipeline.lowerings.problem.lowering import (
     ROLES,
-    CountingPolicy,
     LoweringPolicy,
     Problem,
     RecordingPolicy,
@@ -44,20 +42,6 @@ def list_problems(
         problems += [p for p in trained if not _reads_input(p, image_shape(image))]
     evaluated = _traced(parts, state, eval_batch, False)
     return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
-
-
-def count_problems(parts: StepConfig, state: TrainState, batch: int) -> Counter[Problem]:
-    """Count how often one step computes each problem, by tracing.
-
-    Empty for networks that no lowering applies to.
-    """
-    if not hasattr(parts.network, "policy"):
-        return Counter()
-    counting = CountingPolicy()
-    _trace(parts, state, batch, True, counting)
-    image = image_shape(parts.image)
-    counts = {p: n for p, n in counting.counts.items() if not _reads_input(p, image)}
-    return Counter(counts)
 
 
 def list_kept_operations(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -115,16 +114,4 @@ class RecordingPolicy:
     def choose(self, problem: Problem) -> Lowering:
         """Record the problem, and return the default."""
         self.problems[problem] = None
-        return DEFAULT
-
-
-@dataclass(eq=False)
-class CountingPolicy:
-    """Counts the problems of a network while it is traced."""
-
-    counts: Counter[Problem] = field(default_factory=Counter)
-
-    def choose(self, problem: Problem) -> Lowering:
-        """Count the problem, and return the default."""
-        self.counts[problem] += 1
         return DEFAULT
