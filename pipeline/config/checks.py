@@ -124,17 +124,12 @@ def one_source_of_types(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
-    """Accumulation cuts batches into equal microbatches, and hides layers from an optimizer."""
+    """Accumulation cuts batches into equal microbatches."""
     train = recipe.train
     if train.batch_size % train.accumulate_steps:
         yield (
             f"train.accumulate_steps = {train.accumulate_steps}: must divide train.batch_size = "
             f"{train.batch_size}, which is the number of samples of an update"
-        )
-    if train.accumulate_steps > 1 and train.optimizer.observes_layers:
-        yield (
-            f"train.accumulate_steps = {train.accumulate_steps}: must be 1 with "
-            f"{train.optimizer.name}, which looks at what layers see of the whole batch"
         )
 
 

@@ -109,8 +109,13 @@ def features_know_devices(recipe: Recipe) -> Iterator[str]:
     if parallel.mode == "none":
         return
     mode = f"parallel.mode = {parallel.mode}"
-    if train.optimizer.observes_layers:
-        yield f"{mode}: must be none with {train.optimizer.name}, which sees whole batches"
+    if train.optimizer.observes_layers and parallel.mode != "data":
+        yield f"{mode}: must be none or data with {train.optimizer.name}, which looks into layers"
+    if train.optimizer.observes_layers and recipe.device.name == EMULATED:
+        yield (
+            f"{mode}: must be none with {train.optimizer.name} on an emulated device, where the "
+            "exchange of curvature is not modelled"
+        )
     if train.loss.hardest_share < 1:
         yield (
             f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; a "

@@ -179,7 +179,7 @@ def parts_of(
         hardest_share=train.loss.hardest_share,
         reduction=train.loss.reduction,
         optimizer=optimizer,
-        observe_layers=train.optimizer.observes_layers,
+        curvature=train.optimizer.curvature(),
         loss_scale=loss_scale_of(recipe),
         init_rules=recipe.model.init.rules,
         frozen=train.freeze,
@@ -383,7 +383,7 @@ def _require_integer_labels_to_ignore(parts: StepConfig, label: ColumnSpec) -> N
 
 def _refuse_to_observe(recipe: Recipe, parts: StepConfig) -> None:
     """Refuse an optimizer that reads the inputs of layers for a network that hides them."""
-    if parts.observe_layers and isinstance(parts.network, ImportedNetwork):
+    if parts.curvature is not None and isinstance(parts.network, ImportedNetwork):
         optimizer = recipe.train.optimizer.name
         raise RecipeError(
             [

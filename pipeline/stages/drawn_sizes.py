@@ -55,7 +55,7 @@ def refuse_sizes_that_do_not_fit(parts: StepConfig, state: TrainState, split: Sp
         return
     (position,) = (n for n, op in enumerate(parts.train_ops) if op.choices > 1)
     where = f"dataset.train.ops.{position} ({parts.train_ops[position].name})"
-    if parts.observe_layers:
+    if parts.curvature is not None:
         problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
         raise RecipeError([f"{where}: {problem}"])
     count = parts.accumulate * (1 if parts.shards is None else parts.shards.count)

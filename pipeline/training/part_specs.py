@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import jax
     import optax
 
+    from pipeline.training.curvature import CurvatureRule
+
 
 METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
     {
@@ -156,7 +158,7 @@ class OptimizerSpec(Spec):
     """An optimizer, from gradients to updates: the part of kind "optimizer"."""
 
     observes_layers: ClassVar[bool] = False
-    """Whether `update` takes `observed`, the inputs and output gradients of layers."""
+    """Whether `update` takes `curvature`, sums of the inputs and output gradients of layers."""
     name: str
     lr: PositiveFloat
     weight_decay: NonNegativeFloat
@@ -169,6 +171,10 @@ class OptimizerSpec(Spec):
 
         The learning rate is not baked in, so that one compiled program serves every value of it.
         """
+
+    def curvature(self) -> CurvatureRule | None:
+        """Return the sums that `update` needs of each layer; None where `observes_layers` is false."""
+        return None
 
 
 class ScheduleSpec(Spec):

@@ -23,19 +23,29 @@ def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T
     `batch` is this device's part of it, and its `count` that of the whole batch. A shard's own
     `count` may be 0.
     """
+    return sum_devices(shards, sum_own_shards(shards, batch, compute))
+
+
+def sum_own_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T]) -> T:
+    """Add `compute(shard, number)` of this device's shards, as `sum_shards` does."""
     first = jnp.int32(0)
     if shards.axis is not None:
         first = jax.lax.axis_index(shards.axis) * shards.own
     if shards.add == "psum":
-        total = compute(_shard(shards, batch, jnp.int32(0), first), first)
-        return total if shards.axis is None else jax.lax.psum(total, shards.axis)
+        return compute(_shard(shards, batch, jnp.int32(0), first), first)
 
     def leaf(i: Array, carry: None) -> tuple[T, None]:
         # Nothing of a shard is fused with what it is cut from, which depends on the layout.
         shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
         return compute(shard, first + i), carry
 
-    own, _ = sum_leaves(leaf, shards.own, None, of=shards.count)
+    return sum_leaves(leaf, shards.own, None, of=shards.count)[0]
+
+
+def sum_devices(shards: Shards, own: T) -> T:
+    """Add what each device has; every device has the sum."""
+    if shards.add == "psum":
+        return own if shards.axis is None else jax.lax.psum(own, shards.axis)
     total = own if shards.axis is None else add_devices(own, shards.axis, shards.devices)
     return written_out(total)
 

@@ -3,7 +3,7 @@ outcome and its record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from pipeline.data.padding.buckets import Bucket
 from pipeline.data.targets import Task
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.models.layers.path_patterns import is_frozen
-from pipeline.models.modules.layer_capture import Observations
 from pipeline.parallel.shards import Shards
 from pipeline.training.bad_steps import STOP, BadStepPolicy
+from pipeline.training.curvature import CurvatureRule, LayerSums
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, Reduction
 
@@ -58,8 +58,8 @@ class StepConfig:
     `where` then."""
     hardest_share: float = 1.0
     """Share of the samples of a batch that is reduced, those with the largest losses (M-13)."""
-    observe_layers: bool = False
-    """Whether the optimizer needs the layers' inputs: its `update` then takes `observed`."""
+    curvature: CurvatureRule | None = None
+    """Sums of each layer that the optimizer needs: its `update` then takes `curvature`."""
     buckets: tuple[Bucket, ...] = ()
     """Sizes that images are padded to (D-18), the smallest first; empty where all have one size."""
     padding_mask: bool = False
@@ -157,8 +157,8 @@ class Gradients(NamedTuple):
     loss: Array
     """float32 ()."""
     batch_stats: Any
-    layers: Observations
-    """Inputs of layers, where the optimizer needs them, else empty."""
+    layers: Mapping[str, LayerSums]
+    """Sums of each layer, where the optimizer needs them, else empty."""
 
 
 class StepOutcome(NamedTuple):

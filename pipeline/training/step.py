@@ -26,6 +26,7 @@ from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.parallel.shards import Shards
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
+from pipeline.training.curvature import LayerSums, exchange_moments, sum_layers
 from pipeline.training.freezing import in_its_phase, last_phase
 from pipeline.training.losses import (
     divides_by_labels,
@@ -37,7 +38,7 @@ from pipeline.training.losses import (
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
 from pipeline.training.parameters import reinitialize
-from pipeline.training.sharded import sum_shards
+from pipeline.training.sharded import sum_devices, sum_own_shards, sum_shards
 from pipeline.training.state import Gradients, Record, StepConfig, TrainState, merge, split
 from pipeline.training.update import (
     apply_if_finite,
@@ -211,12 +212,19 @@ def _shard_gradients(
             config, shard, lambda cut: _with_drawn_ops(config, cut, step, partial(compute, cut))
         )
 
-    total = sum_shards(shards, batch, of_shard)
+    own = sum_own_shards(shards, batch, of_shard)
+    rows = {path: layer.rows for path, layer in own.layers.items()}
+    total, rows = sum_devices(shards, (own._replace(layers={}), rows))
+    layers: Mapping[str, LayerSums] = {}
+    if config.curvature is not None:
+        due = config.curvature.due(updates_so_far(state))
+        add = partial(sum_devices, shards)
+        layers = exchange_moments(config.curvature, own.layers, rows, due, add)
     batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
     values = total.values
     if shards.factor != 1:
         values = jax.tree.map(lambda g: g * shards.factor, values)
-    return total._replace(values=values, batch_stats=batch_stats)
+    return total._replace(values=values, batch_stats=batch_stats, layers=layers)
 
 
 def _valid_labels(config: StepConfig, shards: Shards, batch: Batch, step: Array) -> Array:
@@ -282,17 +290,22 @@ def compute_gradients(
         lambda x: x.reshape(config.accumulate, -1, *x.shape[1:]), (images, labels, mask)
     )
 
-    def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
+    def compute(batch_stats: Any, microbatch: tuple[Any, Array]) -> Gradients:
         (images, labels, mask), key = microbatch
         mapped = MappedBatch(images, labels, mask, key)
-        own = _microbatch_gradients(config, state, total.batch_stats, mapped, divisor, scale)
-        values = jax.tree.map(jnp.add, total.values, own.values)
-        return Gradients(values, total.loss + own.loss, own.batch_stats, {}), None
+        return _microbatch_gradients(config, state, batch_stats, mapped, divisor, scale)
 
-    trained, _ = split(state.params, config.frozen)
-    zero = Gradients(
-        jax.tree.map(jnp.zeros_like, trained), jnp.zeros((), jnp.float32), state.batch_stats, {}
-    )
+    def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
+        own = compute(total.batch_stats, microbatch)
+        values, loss, layers = jax.tree.map(
+            jnp.add, (total.values, total.loss, total.layers), (own.values, own.loss, own.layers)
+        )
+        return Gradients(values, loss, own.batch_stats, layers), None
+
+    first = jax.tree.map(lambda x: x[0], (microbatches, keys))
+    shapes = jax.eval_shape(compute, state.batch_stats, first)
+    zero: Gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    zero = zero._replace(batch_stats=state.batch_stats)
     return jax.lax.scan(add, zero, (microbatches, keys))[0]
 
 
@@ -320,8 +333,10 @@ def _microbatch_gradients(
         loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
         return loss.minimised * scale, (loss.reported, changed.get("batch_stats", {}))
 
-    if config.observe_layers:
-        values, (loss, batch_stats), layers = grad_observing_layers(scaled_loss)(trained)
+    if config.curvature is not None:
+        values, (loss, batch_stats), captures = grad_observing_layers(scaled_loss)(trained)
+        due = config.curvature.due(updates_so_far(state))
+        layers = sum_layers(config.curvature, captures, batch.mask, due)
         return Gradients(values, loss, batch_stats, layers)
     backward = jax.grad(scaled_loss, has_aux=True)
     if config.gradients is None:

@@ -13,8 +13,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.layers.path_patterns import Path, covers
-from pipeline.models.modules.layer_capture import Captured
 from pipeline.training.bad_steps import BadStepPolicy
+from pipeline.training.curvature import Curvature
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.parameters import restart_average
 from pipeline.training.part_specs import AverageSpec
@@ -85,13 +85,13 @@ def apply_update(
     """The state after an update: p <- p - rate * direction, for trained parameters p.
 
     `rates` is one rate, (), or that of all parameters and those of the groups, (1 + groups,).
-    The gradients are those of the loss itself, over the first `count` samples; the layers' inputs
-    and gradients in it are still to be multiplied by `unscale`, the inverse of the loss scale.
+    The gradients are those of the loss itself, over `count` samples; `unscale`, the inverse of the
+    loss scale, is still to be applied to the sums of layers.
     """
-    observed = _observed(config, gradients, count, unscale)
+    curvature = _curvature(config, state, gradients, count, unscale)
     trained, frozen = split(state.params, config.frozen)
     directions, opt_state = config.optimizer.update(
-        gradients.values, state.opt_state, trained, **observed
+        gradients.values, state.opt_state, trained, **curvature
     )
     by_layer = dict(config.layer_rates)
     updated = apply_directions(trained, directions, rates, config.rate_groups, by_layer)
@@ -109,14 +109,19 @@ def apply_update(
     )
 
 
-def _observed(
-    config: StepConfig, gradients: Gradients, count: Array | int, unscale: Array | float
-) -> dict[str, Captured]:
+def _curvature(
+    config: StepConfig,
+    state: TrainState,
+    gradients: Gradients,
+    count: Array | int,
+    unscale: Array | float,
+) -> dict[str, Curvature]:
     """Keyword arguments of the optimizer besides the gradients."""
-    if not config.observe_layers:
+    if config.curvature is None:
         return {}
     scale = unscale * count if config.reduction == "mean" else unscale
-    return {"observed": Captured(gradients.layers, count, scale)}
+    due = config.curvature.due(updates_so_far(state))
+    return {"curvature": Curvature(gradients.layers, count, scale, due)}
 
 
 def apply_directions(

@@ -87,6 +87,35 @@ def test_every_number_of_devices_has_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("groups", ["[]", "[1,3]"], ids=["one group", "three groups"])
+def test_curvature_has_the_same_bits(tiny: Compose, tmp_path: Path, groups: str) -> None:
+    """L-06: THOR's A and G are those of the whole batch, exchanged in groups or at once."""
+    thor = ("optimizer=thor", "train.optimizer.frequency=6", "train.accumulate_steps=2")
+    fixed = (*SHORT, *thor, "checkpoint.every_steps=10")
+    one = train(tiny, tmp_path / "1", [*fixed, "parallel.devices=1"])
+    four = [f"train.optimizer.split_indices={groups}", "parallel.devices=4", "train.sink_size=5"]
+    assert differences(one, train(tiny, tmp_path / "4", [*fixed, *four])) == []
+
+
+@pytest.mark.slow
+def test_curvature_of_devices_is_that_of_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+    """Inverses after a refresh at step 1, and losses of the steps that use them."""
+    fixed = (*SHORT[:-1], "optimizer=thor", "train.steps=3", "checkpoint.every_steps=3")
+    whole = train(tiny, tmp_path / "whole", fixed)
+    for number, how in enumerate(
+        (["parallel.devices=4"], ["parallel.devices=2", "parallel.reproducible=layout"])
+    ):
+        spread = train(tiny, tmp_path / str(number), [*fixed, "parallel.mode=data", *how])
+        inverses = [path for path in whole[1] if "inverses" in path]
+        assert len(inverses) == 10
+        for path in inverses:
+            largest = np.abs(whole[1][path]).max()
+            np.testing.assert_allclose(spread[1][path], whole[1][path], rtol=0, atol=1e-4 * largest)
+        ours, theirs = ([row["loss"] for row in rows[0]] for rows, _ in (spread, whole))
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices(tiny: Compose, tmp_path: Path) -> None:
     """Stopped on two devices, resumed on eight: as one that was never stopped, on one."""
     fixed = (*EVERYTHING, *SHORT)

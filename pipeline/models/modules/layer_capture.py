@@ -36,31 +36,18 @@ class LayerCapture:
 
     Both are (batch, features) or (batch, tokens, features) for a dense layer, and images in
     `layout` for a convolution. `window` is the geometry of the convolution; None for a dense layer.
+    `number` counts the captured layers in the order in which the network applies them.
     """
 
     inputs: Array
     cotangents: Array
     window: ConvWindow | None = field(metadata={"static": True})
     layout: Layout = field(metadata={"static": True})
+    number: int = field(default=0, metadata={"static": True})
 
 
 Observations = Mapping[str, LayerCapture]
 """Captures by the path of the layer's scope, such as `stage_0/conv_1`."""
-
-
-@register_dataclass
-@dataclass(frozen=True)
-class Captured:
-    """Captures of all layers in one step.
-
-    The first `count` (int32 scalar) samples are valid. `scale` (float32 scalar) times the
-    cotangents are the gradients of each sample's own loss: the inverse of the loss scale and, where
-    the loss is a mean, times the number of samples.
-    """
-
-    layers: Observations
-    count: Array | int
-    scale: Array | float
 
 
 def grad_observing_layers(
@@ -103,7 +90,8 @@ def grad_observing_layers(
         grad = jax.grad(tapped, argnums=(0, 1), has_aux=True)
         (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
         observations = {
-            path: LayerCapture(inputs[path], cotangents[path], *windows[path]) for path in slots
+            path: LayerCapture(inputs[path], cotangents[path], *windows[path], number)
+            for number, path in enumerate(windows)
         }
         return gradients, auxiliary, observations
 

@@ -53,27 +53,27 @@ def cut(features: int, split_dim: int) -> Blocks:
     return Blocks(number, ceil(features / number))
 
 
-def curvature_factors(
-    observation: LayerCapture, count: Array | int, scale: Array | float, split_dim: int
-) -> Factors:
-    """The blocks of A and G.
-
-    The first `count` samples are valid, the others padding. `scale` times the cotangents are the
-    gradients of each sample's own loss.
-    """
-    inputs = batch_first(observation.inputs, observation.layout)
-    cotangents = batch_first(observation.cotangents, observation.layout)
-    mask = jnp.arange(inputs.shape[0]) < count
+def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
+    """The blocks of the sums of a a' and of d d' over the samples for which mask (batch,) holds."""
+    inputs = batch_first(capture.inputs, capture.layout)
+    cotangents = batch_first(capture.cotangents, capture.layout)
     inputs = jnp.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
-    positions = jnp.asarray(count, jnp.float32) * positions_per_sample(observation)
     return Factors(
-        _second_moment(inputs, observation.window, split_dim) / positions,
-        _second_moment(cotangents, None, split_dim) * (scale**2 / positions),
+        _second_moment(inputs, capture.window, split_dim),
+        _second_moment(cotangents, None, split_dim),
     )
 
 
+def curvature_factors(sums: Factors, rows: Array, scale: Array | float) -> Factors:
+    """The blocks of A and G from sums over `rows` positions of all samples.
+
+    `scale` times the cotangents are the gradients of each sample's own loss.
+    """
+    return Factors(sums.inputs / rows, sums.outputs * (scale**2 / rows))
+
+
 def damped_inverses(
-    factors: Mapping[str, Factors], damping: Array, positions: Mapping[str, int]
+    factors: Mapping[str, Factors], damping: Array, positions: Mapping[str, Array]
 ) -> dict[str, Factors]:
     """(A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
 
@@ -94,7 +94,7 @@ def damped_inverses(
     return inverses
 
 
-def precondition(gradient: Array, inverses: Factors, positions: int) -> Array:
+def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     """A^-1 * gradient * G^-1 / positions; the gradient (..., m) is read as a matrix (n, m)."""
     (rows, height, _), (columns, width, _) = inverses.inputs.shape, inverses.outputs.shape
     matrix = gradient.reshape(-1, gradient.shape[-1])
@@ -105,9 +105,9 @@ def precondition(gradient: Array, inverses: Factors, positions: int) -> Array:
     return whole[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
 
 
-def positions_per_sample(observation: LayerCapture) -> int:
+def positions_per_sample(capture: LayerCapture) -> int:
     """The number of outputs of each feature in one sample."""
-    return prod(shape_nhwc(observation.cotangents, observation.layout)[1:-1])
+    return prod(shape_nhwc(capture.cotangents, capture.layout)[1:-1])
 
 
 def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:

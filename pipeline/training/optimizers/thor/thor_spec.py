@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from pipeline.registry import Spec, part
+from pipeline.registry import Seq, Spec, part
 from pipeline.training.optimizers.first_order import MovingAverageRate, add_weight_decay
 from pipeline.training.part_specs import OptimizerSpec
 
 if TYPE_CHECKING:
     import optax
+
+    from pipeline.training.curvature import CurvatureRule
 
 
 class DampingSpec(Spec):
@@ -43,6 +47,9 @@ class Thor(OptimizerSpec):
     """The period, in updates, of computing and inverting the curvature; the first update does."""
     split_dim: PositiveInt
     """The most rows of a block; factors with more are cut into blocks along their diagonal."""
+    split_indices: Seq[NonNegativeInt]
+    """The last layer of each group whose curvature devices exchange together, counted from 0 in the
+    order of the network; layers after the last are one more group, and [] is one group of all."""
     clip_norm: PositiveFloat | None
     """The largest L2 norm that F^-1 g + weight_decay * p of one array may have; null: any."""
 
@@ -57,8 +64,27 @@ class Thor(OptimizerSpec):
 
         clip = optax.identity() if self.clip_norm is None else clip_each_by_norm(self.clip_norm)
         return optax.chain(
-            scale_by_thor(self.damping.at, self.frequency, self.split_dim),
+            scale_by_thor(self.damping.at, self.split_dim),
             add_weight_decay(self.weight_decay, self.decay_rules),
             clip,
             optax.trace(self.momentum, nesterov=self.nesterov),
         )
+
+    def curvature(self) -> CurvatureRule:
+        """The second moments of a layer's inputs and of its output gradients."""
+        from pipeline.training.curvature import CurvatureRule
+        from pipeline.training.optimizers.thor.factors import positions_per_sample, sum_moments
+
+        return CurvatureRule(
+            partial(sum_moments, split_dim=self.split_dim),
+            positions_per_sample,
+            every=self.frequency,
+            groups=self.split_indices,
+        )
+
+    @field_validator("split_indices")
+    @classmethod
+    def _grow(cls, indices: tuple[int, ...]) -> tuple[int, ...]:
+        if any(after <= before for before, after in pairwise(indices)):
+            raise ValueError("must grow, as in [26, 53]")
+        return indices

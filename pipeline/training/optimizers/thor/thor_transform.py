@@ -1,6 +1,6 @@
 """THOR as an optax transformation: precondition gradients by inverses that are refreshed at times.
 
-Every `frequency` updates the factors of all observed layers are computed from that batch alone, and
+Where an update is due to refresh, the factors of all observed layers, of that batch alone, are
 inverted; the updates between use the inverses as they are. Both variants are branches of one
 compiled step, chosen by the number of the update, so that a sink may end anywhere.
 """
@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from pipeline.models.modules.layer_capture import Captured
+from pipeline.training.curvature import Curvature, where_due
 from pipeline.training.optimizers.first_order import joined_path
 from pipeline.training.optimizers.thor.factors import (
     Factors,
     curvature_factors,
     cut,
     damped_inverses,
-    positions_per_sample,
     precondition,
 )
 
@@ -36,12 +35,12 @@ class ThorState(NamedTuple):
 
 
 def scale_by_thor(
-    damping: Callable[[Array], Array], frequency: int, split_dim: int
+    damping: Callable[[Array], Array], split_dim: int
 ) -> optax.GradientTransformationExtraArgs:
     """Gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as is.
 
     `damping` gives the damping at an update from its number, 0 first. Each factor is cut into
-    blocks of at most `split_dim`. `update` takes `observed=Captured(...)`, and raises ValueError
+    blocks of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError
     without it. Inverses are kept for every kernel of two or four axes, since `init` can't know
     which of them are observed; those of others stay 0 and are not read.
     """
@@ -57,30 +56,28 @@ def scale_by_thor(
         state: ThorState,
         params: optax.Params | None = None,
         *,
-        observed: Captured | None = None,
+        curvature: Curvature | None = None,
         **_: Any,
     ) -> tuple[optax.Updates, ThorState]:
-        if observed is None:
-            raise ValueError(
-                "thor needs the inputs of layers: update(gradients, ..., observed=...)"
-            )
+        if curvature is None:
+            raise ValueError("thor needs sums of layers: update(gradients, ..., curvature=...)")
         seen = {
-            path: observed.layers[path.removesuffix("/kernel")]
+            path: curvature.layers[path.removesuffix("/kernel")]
             for path in state.inverses
-            if path.removesuffix("/kernel") in observed.layers
+            if path.removesuffix("/kernel") in curvature.layers
         }
         kept = {path: state.inverses[path] for path in seen}
-        positions = {path: positions_per_sample(layer) for path, layer in seen.items()}
-        rate = damping(state.updates)
+        rows = {path: layer.rows.astype(jnp.float32) for path, layer in seen.items()}
+        positions = {path: number / curvature.count for path, number in rows.items()}
 
         def refreshed() -> dict[str, Factors]:
             factors = {
-                path: curvature_factors(layer, observed.count, observed.scale, split_dim)
+                path: curvature_factors(layer.moments, rows[path], curvature.scale)
                 for path, layer in seen.items()
             }
-            return damped_inverses(factors, rate, positions)
+            return damped_inverses(factors, damping(state.updates), positions)
 
-        inverses = jax.lax.cond(state.updates % frequency == 0, refreshed, lambda: kept)
+        inverses = where_due(curvature.due, refreshed, lambda: kept)
         directions = _directions(updates, positions, inverses)
         return directions, ThorState(state.updates + 1, {**state.inverses, **inverses})
 
@@ -88,7 +85,7 @@ def scale_by_thor(
 
 
 def _directions(
-    gradients: optax.Updates, positions: Mapping[str, int], inverses: Mapping[str, Factors]
+    gradients: optax.Updates, positions: Mapping[str, Array], inverses: Mapping[str, Factors]
 ) -> optax.Updates:
     """Precondition the gradients of the kernels that have positions; keep the others."""
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.lowerings.formulas.matmuls import patches
 from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.modules.layer_capture import LayerCapture
+from pipeline.models.modules.layout import batch_first
 from pipeline.training.optimizers.thor.factors import (
     Factors,
     curvature_factors,
@@ -19,6 +20,7 @@ from pipeline.training.optimizers.thor.factors import (
     damped_inverses,
     positions_per_sample,
     precondition,
+    sum_moments,
 )
 from tests.models.build import QUICK
 
@@ -41,6 +43,13 @@ def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc"
     if layout == "chwn":
         images, cotangents = images.transpose(3, 1, 2, 0), cotangents.transpose(3, 1, 2, 0)
     return LayerCapture(jnp.float32(images), jnp.float32(cotangents), window, layout)
+
+
+def factors_of(seen: LayerCapture, count: int, scale: float, split_dim: int) -> Factors:
+    """A and G of the first `count` samples of a batch."""
+    mask = jnp.arange(batch_first(seen.inputs, seen.layout).shape[0]) < count
+    rows = jnp.int32(count * positions_per_sample(seen))
+    return curvature_factors(sum_moments(seen, mask, split_dim), rows, scale)
 
 
 def inverted(factors: Factors, damping: float, positions: int) -> Factors:
@@ -70,7 +79,7 @@ def test_blocks_hold_all_features_and_are_as_few_as_can_be(features: int, split_
 def test_a_dense_layer_has_the_second_moments_of_its_inputs_and_gradients() -> None:
     """L-06: for one sample's gradients, the cotangents of a mean times the batch."""
     x, d = draw(5, 4), draw(5, 3, seed=1)
-    factors = curvature_factors(dense(x, d / 5), 5, 5.0, WHOLE)
+    factors = factors_of(dense(x, d / 5), 5, 5.0, WHOLE)
     np.testing.assert_allclose(factors.inputs[0], second_moment(x), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(factors.outputs[0], second_moment(d), rtol=1e-5, atol=1e-6)
 
@@ -79,7 +88,7 @@ def test_a_dense_layer_has_the_second_moments_of_its_inputs_and_gradients() -> N
 def test_tokens_are_positions() -> None:
     x, d = draw(5, 6, 4), draw(5, 6, 3, seed=1)
     seen = dense(x, d)
-    factors = curvature_factors(seen, 5, 1.0, WHOLE)
+    factors = factors_of(seen, 5, 1.0, WHOLE)
     assert positions_per_sample(seen) == 6
     np.testing.assert_allclose(
         factors.inputs[0], second_moment(x.reshape(30, 4)), rtol=1e-4, atol=1e-6
@@ -101,7 +110,7 @@ def test_a_convolution_has_those_of_patches_in_the_order_of_its_kernel(layout: s
         for x in range(2)
     ]
     seen = convolution(images, d, layout)
-    factors = curvature_factors(seen, 2, 1.0, WHOLE)
+    factors = factors_of(seen, 2, 1.0, WHOLE)
     assert positions_per_sample(seen) == 4
     np.testing.assert_allclose(
         factors.inputs[0], second_moment(np.array(rows)), rtol=1e-4, atol=1e-6
@@ -119,7 +128,7 @@ def test_rows_are_written_a_few_samples_at_a_time(
 ) -> None:
     """As many as the limit lets in, or less, to divide the batch: 2 x 2 patches of 12 values."""
     images, d = draw(6, 5, 4, 2), draw(6, 2, 2, 3, seed=1)
-    whole = curvature_factors(convolution(images, d, layout), 5, 2.0, 7)
+    whole = factors_of(convolution(images, d, layout), 5, 2.0, 7)
     written: list[int] = []
 
     def counted(window: ConvWindow, images: jax.Array) -> jax.Array:
@@ -128,7 +137,7 @@ def test_rows_are_written_a_few_samples_at_a_time(
 
     monkeypatch.setattr(f"{MODULE}.ROWS_LIMIT_BYTES", samples * 4 * 2 * 2 * 12)
     monkeypatch.setattr(f"{MODULE}.patches", counted)
-    split = curvature_factors(convolution(images, d, layout), 5, 2.0, 7)
+    split = factors_of(convolution(images, d, layout), 5, 2.0, 7)
     assert written[-1] == {4: 3}.get(samples, samples)
     for one, other in zip(whole, split, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -138,7 +147,7 @@ def test_padding_is_no_sample() -> None:
     """Its cotangents are 0 already; what it shows to the layer must not count."""
     x, d = draw(5, 4), draw(5, 3, seed=1)
     d[3:] = 0
-    factors = curvature_factors(dense(x, d), 3, 1.0, WHOLE)
+    factors = factors_of(dense(x, d), 3, 1.0, WHOLE)
     np.testing.assert_allclose(factors.inputs[0], second_moment(x[:3]), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(factors.outputs[0], second_moment(d[:3]), rtol=1e-5, atol=1e-6)
 
@@ -148,7 +157,7 @@ def test_blocks_are_those_on_the_diagonal() -> None:
     """7 features by at most 3: blocks of 3, 3 and 1, the last filled up with 0."""
     x = draw(5, 7)
     whole = second_moment(x)
-    blocks = curvature_factors(dense(x, x), 5, 1.0, 3).inputs
+    blocks = factors_of(dense(x, x), 5, 1.0, 3).inputs
     assert blocks.shape == (3, 3, 3)
     for number, block in enumerate(blocks):
         rows = slice(3 * number, min(3 * number + 3, 7))
@@ -171,7 +180,7 @@ def block_diagonal(matrix: np.ndarray, split_dim: int) -> np.ndarray:
 def test_a_direction_solves_the_damped_kronecker_system(split_dim: int, positions: int) -> None:
     """numpy.linalg on T * (A + r) (x) (G + r), r = sqrt(damping / T), written out in full."""
     x, d, gradient, damping = draw(20, 7), draw(20, 5, seed=1), draw(7, 5, seed=2), 0.3
-    factors = curvature_factors(dense(x, d), 20, 1.0, split_dim)
+    factors = factors_of(dense(x, d), 20, 1.0, split_dim)
     direction = precondition(
         jnp.float32(gradient), inverted(factors, damping, positions), positions
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.recipe import Recipe
+from pipeline.errors import RecipeError
 from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -81,3 +82,20 @@ def test_the_state_holds_the_inverses_of_every_kernel(reference: Path) -> None:
             *[(1, 120, 120), (1, 84, 84), (1, 84, 84), (1, 10, 10)],
         ]
     )
+
+
+def test_a_group_that_ends_beyond_the_layers_is_refused(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        run(tiny(*THOR, "train.optimizer.split_indices=[1,5]"), tmp_path / "run")
+    problem = "train.optimizer.split_indices = [1, 5]: must be below 5, the number of dense and"
+    assert problem in str(caught.value)
+
+
+def test_microbatches_have_the_curvature_of_their_batch(tiny: Compose, tmp_path: Path) -> None:
+    """The same sum, in another order of additions."""
+    losses = []
+    for microbatches in (1, 4):
+        folder = tmp_path / str(microbatches)
+        run(tiny(*THOR, "train.steps=6", f"train.accumulate_steps={microbatches}"), folder)
+        losses.append([row["loss"] for row in outcome.metrics(folder)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

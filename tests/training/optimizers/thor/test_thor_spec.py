@@ -36,6 +36,9 @@ def test_damping_falls_by_a_rate_over_a_number_of_updates() -> None:
         ({"damping": {"initial": 0.0, "decay_rate": 1.0, "decay_steps": 1}}, "damping.initial"),
         ({"damping": {"initial": 0.1, "decay_rate": 1.5, "decay_steps": 1}}, "damping.decay_rate"),
         ({"momentum": 1.0}, "momentum"),
+        ({"split_indices": [26, 26]}, "split_indices"),
+        ({"split_indices": [53, 26]}, "split_indices"),
+        ({"split_indices": [-1]}, "split_indices.0"),
     ],
 )
 def test_values_out_of_range_are_refused(change: dict, key: str) -> None:

@@ -19,7 +19,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
-from pipeline.models.modules.layer_capture import Captured, LayerCapture
+from pipeline.models.modules.layer_capture import LayerCapture
+from pipeline.training.curvature import Curvature, sum_layers
 from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
@@ -40,6 +41,7 @@ SPEC = Thor(
     damping=DampingSpec(initial=0.2, decay_rate=0.5, decay_steps=3),
     frequency=2,
     split_dim=128,
+    split_indices=(),
     clip_norm=None,
 )
 
@@ -74,7 +76,7 @@ def make_config(spec: Thor = SPEC, **changed: Any) -> StepConfig:
         loss=loss.build(),
         reduction="mean",
         optimizer=spec.build(),
-        observe_layers=spec.observes_layers,
+        curvature=spec.curvature(),
         loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
     )
     return replace(parts, **changed)
@@ -225,7 +227,7 @@ def test_factors_are_computed_in_a_branch_only() -> None:
         state, (jnp.zeros((BATCH, *SHAPE)), jnp.zeros(BATCH, jnp.int32))
     )
     outside = list(primitives(traced.jaxpr, into_branches=False))
-    assert outside.count("cond") == 1
+    assert outside.count("cond") == 2
     assert "rsqrt" not in outside
     sizes = {prod(SHAPE), HIDDEN, CLASSES}
     assert list(primitives(traced.jaxpr, into_branches=True)).count("rsqrt") == len(sizes)
@@ -252,7 +254,7 @@ def test_what_has_no_factors_goes_the_way_of_momentum() -> None:
     parts = make_config(network=Scaled())
     step = make_train_step(parts)
     before = step.init(seed_words(7))
-    plain = replace(parts, optimizer=scale_by_nothing(), observe_layers=False)
+    plain = replace(parts, optimizer=scale_by_nothing(), curvature=None)
     gradients = leaves(
         jax.tree.map(
             lambda p, q: p - q,
@@ -283,7 +285,7 @@ def scale_by_nothing() -> Any:
 @pytest.mark.slow
 def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
     """A transposed convolution has a kernel like a convolution's, but none of its factors."""
-    transform = scale_by_thor(lambda count: jnp.float32(0.1), frequency=1, split_dim=4)
+    transform = scale_by_thor(lambda count: jnp.float32(0.1), split_dim=4)
     params = {
         "conv_transpose_0": {"kernel": jnp.ones((2, 2, 3, 5))},
         "dense_0": {"kernel": jnp.ones((3, 2))},
@@ -292,8 +294,10 @@ def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
     assert state.inverses["conv_transpose_0/kernel"].inputs.shape == (3, 4, 4)
     assert state.inverses["conv_transpose_0/kernel"].outputs.shape == (2, 3, 3)
     layer = LayerCapture(jnp.ones((4, 3)), jnp.ones((4, 2)), None, "nhwc")
-    observed = Captured({"dense_0": layer}, 4, 1.0)
-    directions, after = transform.update(params, state, params, observed=observed)
+    due = jnp.bool(True)
+    sums = sum_layers(SPEC.curvature(), {"dense_0": layer}, jnp.ones(4, bool), due)
+    curvature = Curvature(sums, 4, 1.0, due)
+    directions, after = transform.update(params, state, params, curvature=curvature)
     np.testing.assert_array_equal(directions["conv_transpose_0"]["kernel"], 1.0)
     assert not np.any(after.inverses["conv_transpose_0/kernel"].inputs)
     assert np.any(after.inverses["dense_0/kernel"].inputs)
@@ -302,7 +306,7 @@ def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
 def test_an_update_without_observations_is_refused() -> None:
     params = {"dense_0": {"kernel": jnp.ones((3, 2))}}
     optimizer = SPEC.build()
-    with pytest.raises(ValueError, match="thor needs the inputs of layers"):
+    with pytest.raises(ValueError, match="thor needs sums of layers"):
         optimizer.update(params, optimizer.init(params), params)
 
 

@@ -1,0 +1,157 @@
+"""Sums over a batch from which a second-order optimizer computes the curvature of each layer.
+
+They are sums over samples, so microbatches, shards and devices add theirs. They are computed at the
+updates that refresh the curvature; between those the optimizer uses what it kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import register_dataclass
+
+from pipeline.errors import RecipeError
+from pipeline.models.modules.layer_capture import LayerCapture, Observations
+from pipeline.models.modules.name_stack import UPDATE
+
+T = TypeVar("T")
+
+Moments = Any
+"""A tree of float32 arrays."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class LayerSums:
+    """Sums over the valid samples of a batch, for one layer.
+
+    `moments` is 0 at updates that don't refresh. `rows` (int32 scalar) is the number of positions
+    of all samples. `number` counts the layers in the order in which the network applies them.
+    """
+
+    moments: Moments
+    rows: Array
+    number: int = field(metadata={"static": True})
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Curvature:
+    """The sums of all layers, by the path of the layer's scope such as `stage_0/conv_1`.
+
+    `count` (int32 scalar) is the number of samples. `scale` (float32 scalar) times the captured
+    cotangents are the gradients of each sample's own loss: the inverse of the loss scale and, where
+    the loss is a mean, times the number of samples. `due` (bool scalar) says whether this update
+    refreshes.
+    """
+
+    layers: Mapping[str, LayerSums]
+    count: Array | int
+    scale: Array | float
+    due: Array
+
+
+@dataclass(frozen=True)
+class CurvatureRule:
+    """The sums of each layer that an optimizer needs, and when.
+
+    `moments(capture, mask)` are sums over the samples for which mask, bool (B,), holds. They are
+    needed at updates 1, 1 + every, 1 + 2 * every, ... `groups` holds the number of the last layer
+    of each group whose sums devices exchange together; empty: all layers are one group.
+    """
+
+    moments: Callable[[LayerCapture, Array], Moments]
+    positions: Callable[[LayerCapture], int]
+    every: int
+    groups: tuple[int, ...] = ()
+
+    def due(self, updates: Array) -> Array:
+        """Whether the update after this number of them refreshes, bool ()."""
+        return updates % self.every == 0
+
+
+@jax.named_scope(UPDATE)
+def sum_layers(
+    rule: CurvatureRule, captures: Observations, mask: Array, due: Array
+) -> dict[str, LayerSums]:
+    """The sums of one backward pass. Raises RecipeError where a group ends beyond the layers."""
+    if rule.groups and rule.groups[-1] >= len(captures):
+        raise RecipeError(
+            [
+                f"train.optimizer.split_indices = {list(rule.groups)}: must be below "
+                f"{len(captures)}, the number of dense and convolutional layers"
+            ]
+        )
+
+    def computed() -> dict[str, Moments]:
+        return {path: rule.moments(capture, mask) for path, capture in captures.items()}
+
+    moments = _computed_or_zeros(due, computed)
+    count = jnp.sum(mask, dtype=jnp.int32)
+    return {
+        path: LayerSums(moments[path], count * rule.positions(capture), capture.number)
+        for path, capture in captures.items()
+    }
+
+
+@jax.named_scope(UPDATE)
+def exchange_moments(
+    rule: CurvatureRule,
+    layers: Mapping[str, LayerSums],
+    rows: Mapping[str, Array],
+    due: Array,
+    add: Callable[[list[Moments]], list[Moments]],
+) -> dict[str, LayerSums]:
+    """The sums of all devices: moments by `add`, a group at a time, and `rows` as they are.
+
+    Nothing is exchanged at an update that does not refresh.
+    """
+    groups = grouped(rule.groups, {path: layer.number for path, layer in layers.items()})
+
+    def added() -> dict[str, Moments]:
+        total: dict[str, Moments] = {}
+        for paths in groups:
+            sums = add([layers[path].moments for path in paths])
+            total |= dict(zip(paths, sums, strict=True))
+        return total
+
+    own = {path: layer.moments for path, layer in layers.items()}
+    moments = where_due(due, added, lambda: own)
+    return {
+        path: replace(layer, moments=moments[path], rows=rows[path])
+        for path, layer in layers.items()
+    }
+
+
+def grouped(ends: tuple[int, ...], numbers: Mapping[str, int]) -> list[list[str]]:
+    """The paths of each group, in the order of the network, by the number of each layer.
+
+    `ends` are the numbers of the last layers of the groups; layers after the last are one more.
+    """
+    groups: list[list[str]] = [[] for _ in range(len(ends) + 1)]
+    for path in sorted(numbers, key=numbers.__getitem__):
+        groups[sum(end < numbers[path] for end in ends)].append(path)
+    return [group for group in groups if group]
+
+
+def where_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+    """Return what `compute` does where `due` holds, else what `otherwise` does.
+
+    In eager mode Python chooses: jax would compile a branch again in every step.
+    """
+    if not isinstance(due, jax.core.Tracer):
+        return compute() if due else otherwise()
+    result: T = jax.lax.cond(due, compute, otherwise)
+    return result
+
+
+def _computed_or_zeros(due: Array, compute: Callable[[], T]) -> T:
+    def zeros() -> T:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute))
+
+    return where_due(due, compute, zeros)
