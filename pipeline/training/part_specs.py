@@ -173,7 +173,7 @@ class OptimizerSpec(Spec):
         """
 
     def curvature(self) -> CurvatureRule | None:
-        """Return the sums that `update` needs of each layer; None where `observes_layers` is false."""
+        """Return the sums of layers that `update` needs; None where `observes_layers` is false."""
         return None
 
 
