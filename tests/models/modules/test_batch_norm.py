@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jax
@@ -134,3 +135,21 @@ def test_fresh_statistics_are_not_those_of_the_first_batch() -> None:
     np.testing.assert_array_equal(variables["batch_stats"]["mean"], np.zeros(6))
     np.testing.assert_array_equal(variables["batch_stats"]["var"], np.ones(6))
     np.testing.assert_array_equal(variables["params"]["scale"], np.ones(6))
+
+
+def test_no_float32_copy_of_bfloat16_images_is_written() -> None:
+    """Every sum converts what it reads: XLA:CPU would write a copy that several read."""
+    x = jnp.asarray(random(4, 16, 16, 8), jnp.bfloat16)
+    module = ours(dtype="bfloat16")
+
+    def step(x: jax.Array, cotangent: jax.Array) -> Any:
+        def normalise(x: jax.Array) -> tuple[jax.Array, Any]:
+            return module.apply(fresh(8), x, mutable=["batch_stats"])
+
+        y, back, changed = jax.vjp(normalise, x, has_aux=True)
+        return y, changed, back(cotangent)
+
+    program = jax.jit(step).lower(x, x).compile().as_text()
+    written = re.findall(r"= (\w+\[4,16,16,8\])\S* (\w+)\(", program.split("ENTRY")[1])
+    assert ("bf16[4,16,16,8]", "fusion") in written
+    assert not [one for one in written if one[0].startswith("f32")]

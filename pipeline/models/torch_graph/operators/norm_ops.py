@@ -46,7 +46,7 @@ def batch_norm(
     if not training and running_mean is not None and running_var is not None:
         statistics = running_mean.array, running_var.array
         return x.same(scaled(settings, x.array, *statistics, scale, shift))
-    mean, var = batch_statistics(lax.stop_gradient(x.array).astype(jnp.float32), settings)
+    mean, var = batch_statistics(lax.stop_gradient(x.array), settings)
     y = x.same(normalised(settings, x.array, mean, var, scale, shift))
     if running_mean is None or running_var is None or not training:
         return y
