@@ -37,14 +37,21 @@ def import_orbax() -> None:
 def silence_orbax() -> None:
     """Silence the logs of orbax: it logs the errors that it raises, and files it does not need.
 
-    Where a write fails, Python would also warn of coroutines that were never awaited, and
-    tensorstore print a message for every further array that can't be written.
+    Where a write fails, Python would also warn of coroutines that were never awaited, asyncio log
+    the errors of further arrays, and tensorstore print a message for each of these.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
     undone = r"coroutine '\S+' was never awaited"
     warnings.filterwarnings("ignore", undone, category=RuntimeWarning)
     if getattr(sys.unraisablehook, "func", None) is not _show:
         sys.unraisablehook = partial(_show, sys.unraisablehook)
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """Whether asyncio says something other than that an array of orbax could not be written."""
+    text = record.getMessage()
+    return not (text.startswith("Task exception was never retrieved") and "/orbax/" in text)
 
 
 def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import itertools
 import os
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.stages.checkpoint.orbax_arrays import read_arrays, write_arrays
+from pipeline.stages.checkpoint.orbax_arrays import read_arrays, silence_orbax, write_arrays
 
 ARRAYS = {"params/kernel": np.arange(6, dtype=np.float32), "step": np.int32(3)}
 MOST_LISTINGS = 12
@@ -59,3 +61,26 @@ def test_a_folder_that_can_t_be_listed_is_no_success(
             return
         assert listings() > 0, "nothing was listed, so nothing was refused"
     assert read_arrays(folder).keys() == ARRAYS.keys()
+
+
+def test_asyncio_does_not_log_what_orbax_could_not_write(caplog: pytest.LogCaptureFixture) -> None:
+    """Tasks that fail beside the one whose error is raised; those of others are still logged."""
+    silence_orbax()
+    code = compile("async def write():\n    raise OSError('full')\n", "/lib/orbax/io.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+
+    async def other() -> None:
+        raise ValueError("someone else's")
+
+    async def lose(task: Any) -> None:
+        lost = asyncio.ensure_future(task())
+        await asyncio.sleep(0)
+        assert lost.done()
+
+    for task in (names["write"], other):
+        asyncio.run(lose(task))
+        gc.collect()
+    said = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert len(said) == 1
+    assert "someone else's" in said[0]
