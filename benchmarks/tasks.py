@@ -46,6 +46,9 @@ class TaskSpec:
     samples: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    padded_apart: float = 0.0
+    """How far apart losses after the first may be, relatively, because PyTorch pads a strided
+    convolution on other sides."""
 
     @property
     def reads_text(self) -> bool:
@@ -69,7 +72,7 @@ TASKS: Mapping[str, TaskSpec] = {
     "lenet5": TaskSpec("lenet5_mnist", _LENET5_INIT, 60_000, *_MNIST),
     "mlp": TaskSpec("mlp_mnist", (), 60_000, *_MNIST),
     "resnet18": TaskSpec("resnet18_cifar10", ("train.optimizer.lr=0.02",), 12_800, *_CIFAR10),
-    "resnet50": TaskSpec("resnet50_cifar10", ("train.optimizer.lr=0.005",), 512, *_CIFAR10),
+    "resnet50": TaskSpec("resnet50_cifar10", ("train.optimizer.lr=0.005",), 512, *_CIFAR10, 0.05),
     "vit": TaskSpec("resnet18_cifar10", (*_VIT, "train.batch_size=64"), 12_800, *_CIFAR10),
     "gpt": TaskSpec("gpt_text", (*_GPT, "train.clip.norm=null", "train.batch_size=16"), 1_000_000),
 }

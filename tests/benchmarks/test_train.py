@@ -39,20 +39,20 @@ def test_ours_and_jax_train_the_same(
 def test_another_network_is_refused() -> None:
     other = replace(READY, sizes=(2, 4))
     with pytest.raises(ContestantError, match="p has 6 parameters in 2 arrays, ours 5 in 2"):
-        train._check_same("p", other, READY)
+        train._check_same("p", other, READY, 0.02)
 
 
 def test_another_training_is_refused() -> None:
-    train._check_same("p", replace(READY, proof=(2.003, 1.55, 1.04)), READY)
-    with pytest.raises(ContestantError, match=r"2.0000, 1.5000, 1.0600 against 2.0000, 1.5000"):
-        train._check_same("p", replace(READY, proof=(2.0, 1.5, 1.06)), READY)
+    train._check_same("p", replace(READY, proof=(2.003, 1.5, 1.01)), READY, 0.02)
+    with pytest.raises(ContestantError, match=r"2.0000, 1.5000, 1.0300 against 2.0000, 1.5000"):
+        train._check_same("p", replace(READY, proof=(2.0, 1.5, 1.03)), READY, 0.02)
     with pytest.raises(ContestantError, match=r"2.0100, 1.5000, 1.0000 against 2.0000, 1.5000"):
-        train._check_same("p", replace(READY, proof=(2.01, 1.5, 1.0)), READY)
+        train._check_same("p", replace(READY, proof=(2.01, 1.5, 1.0)), READY, 0.02)
 
 
 def test_nan_is_no_agreement() -> None:
     with pytest.raises(ContestantError, match="trains something else"):
-        train._check_same("p", replace(READY, proof=(2.0, 1.5, float("nan"))), READY)
+        train._check_same("p", replace(READY, proof=(2.0, 1.5, float("nan"))), READY, 0.02)
 
 
 def test_an_unknown_peer_is_named(
