@@ -302,8 +302,9 @@ def compute_gradients(
         )
         return Gradients(values, loss, own.batch_stats, layers), None
 
-    first = jax.tree.map(lambda x: x[0], (microbatches, keys))
-    shapes = jax.eval_shape(compute, state.batch_stats, first)
+    shapes = jax.eval_shape(
+        lambda: compute(state.batch_stats, jax.tree.map(lambda x: x[0], (microbatches, keys)))
+    )
     zero: Gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     zero = zero._replace(batch_stats=state.batch_stats)
     return jax.lax.scan(add, zero, (microbatches, keys))[0]
