@@ -18,26 +18,55 @@ from pipeline.files.ownership import make_private
 from pipeline.lowerings.problem.lowering import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
-_LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+_TILES = "amx_bf16"
+_LEVELS = (_TILES, "avx512_bf16", "avx512f", "avx2")
 """Flags of a processor that its speed in products depends on, the fastest first."""
+
+ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
+"""Variable that names the best instruction set which oneDNN may use. It is read at the first call
+of a process."""
+
+_WITHOUT_TILES = "AVX512_CORE_BF16"
 
 
 def describe_device(device: jax.Device) -> str:
     """The scope of timings: instruction set and number of cores, or the accelerator's kind."""
+    return scopes_from(device)[0]
+
+
+def scopes_from(device: jax.Device) -> tuple[str, ...]:
+    """The scope of timings on the device, then those of the instruction sets that it has besides,
+    with which it can compute in the same way."""
     if device.platform != "cpu":
-        return f"{device.platform} {device.device_kind}"
+        return (f"{device.platform} {device.device_kind}",)
     flags = _cpu_flags()
-    level = next((level for level in _LEVELS if level in flags), platform.machine())
-    return f"cpu {level} x{len(os.sched_getaffinity(0))}"
+    levels = [level for level in _LEVELS if level in flags] or [platform.machine()]
+    return tuple(f"cpu {level} x{len(os.sched_getaffinity(0))}" for level in levels)
 
 
 def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
-    """XLA, and oneDNN where it passes its probe; the outcome is kept in `folder`."""
+    """XLA, and oneDNN where it passes its probe; the outcome is kept in `folder`.
+
+    Sets `ONEDNN_LIMIT` for this process and those that it starts, where oneDNN works without a
+    processor's tiles alone.
+    """
     plain: frozenset[Engine] = frozenset(("xla",))
     if device.platform != "cpu" or not _may_have_onednn():
         return plain
+    _avoid_broken_tiles(folder)
     able = _passes_probe(WIDENED.get(dtype, dtype), folder)
     return plain | {"onednn"} if able else plain
+
+
+def _avoid_broken_tiles(folder: Path) -> None:
+    """Keep oneDNN from the tiles of AMX if a product by them ends the process.
+
+    A virtual machine may report them and no size for any (leaf 1D of CPUID is zero). Whatever the
+    first run of a process computes in, a later one may compute in bfloat16.
+    """
+    chosen = ONEDNN_LIMIT in os.environ
+    if not chosen and _TILES in _cpu_flags() and not _passes_probe("bfloat16", folder):
+        os.environ[ONEDNN_LIMIT] = _WITHOUT_TILES
 
 
 def _may_have_onednn() -> bool:
@@ -49,7 +78,9 @@ def _passes_probe(dtype: str, folder: Path) -> bool:
 
     In a process of its own, because a call that oneDNN refuses ends the process.
     """
+    limit = os.environ.get(ONEDNN_LIMIT)
     key = f"jaxlib {jaxlib.__version__}, {describe_device(jax.devices('cpu')[0])}, {dtype}"
+    key += f", at most {limit}" if limit else ""
     known = _read(folder)
     if key not in known:
         code = f"from pipeline.lowerings.formulas.onednn import probe; probe({dtype!r})"

@@ -4,7 +4,7 @@ keep the results."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from pipeline.lowerings.problem.lowering import (
     Problem,
 )
 from pipeline.lowerings.tune.layouts import TimedLayout
-from pipeline.lowerings.tune.machine import describe_device, find_engines
+from pipeline.lowerings.tune.machine import find_engines, scopes_from
 from pipeline.lowerings.tune.rule import is_worth_a_call, usual_lowering
 from pipeline.lowerings.tune.search import Mode, Strategy, search
 from pipeline.lowerings.tune.timing import Stopwatch
@@ -139,7 +139,9 @@ def choose_lowerings(
         return LoweringChoice()
     banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
     known = banks.read()
-    here = describe_device(device)
+    here, *lesser = scopes_from(device)
+    if tuning.mode == "bank":
+        known = _with_lesser(known, requested, here, lesser)
     keys = {problem: f"{problem} on {here}" for problem in requested}
     calls = (_calls_onednn(known.get(keys[p])) or is_worth_a_call(p) for p in requested)
     needed = tuning.mode != "bank" or any(calls)
@@ -156,6 +158,23 @@ def choose_lowerings(
             # Each one at once: a large network takes minutes, and the run may be stopped.
             banks.add({key: _entry(result)})
     return _choose(tuple(results), tuple(ruled))
+
+
+def _with_lesser(
+    known: Mapping[str, Entry], problems: tuple[Problem, ...], here: str, lesser: Sequence[str]
+) -> dict[str, Entry]:
+    """The entries, and those of lesser instruction sets for problems without one.
+
+    In ResNet-18 what was found on AVX-512 is 5 to 10 % faster than the rule's choice on a
+    processor with AMX that can't be used.
+    """
+    found = dict(known)
+    for problem in problems:
+        entries = (known.get(f"{problem} on {scope}") for scope in (here, *lesser))
+        entry = next((entry for entry in entries if entry is not None), None)
+        if entry is not None:
+            found[f"{problem} on {here}"] = entry
+    return found
 
 
 def _engines(

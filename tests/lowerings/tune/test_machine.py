@@ -14,7 +14,12 @@ import jax
 import pytest
 
 from pipeline.lowerings.tune import machine
-from pipeline.lowerings.tune.machine import describe_device, find_engines
+from pipeline.lowerings.tune.machine import (
+    ONEDNN_LIMIT,
+    describe_device,
+    find_engines,
+    scopes_from,
+)
 from tests.lowerings.tune.made_up import BOTH, XLA
 
 CPU = jax.devices("cpu")[0]
@@ -26,19 +31,26 @@ class Probe:
 
     def __init__(self, end: int | Exception) -> None:
         self.end = end
+        self.limited_end = end
         self.begun: list[tuple[list[str], dict[str, Any]]] = []
 
     def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         self.begun.append((command, options))
-        if isinstance(self.end, Exception):
-            raise self.end
-        return subprocess.CompletedProcess(command, self.end)
+        end = self.limited_end if ONEDNN_LIMIT in options["env"] else self.end
+        if isinstance(end, Exception):
+            raise end
+        return subprocess.CompletedProcess(command, end)
 
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
-    """On a machine that may have oneDNN, whatever this one is; it passes unless told otherwise."""
+    """On a machine that may have oneDNN, and no tiles, whatever this one is; it passes unless told
+    otherwise."""
     made_up = Probe(0)
+    # Set first, so that it is put back whatever the test leaves.
+    monkeypatch.setenv(ONEDNN_LIMIT, "")
+    monkeypatch.delenv(ONEDNN_LIMIT)
+    monkeypatch.setattr(machine, "_cpu_flags", lambda: frozenset(("avx512_bf16",)))
     monkeypatch.setattr(machine.subprocess, "run", made_up)
     monkeypatch.setattr(machine, "_may_have_onednn", lambda: True)
     return made_up
@@ -83,11 +95,11 @@ def test_every_type_and_every_version_is_asked_for_itself(
     assert find_engines(CPU, "float32", tmp_path) == BOTH
     probe.end = -4
     assert find_engines(CPU, "bfloat16", tmp_path) == XLA
+    version = machine.jaxlib.__version__
     monkeypatch.setattr(machine.jaxlib, "__version__", "99.0")
     assert find_engines(CPU, "float32", tmp_path) == XLA
     assert len(probe.begun) == 3
-    monkeypatch.undo()
-    monkeypatch.setattr(machine, "_may_have_onednn", lambda: True)
+    monkeypatch.setattr(machine.jaxlib, "__version__", version)
     assert find_engines(CPU, "float32", tmp_path) == BOTH
 
 
@@ -99,6 +111,48 @@ def test_another_processor_is_asked_for_itself(
     monkeypatch.setattr(machine, "_cpu_flags", lambda: frozenset(("of another kind",)))
     find_engines(CPU, "float32", tmp_path)
     assert len(probe.begun) == 2
+
+
+TILES = frozenset(("avx512_bf16", "amx_bf16"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_broken_tiles_are_avoided_before_the_first_call_in_any_type(
+    dtype: str, probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual machine may report AMX and no size of its tiles: oneDNN ends by SIGILL."""
+    monkeypatch.setattr(machine, "_cpu_flags", lambda: TILES)
+    probe.end, probe.limited_end = -4, 0
+    assert find_engines(CPU, dtype, tmp_path) == BOTH
+    assert os.environ[ONEDNN_LIMIT] == "AVX512_CORE_BF16"
+    assert [ONEDNN_LIMIT in options["env"] for _, options in probe.begun] == [False, True]
+    # Another process finds it in the file.
+    monkeypatch.delenv(ONEDNN_LIMIT)
+    assert find_engines(CPU, dtype, tmp_path) == BOTH
+    assert os.environ[ONEDNN_LIMIT] == "AVX512_CORE_BF16"
+    assert len(probe.begun) == 2
+
+
+def test_working_tiles_are_used(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_cpu_flags", lambda: TILES)
+    assert find_engines(CPU, "bfloat16", tmp_path) == BOTH
+    assert ONEDNN_LIMIT not in os.environ
+    assert len(probe.begun) == 1
+
+
+def test_a_limit_of_the_user_s_own_stays(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_cpu_flags", lambda: TILES)
+    monkeypatch.setenv(ONEDNN_LIMIT, "AVX2")
+    probe.limited_end = -6
+    assert find_engines(CPU, "bfloat16", tmp_path) == XLA
+    assert os.environ[ONEDNN_LIMIT] == "AVX2"
+    # Without the limit it is asked again.
+    monkeypatch.delenv(ONEDNN_LIMIT)
+    assert find_engines(CPU, "bfloat16", tmp_path) == BOTH
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b"\xff\xfe"])
@@ -142,7 +196,10 @@ def test_timings_hold_for_an_instruction_set_and_a_number_of_cores(
     monkeypatch.setattr(platform, "machine", lambda: "made_up64")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert describe_device(CPU) == f"cpu {level} x3"
+    known = [each for each in machine._LEVELS if each in flags] or [level]
+    assert scopes_from(CPU) == tuple(f"cpu {each} x3" for each in known)
 
 
 def test_timings_on_an_accelerator_hold_for_its_kind() -> None:
     assert describe_device(GPU) == "gpu made up"
+    assert scopes_from(GPU) == ("gpu made up",)

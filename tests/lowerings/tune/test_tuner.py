@@ -293,8 +293,24 @@ def test_an_entry_of_another_device_is_not_used(
 ) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
-    monkeypatch.setattr(tuner, "describe_device", lambda _: "cpu of another kind")
+    monkeypatch.setattr(tuner, "scopes_from", lambda _: ("cpu of another kind",))
     assert bench.choose("bank").by_rule == 3
+
+
+def test_entries_of_a_lesser_instruction_set_are_used_until_there_are_own(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.time_by(by_engine(100.0, 5000.0))
+    monkeypatch.setattr(tuner, "scopes_from", lambda _: ("cpu lesser",))
+    bench.choose("tune", THREE[:2])
+    monkeypatch.setattr(tuner, "scopes_from", lambda _: ("cpu better", "cpu lesser"))
+    chosen = bench.choose("bank")
+    assert chosen.by_rule == 1
+    assert taken(chosen)[:2] == [str(PLAIN)] * 2
+    bench.time_by(by_engine(5000.0, 100.0))
+    found = bench.choose("tune").results
+    assert [result.status for result in found] == ["bank_append"] * 3
+    assert taken(bench.choose("bank")) == [str(ONEDNN)] * 3
 
 
 BROKEN = [
