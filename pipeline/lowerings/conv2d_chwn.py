@@ -39,11 +39,14 @@ def conv2d_chwn(
 
     The kernel is HWIO: (height, width, channels, features). The result has shape (features, height,
     width, batch). `padding` is "SAME", "VALID" or the zeros put (before, after) the height and the
-    width; `dilation` spreads the kernel. Sums are float32. Differentiable in reverse mode only.
+    width; `dilation` spreads the kernel. All of it is computed in float32; the result and the
+    gradients are rounded to their operand's dtype. Differentiable in reverse mode only.
     """
     (_, height, width, _), (rows, columns, _, _) = images.shape, kernel.shape
     window = make_window((height, width), (rows, columns), strides, padding, dilation, 1)
-    return _conv2d(window, images, kernel)
+    # XLA:CPU computes bfloat16 in float32 and rounds after every operation, also after copies.
+    result = _conv2d(window, images.astype(jnp.float32), kernel.astype(jnp.float32))
+    return result.astype(images.dtype)
 
 
 Residuals = tuple[Array, Array, Array | None]
@@ -86,15 +89,14 @@ def _uninlined(function: Callable[..., Array], window: ConvWindow, *operands: Ar
 
 def _shifted_sum(window: ConvWindow, images: Array, kernel: Array) -> Array:
     """The sum of shifted images, each times a weight per feature."""
-    padded = _padded(window, images.astype(jnp.float32))
-    weights = kernel.astype(jnp.float32)
+    padded = _padded(window, images)
     terms = (
-        weights[i, j, channel][:, None, None, None] * _pixels_under(padded, window, i, j)[channel]
+        kernel[i, j, channel][:, None, None, None] * _pixels_under(padded, window, i, j)[channel]
         for i in range(window.rows.kernel)
         for j in range(window.columns.kernel)
         for channel in range(kernel.shape[2])
     )
-    return functools.reduce(jnp.add, terms).astype(images.dtype)
+    return functools.reduce(jnp.add, terms)
 
 
 def _padded(window: ConvWindow, images: Array) -> Array:
@@ -138,17 +140,13 @@ def _shifted_rows(window: ConvWindow, shifted: Array) -> Array:
 
 def _slide(window: ConvWindow, patches: Array, kernel: Array) -> Array:
     features = kernel.shape[-1]
-    product = _multiply(kernel.reshape(-1, features).T, patches)
+    product = kernel.reshape(-1, features).T @ patches
     return product.reshape(features, *window.output_size, -1)
-
-
-def _multiply(left: Array, right: Array) -> Array:
-    return jnp.matmul(left, right, preferred_element_type=jnp.float32).astype(left.dtype)
 
 
 def _weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
     """(kernel rows * kernel columns * channels, features)."""
-    return _multiply(patches, cotangent.reshape(cotangent.shape[0], -1).T)
+    return patches @ cotangent.reshape(cotangent.shape[0], -1).T
 
 
 def _input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
@@ -176,7 +174,7 @@ def _row_products(window: ConvWindow, kernel: Array, spread: Array) -> Array:
     """The product of each kernel row: (kernel rows, channels, cotangent height, width * batch)."""
     rows, columns, channels, features = kernel.shape
     matrix = kernel[:, ::-1].transpose(0, 2, 1, 3).reshape(rows * channels, columns * features)
-    return _multiply(matrix, spread).reshape(rows, channels, window.output_size[0], -1)
+    return (matrix @ spread).reshape(rows, channels, window.output_size[0], -1)
 
 
 def _overlapped(window: ConvWindow, products: Array) -> Array:

@@ -101,12 +101,24 @@ def test_any_window_is_computed_as_native(
 
 
 @pytest.mark.slow
-def test_bfloat16_is_summed_in_float32() -> None:
-    images = np.ones((4, 9, 9, 2), jnp.bfloat16)
-    kernel = np.ones((9, 9, 4, 1), jnp.bfloat16)
-    y, _, by_kernel = results(conv2d_chwn, images, kernel, strides=(1, 1), padding="VALID")
-    assert y.dtype == by_kernel.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(y.astype(np.float32), 324.0)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_bfloat16_is_computed_in_float32_and_rounded_once(channels: int) -> None:
+    def narrow(*shape: int, seed: int) -> np.ndarray:
+        return random(*shape, seed=seed).astype(jnp.bfloat16)
+
+    images, kernel = narrow(channels, 9, 9, 4, seed=0), narrow(5, 5, channels, 6, seed=1)
+    cotangent = narrow(6, 5, 5, 4, seed=2)
+
+    @jax.jit
+    def run(*arrays: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        how: dict[str, Any] = {"strides": (2, 2), "padding": "SAME"}
+        y, pull = jax.vjp(lambda *operands: conv2d_chwn(*operands, **how), *arrays[:2])
+        return y, *pull(arrays[2])
+
+    wide = run(*(array.astype(np.float32) for array in (images, kernel, cotangent)))
+    for once, exact in zip(run(images, kernel, cotangent), wide, strict=True):
+        assert once.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(once, exact.astype(jnp.bfloat16))
 
 
 def in_a_loop() -> str:

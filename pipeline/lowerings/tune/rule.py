@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pipeline.lowerings.candidates import can_compute, candidates
+from pipeline.lowerings.dense import FEW_FEATURES
 from pipeline.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Problem, Role
 from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 
@@ -66,12 +67,12 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     """Choose by a rule, which sums up the tuner's results on AVX-512 for residual networks.
 
     A large problem with enough channels gets Winograd's tiles or oneDNN's convolution; the
-    gradients of a kernel of one pixel get one matrix product, large products of dense layers in
-    bfloat16 and for the gradient of the kernel oneDNN's; all else gets the default.
+    gradients of a kernel of one pixel get one matrix product; dense layers see `_dense`; all else
+    gets the default.
     """
     called = "onednn" in engines and is_worth_a_call(problem)
     if isinstance(problem, DenseProblem):
-        return Lowering("product", "onednn") if called else DEFAULT
+        return _dense(problem, called)
     if not isinstance(problem, ConvolutionProblem):
         return DEFAULT
     if problem.window.groups > 1:
@@ -90,6 +91,16 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
                 fitting, key=lambda each: abs((each.images or problem.batch) - _chunk(problem))
             )
     return DEFAULT
+
+
+def _dense(problem: DenseProblem, called: bool) -> Lowering:
+    """oneDNN's product where it is worth a call. In bfloat16 the gradient of a kernel of many
+    features is a product in its own order: the one that jax derives is turned around, and between
+    the two XLA rounds, which keeps it from folding the transpose into the product."""
+    if called:
+        return Lowering("product", "onednn")
+    turned = problem.dtype == "bfloat16" and problem.role == "kernel_gradient"
+    return Lowering("product") if turned and problem.features > FEW_FEATURES else DEFAULT
 
 
 def _by_groups(problem: ConvolutionProblem) -> Lowering:

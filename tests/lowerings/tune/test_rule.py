@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.lowerings.candidates import can_compute, candidates
+from pipeline.lowerings.dense import FEW_FEATURES
 from pipeline.lowerings.problem.lowering import DEFAULT, ROLES, Engine, Lowering, Role
 from pipeline.lowerings.problem.problems import DenseProblem
 from pipeline.lowerings.tune.rule import LARGE_FLOPS, usual_lowering
@@ -137,5 +138,15 @@ def test_large_products_of_dense_layers_go_to_onednn_where_it_is_faster() -> Non
     assert usual("forward", 2048, "float32") == DEFAULT
     assert usual("images_gradient", 2048, "float32") == DEFAULT
     assert {usual(role, 2048, "bfloat16") for role in ROLES} == {onednn}
-    assert {usual(role, 64, "bfloat16") for role in ROLES} == {DEFAULT}
-    assert usual("kernel_gradient", 2048, "bfloat16", XLA) == DEFAULT
+    assert {usual(role, 64, "float32") for role in ROLES} == {DEFAULT}
+
+
+def test_the_gradient_of_a_dense_kernel_in_bfloat16_is_not_turned_around() -> None:
+    def usual(role: Role, features: int, dtype: str = "bfloat16") -> Lowering:
+        return usual_lowering(DenseProblem(role, 2048, 256, features, dtype), XLA)
+
+    assert usual("kernel_gradient", 256) == Lowering("product")
+    assert usual("kernel_gradient", 256, "float32") == DEFAULT
+    assert usual("forward", 256) == usual("images_gradient", 256) == DEFAULT
+    # With few features the default computes it transposed.
+    assert usual("kernel_gradient", FEW_FEATURES) == DEFAULT
