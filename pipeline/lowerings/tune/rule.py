@@ -95,12 +95,12 @@ def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
 
 def _dense(problem: DenseProblem, called: bool) -> Lowering:
     """oneDNN's product where it is worth a call. In bfloat16 the gradient of a kernel of many
-    features is a product in its own order: the one that jax derives is turned around, and between
-    the two XLA rounds, which keeps it from folding the transpose into the product."""
+    features is a product in its own order: jax derives its transpose, and XLA, which rounds before
+    it transposes back, does not fold that into the product."""
     if called:
         return Lowering("product", "onednn")
-    turned = problem.dtype == "bfloat16" and problem.role == "kernel_gradient"
-    return Lowering("product") if turned and problem.features > FEW_FEATURES else DEFAULT
+    rounded = problem.dtype == "bfloat16" and problem.role == "kernel_gradient"
+    return Lowering("product") if rounded and problem.features > FEW_FEATURES else DEFAULT
 
 
 def _by_groups(problem: ConvolutionProblem) -> Lowering:
