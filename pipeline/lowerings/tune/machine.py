@@ -18,15 +18,12 @@ from pipeline.files.ownership import make_private
 from pipeline.lowerings.problem.lowering import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
-_TILES = "amx_bf16"
-_LEVELS = (_TILES, "avx512_bf16", "avx512f", "avx2")
+_LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 """Flags of a processor that its speed in products depends on, the fastest first."""
 
 ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
 """Variable that names the best instruction set which oneDNN may use. It is read at the first call
 of a process."""
-
-_WITHOUT_TILES = "AVX512_CORE_BF16"
 
 
 def describe_device(device: jax.Device) -> str:
@@ -45,28 +42,12 @@ def scopes_from(device: jax.Device) -> tuple[str, ...]:
 
 
 def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
-    """XLA, and oneDNN where it passes its probe; the outcome is kept in `folder`.
-
-    Sets `ONEDNN_LIMIT` for this process and those that it starts, where oneDNN works without a
-    processor's tiles alone.
-    """
+    """XLA, and oneDNN where it passes its probe; the outcome is kept in `folder`."""
     plain: frozenset[Engine] = frozenset(("xla",))
     if device.platform != "cpu" or not _may_have_onednn():
         return plain
-    _avoid_broken_tiles(folder)
     able = _passes_probe(WIDENED.get(dtype, dtype), folder)
     return plain | {"onednn"} if able else plain
-
-
-def _avoid_broken_tiles(folder: Path) -> None:
-    """Keep oneDNN from the tiles of AMX if a product by them ends the process.
-
-    A virtual machine may report them and no size for any (leaf 1D of CPUID is zero). Whatever the
-    first run of a process computes in, a later one may compute in bfloat16.
-    """
-    chosen = ONEDNN_LIMIT in os.environ
-    if not chosen and _TILES in _cpu_flags() and not _passes_probe("bfloat16", folder):
-        os.environ[ONEDNN_LIMIT] = _WITHOUT_TILES
 
 
 def _may_have_onednn() -> bool:

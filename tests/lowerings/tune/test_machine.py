@@ -113,46 +113,17 @@ def test_another_processor_is_asked_for_itself(
     assert len(probe.begun) == 2
 
 
-TILES = frozenset(("avx512_bf16", "amx_bf16"))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_broken_tiles_are_avoided_before_the_first_call_in_any_type(
-    dtype: str, probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_onednn_is_asked_again_under_a_limit(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A virtual machine may report AMX and no size of its tiles: oneDNN ends by SIGILL."""
-    monkeypatch.setattr(machine, "_cpu_flags", lambda: TILES)
     probe.end, probe.limited_end = -4, 0
-    assert find_engines(CPU, dtype, tmp_path) == BOTH
-    assert os.environ[ONEDNN_LIMIT] == "AVX512_CORE_BF16"
-    assert [ONEDNN_LIMIT in options["env"] for _, options in probe.begun] == [False, True]
-    # Another process finds it in the file.
-    monkeypatch.delenv(ONEDNN_LIMIT)
-    assert find_engines(CPU, dtype, tmp_path) == BOTH
-    assert os.environ[ONEDNN_LIMIT] == "AVX512_CORE_BF16"
-    assert len(probe.begun) == 2
-
-
-def test_working_tiles_are_used(
-    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "_cpu_flags", lambda: TILES)
-    assert find_engines(CPU, "bfloat16", tmp_path) == BOTH
-    assert ONEDNN_LIMIT not in os.environ
-    assert len(probe.begun) == 1
-
-
-def test_a_limit_of_the_user_s_own_stays(
-    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "_cpu_flags", lambda: TILES)
-    monkeypatch.setenv(ONEDNN_LIMIT, "AVX2")
-    probe.limited_end = -6
     assert find_engines(CPU, "bfloat16", tmp_path) == XLA
-    assert os.environ[ONEDNN_LIMIT] == "AVX2"
-    # Without the limit it is asked again.
-    monkeypatch.delenv(ONEDNN_LIMIT)
+    monkeypatch.setenv(ONEDNN_LIMIT, "AVX512_CORE_BF16")
     assert find_engines(CPU, "bfloat16", tmp_path) == BOTH
+    monkeypatch.delenv(ONEDNN_LIMIT)
+    assert find_engines(CPU, "bfloat16", tmp_path) == XLA
+    assert len(probe.begun) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b"\xff\xfe"])
