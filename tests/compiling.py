@@ -11,7 +11,7 @@ long runs have it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,14 +19,20 @@ import jax
 
 # JAX has no public interface to options of all programs but XLA_FLAGS, which are read once.
 from jax._src import compiler
+from jaxlib.version import __version_info__ as jaxlib_version
 
-_FLAG = "xla_cpu_use_fusion_emitters"
+_EMITTERS = ("xla_cpu_use_fusion_emitters",) if jaxlib_version < (0, 11, 2) else ()
+"""Later versions have the newer emitters alone; a flag that XLA doesn't know ends the process."""
+_QUICKLY = dict.fromkeys(_EMITTERS, False)
 _LIGHTLY = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
-_OF_PROCESSES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": f"--{_FLAG}=false"}
-_OF_LONG_ONES = {
-    "XLA_FLAGS": " ".join(f"--{name}={value}".lower() for name, value in _LIGHTLY.items())
-    + f" --{_FLAG}=false"
-}
+
+
+def _flags(options: Mapping[str, int | bool]) -> str:
+    return " ".join(f"--{name}={value}".lower() for name, value in options.items())
+
+
+_OF_PROCESSES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": _flags(_QUICKLY)}
+_OF_LONG_ONES = {"XLA_FLAGS": _flags({**_LIGHTLY, **_QUICKLY})}
 _options: Callable[..., Any] = compiler.get_compile_options
 
 
@@ -35,7 +41,7 @@ def compile_quickly(quickly: bool, *, lightly: bool = False) -> None:
 
     `lightly` optimized ones are compiled quickly but for LLVM's first level of optimization.
     """
-    asked_here = {_FLAG: not quickly, **(_LIGHTLY if lightly else {})}
+    asked_here = {**dict.fromkeys(_EMITTERS, not quickly), **(_LIGHTLY if lightly else {})}
 
     def options(*args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("env_options_overrides") or {}
