@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
+import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
@@ -25,6 +26,9 @@ from pipeline.errors import RecipeError, first_line
 from pipeline.files.error_text import describe, no_such, show
 from pipeline.files.package_paths import CONF
 from pipeline.plugins.loading import missing_flag_hint
+
+HYDRA_DEFAULTS = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+"""Arguments by which Hydra has the defaults of 1.3. Later versions have these alone."""
 
 UNCOMPOSABLE = (
     *(HydraException, OmegaConfBaseException, ValueError),
@@ -137,7 +141,7 @@ def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False
 
 def _compose(overrides: list[str]) -> DictConfig:
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), job_name="pipeline", version_base="1.3"):
+    with initialize_config_dir(str(CONF), job_name="pipeline", **HYDRA_DEFAULTS):
         try:
             return compose("config", overrides)
         except RecursionError as error:

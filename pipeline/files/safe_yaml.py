@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
+from omegaconf.basecontainer import get_yaml_loader
+from omegaconf.omegaconf import get_omega_conf_dumper
 
 from pipeline.files.bounded_read import read_text
 
@@ -103,8 +104,13 @@ def yaml_text(value: Any) -> str:
     return yaml.dump(value, Dumper=get_omega_conf_dumper(), sort_keys=False)
 
 
-class _PlainLoader(get_yaml_loader()):  # type: ignore[misc]  # a class made by a function
-    """OmegaConf's loader of YAML, within bounds."""
+class _PlainLoader(yaml.SafeLoader):
+    """A loader of YAML within bounds that knows numbers and booleans as OmegaConf's does.
+
+    OmegaConf's own is in C since 2.4, where nodes can't be counted while they are composed.
+    """
+
+    yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -129,6 +135,16 @@ class _PlainLoader(get_yaml_loader()):  # type: ignore[misc]  # a class made by 
             self._nodes_of[event.anchor] = self._nodes - before
         _require_plain(node)
         return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        """Construct a mapping. Raises ConstructorError for a key that stands in it twice."""
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if key.tag == f"{_CORE}str" and key.value in keys:
+                message = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            keys.add(key.value)
+        return super().construct_mapping(node, deep=deep)
 
     def _expanded(self, alias: yaml.AliasEvent) -> int:
         """The number of nodes of an alias; 0 for one that PyYAML will report as undefined."""
@@ -166,4 +182,3 @@ class _WrittenLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ig
     """A loader in C, where PyYAML has it, that knows numbers and booleans as OmegaConf's does."""
 
     yaml_implicit_resolvers = _PlainLoader.yaml_implicit_resolvers
-    yaml_constructors = _PlainLoader.yaml_constructors

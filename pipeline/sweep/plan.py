@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -144,6 +144,11 @@ def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
     job = config.hydra.job
     with read_write(config), open_dict(config.hydra):
         config.hydra.overrides.task = [one.input_line for one in own]
+        if OmegaConf.is_interpolation(job, "override_dirname"):
+            # Since Hydra 1.4 it is derived from the overrides.
+            return
+        from hydra._internal.config_loader_impl import get_overrides_dirname
+
         job.override_dirname = get_overrides_dirname(
             overrides=own,
             kv_sep=job.config.override_dirname.kv_sep,

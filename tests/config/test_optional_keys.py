@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from pipeline.config.chosen import resolve_recipe
-from pipeline.config.compose import check
+from pipeline.config.compose import HYDRA_DEFAULTS, check
 from pipeline.config.files import SECTIONS, find_groups
 from pipeline.config.optional_keys import settable
 from pipeline.config.overrides import swept_keys
@@ -24,7 +24,7 @@ def composed(*overrides: str) -> Recipe:
     """The config that Hydra composes from a command line at the first attempt."""
     known = resolve_recipe(["+recipe=lenet5_digits", *overrides])
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), job_name="test", version_base="1.3"):
+    with initialize_config_dir(str(CONF), job_name="test", **HYDRA_DEFAULTS):
         return check(compose("config", known), known)
 
 
