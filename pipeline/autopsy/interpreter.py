@@ -29,20 +29,8 @@ from pipeline.autopsy.values import (
     operands_of,
     stack_iterations,
 )
+from pipeline.models.modules.control_flow import called_jaxpr, read_scan, read_while
 from pipeline.models.modules.name_stack import layer_of
-
-CALLS: Mapping[str, str] = MappingProxyType(
-    {
-        "jit": "jaxpr",
-        "pjit": "jaxpr",
-        "closed_call": "call_jaxpr",
-        "core_call": "call_jaxpr",
-        "checkpoint": "jaxpr",
-        "custom_jvp_call": "call_jaxpr",
-        "custom_vjp_call": "call_jaxpr",
-    }
-)
-"""Primitives that call a jaxpr, with the parameter that holds it."""
 
 BITS = "bitcast_convert_type"
 
@@ -101,29 +89,26 @@ class Interpreter:
         stack = str(eqn.source_info.name_stack)
         scope = "/".join(part for part in (around, stack) if part)
         if name == "scan":
-            return self._scan(eqn.params, operands, scope)
+            return self._scan(eqn, operands, scope)
         if name == "while":
-            return self._while(eqn.params, operands, scope)
+            return self._while(eqn, operands, scope)
         if name == "cond":
             branches, index = eqn.params["branches"], int(operands[0].array)
             chosen = branches[min(max(index, 0), len(branches) - 1)]
             return self.run(chosen.jaxpr, chosen.consts, operands[1:], scope)
-        if name in CALLS:
-            called = eqn.params[CALLS[name]]
-            inner, consts = getattr(called, "jaxpr", called), getattr(called, "consts", ())
-            return self.run(inner, consts, operands, scope)
+        called = called_jaxpr(eqn)
+        if called is not None:
+            return self.run(called.jaxpr, called.consts, operands, scope)
         return self._compute(eqn, operands, scope)
 
-    def _scan(
-        self, params: Mapping[str, Any], operands: list[ReplayValue], scope: str
-    ) -> list[ReplayValue]:
-        body, carried = params["jaxpr"], params["num_carry"]
-        first = params["num_consts"] + carried
-        consts, carry = operands[: params["num_consts"]], operands[params["num_consts"] : first]
-        iterations = range(params["length"])
+    def _scan(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
+        scan = read_scan(eqn)
+        body, carried = scan.body, scan.num_carry
+        consts, carry, scanned = scan.split_operands(operands)
+        iterations = range(scan.length)
         results: dict[int, list[ReplayValue]] = {}
-        for iteration in reversed(iterations) if params["reverse"] else iterations:
-            sliced = [at_iteration(value, iteration) for value in operands[first:]]
+        for iteration in reversed(iterations) if scan.reverse else iterations:
+            sliced = [at_iteration(value, iteration) for value in scanned]
             with self._in_iteration(iteration):
                 outputs = self.run(body.jaxpr, body.consts, [*consts, *carry, *sliced], scope)
             carry, results[iteration] = outputs[:carried], outputs[carried:]
@@ -139,13 +124,10 @@ class Interpreter:
         yield
         self._iterations.pop()
 
-    def _while(
-        self, params: Mapping[str, Any], operands: list[ReplayValue], scope: str
-    ) -> list[ReplayValue]:
-        condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        of_condition, of_body = operands[:first], operands[first:second]
-        carry = operands[second:]
+    def _while(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
+        loop = read_while(eqn)
+        condition, body = loop.condition, loop.body
+        of_condition, of_body, carry = loop.split_operands(operands)
         while True:
             (should_continue,) = self.run(
                 condition.jaxpr, condition.consts, [*of_condition, *carry], scope

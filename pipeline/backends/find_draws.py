@@ -18,6 +18,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
+from pipeline.models.modules.control_flow import called_jaxpr
+
 BITS, CONSTANT = "bits", "constant"
 """The random bits, and a number, in a `Formula`."""
 
@@ -47,12 +49,6 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
 }
 """Primitives that compute each value by itself, with what computes them."""
 _UNCHANGED = frozenset(("copy", "copy_p", "stop_gradient"))
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-}
 _RESHAPES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 _FOLDED: Mapping[str, Any] = {
     "mul": np.multiply,
@@ -134,9 +130,9 @@ def _resolved(scope: _Scope, atom: Any) -> tuple[_Scope, Any]:
             scope, atom = scope.args[atom]
             continue
         equation = scope.producers.get(atom)
-        if equation is None or equation.primitive.name not in _CALLS:
+        called = None if equation is None else called_jaxpr(equation)
+        if equation is None or called is None:
             break
-        called = equation.params[_CALLS[equation.primitive.name]]
         key = id(equation)
         if key not in scope.inner:
             given = {

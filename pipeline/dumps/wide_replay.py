@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend import core
 
-from pipeline.autopsy.interpreter import CALLS
+from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
 
 QUICK = {"xla_backend_optimization_level": "0"}
 """Options of a program for the CPU that runs once: optimising it takes longer than that saves."""
@@ -63,18 +62,11 @@ def _run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
 
 def _equation(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
-    if name in CALLS:
-        called = params[CALLS[name]]
-        inner, consts = getattr(called, "jaxpr", called), getattr(called, "consts", ())
-        return _run(inner, consts, operands)
-    if name == "cond":
-        branches = [_called(branch) for branch in params["branches"]]
-        chosen: Sequence[Any] = lax.switch(operands[0], branches, *operands[1:])
-        return chosen
-    if name == "scan":
-        return _scan(params, operands)
-    if name == "while":
-        return _while(params, operands)
+    called = called_jaxpr(eqn)
+    if called is not None:
+        return _run_closed(called, operands)
+    if name in FLOW:
+        return compute_flow(eqn, operands, _run_closed)
     if name == "convert_element_type":
         return [operands[0].astype(_wide_type(params["new_dtype"]))]
     if name == "reduce_precision":
@@ -90,34 +82,8 @@ def _equation(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     return result if eqn.primitive.multiple_results else [result]
 
 
-def _called(closed: Any) -> Callable[..., Any]:
-    return lambda *operands: _run(closed.jaxpr, closed.consts, operands)
-
-
-def _scan(params: Any, operands: list[Any]) -> list[Any]:
-    body, carried = _called(params["jaxpr"]), params["num_carry"]
-    first = params["num_consts"] + carried
-    consts, carry = operands[: params["num_consts"]], operands[params["num_consts"] : first]
-
-    def once(carry: list[Any], sliced: list[Any]) -> tuple[list[Any], list[Any]]:
-        outputs = body(*consts, *carry, *sliced)
-        return outputs[:carried], outputs[carried:]
-
-    options = {"length": params["length"], "reverse": params["reverse"]}
-    last, stacked = lax.scan(once, carry, operands[first:], **options)
-    return [*last, *stacked]
-
-
-def _while(params: Any, operands: list[Any]) -> list[Any]:
-    condition, body = _called(params["cond_jaxpr"]), _called(params["body_jaxpr"])
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_condition, of_body = operands[:first], operands[first:second]
-    result: list[Any] = lax.while_loop(
-        lambda carry: condition(*of_condition, *carry)[0],
-        lambda carry: body(*of_body, *carry),
-        operands[second:],
-    )
-    return result
+def _run_closed(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    return _run(jaxpr.jaxpr, jaxpr.consts, operands)
 
 
 def _dtype_of(atom: Any) -> Any:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
+from pipeline.models.modules.control_flow import called_jaxpr
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.observe.board_graph import BoardNode
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
 INPUT, OUTPUT = "input", "output"
-INLINED: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("jit", "pjit", "checkpoint"), "jaxpr"),
-        **dict.fromkeys(
-            ("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"
-        ),
-    }
-)
-"""Primitives whose body takes their place, with the parameter that holds it. Loops and branches
-stay one operation."""
 
 
 def network_graph(parts: StepConfig, state: TrainState) -> list[BoardNode]:
@@ -75,7 +65,7 @@ class _Trace:
 
     def run(self, jaxpr: Any, inputs: Sequence[str], around: str) -> list[str]:
         """Add the operations of a jaxpr; return the names of what its results come from, empty for
-        a constant."""
+        a constant. Calls are replaced by what they call; a loop or branches are one operation."""
         source: dict[Any, str] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> str:
@@ -85,9 +75,9 @@ class _Trace:
             kind = eqn.primitive.name
             stack = "/".join(filter(None, (around, str(eqn.source_info.name_stack))))
             given = [read(atom) for atom in eqn.invars]
-            if kind in INLINED:
-                called = eqn.params[INLINED[kind]]
-                results = self.run(getattr(called, "jaxpr", called), given, stack)
+            called = called_jaxpr(eqn)
+            if called is not None:
+                results = self.run(called.jaxpr, given, stack)
             else:
                 layer = layer_of(stack)
                 name = "/".join(filter(None, (layer, kind)))

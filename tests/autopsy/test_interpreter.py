@@ -171,6 +171,13 @@ def test_a_cause_inside_a_loop_knows_its_iteration() -> None:
     assert (found.primitive, found.iteration) == ("log", 1)
 
 
+def test_a_cause_inside_what_is_recomputed_is_its_operation() -> None:
+    def function(x: Array) -> Array:
+        return jax.checkpoint(lambda y: jnp.log(y - y).sum())(x)
+
+    assert cause_of(function, X).origin.primitive == "log"
+
+
 def test_what_came_nearest_to_the_end_of_its_type_is_kept() -> None:
     _, interpreter = interpreted(
         lambda x: in_layer("near", lambda v: v * 1.5e38, x).sum() * 1e-3, X

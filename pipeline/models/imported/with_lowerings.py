@@ -11,14 +11,13 @@ Named scopes are kept. Loops, branches and `jax.checkpoint` stay, around a repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
-from jax import lax
 from jax.extend import core
 
 from pipeline.lowerings.problem.lowering import LoweringPolicy
@@ -29,12 +28,12 @@ from pipeline.models.imported.replaced_equations import (
     compute_replaced,
     why_kept,
 )
+from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
 
-CALLS: Mapping[str, str] = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
-"""Primitives that call a jaxpr, with the parameter that holds it."""
 RULED = ("custom_jvp_call", "custom_vjp_call")
 """Primitives with a rule of their own for derivatives."""
 CHECKPOINTS = ("checkpoint", "remat2")
+"""Primitives of `jax.checkpoint`."""
 
 
 @dataclass(frozen=True)
@@ -123,57 +122,27 @@ class _Evaluation:
         if not _has_replaced(equation):
             bound = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
             return list(bound) if equation.primitive.multiple_results else [bound]
-        if name in CALLS:
-            return self._body(params[CALLS[name]])(*operands)
+        called = called_jaxpr(equation)
+        if called is None:
+            return compute_flow(equation, operands, self._run_inner)
+        body = partial(self._call_inner, called)
         if name in CHECKPOINTS:
             settings = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
-            return list(jax.checkpoint(self._body(params["jaxpr"]), **settings)(*operands))
-        if name == "scan":
-            return self._scan(params, operands)
-        if name == "while":
-            return self._while(params, operands)
-        branches = [self._body(branch) for branch in params["branches"]]
-        return list(lax.switch(operands[0], branches, *operands[1:]))
+            return list(jax.checkpoint(body, **settings)(*operands))
+        return body(*operands)
 
-    def _body(self, jaxpr: Any) -> Callable[..., list[Any]]:
-        """The function that evaluates a jaxpr that an equation holds."""
-        inner, consts = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
-        evaluation = _Evaluation(self.policy)
+    def _run_inner(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+        """Results of a jaxpr that an equation holds, whose scopes don't begin with the root."""
+        return _Evaluation(self.policy).run(jaxpr.jaxpr, jaxpr.consts, operands)
 
-        def call(*operands: Any) -> list[Any]:
-            return evaluation.run(inner, consts, operands)
-
-        return call
-
-    def _scan(self, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
-        body, constant = self._body(params["jaxpr"]), params["num_consts"]
-        carried = params["num_carry"]
-        consts, carry = operands[:constant], operands[constant : constant + carried]
-
-        def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = body(*consts, *carry, *slices)
-            return results[:carried], results[carried:]
-
-        settings = {key: params[key] for key in ("length", "reverse", "unroll")}
-        last, stacked = lax.scan(step, carry, operands[constant + carried :], **settings)
-        return [*last, *stacked]
-
-    def _while(self, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
-        first = params["cond_nconsts"]
-        second = first + params["body_nconsts"]
-        condition = partial(self._body(params["cond_jaxpr"]), *operands[:first])
-        body = partial(self._body(params["body_jaxpr"]), *operands[first:second])
-        return list(
-            lax.while_loop(
-                lambda carry: condition(*carry)[0], lambda carry: body(*carry), operands[second:]
-            )
-        )
+    def _call_inner(self, jaxpr: core.ClosedJaxpr, *operands: Any) -> list[Any]:
+        return self._run_inner(jaxpr, operands)
 
 
 def _has_replaced(equation: Any) -> bool:
     """Whether an equation holds others that are replaced, and is no function with its own rule."""
     name = equation.primitive.name
-    if name not in (*CALLS, *CHECKPOINTS, "scan", "while", "cond"):
+    if name in RULED or (name not in FLOW and called_jaxpr(equation) is None):
         return False
     return any(
         (inner.primitive.name in REPLACED and not why_kept(inner)) or _has_replaced(inner)

@@ -23,6 +23,7 @@ from pipeline.backends.ascend.frontend.graph import (
     pruned,
 )
 from pipeline.backends.ascend.frontend.trip_count import trip_count
+from pipeline.models.modules.control_flow import read_scan
 
 OPAQUE_CALLS = frozenset({"max_pool"})
 """Jitted functions kept as one node, under their own name, forward and backward."""
@@ -136,10 +137,9 @@ class _Walk:
 
     def scan(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
         """Add the body once, repeated; scanned inputs are sliced, stacked outputs are written."""
-        params = eqn.params
-        consts, carries = params["num_consts"], params["num_carry"]
-        body = params["jaxpr"].jaxpr
-        inside = self._loop(place, params["length"])
+        scan = read_scan(eqn)
+        consts, carries, body = scan.num_consts, scan.num_carry, scan.body.jaxpr
+        inside = self._loop(place, scan.length)
         first = consts + carries
         sliced = [
             self._view("scan_slice", index, var, inside)

@@ -1,0 +1,137 @@
+"""Calls, loops and branches in jaxprs are read alike in all versions of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+
+from pipeline.models.modules.control_flow import (
+    CALLS,
+    called_jaxpr,
+    compute_flow,
+    read_scan,
+    read_while,
+)
+
+X = np.float32(1.5)
+ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def only_equation(function: Callable[..., Any], primitive: str, *args: Any) -> JaxprEqn:
+    equations = jax.make_jaxpr(function)(*args).jaxpr.eqns
+    (equation,) = (equation for equation in equations if equation.primitive.name == primitive)
+    return equation
+
+
+def scanned(x: Any, rows: Any) -> Any:
+    scale = jnp.sin(x)
+
+    def step(carry: Any, row: Any) -> Any:
+        total, count = carry
+        return (total * scale + row.sum(), count + 1), (row * x, total)
+
+    return lax.scan(step, (x, 0), rows, reverse=True, unroll=2)
+
+
+def looped(x: Any, rows: Any) -> Any:
+    def step(carry: Any) -> Any:
+        return carry[0] + 1, carry[1] * rows
+
+    return lax.while_loop(lambda carry: carry[0] < x, step, (0.0, rows))
+
+
+def branching(x: Any, rows: Any) -> Any:
+    return lax.cond(x > 1, lambda: rows * 2, lambda: rows - x)
+
+
+@jax.custom_jvp
+def with_jvp(x: Any) -> Any:
+    return jnp.cos(x)
+
+
+with_jvp.defjvp(lambda primals, tangents: (with_jvp(*primals), tangents[0]))
+
+
+@jax.custom_vjp
+def with_vjp(x: Any) -> Any:
+    return jnp.cos(x)
+
+
+with_vjp.defvjp(lambda x: (with_vjp(x), x), lambda x, gradient: (gradient * x,))
+
+
+def test_a_scan_has_constants_a_carry_and_slices() -> None:
+    scan = read_scan(only_equation(scanned, "scan", X, ROWS))
+    operands = list(range(len(scan.body.jaxpr.invars)))
+    consts, carry, sliced = scan.split_operands(operands)
+    assert (len(consts), len(carry), len(sliced)) == (2, 2, 1)
+    assert consts + carry + sliced == operands
+    assert (scan.length, scan.reverse, scan.unroll) == (3, True, 2)
+
+
+def test_a_scan_of_a_gradient_has_what_jax_adds() -> None:
+    jaxpr = jax.make_jaxpr(jax.grad(lambda x: scanned(x, ROWS)[0][0]))(X)
+    for equation in (one for one in jaxpr.jaxpr.eqns if one.primitive.name == "scan"):
+        scan = read_scan(equation)
+        consts, carry, sliced = scan.split_operands(equation.invars)
+        assert [atom.aval for atom in carry] == scan.body.out_avals[: len(carry)]
+        assert [atom.aval for atom in consts] == scan.body.in_avals[: len(consts)]
+        assert all(atom.aval.shape[0] == scan.length for atom in sliced)
+
+
+def test_a_while_has_the_constants_of_its_condition_and_of_its_body() -> None:
+    equation = only_equation(looped, "while", X, ROWS)
+    loop = read_while(equation)
+    of_condition, of_body, carry = loop.split_operands(equation.invars)
+    assert [len(atoms) for atoms in (of_condition, of_body, carry)] == [1, 1, 2]
+    assert [atom.aval for atom in [*of_condition, *carry]] == loop.condition.in_avals
+    assert [atom.aval for atom in [*of_body, *carry]] == loop.body.in_avals
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("function", "primitive"), [(scanned, "scan"), (looped, "while"), (branching, "cond")]
+)
+def test_loops_and_branches_compute_what_jax_computes(
+    function: Callable[..., Any], primitive: str, seed: int
+) -> None:
+    equation = only_equation(function, primitive, X, ROWS)
+    random = np.random.default_rng(seed)
+    operands = [
+        random.integers(0, 2, var.aval.shape).astype(var.aval.dtype) for var in equation.invars
+    ]
+    ran: list[ClosedJaxpr] = []
+
+    def run(jaxpr: ClosedJaxpr, operands: Any) -> list[Any]:
+        ran.append(jaxpr)
+        return list(jaxpr_as_fun(jaxpr)(*operands))
+
+    params = equation.primitive.get_bind_params(equation.params)
+    expected = jax.jit(lambda *args: equation.primitive.bind(*args, **params))(*operands)
+    computed = jax.jit(lambda *args: compute_flow(equation, args, run))(*operands)
+    np.testing.assert_equal([*map(np.asarray, computed)], [*map(np.asarray, expected)])
+    assert ran
+
+
+@pytest.mark.parametrize(
+    "function", [jax.jit(jnp.cos), jax.checkpoint(jnp.cos), with_jvp, with_vjp]
+)
+def test_what_a_call_calls_is_found(function: Callable[..., Any]) -> None:
+    (equation,) = jax.make_jaxpr(function)(X).jaxpr.eqns
+    called = called_jaxpr(equation)
+    assert called is not None
+    assert equation.primitive.name in CALLS
+    np.testing.assert_allclose(jaxpr_as_fun(called)(X), [np.cos(X)], rtol=1e-6)
+
+
+def test_operations_and_loops_call_nothing() -> None:
+    for function, primitive in ((scanned, "scan"), (looped, "while"), (branching, "cond")):
+        assert called_jaxpr(only_equation(function, primitive, X, ROWS)) is None
+    assert called_jaxpr(only_equation(jnp.sin, "sin", X)) is None
