@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -24,7 +23,8 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.chosen import resolve_recipe
-from pipeline.config.compose import HYDRA_DEFAULTS, UNCOMPOSABLE, check, compose_and_check
+from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
+from pipeline.config.hydra_versions import HYDRA_DEFAULTS, lazy_help
 from pipeline.config.overrides import expand_sweeps, key_of, quoted, swept_keys, value_of
 from pipeline.config.profile_spec import profiling_overrides
 from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
@@ -61,7 +61,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     be composed.
     """
     args = [*args, *_profiling(args)]
-    with _lazy_help():
+    with lazy_help():
         parsed = get_args_parser().parse_intermixed_args(list(args))
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
@@ -269,31 +269,8 @@ def _hydra(
     # Without this variable Hydra prints errors and exits; with it, it raises.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["pipeline", *flags, *overrides]
-    with _reported(typed), _lazy_help():
+    with _reported(typed), lazy_help():
         hydra.main(config_path=str(CONF), config_name="config", **HYDRA_DEFAULTS)(task)()
-
-
-@contextmanager
-def _lazy_help() -> Iterator[None]:
-    """Let Hydra describe a flag by an object that is a text only once it is shown.
-
-    Since Python 3.14, argparse reads the help of a flag when the flag is added. Hydra 1.3 doesn't
-    expect that.
-    """
-    check = getattr(argparse.ArgumentParser, "_check_help", None)
-    if check is None:
-        yield
-        return
-
-    def check_text(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-        if isinstance(action.help, str):
-            check(parser, action)
-
-    setattr(argparse.ArgumentParser, "_check_help", check_text)  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(argparse.ArgumentParser, "_check_help", check)  # noqa: B010
 
 
 @contextmanager

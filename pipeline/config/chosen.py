@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from hydra.core.config_store import ConfigStore
-
 from pipeline.config.defaults import fill_missing, fill_part, names_every_part, option_of
 from pipeline.config.files import SECTIONS, find_recipes
+from pipeline.config.hydra_versions import store_option
 from pipeline.config.optional_keys import settable
 from pipeline.config.overrides import key_of, unparsable, value_of
 from pipeline.config.recipe_file import (
@@ -121,7 +120,7 @@ def _register_recipes(files: Mapping[str, Path], requested: str, chosen: Collect
             names_all |= complete and name == requested
             needed += [base for base in bases if base in files and base not in needed]
     for name in files.keys() - set(needed):
-        ConfigStore.instance().store(group="recipe", name=name, package="_global_", node={})
+        store_option(group="recipe", name=name, package="_global_", node={})
     return names_all
 
 
@@ -135,7 +134,7 @@ def _register_own_parts() -> None:
             if part.__module__.startswith("pipeline.") or (CONF / group / f"{name}.yaml").is_file():
                 continue
             node, package = option_of(group, part), ".".join(where)
-            ConfigStore.instance().store(group=group, name=name, package=package, node=node)
+            store_option(group=group, name=name, package=package, node=node)
 
 
 def _register_part_files(override: str) -> str:
@@ -160,7 +159,7 @@ def _register_part(group: str, option: str) -> str:
 
 def _store_part(group: str, name: str, file: Path) -> None:
     tree, package = fill_part(group, read_part_file(file, group)), ".".join(SECTIONS[group])
-    ConfigStore.instance().store(group=group, name=name, package=package, node=tree)
+    store_option(group=group, name=name, package=package, node=tree)
 
 
 def _register_part_of_recipe(recipe: Path, group: str, path: str) -> str:
@@ -200,5 +199,5 @@ def _register_recipe(name: str, file: Path, chosen: Collection[str]) -> tuple[bo
             section = section.get(key) if isinstance(section, dict) else None
         if isinstance(section, dict):
             section.pop(last, None)
-    ConfigStore.instance().store(group="recipe", name=name, package="_global_", node=tree)
+    store_option(group="recipe", name=name, package="_global_", node=tree)
     return complete, bases

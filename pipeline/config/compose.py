@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
-import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 from pipeline.config import device_checks
 from pipeline.config.checks import conflicts
 from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
+from pipeline.config.hydra_versions import HYDRA_DEFAULTS
 from pipeline.config.moved_keys import moved_problems
 from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
 from pipeline.config.recipe import Recipe
@@ -26,9 +26,6 @@ from pipeline.errors import RecipeError, first_line
 from pipeline.files.error_text import describe, no_such, show
 from pipeline.files.package_paths import CONF
 from pipeline.plugins.loading import missing_flag_hint
-
-HYDRA_DEFAULTS = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-"""Arguments by which Hydra has the defaults of 1.3. Later versions have these alone."""
 
 UNCOMPOSABLE = (
     *(HydraException, OmegaConfBaseException, ValueError),

@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline.config.compose import check
+from pipeline.config.hydra_versions import set_override_dirname
 from pipeline.config.overrides import quoted, sets_key
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
@@ -141,20 +142,9 @@ def _is_plain(override: Override, others: Sequence[Override], swept: Sequence[st
 def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
     """Let Hydra's own section say which overrides a configuration has, as composing does."""
     own = [one for one in overrides if not one.is_hydra_override()]
-    job = config.hydra.job
     with read_write(config), open_dict(config.hydra):
         config.hydra.overrides.task = [one.input_line for one in own]
-        if OmegaConf.is_interpolation(job, "override_dirname"):
-            # Since Hydra 1.4 it is derived from the overrides.
-            return
-        from hydra._internal.config_loader_impl import get_overrides_dirname
-
-        job.override_dirname = get_overrides_dirname(
-            overrides=own,
-            kv_sep=job.config.override_dirname.kv_sep,
-            item_sep=job.config.override_dirname.item_sep,
-            exclude_keys=job.config.override_dirname.exclude_keys,
-        )
+        set_override_dirname(config.hydra.job, own)
 
 
 def _folder_of(config: DictConfig, number: int) -> Path:

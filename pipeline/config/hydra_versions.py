@@ -1,0 +1,63 @@
+"""What the package asks of Hydra and its versions 1.3 and 1.4 do differently."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+_IS_1_3 = hydra.__version__.startswith("1.3.")
+
+HYDRA_DEFAULTS: Mapping[str, str] = {"version_base": "1.3"} if _IS_1_3 else {}
+"""Arguments by which Hydra has the defaults of 1.3. Later versions have these alone."""
+
+
+def store_option(group: str, name: str, package: str, node: Any) -> None:
+    """Register an option of a group of the config, in place of an earlier one of that name."""
+    options = {} if _IS_1_3 else {"replace": True}
+    ConfigStore.instance().store(group=group, name=name, package=package, node=node, **options)
+
+
+def set_override_dirname(job: DictConfig, overrides: Sequence[Override]) -> None:
+    """Set `hydra.job.override_dirname` by overrides. Hydra 1.4 derives it when it is read."""
+    if OmegaConf.is_interpolation(job, "override_dirname"):
+        return
+    from hydra._internal.config_loader_impl import get_overrides_dirname
+
+    settings = job.config.override_dirname
+    job.override_dirname = get_overrides_dirname(
+        overrides=overrides,
+        kv_sep=settings.kv_sep,
+        item_sep=settings.item_sep,
+        exclude_keys=settings.exclude_keys,
+    )
+
+
+@contextmanager
+def lazy_help() -> Iterator[None]:
+    """Let Hydra describe a flag by an object that is a text only once it is shown.
+
+    Since Python 3.14, argparse reads the help of a flag when the flag is added. Hydra 1.3 doesn't
+    expect that.
+    """
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None:
+        yield
+        return
+
+    def check_text(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if isinstance(action.help, str):
+            check(parser, action)
+
+    parser_class: Any = argparse.ArgumentParser
+    parser_class._check_help = check_text
+    try:
+        yield
+    finally:
+        parser_class._check_help = check

@@ -1,0 +1,53 @@
+"""Both versions of Hydra compose, register options and describe flags, on every Python."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
+
+from pipeline.config.hydra_versions import lazy_help, store_option
+
+
+@pytest.fixture
+def eager_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let argparse read the help of a flag when the flag is added, as since Python 3.14."""
+
+    def check(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if action.help and "%" in action.help:
+            parser._get_formatter()._expand_help(action)
+
+    def add_argument(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> argparse.Action:
+        action = original(parser, *args, **kwargs)
+        parser._check_help(action)  # type: ignore[attr-defined]
+        return action
+
+    original = argparse.ArgumentParser.add_argument
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check, raising=False)
+    monkeypatch.setattr(argparse.ArgumentParser, "add_argument", add_argument)
+
+
+@pytest.mark.usefixtures("eager_help")
+def test_flags_may_be_described_lazily() -> None:
+    with lazy_help():
+        parsed = get_args_parser().parse_intermixed_args(["--cfg", "job", "seed=1"])
+    assert (parsed.cfg, parsed.overrides) == ("job", ["seed=1"])
+
+
+@pytest.mark.usefixtures("eager_help")
+def test_the_help_of_other_flags_is_still_checked() -> None:
+    parser = argparse.ArgumentParser()
+    with lazy_help(), pytest.raises(ValueError, match="format"):
+        parser.add_argument("--share", help="100 %")
+    check = argparse.ArgumentParser._check_help  # type: ignore[attr-defined]
+    assert check.__name__ == "check"
+
+
+def test_an_option_takes_the_place_of_an_earlier_one() -> None:
+    for node in ({"seed": 1}, {"seed": 2}):
+        store_option(group="recipe", name="versions_test", package="_global_", node=node)
+    stored = ConfigStore.instance().repo["recipe"].pop("versions_test.yaml")
+    assert stored.node == {"seed": 2}
