@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,31 @@ def test_an_example_runs_as_it_stands(number: int, tmp_path: Path) -> None:
     if "save_trace" in EXAMPLES[number]:
         assert (tmp_path / "net_trace.json").stat().st_size > 1000
         assert "<svg" in (tmp_path / "net_timeline.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("long_runs")
+def test_the_first_run_of_the_readme_prints_what_it_shows(
+    command: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"python -m pipeline\n\n((?:    .+\n)+)", readme)
+    seen = re.search(r"([\d.]+) to ([\d.]+) were seen", readme)
+    assert shown is not None
+    assert seen is not None
+    said = command([], timeout=400)
+    assert (said.returncode, said.stderr) == (0, "")
+    printed = [_without_results(line) for line in said.stdout.splitlines()]
+    assert [line for line in shown[1].splitlines() if _without_results(line) not in printed] == []
+    *_, accuracy = map(float, re.findall(r"accuracy ([\d.]+)", said.stdout))
+    digit = 1 / 359
+    assert float(seen[1]) - digit < accuracy < float(seen[2]) + digit
+
+
+def _without_results(line: str) -> str:
+    """A line without what differs by version, machine and time: loss, accuracy and the folder."""
+    line = re.sub(r"outputs/[\d/-]+_", "outputs/", line.strip())
+    return re.sub(r"(loss|loss is|accuracy) [\d.]+", r"\1", line)
 
 
 def test_the_readme_has_runs() -> None:

@@ -1,4 +1,4 @@
-"""What the package asks of Hydra and its versions 1.3 and 1.4 do differently."""
+"""Differences between Hydra 1.3 and 1.4, for the package alike."""
 
 from __future__ import annotations
 
