@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +20,11 @@ HYDRA_DEFAULTS: Mapping[str, str] = {"version_base": "1.3"} if _IS_1_3 else {}
 
 def store_option(group: str, name: str, package: str, node: Any) -> None:
     """Register an option of a group of the config, in place of an earlier one of that name."""
-    options = {} if _IS_1_3 else {"replace": True}
+    options: dict[str, Any] = {} if _IS_1_3 else {"replace": True}
     ConfigStore.instance().store(group=group, name=name, package=package, node=node, **options)
 
 
-def set_override_dirname(job: DictConfig, overrides: Sequence[Override]) -> None:
+def set_override_dirname(job: DictConfig, overrides: list[Override]) -> None:
     """Set `hydra.job.override_dirname` by overrides. Hydra 1.4 derives it when it is read."""
     if OmegaConf.is_interpolation(job, "override_dirname"):
         return
