@@ -42,7 +42,9 @@ def test_the_default_recipe_trains_and_is_exported(command: Command, tmp_path: P
     assert (summary["status"], summary["steps"]) == ("done", 1760)
     assert summary["metrics"]["accuracy"] > 0.97
 
-    ran = command(["export", str(run_directory(tmp_path)), "exported", "to=onnx"])
+    ran = command(
+        ["export", str(run_directory(tmp_path)), "exported", "to=onnx"], timeout=SLOWEST_S
+    )
     assert ran.returncode == 0, ran.stderr
     assert "model.onnx: logits differ from the run's by" in ran.stdout
     assert (tmp_path / "exported" / "model.onnx").stat().st_size > 100_000
