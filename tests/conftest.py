@@ -61,6 +61,7 @@ LONGEST = (
     "launch/test_local.py",
     "plugins/test_runs.py",
     "test_sweep.py",
+    "test_versions.py",
     "weights/onnx_files/test_onnx_export.py",
     "models/imported/test_imported_runs.py",
     "parallel/test_layouts.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "examples").glob("*.py"))
 SCRIPTS = [file for file in FILES if "\npython examples/" in file.read_text()]
 """Those that are no plug-ins."""
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 MAX_LINES = 39
 
 
@@ -50,3 +52,43 @@ def test_an_example_runs(script: Path, cache: Path, tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert "done" in ran.stdout or "stopped" in ran.stdout
+
+
+def code_cells(notebook: Path) -> list[str]:
+    """Sources of a notebook's code cells."""
+    cells = json.loads(notebook.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_there_is_a_notebook() -> None:
+    assert len(NOTEBOOKS) >= 1
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_short_and_has_no_outputs(notebook: Path) -> None:
+    content = json.loads(notebook.read_text())
+    assert content["nbformat"] == 4
+    assert sum(len(source.splitlines()) for source in code_cells(notebook)) <= MAX_LINES
+    for cell in content["cells"]:
+        assert cell.get("outputs", []) == []
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("long_runs")
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run(notebook: Path, cache: Path, tmp_path: Path) -> None:
+    """One after the other in one process, as Jupyter does."""
+    program = "import sys\nscope = {}\nfor cell in sys.argv[1:]:\n    exec(cell, scope)\n"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *code_cells(notebook)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    predicted, true = (line.split("[")[1] for line in ran.stdout.splitlines()[-2:])
+    assert len(predicted.split()) == 10
+    assert sum(map(str.__eq__, predicted.split(), true.split())) >= 8

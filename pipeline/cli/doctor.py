@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
 from typing import Literal
 
@@ -26,8 +26,14 @@ from pipeline.data.download import DownloadError
 from pipeline.data.feed.feed import split_bytes
 from pipeline.errors import PipelineError, UsageError, printable
 from pipeline.files.folder_lock import lock_refusal
-from pipeline.files.package_paths import PACKAGE
+from pipeline.files.package_paths import LOCK, PACKAGE
 from pipeline.host.limits import read_limits
+from pipeline.host.tested_versions import (
+    compare_with_lock,
+    describe_tested,
+    find_untested,
+    installed_version,
+)
 from pipeline.runner.record.fingerprint import fingerprint
 from pipeline.runner.record.run_directory import OUTPUTS
 from pipeline.runner.record.summary import versions
@@ -35,6 +41,8 @@ from pipeline.runner.record.summary import versions
 Level = Literal["ok", "warn", "fail"]
 
 PROJECT = "recipe-pipeline"
+SHOWN = ("jax", "jaxlib", "flax", "numpy", "hydra-core")
+"""Packages whose tested versions are printed."""
 GB = 1e9
 FREE_BYTES, FREE_FILES = 1e9, 10_000
 """Limits below which a disk is about to be full."""
@@ -90,7 +98,7 @@ def main(args: Sequence[str]) -> int:
     if flags:
         raise UsageError(flags[:1], "doctor takes KEY=VALUE of one recipe, no flags")
     recipe, levels = compose_and_check(untrained(args)), []
-    for check in (software, device, cache, data, outputs, limits, extras):
+    for check in (software, tested, lock, device, cache, data, outputs, limits, extras):
         for result in _results(check, recipe):
             print(result, flush=True)
             levels.append(result.level)
@@ -114,6 +122,26 @@ def software(recipe: Recipe) -> Iterator[CheckResult]:
     """Versions of the installed packages."""
     installed = ", ".join(f"{name} {version}" for name, version in versions({}).items())
     yield CheckResult("ok", "software", f"{installed}; {PACKAGE}")
+
+
+def tested(recipe: Recipe) -> Iterator[CheckResult]:
+    """Python and the packages have versions that were tested."""
+    try:
+        untested = find_untested(PROJECT)
+    except PackageNotFoundError:
+        yield CheckResult("ok", "tested", f"{PROJECT} isn't installed, so its versions are unknown")
+        return
+    for sentence in untested:
+        yield CheckResult("warn", "tested", sentence, f"pip install '{PROJECT}' picks tested ones")
+    if not untested:
+        text = f"every version is a tested one: {describe_tested(PROJECT, SHOWN)}"
+        yield CheckResult("ok", "tested", text)
+
+
+def lock(recipe: Recipe) -> Iterator[CheckResult]:
+    """The installed versions beside those of the lock file, if it is there."""
+    if LOCK.exists():
+        yield CheckResult("ok", "lock", compare_with_lock(LOCK))
 
 
 def device(recipe: Recipe) -> Iterator[CheckResult]:
@@ -286,9 +314,7 @@ def lacking(distribution: str, extra: str) -> list[str]:
         wanted = [marker is not None and marker.evaluate({"extra": name}) for name in ("", extra)]
         if wanted != [False, True]:
             continue
-        try:
-            version(requirement.name)
-        except PackageNotFoundError:
+        if installed_version(requirement.name) is None:
             missing.append(requirement.name)
             continue
         for inner in requirement.extras:

@@ -1,4 +1,4 @@
-"""Paths of the package, conf/ and the recipes, in a checkout and in an installed wheel."""
+"""Paths of the package, conf/, the recipes and the lock file, in a checkout and in a wheel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def _shipped(folder: str) -> Path:
-    inside_wheel = PACKAGE / folder
-    return inside_wheel if inside_wheel.is_dir() else PACKAGE.parent / folder
+def _shipped(name: str) -> Path:
+    inside_wheel = PACKAGE / name
+    return inside_wheel if inside_wheel.exists() else PACKAGE.parent / name
 
 
 CONF = _shipped("conf")
 RECIPES = _shipped("recipes")
 PROJECT = _shipped("examples") / "project"
 """The project that `new` copies."""
+LOCK = _shipped("pylock.toml")
+"""Versions of all packages of the Python 3.11 environment that is tested completely (PEP 751)."""

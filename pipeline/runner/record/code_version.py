@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.files.package_paths import PACKAGE
 
-NOT_CODE = frozenset({"__pycache__", "conf", "recipes"})
-"""Folders of the package that decide nothing once a recipe is composed."""
+NOT_CODE = frozenset({"__pycache__", "conf", "examples", "pylock.toml", "recipes"})
+"""Folders and files of the package that decide nothing once a recipe is composed."""
 GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
 GIT_S = 5.0
 """Longest time for git, whose file system may hang."""
@@ -40,7 +40,7 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
     digest = hashlib.sha256()
     for folder, inner, files in os.walk(package):
         inner[:] = sorted(set(inner) - NOT_CODE)
-        for file in sorted(files):
+        for file in sorted(set(files) - NOT_CODE):
             path = os.path.join(folder, file)
             if not os.path.isfile(path):
                 continue  # such as an editor's lock, a link to nowhere

@@ -44,9 +44,10 @@ def test_the_digest_is_of_names_and_contents(package: Path) -> None:
 
 def test_what_a_wheel_adds_and_what_running_leaves_does_not_count(package: Path) -> None:
     before = describe_code(package)["sha256"]
-    for folder in ("conf", "recipes", "inner/__pycache__"):
+    for folder in ("conf", "examples", "recipes", "inner/__pycache__"):
         (package / folder).mkdir()
         (package / folder / "file").write_text("x")
+    (package / "pylock.toml").write_text("x")
     assert describe_code(package)["sha256"] == before
 
 
