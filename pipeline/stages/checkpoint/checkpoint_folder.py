@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+from pipeline.files.atomic_write import sync
+
 FOLDER = "checkpoints"
 STATE, HOST, RECIPE, METRICS = "state", "host", "recipe", "metrics"
 """Folders of a checkpoint; the last one only where the best is kept."""
@@ -52,7 +54,10 @@ def set_aside(path: Path, why: str) -> Path:
 
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint atomically: it is renamed to a draft first. Raises OSError."""
-    remove_draft(path.rename(path.with_name(f"{path.name}{DRAFT}")))
+    draft = path.rename(path.with_name(f"{path.name}{DRAFT}"))
+    # Else a power cut could leave a part of it under its name.
+    sync(path.parent)
+    remove_draft(draft)
 
 
 def remove_drafts(root: Path) -> None:
