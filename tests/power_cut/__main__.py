@@ -3,7 +3,7 @@
 Every file operation of a run is recorded in its order. At a random moment only what was synced is
 taken to be there; of changes of names that were not, each has happened or not. The same command
 must then continue from the newest checkpoint that the run had said is on disk, or from a newer one,
-without a warning, and end bit for bit as an unbroken run. With `--ext4` the power is cut from an
+without a loss, and end bit for bit as an unbroken run. With `--ext4` the power is cut from an
 ext4 file system instead, which root may mount: it stops at once and replays its journal.
 """
 
